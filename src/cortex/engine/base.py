@@ -1,0 +1,36 @@
+"""The protocol of an engine: where replicas run. Nothing here knows about APIs, routes or the database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from cortex.replica.spec import ReplicaSpec, ReplicaStatus
+
+
+class Engine(Protocol):
+    """Starts, watches and stops replicas; replicas outlive it and are adopted by the next one.
+
+    All methods run on the operator's event loop. The engine keeps the newest status of each replica and calls
+    `on_change` (set by its owner before `startup`) after each change, so that nobody has to poll.
+    """
+
+    on_change: Callable[[], None]
+
+    async def startup(self) -> None:
+        """Adopt every replica that already runs and clean up after those that died meanwhile."""
+
+    async def shutdown(self) -> None:
+        """Let go of all replicas without stopping one."""
+
+    async def start(self, spec: ReplicaSpec) -> None:
+        """Start a replica; returns before it is ready. Raises: EngineError if its supervisor can't be started."""
+
+    async def stop(self, replica_id: str, drain_s: float) -> None:
+        """Ask a replica to finish the requests inside it and end; after `drain_s` it is killed. Unknown ids are ignored.
+
+        Returns at once; the replica disappears from `replicas()` when it is gone.
+        """
+
+    def replicas(self) -> dict[str, tuple[ReplicaSpec, ReplicaStatus]]:
+        """Return every replica that runs, by id, with its newest status; those being stopped included."""

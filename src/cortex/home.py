@@ -1,0 +1,88 @@
+"""Where the files of one installation are: the layout of CORTEX_HOME, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Longest path that a unix socket can have on every system we run on (104 on macOS, 108 on Linux), less a file name.
+SOCKET_DIR_MAX_LENGTH = 70
+
+
+@dataclass(frozen=True)
+class Home:
+    """One installation's folder. Two homes on one machine never touch each other."""
+
+    path: Path
+
+    @classmethod
+    def from_environ(cls, environ: dict[str, str] | os._Environ[str]) -> Home:
+        """Take `CORTEX_HOME`, or `~/.cortex` where it is not set."""
+        value = environ.get("CORTEX_HOME")
+        return cls(Path(value).expanduser().absolute() if value else Path.home() / ".cortex")
+
+    @property
+    def token_file(self) -> Path:
+        """The operator's token, mode 0600."""
+        return self.path / "token"
+
+    @property
+    def database_file(self) -> Path:
+        """The SQLite database."""
+        return self.path / "state.db"
+
+    @property
+    def projects_dir(self) -> Path:
+        """Unpacked project folders, one per content hash."""
+        return self.path / "projects"
+
+    @property
+    def environments_dir(self) -> Path:
+        """Virtual environments, one per distinct requirements."""
+        return self.path / "environments"
+
+    @property
+    def models_dir(self) -> Path:
+        """Downloaded models."""
+        return self.path / "models"
+
+    @property
+    def logs_dir(self) -> Path:
+        """Logs: `logs/<api>/<replica id>.log`, `logs/operator.log`, `logs/gateway.log`."""
+        return self.path / "logs"
+
+    @property
+    def run_dir(self) -> Path:
+        """Identity of what runs: `run/operator.json`, `run/gateway/`, `run/replicas/<replica id>/`."""
+        return self.path / "run"
+
+    @property
+    def replicas_dir(self) -> Path:
+        """One folder per running replica."""
+        return self.run_dir / "replicas"
+
+    @property
+    def sockets_dir(self) -> Path:
+        """Unix sockets; outside the home, in a private folder, where the home's path is too long for them."""
+        inside = self.run_dir / "s"
+        if len(str(inside)) <= SOCKET_DIR_MAX_LENGTH:
+            return inside
+        digest = hashlib.sha256(str(self.path).encode()).hexdigest()[:12]
+        return Path(tempfile.gettempdir()) / f"cortex-{os.getuid()}-{digest}"
+
+    def create(self) -> None:
+        """Make every folder, private to its owner. Repeating it changes nothing."""
+        for folder in (
+            self.path,
+            self.projects_dir,
+            self.environments_dir,
+            self.models_dir,
+            self.logs_dir,
+            self.run_dir,
+            self.replicas_dir,
+            self.sockets_dir,
+        ):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
