@@ -20,6 +20,5 @@ def __getattr__(name: str) -> Any:
     if name in ("Client", "client"):
         from cortex import client as module  # noqa: PLC0415 - deferred so that replicas stay small
 
-        value = module.Client if name == "Client" else module.client
-        return value
+        return module.Client if name == "Client" else module.client
     raise AttributeError(f"module 'cortex' has no attribute {name!r}")

@@ -27,9 +27,9 @@ class Engine(Protocol):
         """Start a replica; returns before it is ready. Raises: EngineError if its supervisor can't be started."""
 
     async def stop(self, replica_id: str, drain_s: float) -> None:
-        """Ask a replica to finish the requests inside it and end; after `drain_s` it is killed. Unknown ids are ignored.
+        """Ask a replica to finish the requests inside it and end; after `drain_s` it is killed.
 
-        Returns at once; the replica disappears from `replicas()` when it is gone.
+        Unknown ids are ignored. Returns at once; the replica disappears from `replicas()` when it is gone.
         """
 
     def replicas(self) -> dict[str, tuple[ReplicaSpec, ReplicaStatus]]:
