@@ -1,0 +1,248 @@
+"""Project folders: which files belong to one, their content hash, their archive, and the one door that unpacks it.
+
+Knows nothing of what the files mean, except for `.cortexignore` and `.env`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+import zipfile
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from pathspec import GitIgnoreSpec
+
+from cortex.config.archive import (
+    IGNORE_NAME,
+    MAX_PROJECT_BYTES,
+    MAX_PROJECT_FILES,
+    chunks,
+    hash_entry,
+    is_executable,
+    name_problem,
+    too_big,
+    too_many,
+)
+from cortex.config.archive import archive_hash as archive_hash
+from cortex.config.archive import unpack as unpack
+from cortex.config.dotenv import DOTENV_NAME
+from cortex.config.dotenv import read_dotenv as read_dotenv
+from cortex.errors import ConfigError, Diagnostic, InputError
+
+_CONFIG_NAME = "cortex.yaml"
+_BYTECODE_SUFFIXES = (".pyc", ".pyo", ".pyd")
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+_IGNORE_FIX = f"remove it or list it in {IGNORE_NAME}"
+
+
+@dataclass(frozen=True)
+class ProjectFiles:
+    """The files of one project folder that its code gets to see.
+
+    `files` are relative, with forward slashes, sorted. Links that stay inside the folder are followed: what they
+    point at is stored under the link's name.
+    """
+
+    root: Path
+    files: tuple[str, ...]
+
+    @classmethod
+    def scan(cls, root: Path, config_name: str) -> ProjectFiles:
+        """List the project in `root`, whose configuration file (left out) is `config_name`.
+
+        Raises: InputError if `root` can't be a project; ConfigError naming every file that can't be taken.
+        """
+        resolved = _checked_root(root)
+        scan = _Scan(resolved, config_name, _read_ignore_file(resolved))
+        scan.run()
+        if scan.diagnostics:
+            raise ConfigError(scan.diagnostics)
+        return cls(resolved, tuple(sorted(scan.files)))
+
+    def contains(self, path: str) -> bool:
+        """Tell whether `path`, relative to the root, is a file of the project."""
+        normal = os.path.normpath(path)
+        index = bisect_left(self.files, normal)
+        return index < len(self.files) and self.files[index] == normal
+
+    def has_folder(self, path: str) -> bool:
+        """Tell whether `path`, relative to the root, is a folder with files of the project in it."""
+        normal = os.path.normpath(path)
+        if normal == ".":
+            return True
+        index = bisect_left(self.files, f"{normal}/")
+        return index < len(self.files) and self.files[index].startswith(f"{normal}/")
+
+
+def content_hash(project: ProjectFiles) -> str:
+    """Return the hex SHA-256 of names, execute permissions and contents; `archive_hash` of its archive is the same."""
+    digest = hashlib.sha256()
+    for name in project.files:
+        with _open(project, name) as file:
+            hash_entry(digest, name, is_executable(os.fstat(file.fileno()).st_mode), file)
+    return digest.hexdigest()
+
+
+def archive(project: ProjectFiles) -> bytes:
+    """Pack the project into a zip file whose bytes depend on names, execute permissions and contents only.
+
+    Raises: InputError if a file vanished, can't be read or grew beyond the limit since the scan.
+    """
+    buffer = io.BytesIO()
+    total = 0
+    with zipfile.ZipFile(buffer, "w") as packed:
+        for name in project.files:
+            with _open(project, name) as file:
+                entry = zipfile.ZipInfo(name, _EPOCH)
+                entry.create_system = 3  # Unix, whatever packs it: the permissions below are Unix's
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                executable = is_executable(os.fstat(file.fileno()).st_mode)
+                entry.external_attr = (stat.S_IFREG | (0o755 if executable else 0o644)) << 16
+                # Level 1: archives travel over loopback, where packing time is what one waits for.
+                entry._compresslevel = 1  # type: ignore[attr-defined]
+                with packed.open(entry, "w") as target:
+                    for chunk in chunks(file):
+                        total += len(chunk)
+                        if total > MAX_PROJECT_BYTES:
+                            raise InputError(too_big())
+                        target.write(chunk)
+    return buffer.getvalue()
+
+
+def _checked_root(root: Path) -> Path:
+    resolved = root.expanduser().resolve()
+    if not resolved.is_dir():
+        raise InputError(f"{root}: is not a folder; give the folder that holds {_CONFIG_NAME}")
+    if resolved in (Path(resolved.anchor), Path.home().resolve()):
+        what = "the root of the file system" if resolved == Path(resolved.anchor) else "your home folder"
+        raise InputError(
+            f"{root}: {what} can't be a project; move {_CONFIG_NAME} and its files into a folder of their own"
+        )
+    return resolved
+
+
+def _read_ignore_file(root: Path) -> GitIgnoreSpec:
+    file = root / IGNORE_NAME
+    try:
+        lines = file.read_bytes().decode().splitlines() if file.is_file() else []
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([Diagnostic(IGNORE_NAME, 0, 0, "", f"can't be read: {error}")]) from None
+    bad = []
+    for number, line in enumerate(lines, 1):
+        try:
+            GitIgnoreSpec.from_lines([line])
+        except ValueError:
+            bad.append(Diagnostic(IGNORE_NAME, number, 1, "", f"{line!r} is not a pattern of .gitignore files"))
+    if bad:
+        raise ConfigError(bad)
+    return GitIgnoreSpec.from_lines(lines)
+
+
+@dataclass
+class _Scan:
+    """One walk through a project folder; bad files are noted and the walk goes on."""
+
+    root: Path
+    config_name: str
+    ignored: GitIgnoreSpec
+    files: list[str] = field(default_factory=list)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    size_bytes: int = 0
+    _sizes: Counter[str] = field(default_factory=Counter)
+    _counts: Counter[str] = field(default_factory=Counter)
+
+    def run(self) -> None:
+        self._folder(self.root, "", (self.root,))
+        # `.env` is put back in whatever the rules say: projects have always relied on it.
+        dotenv = self.root / DOTENV_NAME
+        if not dotenv.is_dir() and (dotenv.exists() or dotenv.is_symlink()):
+            self._entry(dotenv, DOTENV_NAME, (self.root,))
+
+    def _folder(self, folder: Path, prefix: str, parents: tuple[Path, ...]) -> None:
+        try:
+            names = sorted(entry.name for entry in folder.iterdir())
+        except OSError as error:
+            return self._refuse(prefix.rstrip("/"), f"can't be read: {error.strerror}", _IGNORE_FIX)
+        for name in names:
+            if not _is_always_excluded(name):
+                self._entry(folder / name, prefix + name, parents)
+        return None
+
+    def _entry(self, path: Path, relative: str, parents: tuple[Path, ...]) -> None:
+        try:
+            status = path.lstat()
+        except OSError:
+            return None  # gone since the folder was listed
+        is_link = stat.S_ISLNK(status.st_mode)
+        is_folder = path.is_dir() if is_link else stat.S_ISDIR(status.st_mode)
+        if self._is_ignored(relative, is_folder):
+            return None
+        if problem := name_problem(relative):
+            return self._refuse(relative, problem, "rename it")
+        if is_link and not self._is_followed(path, relative, parents):
+            return None
+        if is_folder:
+            return self._folder(path, f"{relative}/", (*parents, path.resolve()))
+        return self._file(path, relative)
+
+    def _is_ignored(self, relative: str, is_folder: bool) -> bool:
+        if relative == DOTENV_NAME:
+            return False
+        name = relative.rpartition("/")[2]
+        if not is_folder and (name == _CONFIG_NAME or relative == self.config_name):
+            return True
+        return self.ignored.match_file(f"{relative}/" if is_folder else relative)
+
+    def _is_followed(self, path: Path, relative: str, parents: tuple[Path, ...]) -> bool:
+        try:
+            target = path.resolve(strict=True)
+        except (OSError, RuntimeError):
+            self._refuse(relative, "is a link to something that does not exist", _IGNORE_FIX)
+            return False
+        if not target.is_relative_to(self.root):
+            fix = f"copy {target} into the project, or list the link in {IGNORE_NAME}"
+            self._refuse(relative, "is a link that leaves the project folder", fix)
+            return False
+        if target in parents:
+            self._refuse(relative, "is a link to a folder around it", _IGNORE_FIX)
+            return False
+        return True
+
+    def _file(self, path: Path, relative: str) -> None:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            return self._refuse(relative, "is neither a file nor a folder", _IGNORE_FIX)
+        if not os.access(path, os.R_OK):
+            return self._refuse(relative, "can't be read: Permission denied", _IGNORE_FIX)
+        self.files.append(relative)
+        self.size_bytes += status.st_size
+        top = relative.partition("/")[0]
+        self._sizes[top] += status.st_size
+        self._counts[top] += 1
+        if self.size_bytes > MAX_PROJECT_BYTES:
+            raise InputError(f"{self.root}: {too_big(self._sizes.most_common(1)[0][0])}")
+        if len(self.files) > MAX_PROJECT_FILES:
+            raise InputError(f"{self.root}: {too_many(self._counts.most_common(1)[0][0])}")
+        return None
+
+    def _refuse(self, relative: str, message: str, fix: str) -> None:
+        shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in relative)
+        self.diagnostics.append(Diagnostic(shown or ".", 0, 0, "", message, fix))
+
+
+def _is_always_excluded(name: str) -> bool:
+    return name.startswith((".", "cortex-debug-")) or name == "__pycache__" or name.lower().endswith(_BYTECODE_SUFFIXES)
+
+
+def _open(project: ProjectFiles, name: str) -> IO[bytes]:
+    try:
+        return (project.root / name).open("rb")
+    except OSError as error:
+        raise InputError(f"{name}: can't be read: {error.strerror}; try again") from error
