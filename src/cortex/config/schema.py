@@ -1,0 +1,220 @@
+"""The kinds: every field of an API with its default and range, as frozen models in the one current form.
+
+Knows nothing about YAML, positions or older files: `eras.py` brings a file into this form, `validate.py` turns the
+errors raised here into diagnostics. Units are in the names: seconds, bytes, cores.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from cortex.config.values import (
+    a_map,
+    cores,
+    duration_s,
+    enum,
+    env_name,
+    env_value,
+    integer,
+    memory_bytes,
+    number,
+    percent_or_count,
+    problem,
+    quote,
+    string_list,
+    text,
+)
+
+Interface = Literal["functions", "predictor", "handler"]
+
+MAX_NAME_LENGTH = 42
+MAX_ENDPOINT_LENGTH = 1000
+MIN_CORES = 0.02  #: of files from 0.13 on
+MIN_MEMORY_BYTES = 20 * 1024**2  #: of files from 0.13 on
+
+
+class Model(BaseModel):
+    """Frozen, strict about keys; a null for a field in `null_means_default` is as if the key were absent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    null_means_default: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if value is not None or key not in cls.null_means_default}
+
+
+def _api_name(value: object) -> str:
+    name = text(value)
+    if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
+        suggestion = re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789").rstrip("-")
+        raise problem(
+            f"{quote(name)} must contain only lower case letters, numbers, and dashes, start with a letter, "
+            "and cannot end with a dash",
+            f"write {quote(suggestion)}" if suggestion else "",
+        )
+    return name
+
+
+def _endpoint(value: object) -> str:
+    endpoint = text(value)
+    if len(endpoint) > MAX_ENDPOINT_LENGTH:
+        raise problem(f"must be no longer than {MAX_ENDPOINT_LENGTH} characters (got {len(endpoint)})")
+    if bad := re.search(r"[^A-Za-z0-9_\-./]", endpoint):
+        raise problem(
+            f'{quote(endpoint)} must contain only letters, numbers, and the characters "_", "-", ".", "/" '
+            f"(got {quote(bad[0])})"
+        )
+    if "//" in endpoint:
+        raise problem(
+            f"{quote(endpoint)} cannot contain adjacent slashes", f"write {quote(re.sub('/+', '/', endpoint))}"
+        )
+    if endpoint == "/":
+        raise problem('"/" is not an endpoint', 'write a path, such as "/my-api"')
+    return "/" + endpoint.strip("/")
+
+
+def _project_path(value: object) -> str:
+    path = text(value)
+    if path.startswith(("/", "~")):
+        raise problem(f"{quote(path)} must be relative to the project folder")
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise problem(f"{quote(path)} must be inside the project folder")
+    return "/".join(parts)
+
+
+def _python_path(value: object) -> str:
+    path = _project_path(value)
+    if not path:
+        raise problem(f"{quote(value)} is the project folder, which is on the Python path already", "remove the key")
+    return path + "/"
+
+
+Count = Annotated[int, BeforeValidator(integer(above=0))]
+Fraction = Annotated[float, BeforeValidator(number(at_least=0, below=1))]
+EnvName = Annotated[str, BeforeValidator(env_name)]
+EnvValue = Annotated[str, BeforeValidator(env_value)]
+ProjectPath = Annotated[str, BeforeValidator(_project_path)]
+
+
+class Dependencies(Model):
+    """The files, relative to the project, that say what to install."""
+
+    pip: ProjectPath = "requirements.txt"
+    conda: ProjectPath = "conda-packages.txt"
+    shell: ProjectPath = "dependencies.sh"
+
+
+class Handler(Model):
+    """The user's code: where it is, how it is written, and what it is given."""
+
+    null_means_default = frozenset({"config", "env"})
+
+    interface: Interface
+    type: Annotated[str, BeforeValidator(enum("python"))]
+    path: ProjectPath
+    python_path: Annotated[str, BeforeValidator(_python_path)] | None = None
+    config: Annotated[dict[str, Any], BeforeValidator(a_map)] = {}
+    env: Annotated[dict[EnvName, EnvValue], BeforeValidator(a_map)] = {}
+    model: Annotated[str, BeforeValidator(text)] | None = None  #: a path or s3:// URL; only module functions have it
+    processes_per_replica: Annotated[int, BeforeValidator(integer(at_least=1, at_most=100))] = 1
+    threads_per_process: Annotated[int, BeforeValidator(integer(at_least=1))] = 1
+    log_level: Annotated[str, BeforeValidator(enum("debug", "info", "warning", "error"))] = "info"
+    dependencies: Dependencies = Dependencies()
+
+
+class Networking(Model):
+    """Where an API answers, and the bounds of a request."""
+
+    null_means_default = frozenset({"endpoint"})
+
+    endpoint: Annotated[str, BeforeValidator(_endpoint)]
+    timeout_s: Annotated[float, BeforeValidator(duration_s(above=0))] = 60.0
+    max_body_size: Annotated[int, BeforeValidator(memory_bytes)] = 100 * 1024**2
+
+
+class Compute(Model):
+    """What one replica asks for; only `mem_limit` is a limit."""
+
+    cpu: Annotated[float, BeforeValidator(cores)] | None = 0.2
+    mem: Annotated[int, BeforeValidator(memory_bytes)] | None = None
+    gpu: Annotated[int, BeforeValidator(integer(at_least=0))] = 0
+    inf: Annotated[int, BeforeValidator(integer(at_least=0, at_most=1))] = 0
+    mem_limit: Annotated[int, BeforeValidator(memory_bytes)] | None = None
+    node_groups: Annotated[list[str], BeforeValidator(string_list)] | None = None
+
+
+class Autoscaling(Model):
+    """How many replicas there may be, and what moves their number."""
+
+    null_means_default = frozenset({"init_replicas"})
+
+    min_replicas: Count = 1
+    max_replicas: Count = 100
+    init_replicas: Count = Field(default_factory=lambda data: int(data.get("min_replicas", 1)))
+    target_replica_concurrency: Annotated[float, BeforeValidator(number(above=0))] | None = None
+    max_replica_concurrency: Annotated[int, BeforeValidator(integer(above=0, at_most=65535))] = 1024
+    window_s: Annotated[float, BeforeValidator(duration_s(at_least=10, multiple_of=10))] = 60.0
+    downscale_stabilization_period_s: Annotated[float, BeforeValidator(duration_s(at_least=0))] = 300.0
+    upscale_stabilization_period_s: Annotated[float, BeforeValidator(duration_s(at_least=0))] = 60.0
+    max_downscale_factor: Fraction = 0.75
+    max_upscale_factor: Annotated[float, BeforeValidator(number(above=1))] = 1.5
+    downscale_tolerance: Fraction = 0.05
+    upscale_tolerance: Annotated[float, BeforeValidator(number(at_least=0))] = 0.05
+    target_cpu_utilization: Count | None = None  #: percent; only files of 0.10 to 0.13 have it
+
+
+class UpdateStrategy(Model):
+    """How many replicas more or fewer than wanted a rolling update may have: a count or a percentage."""
+
+    max_surge: Annotated[str, BeforeValidator(percent_or_count)] = "25%"
+    max_unavailable: Annotated[str, BeforeValidator(percent_or_count)] = "25%"
+
+
+class Tracker(Model):
+    """Which value of each response to count (classification) or average (regression)."""
+
+    key: Annotated[str, BeforeValidator(text)] | None = None
+    model_type: Annotated[str, BeforeValidator(enum("classification", "regression"))]
+
+
+class Api(Model):
+    """One API as it was asked for, complete with defaults; `model_dump(mode="json")` and back loses nothing."""
+
+    name: Annotated[str, BeforeValidator(_api_name)]
+    kind: str = "RealtimeAPI"
+    deployment: str | None = None  #: the `kind: deployment` it belongs to; only files of 0.10 to 0.12 have one
+    handler: Handler
+    networking: Networking
+    compute: Compute = Compute()
+    autoscaling: Autoscaling = Autoscaling()
+    update_strategy: UpdateStrategy = UpdateStrategy()
+    tracker: Tracker | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_endpoint(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("name"), str):
+            return data
+        networking = data.get("networking", {})
+        if not isinstance(networking, dict) or networking.get("endpoint") is not None:
+            return data
+        prefix = f"/{data['deployment']}" if data.get("deployment") else ""
+        return {**data, "networking": {**networking, "endpoint": f"{prefix}/{data['name']}"}}
+
+    @property
+    def concurrency(self) -> int:
+        """Count the requests that one replica runs at the same time."""
+        return self.handler.processes_per_replica * self.handler.threads_per_process
+
+    @property
+    def target_concurrency(self) -> float:
+        """Tell how many requests in flight per replica the autoscaler aims at."""
+        return self.autoscaling.target_replica_concurrency or float(self.concurrency)

@@ -1,0 +1,242 @@
+"""Readers of single values: types, ranges, quantities, durations, and the words in which they refuse one.
+
+Each reader takes what YAML or JSON gave and returns the value in our units, or raises the error that `problem` makes.
+None of them knows which field it reads.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+
+from pydantic_core import PydanticCustomError
+
+_SHOWN_LENGTH = 80
+_DECIMAL_UNITS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY_UNITS = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+_QUANTITY = re.compile(
+    r"([+-]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30}))(?:([A-Za-z]{0,2})|[eE]([+-]?[0-9]{1,2}))"
+)
+_DURATION_PART = re.compile(r"([0-9]{1,15}(?:\.[0-9]{0,15})?|\.[0-9]{1,15})(ns|us|µs|ms|s|m|h)")
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def problem(message: str, fix: str = "") -> PydanticCustomError:
+    """Make the error that a reader raises; `validate.py` takes it apart again."""
+    return PydanticCustomError("value", "{text}", {"text": message, "fix": fix})
+
+
+def quote(value: object) -> str:
+    """Show a value as JSON would, shortened: strings in quotes, so that `"5"` and `5` differ."""
+    shown = json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, float) else f"{value:g}"
+    return shown if len(shown) <= _SHOWN_LENGTH else shown[: _SHOWN_LENGTH - 1] + "…"
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str | None:
+    """Find the candidate that `word` most likely meant, upper and lower case alike; None if nothing is close."""
+    by_lower = {candidate.lower(): candidate for candidate in sorted(candidates)}
+    found = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.7)
+    return by_lower[found[0]] if found else None
+
+
+def wrong_type(value: object, expected: str, fix: str = "") -> PydanticCustomError:
+    """Make the error for a value of the wrong type; `expected` has its article."""
+    if value is None:
+        return problem("cannot be null (specify a value, or remove the key to use the default value)")
+    return problem(f"{quote(value)}: invalid type (expected {expected})", fix)
+
+
+def text(value: object) -> str:
+    """Read a string that isn't empty."""
+    if not isinstance(value, str):
+        quoted = json.dumps(str(value).lower() if isinstance(value, bool) else str(value))
+        raise wrong_type(value, "a string", f"write {quoted}" if isinstance(value, bool | int | float) else "")
+    if not value.strip():
+        raise problem("cannot be empty")
+    if "\0" in value:
+        raise problem(f"{quote(value)} cannot contain a null character")
+    return value
+
+
+def enum(*allowed: str) -> Callable[[object], str]:
+    """Make a reader of one of several words."""
+
+    def read(value: object) -> str:
+        if value in allowed and isinstance(value, str):
+            return value
+        if value is None:
+            raise wrong_type(value, "a string")
+        meant = nearest(value, allowed) if isinstance(value, str) else None
+        choice = " or ".join(quote(word) for word in allowed)
+        raise problem(f"invalid value (got {quote(value)}, must be {choice})", f"write {quote(meant)}" if meant else "")
+
+    return read
+
+
+def _check_range(
+    value: float,
+    shown: str,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+) -> None:
+    if above is not None and not value > above:
+        raise problem(f"must be greater than {above:g} (got {shown})")
+    if at_least is not None and not value >= at_least:
+        raise problem(f"must be greater than or equal to {at_least:g} (got {shown})")
+    if below is not None and not value < below:
+        raise problem(f"must be less than {below:g} (got {shown})")
+    if at_most is not None and not value <= at_most:
+        raise problem(f"must be less than or equal to {at_most:g} (got {shown})")
+
+
+def integer(
+    *, above: int | None = None, at_least: int | None = None, at_most: int | None = None
+) -> Callable[[object], int]:
+    """Make a reader of an integer in a range; `2.0` and `true` are none."""
+
+    def read(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            digits = isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,18}", value)
+            raise wrong_type(value, "an integer", f"write {value} without quotes" if digits else "")
+        _check_range(value, str(value), above=above, at_least=at_least, at_most=at_most)
+        return value
+
+    return read
+
+
+def number(
+    *, above: float | None = None, at_least: float | None = None, below: float | None = None
+) -> Callable[[object], float]:
+    """Make a reader of a finite number in a range."""
+
+    def read(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise wrong_type(value, "a number")
+        _check_range(value, quote(value), above=above, at_least=at_least, below=below)
+        return float(value)
+
+    return read
+
+
+def parse_quantity(value: object) -> Decimal | None:
+    """Read `200m`, `1.5`, `512Mi`, `1e3` or a number; None if it is no such thing."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    match = _QUANTITY.fullmatch(str(value).strip())
+    if match is None:
+        return None
+    amount, unit, exponent = match[1], match[2] or "", int(match[3] or 0)
+    if unit in _BINARY_UNITS:
+        return Decimal(amount) * 1024 ** _BINARY_UNITS[unit]
+    if unit not in _DECIMAL_UNITS:
+        return None
+    return Decimal(amount).scaleb(_DECIMAL_UNITS[unit] + exponent)
+
+
+def _quantity(value: object, examples: str) -> Decimal:
+    if value is None or isinstance(value, bool | list | dict):
+        raise wrong_type(value, "a string or a number")
+    amount = parse_quantity(value)
+    if amount is None:
+        unit = re.fullmatch(r"([0-9.]+) ?([kmgtpKMGTP])i?[bB]?", str(value))
+        fix = f'write "{unit[1]}{unit[2].upper()}i"' if unit else f"write something like {examples}"
+        raise problem(f"{quote(value)}: invalid quantity", fix)
+    _check_range(float(amount), str(value), above=0)
+    return amount
+
+
+def cores(value: object) -> float:
+    """Read a quantity of CPU, in cores: `200m` is 0.2."""
+    return float(_quantity(value, '"500m" or 2'))
+
+
+def memory_bytes(value: object) -> int:
+    """Read a quantity of memory, in bytes: `1Ki` is 1024."""
+    return math.ceil(_quantity(value, '"512Mi" or "2Gi"'))
+
+
+def duration_s(
+    *, above: float | None = None, at_least: float | None = None, multiple_of: float | None = None
+) -> Callable[[object], float]:
+    """Make a reader of a duration in seconds: `500ms`, `1m30s`, or a number of seconds."""
+
+    def read(value: object) -> float:
+        seconds = _seconds(value)
+        shown = str(value)
+        for bound, words, holds in (
+            (above, "greater than", above is None or seconds > above),
+            (at_least, "greater than or equal to", at_least is None or seconds >= at_least),
+        ):
+            if not holds:
+                raise problem(f"must be {words} {bound:g}s (got {shown})")
+        if multiple_of is not None and seconds % multiple_of:
+            raise problem(f"must be a multiple of {multiple_of:g}s (got {shown})")
+        return seconds
+
+    return read
+
+
+def _seconds(value: object) -> float:
+    if value is None or isinstance(value, bool | list | dict):
+        raise wrong_type(value, "a duration", 'write something like "30s" or "5m"' if value is not None else "")
+    if isinstance(value, int | float):
+        seconds = float(value) if abs(value) < 1e12 else math.inf
+    else:
+        sign, written = (-1.0, str(value)[1:]) if str(value).startswith("-") else (1.0, str(value))
+        parts = list(_DURATION_PART.finditer(written))
+        seconds = sign * sum(float(part[1]) * _SECONDS[part[2]] for part in parts)
+        if not parts or "".join(part[0] for part in parts) != written:
+            seconds = 0.0 if written == "0" else math.nan
+    if not math.isfinite(seconds):
+        raise problem(f"{quote(value)}: invalid duration", 'write something like "30s", "500ms" or "5m"')
+    return round(seconds, 9)
+
+
+def percent_or_count(value: object) -> str:
+    """Read an integer of at least 0, or `0%` to `100%`; both come back as a string."""
+    written = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(written, str):
+        raise wrong_type(value, "a string or an integer")
+    if re.fullmatch(r"[0-9]{1,9}", written):
+        return str(int(written))
+    if re.fullmatch(r"[0-9]{1,3}%", written) and int(written[:-1]) <= 100:
+        return f"{int(written[:-1])}%"
+    raise problem(f"{quote(value)} must be an integer of at least 0 or a percentage from 0% to 100%")
+
+
+def a_map(value: object) -> dict[str, object]:
+    """Read a map; `document.py` has seen to it that its keys are strings and its values can be JSON."""
+    if not isinstance(value, dict):
+        raise wrong_type(value, "a map")
+    return value
+
+
+def env_name(value: object) -> str:
+    """Read the name of an environment variable that a user may set."""
+    name = text(value)
+    if name.startswith("CORTEX_"):
+        raise problem(f"{quote(name)} cannot start with CORTEX_ (such names are reserved)", "rename the variable")
+    if "=" in name:
+        raise problem(f'{quote(name)} cannot contain "="')
+    return name
+
+
+def env_value(value: object) -> str:
+    """Read the value of an environment variable, which may be empty."""
+    return value if value == "" and isinstance(value, str) else text(value)
+
+
+def string_list(value: object) -> list[str]:
+    """Read a list of strings that isn't empty."""
+    if not isinstance(value, list):
+        raise wrong_type(value, "a list")
+    if not value:
+        raise problem("cannot be empty", "remove the key")
+    return [text(item) for item in value]
