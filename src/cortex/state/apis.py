@@ -1,0 +1,225 @@
+"""The desired state of each API: the only reader and writer of its rows. Knows nothing of what runs.
+
+Calls are short and synchronous and all come from the operator's event loop, their one owner: a write takes
+about a millisecond, and no request of a user ever waits for one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Row, delete, insert, select, update
+
+from cortex.config.schema import Api
+from cortex.state.tables import api_versions, apis, serving_revisions
+
+#: Milliseconds from which an api_id counts down, so that the newest sorts first (the year 2286).
+_TIME_ID_ORIGIN_MS = 10_000_000_000_000
+
+
+@dataclass(frozen=True)
+class Target:
+    """A revision that replicas can be started from."""
+
+    revision: str
+    spec: Api
+    project_hash: str
+
+
+@dataclass(frozen=True)
+class StoredFailure:
+    """Why the newest revision did not become ready the last time that was tried."""
+
+    message: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class ApiRecord:
+    """What is wanted of one API."""
+
+    name: str
+    kind: str
+    deployment: str | None
+    target: Target  #: the newest revision
+    nonce: str  #: part of the revision; `refresh` changes it
+    spec_id: str
+    api_id: str
+    created_at: datetime
+    updated_at: datetime
+    serving: Target | None = None  #: the last revision that became ready
+    failure: StoredFailure | None = None
+
+    @property
+    def spec(self) -> Api:
+        """The newest spec."""
+        return self.target.spec
+
+    @property
+    def revision(self) -> str:
+        """The newest revision."""
+        return self.target.revision
+
+
+@dataclass(frozen=True)
+class ApiVersion:
+    """One deployed version of an API."""
+
+    api_id: str
+    deployed_at: datetime
+
+
+@dataclass(frozen=True)
+class Change:
+    """An API to create or to update."""
+
+    target: Target
+    nonce: str
+    spec_id: str
+
+
+class ApiStore:
+    """Stores desired APIs. `now` is the clock, injected for tests.
+
+    Records are read once and kept until the next write: the reconciler asks each second, and nobody else writes.
+    """
+
+    def __init__(self, engine: Engine, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._engine = engine
+        self._now = now
+        self._known: dict[str, ApiRecord] | None = None
+
+    def records(self) -> Sequence[ApiRecord]:
+        """Return every API, sorted by name."""
+        return tuple(self._load().values())
+
+    def get(self, name: str) -> ApiRecord | None:
+        """Return one API, or None."""
+        return self._load().get(name)
+
+    def versions(self, name: str) -> Sequence[ApiVersion]:
+        """Return every version of an API, the newest first."""
+        query = select(api_versions.c.api_id, api_versions.c.deployed_at).where(api_versions.c.api == name)
+        with self._engine.connect() as connection:
+            rows = connection.execute(query.order_by(api_versions.c.api_id))
+            return [ApiVersion(row.api_id, _datetime(row.deployed_at)) for row in rows]
+
+    def write(self, changes: Sequence[Change], deletions: Sequence[str] = (), keep_history: bool = True) -> None:
+        """Store `changes` and delete the APIs named in `deletions`, all of it or nothing."""
+        with self._writing() as connection:
+            for name in deletions:
+                connection.execute(delete(apis).where(apis.c.name == name))
+                if not keep_history:
+                    connection.execute(delete(api_versions).where(api_versions.c.api == name))
+            for change in changes:
+                self._store(connection, change)
+
+    def mark_serving(self, name: str, target: Target) -> None:
+        """Record that `target` became ready, which ends its failure. Ignored where the API is gone."""
+        with self._writing() as connection:
+            if connection.execute(select(apis.c.name).where(apis.c.name == name)).one_or_none() is None:
+                return
+            values = _target_values(target)
+            matched = connection.execute(
+                update(serving_revisions).where(serving_revisions.c.api == name).values(**values)
+            ).rowcount
+            if not matched:
+                connection.execute(insert(serving_revisions).values(api=name, **values))
+            connection.execute(
+                update(apis)
+                .where(apis.c.name == name, apis.c.revision == target.revision)
+                .values(failure_message=None, failure_traceback=None)
+            )
+
+    def mark_failed(self, name: str, revision: str, failure: StoredFailure) -> None:
+        """Record why `revision` can't become ready. Ignored once a newer revision is wanted."""
+        with self._writing() as connection:
+            connection.execute(
+                update(apis)
+                .where(apis.c.name == name, apis.c.revision == revision)
+                .values(failure_message=failure.message, failure_traceback=failure.traceback)
+            )
+
+    def _load(self) -> dict[str, ApiRecord]:
+        if self._known is None:
+            with self._engine.connect() as connection:
+                rows = connection.execute(_SELECT.order_by(apis.c.name))
+                self._known = {row.name: _record(row) for row in rows}
+        return self._known
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        self._known = None
+        with self._engine.begin() as connection:
+            yield connection
+
+    def _store(self, connection: Connection, change: Change) -> None:
+        spec, now = change.target.spec, self._now()
+        before = connection.execute(select(apis.c.revision).where(apis.c.name == spec.name)).one_or_none()
+        api_id = f"{_time_id(now)}-{change.target.revision[:8]}-{change.spec_id[:8]}"
+        values: dict[str, Any] = {
+            **_target_values(change.target),
+            "kind": spec.kind,
+            "deployment": spec.deployment,
+            "nonce": change.nonce,
+            "spec_id": change.spec_id,
+            "api_id": api_id,
+            "updated_at": now.timestamp(),
+        }
+        if before is None:
+            connection.execute(insert(apis).values(name=spec.name, created_at=now.timestamp(), **values))
+        else:
+            if before.revision != change.target.revision:
+                values |= {"failure_message": None, "failure_traceback": None}
+            connection.execute(update(apis).where(apis.c.name == spec.name).values(**values))
+        connection.execute(insert(api_versions).values(api_id=api_id, api=spec.name, deployed_at=now.timestamp()))
+
+
+_SELECT = select(
+    apis,
+    serving_revisions.c.revision.label("serving_revision"),
+    serving_revisions.c.spec.label("serving_spec"),
+    serving_revisions.c.project_hash.label("serving_project_hash"),
+).select_from(apis.outerjoin(serving_revisions, serving_revisions.c.api == apis.c.name))
+
+
+def _time_id(now: datetime) -> str:
+    # Random digits part two writes within one millisecond; the ids are primary keys.
+    return f"{_TIME_ID_ORIGIN_MS - int(now.timestamp() * 1000):013x}{secrets.token_hex(2)}"
+
+
+def _target_values(target: Target) -> dict[str, str]:
+    spec = target.spec.model_dump_json()
+    return {"revision": target.revision, "spec": spec, "project_hash": target.project_hash}
+
+
+def _record(row: Row[Any]) -> ApiRecord:
+    serving = None
+    if row.serving_revision is not None:
+        spec = Api.model_validate_json(row.serving_spec)
+        serving = Target(row.serving_revision, spec, row.serving_project_hash)
+    failure = None
+    if row.failure_message is not None:
+        failure = StoredFailure(row.failure_message, row.failure_traceback or "")
+    return ApiRecord(
+        name=row.name,
+        kind=row.kind,
+        deployment=row.deployment,
+        target=Target(row.revision, Api.model_validate_json(row.spec), row.project_hash),
+        nonce=row.nonce,
+        spec_id=row.spec_id,
+        api_id=row.api_id,
+        created_at=_datetime(row.created_at),
+        updated_at=_datetime(row.updated_at),
+        serving=serving,
+        failure=failure,
+    )
+
+
+def _datetime(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
