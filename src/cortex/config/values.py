@@ -132,9 +132,9 @@ def parse_quantity(value: object) -> Decimal | None:
     match = _QUANTITY.fullmatch(str(value).strip())
     if match is None:
         return None
-    amount, unit, exponent = match[1], match[2] or "", int(match[3] or 0)
+    amount, unit, exponent = str(match[1]), match[2] or "", int(match[3] or 0)
     if unit in _BINARY_UNITS:
-        return Decimal(amount) * 1024 ** _BINARY_UNITS[unit]
+        return Decimal(amount) * Decimal(1024) ** _BINARY_UNITS[unit]
     if unit not in _DECIMAL_UNITS:
         return None
     return Decimal(amount).scaleb(_DECIMAL_UNITS[unit] + exponent)

@@ -1,0 +1,366 @@
+"""YAML to plain data with the line and column of every key and value, and diagnostics that point into it.
+
+Knows YAML and nothing of what the keys mean, except that `name` names an item of the list.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+from yaml.composer import Composer
+from yaml.parser import Parser
+from yaml.reader import Reader, ReaderError
+from yaml.resolver import BaseResolver
+from yaml.scanner import Scanner
+
+from cortex.config.values import quote
+from cortex.config.yaml_errors import explain
+from cortex.errors import ConfigError, Diagnostic
+
+Scalar = str | int | float | bool | None
+Path = tuple[str | int, ...]
+
+MAX_SIZE_BYTES = 512 * 1024
+MAX_VALUES = 50_000  #: after aliases are expanded, so that a few lines can't become gigabytes
+MAX_DEPTH = 64
+
+_TAG = "tag:yaml.org,2002:"
+_TRUE = frozenset({"yes", "true", "on"})
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One value, where it and its key are written (from 1), and the path of keys that led to it."""
+
+    value: Scalar | tuple[Node, ...] | dict[str, Node]
+    line: int
+    column: int
+    key_line: int
+    key_column: int
+    path: Path
+
+    def plain(self) -> Any:
+        """Strip the positions."""
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, node in self.value.items()}
+        if isinstance(self.value, tuple):
+            return [node.plain() for node in self.value]
+        return self.value
+
+    def at(self, *path: object) -> Node | None:
+        """Find the value under `path`, None if there is none."""
+        node: Node | None = self
+        for part in path:
+            if node is None:
+                return None
+            if isinstance(node.value, dict):
+                node = node.value.get(str(part))
+            elif isinstance(node.value, tuple) and isinstance(part, int) and part < len(node.value):
+                node = node.value[part]
+            else:
+                return None
+        return node
+
+
+@dataclass(frozen=True)
+class Document:
+    """A file that holds a list of maps; `problems` are mistakes that did not keep it from being read."""
+
+    file: str
+    items: tuple[Node, ...]
+    problems: tuple[Diagnostic, ...]
+    labels: dict[int, str]
+
+    def diagnostic(self, line: int, column: int, path: Path, message: str, fix: str = "") -> Diagnostic:
+        """Make a diagnostic whose path starts with the name of the item it is in."""
+        return Diagnostic(self.file, line, column, _render(path, self.labels), message, fix)
+
+    def at_value(self, node: Node, message: str, fix: str = "") -> Diagnostic:
+        """Make a diagnostic that points at a value."""
+        return self.diagnostic(node.line, node.column, node.path, message, fix)
+
+    def at_key(self, node: Node, message: str, fix: str = "") -> Diagnostic:
+        """Make a diagnostic that points at the key of a value."""
+        return self.diagnostic(node.key_line, node.key_column, node.path, message, fix)
+
+
+def parse(data: bytes, file: str) -> Document:
+    """Read YAML that must be a list of maps.
+
+    Raises: ConfigError if there is no such list; what is wrong inside the list is in `Document.problems`.
+    """
+    text = _decode(data, file)
+    root = _compose(text, file)
+    if root is None or not isinstance(root, yaml.SequenceNode) or not root.value:
+        line, column = (root.start_mark.line + 1, root.start_mark.column + 1) if root else (1, 1)
+        raise _refuse(file, line, column, "must contain a list of maps", 'write "- name: …" for each API')
+    conversion = _Conversion(file)
+    nodes = conversion.run(root)
+    labels = {index: _label(index, node) for index, node in enumerate(nodes)}
+    problems = {
+        (line, column, message): Diagnostic(file, line, column, _render(path, labels), message, fix)
+        for line, column, path, message, fix in reversed(conversion.problems)
+    }
+    for node in nodes:
+        if not isinstance(node.value, dict):
+            message = f"{quote(node.plain())}: invalid type (expected a map)"
+            problems[node.line, node.column, message] = Diagnostic(
+                file, node.line, node.column, _render(node.path, labels), message, 'write "- name: …"'
+            )
+    items = tuple(node for node in nodes if isinstance(node.value, dict))
+    return Document(file, items, tuple(sorted(problems.values())), labels)
+
+
+def _refuse(file: str, line: int, column: int, message: str, fix: str = "") -> ConfigError:
+    return ConfigError([Diagnostic(file, line, column, "", message, fix)])
+
+
+def _decode(data: bytes, file: str) -> str:
+    if len(data) > MAX_SIZE_BYTES:
+        raise ConfigError(
+            [Diagnostic(file, 1, 1, "", f"is too big: {len(data)} bytes (at most {MAX_SIZE_BYTES})", "split the file")]
+        )
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # `error.start` counts from after a byte order mark, `error.object` starts there too.
+        line, column = _position(error.object[: error.start].decode("utf-8", "replace"))
+        message = f"is not UTF-8 text (byte 0x{error.object[error.start]:02x})"
+        raise _refuse(file, line, column, message, "save the file as UTF-8") from None
+
+
+def _position(before: str) -> tuple[int, int]:
+    lines = re.split(r"\r\n|[\n\r\x85\u2028\u2029]", before)
+    return len(lines), len(lines[-1]) + 1
+
+
+class _TooDeep(Exception):
+    """More levels than any configuration has."""
+
+
+class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
+    """Composes nodes with marks; its scalars resolve as the original's did: no dates, no base-60 numbers."""
+
+    def __init__(self, text: str) -> None:
+        Reader.__init__(self, text)
+        Scanner.__init__(self)
+        Parser.__init__(self)
+        Composer.__init__(self)
+        BaseResolver.__init__(self)
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise _TooDeep
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
+_Loader.add_implicit_resolver(
+    f"{_TAG}bool", re.compile(r"(?:yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF)\Z"), None
+)
+_Loader.add_implicit_resolver(
+    f"{_TAG}int", re.compile(r"[-+]?(?:0b[01_]+|0o?[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)\Z"), None
+)
+_Loader.add_implicit_resolver(
+    f"{_TAG}float",
+    re.compile(
+        r"(?:[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"
+    ),
+    None,
+)
+_Loader.add_implicit_resolver(f"{_TAG}null", re.compile(r"(?:~|null|Null|NULL|)\Z"), None)
+_Loader.add_implicit_resolver(f"{_TAG}merge", re.compile(r"<<\Z"), None)
+
+
+def _compose(text: str, file: str) -> yaml.Node | None:
+    end = _position(text.rstrip())
+    loader = None
+    try:
+        loader = _Loader(text)
+        return loader.get_single_node()
+    except ReaderError as error:
+        line, column = _position(text[: error.position])
+        raise _refuse(file, line, column, f"character #x{error.character:04x} is not allowed", "remove it") from None
+    except yaml.MarkedYAMLError as error:
+        mark, message, fix = explain(error)
+        position = (mark.line + 1, mark.column + 1) if mark else end
+        # What ends too early is reported where the text ends, not on the empty line after it.
+        raise _refuse(file, *min(position, end), message, fix) from None
+    except (ValueError, OverflowError):  # an escape such as "\U7fffffff"
+        line, column = min((loader.line + 1, loader.column + 1), end) if loader else end
+        raise _refuse(file, line, column, "invalid character escape", "correct it or use single quotes") from None
+    except _TooDeep:
+        line, column = min((loader.line + 1, loader.column + 1), end) if loader else end
+        raise _refuse(file, line, column, f"is nested deeper than {MAX_DEPTH} levels") from None
+
+
+def _label(index: int, node: Node) -> str:
+    name = node.value.get("name") if isinstance(node.value, dict) else None
+    if name is None or not isinstance(name.value, str) or not name.value.strip():
+        return f"resource at index {index}"
+    return _key_name(name.value)
+
+
+def _key_name(key: str) -> str:
+    return key if re.fullmatch(r"[^\s\[\]:\"'\x00-\x1f]{1,100}", key) and key.isprintable() else quote(key)
+
+
+def _render(path: Path, labels: dict[int, str]) -> str:
+    if not path:
+        return ""
+    first, *rest = path
+    words = labels.get(first, str(first)) if isinstance(first, int) else first
+    for part in rest:
+        words += f"[{part}]" if isinstance(part, int) else f".{_key_name(part)}"
+    return words
+
+
+@dataclass
+class _Conversion:
+    """The walk from YAML nodes to ours; aliases are expanded, so what it makes is counted."""
+
+    file: str
+    made: int = 0
+    problems: list[tuple[int, int, Path, str, str]] = field(default_factory=list)
+
+    def run(self, root: yaml.SequenceNode) -> list[Node]:
+        return [self._node(child, child.start_mark, (index,)) for index, child in enumerate(root.value)]
+
+    def _problem(self, mark: Any, path: Path, message: str, fix: str = "") -> None:
+        self.problems.append((mark.line + 1, mark.column + 1, path, message, fix))
+
+    def _node(self, node: yaml.Node, key_mark: Any, path: Path) -> Node:
+        self.made += 1
+        mark = node.start_mark
+        if self.made > MAX_VALUES:
+            message = f"has more than {MAX_VALUES} values once its aliases are expanded"
+            raise _refuse(self.file, mark.line + 1, mark.column + 1, message, "use fewer aliases")
+        if len(path) > MAX_DEPTH:
+            message = "an alias contains itself, or is nested too deeply"
+            raise _refuse(self.file, mark.line + 1, mark.column + 1, message)
+        value: Scalar | tuple[Node, ...] | dict[str, Node]
+        if isinstance(node, yaml.MappingNode):
+            self._check_tag(node, "map", path)
+            value = self._map(node, path)
+        elif isinstance(node, yaml.SequenceNode):
+            self._check_tag(node, "seq", path)
+            value = tuple(self._node(child, child.start_mark, (*path, i)) for i, child in enumerate(node.value))
+        else:
+            value = self._scalar(node, path)
+        return Node(value, mark.line + 1, mark.column + 1, key_mark.line + 1, key_mark.column + 1, path)
+
+    def _check_tag(self, node: yaml.Node, expected: str, path: Path) -> None:
+        if node.tag != _TAG + expected:
+            self._problem(node.start_mark, path, f"tag {quote(_short(node.tag))} is not supported", "remove it")
+
+    def _map(self, node: yaml.MappingNode, path: Path) -> dict[str, Node]:
+        own: dict[str, Node] = {}
+        merged: dict[str, Node] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == f"{_TAG}merge":
+                for source in self._merge_sources(value_node, path):
+                    merged = {**self._map(source, path), **merged}
+                continue
+            key = self._key(key_node, path)
+            if key is None:
+                continue
+            value = self._node(value_node, key_node.start_mark, (*path, key))
+            if key in own:
+                first = own[key]
+                message = f"key {quote(key)} is defined twice (first on line {first.key_line})"
+                self._problem(key_node.start_mark, value.path, message, "remove one of them")
+                continue
+            own[key] = value
+        return {**merged, **own}
+
+    def _merge_sources(self, node: yaml.Node, path: Path) -> Iterator[yaml.MappingNode]:
+        self.made += 1
+        if len(path) > MAX_DEPTH or self.made > MAX_VALUES:
+            raise _refuse(self.file, node.start_mark.line + 1, node.start_mark.column + 1, "merges too many maps")
+        sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        for source in sources:
+            if isinstance(source, yaml.MappingNode):
+                yield source
+            else:
+                self._problem(source.start_mark, (*path, "<<"), "can only merge maps", 'write "<<: *anchor"')
+
+    def _key(self, node: yaml.Node, path: Path) -> str | None:
+        if isinstance(node, yaml.ScalarNode) and node.tag == f"{_TAG}str":
+            if all(not "\ud800" <= char <= "\udfff" for char in node.value):
+                return str(node.value)
+            self._problem(node.start_mark, path, "invalid character in a key", "remove it")
+        elif isinstance(node, yaml.ScalarNode):
+            quoted = quote(node.value)
+            self._problem(node.start_mark, path, f"key {node.value or 'null'} must be a string", f"write {quoted}")
+        else:
+            message = "a map or list cannot be a key"
+            self._problem(node.start_mark, path, message, "put text with {{ }} or [ ] in quotes")
+        return None
+
+    def _scalar(self, node: yaml.Node, path: Path) -> Scalar:
+        kind = _short(node.tag)
+        text = str(node.value)
+        if kind in ("str", "merge"):
+            if any("\ud800" <= char <= "\udfff" for char in text):
+                self._problem(node.start_mark, path, "half of a surrogate pair is not a character", "remove the escape")
+                return text.encode("utf-8", "replace").decode()
+            return text
+        try:
+            return _READERS[kind](text)
+        except KeyError:
+            self._problem(node.start_mark, path, f"tag {quote(kind)} is not supported", "remove it")
+        except _TooBig:
+            self._problem(
+                node.start_mark, path, f"{quote(text)} is not a number that JSON can hold", "put it in quotes"
+            )
+        except ValueError:
+            self._problem(node.start_mark, path, f"{quote(text)} does not fit its tag {quote(kind)}", "remove the tag")
+        return text
+
+
+def _short(tag: str) -> str:
+    return tag.removeprefix(_TAG)
+
+
+class _TooBig(Exception):
+    """A number outside of what JSON readers agree on."""
+
+
+def _bool(text: str) -> bool:
+    if text.lower() not in _TRUE | {"no", "false", "off"}:
+        raise ValueError
+    return text.lower() in _TRUE
+
+
+def _int(text: str) -> int:
+    digits = text.replace("_", "")
+    if len(digits) > 70:
+        raise _TooBig
+    octal = re.fullmatch(r"([-+]?)0([0-7]+)", digits)
+    value = int(f"{octal[1]}0o{octal[2]}" if octal else digits, 0)
+    if not -(2**63) <= value < 2**64:
+        raise _TooBig
+    return value
+
+
+def _float(text: str) -> float:
+    value = float(text.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
+    if not math.isfinite(value):
+        raise _TooBig
+    return value
+
+
+def _null(text: str) -> None:
+    if text.lower() not in ("", "~", "null"):
+        raise ValueError
+
+
+_READERS = {"bool": _bool, "int": _int, "float": _float, "null": _null}
