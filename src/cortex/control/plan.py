@@ -1,0 +1,248 @@
+"""Decides what to start, replace and stop: desired APIs and what runs in, actions out. Pure; does nothing itself.
+
+The rules, in the order in which they bind:
+1. A change never leaves fewer ready replicas than before, unless `max_surge: 0` asks for replacing in place.
+2. While the newest revision can't start, the one that served before it keeps its full number of replicas.
+3. At most one replica that fails to start is kept at a time; its supervisor retries it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from cortex.config.schema import Api
+from cortex.lifecycle import ProcessState
+from cortex.replica.spec import Failure, ProcessStatus, ReplicaSpec, ReplicaStatus
+from cortex.state.apis import ApiRecord, Target
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A replica that runs and is not being stopped."""
+
+    spec: ReplicaSpec
+    status: ReplicaStatus
+
+    @property
+    def is_ready(self) -> bool:
+        """Tell whether every process answers."""
+        return self.status.is_ready
+
+    @property
+    def has_failed(self) -> bool:
+        """Tell whether a process could not become ready at its last start."""
+        return any(process.failed_starts > 0 for process in self.status.processes)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Tell whether it failed and nothing of it answers."""
+        return self.has_failed and not any(p.state is ProcessState.READY for p in self.status.processes)
+
+    @property
+    def has_served(self) -> bool:
+        """Tell whether every process answers or is being started again after it did."""
+        return all(p.state is ProcessState.READY or is_restarting(p) for p in self.status.processes)
+
+
+def is_restarting(process: ProcessStatus) -> bool:
+    """Tell whether a process that answered before is being started again for the first time."""
+    return process.state is ProcessState.STARTING and process.restarts > 0 and process.failed_starts == 0
+
+
+class Stage(StrEnum):
+    """How far the preparation of a revision (its project's environment, its model) is."""
+
+    NEEDED = "needed"
+    RUNNING = "running"
+    DONE = "done"
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What must be there before a revision's replicas can be started."""
+
+    stage: Stage = Stage.NEEDED
+    failure: Failure | None = None  #: of the last attempt, kept while the next one runs
+    hold_until: float = 0.0  #: UNIX time before which nothing is prepared or started
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Build the environment of a revision and fetch its model."""
+
+    target: Target
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start one replica."""
+
+    target: Target
+
+
+@dataclass(frozen=True)
+class Retire:
+    """Take a replica out of the routes, let it finish, stop it."""
+
+    replica_id: str
+
+
+@dataclass(frozen=True)
+class Promote:
+    """Remember that a revision became ready."""
+
+    target: Target
+
+
+Action = Prepare | Start | Retire | Promote
+
+#: Preparations by API and revision.
+Preparations = Mapping[tuple[str, str], Preparation]
+
+
+def wanted_replicas(api: Api) -> int:
+    """Return how many replicas an API is to have."""
+    return api.autoscaling.init_replicas
+
+
+def plan(
+    records: Iterable[ApiRecord], replicas: Iterable[Replica], preparations: Preparations, now: float
+) -> list[Action]:
+    """Return the next actions, in the order in which to apply them; none once what runs is what is wanted."""
+    by_api: dict[str, list[Replica]] = {}
+    for replica in replicas:
+        by_api.setdefault(replica.spec.api, []).append(replica)
+    actions: list[Action] = []
+    for record in records:
+        actions += _ApiPlan.of(record, by_api.pop(record.name, []), preparations, now).decide()
+    for orphans in by_api.values():
+        actions += [Retire(replica.spec.id) for replica in orphans]
+    return actions
+
+
+@dataclass
+class _ApiPlan:
+    """The plan of one API while it is being made; `new` and `old` shrink as replicas are retired."""
+
+    record: ApiRecord
+    new: list[Replica]
+    old: list[Replica]
+    preparations: Preparations
+    now: float
+    wanted: int
+    actions: list[Action] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, record: ApiRecord, replicas: Sequence[Replica], preparations: Preparations, now: float) -> _ApiPlan:
+        new = [replica for replica in replicas if replica.spec.revision == record.revision]
+        old = [replica for replica in replicas if replica.spec.revision != record.revision]
+        return cls(record, new, old, preparations, now, wanted_replicas(record.spec))
+
+    def decide(self) -> list[Action]:
+        self._promote()
+        self._retire_stuck()
+        self._retire_surplus()
+        self._retire_old()
+        self._start_new()
+        self._replace_lost_old()
+        return self.actions
+
+    def _promote(self) -> None:
+        is_known = self.record.serving == self.record.target and self.record.failure is None
+        if self._new_ready() >= self.wanted and not is_known:
+            self.actions.append(Promote(self.record.target))
+
+    def _retire_stuck(self) -> None:
+        stuck = sorted((replica for replica in self.new if replica.is_stuck), key=_age)
+        for replica in stuck[1:]:
+            self._retire(replica, self.new)
+
+    def _retire_surplus(self) -> None:
+        # Ready ones first, then the oldest: what callers are served by stays.
+        ranked = sorted(self.new, key=lambda replica: (not replica.is_ready, replica.is_stuck, *_age(replica)))
+        for replica in ranked[self.wanted :]:
+            self._retire(replica, self.new)
+
+    def _retire_old(self) -> None:
+        served = self.record.serving.revision if self.record.serving else None
+        for replica in list(self.old):
+            if replica.spec.revision != served and not replica.has_served:
+                self._retire(replica, self.old)  # a start that was overtaken by a newer deploy
+        keep = max(0, self._floor() - self._new_ready())
+        ranked = sorted(
+            self.old, key=lambda replica: (not replica.is_ready, replica.spec.revision != served, *_age(replica))
+        )
+        for replica in ranked[keep:]:
+            self._retire(replica, self.old)
+
+    def _start_new(self) -> None:
+        missing = self.wanted - len(self.new)
+        if missing <= 0 or any(replica.has_failed for replica in self.new):
+            return
+        if self.old and self._preparation(self.record.target).stage is Stage.DONE:
+            missing = min(missing, self.wanted + self._surge() - len(self.new) - len(self.old))
+        self._start(self.record.target, missing)
+
+    def _replace_lost_old(self) -> None:
+        """Keep the revision that served at its number while the newest one can't take over."""
+        serving = self.record.serving
+        if serving is None or serving.revision == self.record.revision:
+            return
+        if any(replica.has_failed for replica in self.old):
+            return
+        wanted = self._floor()
+        if not self._new_fails():
+            wanted = min(wanted, wanted_replicas(serving.spec))
+        proven = sum(replica.has_served for replica in self.new)
+        self._start(serving, wanted - proven - len(self.old))
+
+    def _start(self, target: Target, count: int) -> None:
+        preparation = self._preparation(target)
+        if count <= 0 or self.now < preparation.hold_until:
+            return
+        if preparation.stage is Stage.DONE:
+            self.actions += [Start(target)] * count
+        elif preparation.stage is Stage.NEEDED:
+            self.actions.append(Prepare(target))
+
+    def _retire(self, replica: Replica, group: list[Replica]) -> None:
+        group.remove(replica)
+        self.actions.append(Retire(replica.spec.id))
+
+    def _new_ready(self) -> int:
+        return sum(replica.is_ready for replica in self.new)
+
+    def _new_fails(self) -> bool:
+        failed = self._preparation(self.record.target).failure is not None
+        return failed or any(replica.has_failed for replica in self.new)
+
+    def _preparation(self, target: Target) -> Preparation:
+        return self.preparations.get((self.record.name, target.revision), Preparation())
+
+    def _surge(self) -> int:
+        """Return how many replicas more than wanted an update may have."""
+        surge = _share(self.record.spec.update_strategy.max_surge, self.wanted, math.ceil)
+        return surge if self._is_in_place() else max(1, surge)
+
+    def _floor(self) -> int:
+        """Return how many ready replicas an update keeps."""
+        if not self._is_in_place() or self._preparation(self.record.target).stage is not Stage.DONE:
+            return self.wanted
+        unavailable = _share(self.record.spec.update_strategy.max_unavailable, self.wanted, math.floor)
+        return max(0, self.wanted - max(1, unavailable))
+
+    def _is_in_place(self) -> bool:
+        return self.record.spec.update_strategy.max_surge.rstrip("%") == "0"
+
+
+def _share(value: str, of: int, rounded: Callable[[float], int]) -> int:
+    if value.endswith("%"):
+        return rounded(int(value[:-1]) * of / 100)
+    return int(value)
+
+
+def _age(replica: Replica) -> tuple[float, str]:
+    return replica.status.started_at, replica.spec.id
