@@ -1,0 +1,81 @@
+"""The examples and the answer of each to its sample: for tests that call them directly and tests that deploy them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+EXAMPLES_DIR = Path(__file__).parent.parent / "examples"
+
+
+@dataclass(frozen=True)
+class Example:
+    """One folder under `examples/`."""
+
+    name: str
+    api: str
+    endpoint: str
+    artefact: str
+    sample: str
+    content_type: str
+    answer: Any
+
+    @property
+    def folder(self) -> Path:
+        """The project folder, which holds its cortex.yaml."""
+        return EXAMPLES_DIR / self.name
+
+    @property
+    def sample_bytes(self) -> bytes:
+        """The body of a request."""
+        return (self.folder / self.sample).read_bytes()
+
+
+EXAMPLES = [
+    Example(
+        name="iris-functions",
+        api="classifier",
+        endpoint="/iris/classifier",
+        artefact="model.npz",
+        sample="sample.json",
+        content_type="application/json",
+        answer="versicolor",
+    ),
+    Example(
+        name="iris-predictor",
+        api="iris-predictor",
+        endpoint="/iris-predictor",
+        artefact="model.onnx",
+        sample="sample.json",
+        content_type="application/json",
+        answer={"label": "virginica", "probability": 0.95},
+    ),
+    Example(
+        name="iris-classifier",
+        api="iris-classifier",
+        endpoint="/iris-classifier",
+        artefact="model.npz",
+        sample="sample.json",
+        content_type="application/json",
+        answer={"label": "setosa", "probability": 0.9769},
+    ),
+    Example(
+        name="text-stream",
+        api="text-stream",
+        endpoint="/text-stream",
+        artefact="model.json",
+        sample="sample.json",
+        content_type="application/json",
+        answer="the boats of the pier, but she could see a boy with ",
+    ),
+    Example(
+        name="digit-image",
+        api="digit-image",
+        endpoint="/digit-image",
+        artefact="model.npz",
+        sample="sample.png",
+        content_type="image/png",
+        answer={"digit": 7, "probability": 0.9999},
+    ),
+]
