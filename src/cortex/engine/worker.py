@@ -1,0 +1,338 @@
+"""One worker process of a replica, as its supervisor holds it: fork, connections, deadlines, death, successor.
+
+The supervisor keeps a duplicate of every connection. When the process dies, the requests that were inside are
+answered here with the cause; connections without a request go to the next process unharmed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cortex.engine.deaths import (
+    count_kernel_oom_kills,
+    name_death,
+    over_memory_limit,
+    resident_bytes,
+    restart_delay_s,
+    timed_out,
+)
+from cortex.lifecycle import DeathCause, ProcessState
+from cortex.replica.cells import MAX_CONNECTIONS, Cells, ConnectionState
+from cortex.replica.channel import Channel
+from cortex.replica.errors import error_answer
+from cortex.replica.spec import Death, Failure, ProcessStatus, ReplicaSpec
+
+#: A process that served for less than this before it died is counted as dying quickly.
+QUICK_DEATH_S = 1.0
+#: How long a connection stays open after its last answer, so that the answer is read before the close is seen.
+LINGER_S = 2.0
+#: A process that is being stopped must be without requests for this long.
+IDLE_BEFORE_STOP_S = 0.2
+#: How long the user's exit hooks may take.
+EXIT_S = 2.0
+
+_SLOW_CLIENT_STATES = (ConnectionState.READING, ConnectionState.DRAINING)
+_CALL_STATES = (ConnectionState.RUNNING, ConnectionState.ANSWERING)
+_DEADLINE_STATES = (ConnectionState.RUNNING, ConnectionState.ANSWERING, ConnectionState.QUEUED)
+
+#: Forks; returns (pid, read end of stdout, read end of stderr) in the parent and never in the child.
+Fork = Callable[["Worker", Channel], tuple[int, int, int]]
+
+
+@dataclass
+class Held:
+    """The supervisor's duplicate of one connection."""
+
+    sock: socket.socket
+    was_slow: bool = False  #: at the last tick, only its client was slow
+    slow: bool = False  #: … and at the tick before as well: the call slot is lent
+
+
+class Worker:
+    """The slot of one process; processes come and go in it, the listening socket and the connections stay."""
+
+    def __init__(self, spec: ReplicaSpec, index: int, listener: socket.socket, fork: Fork) -> None:
+        self.index = index
+        self.listener: socket.socket | None = listener
+        self.cells = Cells()
+        self.state = ProcessState.BACKING_OFF
+        self.pid: int | None = None
+        self.slots = spec.threads
+        self.channel: Channel | None = None
+        self.outputs: dict[int, str] = {}
+        self._spec = spec
+        self._fork = fork
+        self._held: dict[int, Held] = {}
+        self._lingering: list[tuple[float, socket.socket]] = []
+        self._free_indexes: list[int] = []
+        self._next_index = 0
+        self._shares_loop = False
+        self._condemned = False
+        self._killed_for: Death | None = None
+        self._death: Death | None = None
+        self._failure: Failure | None = None
+        self._restarts = 0
+        self._failed_starts = 0
+        self._quick_deaths = 0
+        self._ready_at = 0.0
+        self._start_at = 0.0
+        self._oom_kills_before = 0
+        self._drain_until: float | None = None
+        self._idle_since: float | None = None
+        self._exit_until: float | None = None
+
+    @property
+    def status(self) -> ProcessStatus:
+        """Return what the engine is told."""
+        return ProcessStatus(
+            index=self.index,
+            socket=self._spec.sockets[self.index],
+            state=self.state,
+            pid=self.pid,
+            restarts=self._restarts,
+            failed_starts=self._failed_starts,
+            lent=sum(held.slow for held in self._held.values()),
+            death=self._death,
+            failure=self._failure,
+        )
+
+    # Start, messages, connections.
+
+    def start(self) -> None:
+        """Fork a process; it takes the waiting connections once it is ready."""
+        self._oom_kills_before = count_kernel_oom_kills()
+        self._killed_for = None
+        self._condemned = False
+        self.channel, theirs = Channel.pair()
+        self.pid, stdout, stderr = self._fork(self, theirs)
+        theirs.close()
+        self.outputs = {stdout: "o", stderr: "e"}
+        self.state = ProcessState.STARTING
+
+    def on_message(self, message: dict[str, Any]) -> None:
+        """Take a message of the process."""
+        kind = message["kind"]
+        if kind == "ready" and self.state is ProcessState.STARTING:
+            self.state = ProcessState.READY
+            self.slots = message["slots"]
+            self._shares_loop = message["shares_loop"]
+            self._failed_starts = 0
+            self._failure = None
+            self._ready_at = time.monotonic()
+            for index, held in self._held.items():
+                self._hand_over(index, held)
+        elif kind == "failed":
+            self._failure = Failure(message["message"], message["traceback"])
+        elif kind == "closed":
+            self._close(message["index"])
+
+    def accept(self) -> None:
+        """Take the connections that wait at the listening socket."""
+        while self.listener is not None:
+            try:
+                sock, _ = self.listener.accept()
+            except OSError:
+                return
+            if not self._free_indexes and self._next_index >= MAX_CONNECTIONS:
+                sock.close()
+                continue
+            sock.setblocking(False)
+            index = self._free_indexes.pop() if self._free_indexes else self._take_index()
+            self.cells.clear(index)
+            held = self._held[index] = Held(sock)
+            if self.state in (ProcessState.READY, ProcessState.STOPPING):
+                self._hand_over(index, held)
+
+    def _take_index(self) -> int:
+        self._next_index += 1
+        return self._next_index - 1
+
+    def _hand_over(self, index: int, held: Held) -> None:
+        if self.channel is not None:
+            self.channel.send("connection", fd=held.sock.fileno(), index=index)
+
+    # Time.
+
+    def tick(self, now: float) -> None:
+        """Enforce deadlines and limits, restart what is due, carry on with a stop."""
+        self._close_lingering(now)
+        if self.state is ProcessState.BACKING_OFF:
+            self._answer_waiting()
+            if now >= self._start_at:
+                self.start()
+            return
+        if self.state in (ProcessState.READY, ProcessState.STOPPING):
+            self._enforce_deadlines()
+            for index, held in self._held.items():
+                slow = self.cells.state(index) in _SLOW_CLIENT_STATES
+                held.slow, held.was_slow = slow and held.was_slow, slow
+        if self._spec.mem_limit_bytes and self.pid is not None:
+            used = resident_bytes(self.pid)
+            if used > self._spec.mem_limit_bytes:
+                self.kill(over_memory_limit(used, self._spec.mem_limit_bytes))
+        if self.state is ProcessState.STOPPING:
+            self._carry_on_stop(now)
+
+    def _enforce_deadlines(self) -> None:
+        now_ns = time.monotonic_ns()
+        expired, running = [], False
+        for index in self._held:
+            state = self.cells.state(index)
+            if state in _DEADLINE_STATES and self.cells.deadline_ns(index) < now_ns:
+                expired.append((index, state))
+            elif state in _CALL_STATES:
+                running = True
+        for index, _ in expired:
+            self._end(index, 504, timed_out(self._spec.timeout_s).message)
+        if not self._condemned and not any(state in _CALL_STATES for _, state in expired):
+            return
+        if running and not self._shares_loop:
+            # Calls on other threads may finish first; nothing new goes in until then.
+            if not self._condemned and self.channel is not None:
+                self.channel.send("condemn")
+            self._condemned = True
+        else:
+            self.kill(timed_out(self._spec.timeout_s))
+
+    # Stop and death.
+
+    def stop(self, now: float, drain_s: float) -> None:
+        """Finish the requests inside, then end; whoever has not ended after `drain_s` is killed."""
+        if self.state in (ProcessState.STOPPING, ProcessState.STOPPED):
+            return
+        if self.state is ProcessState.BACKING_OFF:
+            self._become_stopped()
+            return
+        starting = self.state is ProcessState.STARTING
+        self.state = ProcessState.STOPPING
+        self._drain_until = now + drain_s
+        if starting:
+            self.kill()
+
+    def _carry_on_stop(self, now: float) -> None:
+        assert self._drain_until is not None
+        if self._exit_until is not None:
+            if now > self._exit_until:
+                self.kill()
+            return
+        busy = any(self.cells.state(index) != ConnectionState.IDLE for index in self._held)
+        if busy and now < self._drain_until:
+            self._idle_since = None
+            return
+        self._idle_since = self._idle_since or now
+        if (busy or now - self._idle_since > IDLE_BEFORE_STOP_S) and self.channel is not None:
+            self._exit_until = now + EXIT_S
+            self.channel.send("stop")
+
+    def kill(self, reason: Death | None = None) -> None:
+        """Kill the process and whatever it started; its death is handled when the kernel reports it."""
+        if self.pid is None:
+            return
+        if self._killed_for is None:
+            self._killed_for = reason
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(OSError):  # gone already, or not yet the leader of its group
+                kill(self.pid, signal.SIGKILL)
+
+    def on_death(self, wait_status: int) -> Death:
+        """Answer the requests that were inside, name the death, and plan the next start."""
+        assert self.pid is not None
+        with contextlib.suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)  # what the user's code started must not outlive it
+        oom_kills = count_kernel_oom_kills() - self._oom_kills_before
+        death = name_death(wait_status, oom_kills, self._killed_for)
+        self.pid = None
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+        self._answer_inside(death)
+        if self.state is ProcessState.STOPPING:
+            self._become_stopped()
+            return death
+        now = time.monotonic()
+        if self.state is ProcessState.STARTING:
+            self._failed_starts += 1
+            self._failure = self._failure or Failure(f"the process {death.message} while it started")
+            self._death = death if death.cause is not DeathCause.EXITED else self._death
+        else:
+            self._death = death
+            self._restarts += 1
+            self._quick_deaths = self._quick_deaths + 1 if now - self._ready_at < QUICK_DEATH_S else 0
+        delay = restart_delay_s(self._failed_starts, self._quick_deaths)
+        self._start_at = now + delay
+        self.state = ProcessState.BACKING_OFF
+        if delay == 0:
+            self.start()
+        return death
+
+    def _become_stopped(self) -> None:
+        self.state = ProcessState.STOPPED
+        for index in list(self._held):
+            self._close(index)
+        for _, sock in self._lingering:
+            sock.close()
+        self._lingering.clear()
+
+    # Answers on behalf of a process that can't.
+
+    def _answer_inside(self, death: Death) -> None:
+        now_ns = time.monotonic_ns()
+        for index in list(self._held):
+            state = self.cells.state(index)
+            if state is ConnectionState.IDLE:
+                self._held[index].slow = False
+            elif state in (ConnectionState.ANSWERING, ConnectionState.DRAINING):
+                self._close(index)
+            elif state is ConnectionState.RUNNING:
+                expired = death.cause is DeathCause.TIMED_OUT and self.cells.deadline_ns(index) < now_ns
+                message = death.message if expired else f"the process that handled this request died: {death.message}"
+                self._end(index, 504 if expired else 500, message)
+            else:
+                self._end(index, 503, f"the process died before it ran this request: {death.message}")
+        self._free_indexes = [index for index in range(self._next_index) if index not in self._held]
+
+    def _answer_waiting(self) -> None:
+        """While nothing can run: answer the requests that wait in the sockets."""
+        reason = self._failure.message if self._failure else self._death.message if self._death else "starting"
+        for index, held in list(self._held.items()):
+            try:
+                waiting = held.sock.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                continue
+            except OSError:
+                waiting = b""
+            if waiting:
+                self._end(index, 503, f"no replica is ready: {reason}")
+            else:
+                self._close(index)
+
+    def _end(self, index: int, status: int, message: str) -> None:
+        """Write a last answer to a connection and close it once the peer has had time to read it."""
+        held = self._held.pop(index)
+        request_id = self.cells.request_id(index) if status != 503 else ""
+        try:
+            held.sock.send(error_answer(status, message, request_id))
+            held.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # the peer is gone
+        self._lingering.append((time.monotonic() + LINGER_S, held.sock))
+        if self.pid is None:
+            self._free_indexes.append(index)
+        # Otherwise the process still writes to this row: the index comes back with its "closed" message or its death.
+
+    def _close(self, index: int) -> None:
+        held = self._held.pop(index, None)
+        if held is not None:
+            held.sock.close()
+        self._free_indexes.append(index)
+
+    def _close_lingering(self, now: float) -> None:
+        while self._lingering and self._lingering[0][0] < now:
+            self._lingering.pop(0)[1].close()

@@ -1,0 +1,259 @@
+"""A realtime request: its deadline, a slot for it, the call, the answer. It must not know how bytes travel."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from functools import partial
+
+from cortex.predictor.loader import BoundMethod, BoundPredictor
+from cortex.replica.after import AfterCalls
+from cortex.replica.asgi import open_response
+from cortex.replica.calls import Answered, Caller, Failed, Outcome, Unfinished
+from cortex.replica.cells import ConnectionState
+from cortex.replica.errors import error_body
+from cortex.replica.http import Connection
+from cortex.replica.payload import JSON, encode_json
+from cortex.replica.runner import Runner
+from cortex.replica.spec import ReplicaSpec
+from cortex.replica.streams import Stream
+
+_NS_PER_S = 1_000_000_000
+#: How much later than its deadline an `async def` call is left to the supervisor: the loop ends it first if it can.
+_ASYNC_GRACE_NS = 250_000_000
+
+
+class App:
+    """Answers the requests of one process; all of it runs on the event loop's thread but `_call_on_thread`."""
+
+    def __init__(
+        self, spec: ReplicaSpec, predictor: BoundPredictor, runner: Runner, loop: asyncio.AbstractEventLoop, slots: int
+    ) -> None:
+        self.max_body_bytes = spec.max_body_bytes
+        self._timeout_s = spec.timeout_s
+        self._timeout_ns = int(spec.timeout_s * _NS_PER_S)
+        self._predictor = predictor
+        self._methods = predictor.methods
+        self._caller = Caller(spec.api, predictor)
+        self._runner = runner
+        self._loop = loop
+        self._slots = slots
+        self._running = 0
+        self._queue: deque[tuple[Connection, BoundMethod, int]] = deque()
+        self._connections: set[Connection] = set()
+        self._paused = False
+        self._condemned = False
+        self._after = AfterCalls(loop, spec.threads)
+
+    # Connections.
+
+    def add(self, connection: Connection) -> None:
+        """Serve a connection."""
+        self._connections.add(connection)
+        if not self._paused:
+            connection.resume()
+
+    def gone(self, connection: Connection) -> None:
+        """Forget a connection; an `async def` call for it is cancelled, what waits for its turn never gets one."""
+        self._connections.discard(connection)
+        if connection.task is not None:
+            connection.task.cancel()
+
+    def idle(self, connection: Connection) -> None:
+        """Learn that the connection is ready for its next request."""
+        if self._paused:
+            connection.pause()
+
+    def condemn(self) -> None:
+        """Take no new request: another call is stuck, and this process ends once the rest is done."""
+        self._condemned = True
+        self._set_paused(True)
+
+    def shutdown(self) -> None:
+        """Finish what was to be done after answers."""
+        self._after.shutdown()
+
+    def _set_paused(self, paused: bool) -> None:
+        """Leave requests in their sockets while every slot is taken: no request dies with another's process."""
+        paused = paused or self._condemned
+        if paused == self._paused:
+            return
+        self._paused = paused
+        for connection in self._connections:
+            if not paused:
+                connection.resume()
+            elif connection.is_idle:
+                connection.pause()
+
+    # A request comes.
+
+    def handle(self, connection: Connection) -> None:
+        """Run the request now, or queue it while every slot is taken."""
+        verb = connection.method
+        method = self._methods.get(verb)
+        if method is None or connection.asks_for_info:
+            self._answer_without_method(connection, verb)
+            return
+        deadline_ns = self._deadline_ns(connection.request_id)
+        if self._running < self._slots:
+            self._start(connection, method, deadline_ns)
+        else:
+            connection.begin(deadline_ns)
+            connection.set_state(ConnectionState.QUEUED)
+            self._queue.append((connection, method, deadline_ns))
+
+    def too_large(self, connection: Connection) -> None:
+        """Refuse a body that exceeds the limit."""
+        self._fail(connection, 413, f"the request body is larger than {self.max_body_bytes} bytes")
+
+    def malformed(self, connection: Connection) -> None:
+        """Refuse what is not HTTP."""
+        self._fail(connection, 400, "the request is not valid HTTP")
+
+    def _answer_without_method(self, connection: Connection, verb: str) -> None:
+        if verb == "GET":
+            connection.answer(200, JSON, encode_json(self._predictor.describe()))
+        elif verb == "HEAD":
+            connection.answer(200, JSON, b"")
+        else:
+            allowed = ", ".join(self._methods)
+            message = f"{verb} is not supported by this API; it answers {allowed}"
+            body = error_body(message, connection.request_id.decode("latin-1"))
+            connection.answer(405, JSON, body, ((b"allow", allowed.encode()),))
+
+    def _deadline_ns(self, request_id: bytes) -> int:
+        """Return when the time-out ends: it began when the request reached the gateway, whose id begins with that."""
+        try:
+            waited_ns = int((time.time() - int(request_id[:13]) / 1000) * _NS_PER_S)
+        except ValueError:
+            waited_ns = 0
+        return time.monotonic_ns() + self._timeout_ns - min(max(waited_ns, 0), self._timeout_ns)
+
+    # It runs.
+
+    def _start(self, connection: Connection, method: BoundMethod, deadline_ns: int) -> None:
+        if deadline_ns <= time.monotonic_ns():
+            self._fail(connection, 504, f"timed out after {self._timeout_s:g} s, before it could run")
+            return
+        self._running += 1
+        if method.kind in ("async", "async_generator"):
+            connection.begin(deadline_ns + _ASYNC_GRACE_NS)
+            outcome = self._caller.call(connection, method)
+            self._settle(connection, outcome, deadline_ns)
+        elif self._runner.inline:
+            connection.begin(deadline_ns)
+            started = time.perf_counter_ns()
+            outcome = self._caller.call(connection, method)
+            self._runner.record(time.perf_counter_ns() - started, may_switch=False)
+            self._settle(connection, outcome, deadline_ns)
+        else:
+            connection.begin(deadline_ns)
+            if self._running >= self._slots:
+                self._set_paused(True)
+            self._runner.submit(partial(self._call_on_thread, connection, method, deadline_ns))
+
+    def _call_on_thread(self, connection: Connection, method: BoundMethod, deadline_ns: int) -> None:
+        started = time.perf_counter_ns()
+        outcome = self._caller.call(connection, method)
+        if isinstance(outcome, Unfinished) and outcome.kind == "generator":
+            self._stream(connection).run(outcome.value, self._caller.log)
+            self._runner.wake(self._release)
+            return
+        duration_ns = time.perf_counter_ns() - started
+        self._runner.wake(partial(self._settle_from_thread, connection, outcome, deadline_ns, duration_ns))
+
+    def _settle_from_thread(self, connection: Connection, outcome: Outcome, deadline_ns: int, duration_ns: int) -> None:
+        self._settle(connection, outcome, deadline_ns)
+        self._runner.record(duration_ns, may_switch=self._running == 0)
+
+    def _settle(self, connection: Connection, outcome: Outcome, deadline_ns: int) -> None:
+        """Answer, or run what is left to run."""
+        if isinstance(outcome, Answered) and outcome.encoded.response is None:
+            encoded = outcome.encoded
+            connection.answer(encoded.status, encoded.media_type, encoded.body, encoded.headers)
+            if outcome.after is not None:
+                self._after.run(outcome.after)
+            self._release()
+        elif isinstance(outcome, Failed):
+            self._fail(connection, outcome.status, outcome.message)
+            self._release()
+        elif isinstance(outcome, Unfinished) and outcome.kind == "generator":
+            # Each step may block: it belongs on a thread, whatever the method looked like.
+            self._runner.require_threads()
+            self._runner.submit(partial(self._stream_on_thread, connection, outcome))
+        else:
+            connection.task = self._loop.create_task(self._finish(connection, outcome, deadline_ns))
+
+    def _stream_on_thread(self, connection: Connection, outcome: Unfinished) -> None:
+        self._stream(connection).run(outcome.value, self._caller.log)
+        self._runner.wake(self._release)
+
+    async def _finish(self, connection: Connection, outcome: Outcome, deadline_ns: int) -> None:
+        try:
+            if isinstance(outcome, Unfinished) and outcome.kind == "async":
+                outcome = await self._await(connection, outcome, deadline_ns)
+            if isinstance(outcome, Unfinished):
+                await self._stream(connection).run_async(outcome.value, self._caller.log)
+            elif isinstance(outcome, Failed):
+                self._fail(connection, outcome.status, outcome.message)
+            else:
+                await self._send(connection, outcome)
+        except asyncio.CancelledError:
+            pass  # the client is gone
+        finally:
+            connection.task = None
+            self._release()
+
+    async def _await(self, connection: Connection, unfinished: Unfinished, deadline_ns: int) -> Outcome:
+        try:
+            async with asyncio.timeout((deadline_ns - time.monotonic_ns()) / _NS_PER_S) as limit:
+                result = await unfinished.value
+        except TimeoutError as error:
+            if limit.expired():
+                return Failed(504, f"timed out after {self._timeout_s:g} s")
+            return self._caller.failed(connection, unfinished.method.name, error)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # the edge of the user's code
+            return self._caller.failed(connection, unfinished.method.name, error)
+        return self._caller.finished(connection, unfinished, result)
+
+    async def _send(self, connection: Connection, answered: Answered) -> None:
+        encoded = answered.encoded
+        if encoded.response is None:
+            connection.answer(encoded.status, encoded.media_type, encoded.body, encoded.headers)
+        else:
+            try:
+                opened = await open_response(encoded.response, connection.headers, connection.method)
+            except Exception as error:  # the edge of the user's code: a file that is gone, a stream that raises
+                failed = self._caller.failed(connection, type(encoded.response).__name__, error)
+                self._fail(connection, failed.status, failed.message)
+                return
+            headers = tuple(header for header in opened.headers if header[0] != b"content-length")
+            await self._stream(connection, opened.status, b"", headers).run_async(opened.chunks, self._caller.log)
+        if answered.after is not None:
+            self._after.run(answered.after)
+
+    def _stream(
+        self,
+        connection: Connection,
+        status: int = 200,
+        media_type: bytes | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> Stream:
+        return Stream(connection, self._runner, self._loop, self._timeout_ns, status, media_type, headers)
+
+    # It is over.
+
+    def _release(self) -> None:
+        self._running -= 1
+        while self._queue and self._running < self._slots:
+            connection, method, deadline_ns = self._queue.popleft()
+            if connection.open:
+                self._start(connection, method, deadline_ns)
+        if self._paused and self._running < self._slots:
+            self._set_paused(False)
+
+    def _fail(self, connection: Connection, status: int, message: str) -> None:
+        connection.answer(status, JSON, error_body(message, connection.request_id.decode("latin-1")))

@@ -1,0 +1,111 @@
+"""One call of the user's method: arguments from the request, the result as an outcome. It runs on any thread."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from cortex.errors import UserError
+from cortex.predictor.frames import format_user_traceback
+from cortex.predictor.loader import BoundMethod, BoundPredictor, Kind, result_kind, split_callback
+from cortex.replica.http import Connection
+from cortex.replica.payload import BadBody, Encoded, encode, make_headers, make_query_params, parse
+
+_PLAIN = frozenset({dict, list, str, bytes, int, float, bool, tuple, type(None)})
+
+
+@dataclass(slots=True)
+class Failed:
+    """The answer is an error."""
+
+    status: int
+    message: str
+
+
+@dataclass(slots=True)
+class Answered:
+    """The answer is there, whole."""
+
+    encoded: Encoded
+    after: Callable[[], Any] | None = None
+
+
+@dataclass(slots=True)
+class Unfinished:
+    """The user's method returned something that has yet to run: to be awaited or iterated."""
+
+    kind: Kind
+    value: Any
+    method: BoundMethod
+    arguments: tuple[Any, Any, Any]
+
+
+Outcome = Failed | Answered | Unfinished
+
+
+class Caller:
+    """Calls the methods of one predictor; stateless, so that threads may share it."""
+
+    def __init__(self, api: str, predictor: BoundPredictor) -> None:
+        self._api = api
+        self._json_only = predictor.generation.json_only
+        self._interface = predictor.generation.key
+
+    def call(self, connection: Connection, method: BoundMethod) -> Outcome:
+        """Parse, call, encode. Never raises."""
+        try:
+            payload = query_params = headers = None
+            if method.needs_payload:
+                payload = parse(connection.content_type, connection.body, self._json_only)
+            if method.needs_query_params:
+                query_params = make_query_params(connection.url.partition(b"?")[2])
+            if method.needs_headers:
+                headers = make_headers(connection.headers)
+            result = method.call(payload, query_params, headers)
+            if method.kind != "sync":
+                return Unfinished(method.kind, result, method, (payload, query_params, headers))
+            if type(result) not in _PLAIN and (kind := result_kind(result)) != "sync":
+                return Unfinished(kind, result, method, (payload, query_params, headers))
+            return self._answered(method, result, (payload, query_params, headers))
+        except BaseException as error:  # the edge of the user's code: what it raises ends the request, not us
+            return self.failed(connection, method.name, error)
+
+    def finished(self, connection: Connection, unfinished: Unfinished, result: Any) -> Outcome:
+        """Return the outcome for what awaiting `unfinished` gave. Never raises."""
+        try:
+            kind = result_kind(result)
+            if kind != "sync":
+                return Unfinished(kind, result, unfinished.method, unfinished.arguments)
+            return self._answered(unfinished.method, result, unfinished.arguments)
+        except BaseException as error:  # as in call
+            return self.failed(connection, unfinished.method.name, error)
+
+    def failed(self, connection: Connection, name: str, error: BaseException) -> Failed:
+        """Return the answer for an exception; the traceback goes to the log, not to the caller."""
+        if isinstance(error, BadBody):
+            return Failed(400, str(error))
+        self.log(connection, error)
+        what = str(error) if isinstance(error, UserError) else f"{type(error).__name__} in {name}()"
+        return Failed(500, f"internal server error: {what}; `cortex logs {self._api}` shows the traceback")
+
+    def log(self, connection: Connection, error: BaseException) -> None:
+        """Write the user's frames to the log."""
+        request_id = connection.request_id.decode("latin-1")
+        sys.stderr.write(f"request {request_id} failed:\n{format_user_traceback(error)}")
+
+    def _answered(self, method: BoundMethod, result: Any, arguments: tuple[Any, Any, Any]) -> Answered:
+        result, after = split_callback(result, self._interface)
+        if method.after is not None:
+            after = partial(method.after, result, *arguments)
+        encoded = encode(result, self._json_only)
+        if encoded.background is not None:
+            after = encoded.background if after is None else partial(_both, after, encoded.background)
+        return Answered(encoded, after)
+
+
+async def _both(after: Callable[[], Any], background: Callable[[], Any]) -> None:
+    after()
+    await background()

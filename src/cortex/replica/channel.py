@@ -1,0 +1,61 @@
+"""Messages between a supervisor and its workers: small JSON datagrams, connections travel as file descriptors."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+_MAX_MESSAGE_BYTES = 128 * 1024
+_MAX_TRACEBACK_CHARS = 32 * 1024
+
+
+class Channel:
+    """One end of the pair. Messages are never merged or split; `receive` returns None when the peer is gone."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Make both ends."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * _MAX_MESSAGE_BYTES)
+        return cls(ours), cls(theirs)
+
+    def send(self, kind: str, fd: int | None = None, **fields: Any) -> bool:
+        """Send one message, with a file descriptor where given; False if the peer is gone."""
+        data = json.dumps({"kind": kind, **fields}).encode()
+        try:
+            if fd is None:
+                self.sock.send(data)
+            else:
+                socket.send_fds(self.sock, [data], [fd])
+        except OSError:
+            return False
+        return True
+
+    def send_failure(self, message: str, traceback: str) -> None:
+        """Tell why the user's code could not be started."""
+        self.send("failed", message=message[-4096:], traceback=traceback[-_MAX_TRACEBACK_CHARS:])
+
+    def receive(self) -> tuple[dict[str, Any], int | None] | None:
+        """Read one message. Raises: BlockingIOError if there is none and the socket does not block."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self.sock, _MAX_MESSAGE_BYTES, 1)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return None
+        if not data:
+            return None
+        return json.loads(data), fds[0] if fds else None
+
+    def fileno(self) -> int:
+        """Return the descriptor, for selectors."""
+        return self.sock.fileno()
+
+    def close(self) -> None:
+        """Close this end."""
+        self.sock.close()

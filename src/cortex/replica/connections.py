@@ -1,0 +1,49 @@
+"""A worker's end of the channel: connections come from the supervisor, and it learns which of them closed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+
+from cortex.replica.app import App
+from cortex.replica.cells import Cells
+from cortex.replica.channel import Channel
+from cortex.replica.http import Connection
+
+
+class Connections:
+    """Takes the supervisor's messages on the event loop."""
+
+    def __init__(self, app: App, cells: Cells, loop: asyncio.AbstractEventLoop, channel: Channel) -> None:
+        self._app = app
+        self._cells = cells
+        self._loop = loop
+        self._channel = channel
+
+    def on_message(self, stop: Callable[[], None]) -> None:
+        """Read every message that waits; `stop` is called when the supervisor asks for it."""
+        while True:
+            try:
+                received = self._channel.receive()
+            except BlockingIOError:
+                return
+            if received is None:
+                os._exit(1)  # the supervisor is gone, and with it whoever could name our death
+            message, fd = received
+            if message["kind"] == "connection" and fd is not None:
+                self._add(fd, message["index"])
+            elif message["kind"] == "condemn":
+                self._app.condemn()
+            elif message["kind"] == "stop":
+                stop()
+                return
+
+    def _add(self, fd: int, index: int) -> None:
+        sock = socket.socket(fileno=fd)
+        sock.setblocking(False)
+        self._app.add(Connection(sock, index, self._app, self._cells, self._loop, self._closed))
+
+    def _closed(self, connection: Connection) -> None:
+        self._channel.send("closed", index=connection.index)

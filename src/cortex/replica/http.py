@@ -1,0 +1,357 @@
+"""HTTP/1.1 for one trusted peer, the gateway: reads requests from a connection, writes answers to it.
+
+The gateway has already parsed, bounded and normalised each request. Connections are accepted by the supervisor, which
+keeps a duplicate of each: what this process leaves unread in a socket, its successor can read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Protocol
+
+from httptools import HttpRequestParser
+
+from cortex.replica.cells import Cells, ConnectionState
+
+_READ_BYTES = 256 * 1024
+#: Above this the body is sent beside its head instead of copied behind it.
+_JOIN_BYTES = 64 * 1024
+
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+Header = tuple[bytes, bytes]
+
+
+class Application(Protocol):
+    """What a connection needs of the application."""
+
+    max_body_bytes: int
+
+    def handle(self, connection: Connection) -> None:
+        """Answer the request that `connection` holds, now or later."""
+
+    def too_large(self, connection: Connection) -> None:
+        """Answer a request whose body exceeds `max_body_bytes`; the connection closes after it."""
+
+    def malformed(self, connection: Connection) -> None:
+        """Answer bytes that are not HTTP; the connection closes after it."""
+
+    def idle(self, connection: Connection) -> None:
+        """Learn that the connection is ready for its next request."""
+
+    def gone(self, connection: Connection) -> None:
+        """Learn that the connection closed; its request, if it has one, has nobody waiting any more."""
+
+
+class Connection:
+    """One connection from the gateway, and the request that is inside."""
+
+    __slots__ = (
+        "_app",
+        "_backlog",
+        "_body",
+        "_body_bytes",
+        "_cells",
+        "_close_after",
+        "_fd",
+        "_flushed",
+        "_loop",
+        "_on_close",
+        "_parser",
+        "_reading",
+        "_recv",
+        "_refused",
+        "_sock",
+        "_state",
+        "asks_for_info",
+        "content_type",
+        "expects_continue",
+        "headers",
+        "index",
+        "open",
+        "request_id",
+        "task",
+        "url",
+    )
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        index: int,
+        app: Application,
+        cells: Cells,
+        loop: asyncio.AbstractEventLoop,
+        on_close: Callable[[Connection], None],
+    ) -> None:
+        self.index = index
+        self.open = True
+        self.content_type: bytes | None = None
+        self.task: asyncio.Task[None] | None = None  #: what answers the request, where that takes a task
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._recv = sock.recv
+        self._app = app
+        self._cells = cells
+        self._loop = loop
+        self._on_close = on_close
+        self._parser = HttpRequestParser(self)
+        self._state = ConnectionState.IDLE
+        self._backlog: deque[memoryview] = deque()
+        self._flushed: asyncio.Event | None = None
+        self._reading = False
+        self._close_after = False
+        self._reset()
+
+    # What the application reads.
+
+    @property
+    def method(self) -> str:
+        """The verb in upper case."""
+        return str(self._parser.get_method().decode("latin-1"))
+
+    @property
+    def body(self) -> bytes:
+        """The whole body."""
+        return self._body[0] if len(self._body) == 1 else b"".join(self._body)
+
+    # Life of the connection.
+
+    def resume(self) -> None:
+        """Read requests as they come."""
+        if not self._reading and self.open:
+            self._reading = True
+            self._loop.add_reader(self._fd, self._on_readable)
+
+    def pause(self) -> None:
+        """Leave the next request in the socket, where a successor of this process could read it."""
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._fd)
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether no request is inside."""
+        return self._state == ConnectionState.IDLE
+
+    def set_state(self, state: ConnectionState) -> None:
+        """Say what the request is at, here and in the cell."""
+        self._state = state
+        self._cells.set_state(self.index, state)
+
+    def begin(self, deadline_ns: int) -> None:
+        """Say that the user's code gets the request, until `deadline_ns` (monotonic)."""
+        self._state = ConnectionState.RUNNING
+        self._cells.begin(self.index, deadline_ns, self.request_id)
+
+    def extend(self, deadline_ns: int) -> None:
+        """Give a streaming answer more time."""
+        self._cells.extend(self.index, deadline_ns)
+
+    def close(self) -> None:
+        """Close at once; the peer sees it although the supervisor keeps a duplicate."""
+        if not self.open:
+            return
+        self.open = False
+        self.pause()
+        self._loop.remove_writer(self._fd)
+        if self._flushed is not None:
+            self._flushed.set()
+        with contextlib.suppress(OSError):  # the peer was faster
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        self._on_close(self)
+        self._app.gone(self)
+
+    # Reading. The parser calls the on_… methods.
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        if self._state == ConnectionState.IDLE:
+            self.set_state(ConnectionState.READING)
+        elif self._state != ConnectionState.READING:
+            self.close()  # the gateway never pipelines
+            return
+        try:
+            self._parser.feed_data(data)
+        except Exception:  # httptools raises its own kinds and re-raises ours
+            if self.open and self._state == ConnectionState.READING and not self._refused:
+                self._refuse(self._app.malformed)
+
+    def on_url(self, url: bytes) -> None:
+        """Take (a part of) the request target."""
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take one header; names come in any case."""
+        name = name.lower()
+        if name == b"content-type":
+            self.content_type = value
+        elif name == b"x-cortex-request-id":
+            self.request_id = value
+        elif name == b"x-cortex-info":
+            self.asks_for_info = True
+        elif name == b"expect":
+            self.expects_continue = True
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Let a waiting client send its body."""
+        if self.expects_continue:
+            self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, data: bytes) -> None:
+        """Take a part of the body."""
+        if self._refused:
+            return
+        self._body_bytes += len(data)
+        if self._body_bytes > self._app.max_body_bytes:
+            self._refuse(self._app.too_large)
+            return
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        """Hand the request over."""
+        if not self._refused:
+            self._app.handle(self)
+
+    def _refuse(self, answer: Callable[[Connection], None]) -> None:
+        self._refused = True
+        self._close_after = True
+        self._body.clear()
+        answer(self)
+
+    def _reset(self) -> None:
+        self.url = b""
+        self.content_type = None
+        self.request_id = b""
+        self.expects_continue = False
+        self.asks_for_info = False
+        self.headers: list[Header] = []
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._refused = False
+
+    # Writing.
+
+    def answer(self, status: int, media_type: bytes | None, body: bytes, headers: tuple[Header, ...] = ()) -> None:
+        """Write a whole answer and make the connection ready for the next request."""
+        if not self.open:
+            return
+        head = _head(status, media_type, headers) + b"content-length: %d\r\n\r\n" % len(body)
+        if len(body) < _JOIN_BYTES:
+            self._send(head + body)
+        else:
+            self._send(head)
+            self._send(body)
+        self._finish()
+
+    def start_stream(self, status: int, media_type: bytes | None, headers: tuple[Header, ...] = ()) -> None:
+        """Begin an answer whose length is not known."""
+        if self.open:
+            self.set_state(ConnectionState.ANSWERING)
+            self._send(_head(status, media_type, headers) + b"transfer-encoding: chunked\r\n\r\n")
+
+    def stream(self, chunk: bytes) -> None:
+        """Write a piece of such an answer."""
+        if self.open and chunk:
+            self._send(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+
+    def end_stream(self) -> None:
+        """End such an answer."""
+        if self.open:
+            self._send(b"0\r\n\r\n")
+            self._finish()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """How much waits here for the gateway to take it."""
+        return sum(map(len, self._backlog))
+
+    async def flushed(self) -> None:
+        """Wait until the gateway has taken everything, or is gone."""
+        if self._backlog and self.open:
+            self._flushed = asyncio.Event()
+            await self._flushed.wait()
+
+    def _send(self, data: bytes) -> None:
+        if not self.open:
+            return
+        if self._backlog:
+            self._backlog.append(memoryview(data))
+            return
+        try:
+            sent = self._sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self.close()
+            return
+        if sent < len(data):
+            self._backlog.append(memoryview(data)[sent:])
+            self._loop.add_writer(self._fd, self._on_writable)
+
+    def _on_writable(self) -> None:
+        while self._backlog:
+            data = self._backlog[0]
+            try:
+                sent = self._sock.send(data)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                self.close()
+                return
+            if sent < len(data):
+                self._backlog[0] = data[sent:]
+                return
+            self._backlog.popleft()
+        self._loop.remove_writer(self._fd)
+        if self._flushed is not None:
+            self._flushed.set()
+            self._flushed = None
+        if self._state == ConnectionState.DRAINING:
+            self._next_request()
+
+    def _finish(self) -> None:
+        if not self.open:
+            return
+        if self._backlog:
+            self.set_state(ConnectionState.DRAINING)
+        else:
+            self._next_request()
+
+    def _next_request(self) -> None:
+        if self._close_after:
+            self.close()
+            return
+        self._reset()
+        self._state = ConnectionState.IDLE
+        self._cells.set_state(self.index, ConnectionState.IDLE)
+        self._app.idle(self)
+
+
+def _head(status: int, media_type: bytes | None, headers: tuple[Header, ...]) -> bytes:
+    line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
+    extra = b"".join(b"%b: %b\r\n" % header for header in headers)
+    content_type = b"content-type: %b\r\n" % media_type if media_type else b""
+    return line + _date(int(time.time())) + content_type + extra
+
+
+@lru_cache(maxsize=2)
+def _date(second: int) -> bytes:
+    return f"date: {formatdate(second, usegmt=True)}\r\n".encode()

@@ -1,0 +1,86 @@
+"""The entry of a worker: load the user's code, say so to the supervisor, serve until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import faulthandler
+import os
+import sys
+import traceback
+from functools import partial
+from pathlib import Path
+
+import uvloop
+
+from cortex.errors import UserError
+from cortex.predictor.loader import BoundPredictor, load
+from cortex.replica.app import App
+from cortex.replica.cells import Cells
+from cortex.replica.channel import Channel
+from cortex.replica.connections import Connections
+from cortex.replica.runner import Runner
+from cortex.replica.spec import ReplicaSpec
+
+
+def run_worker(spec: ReplicaSpec, index: int, channel: Channel, cells: Cells) -> int:
+    """Serve as process `index` of a replica; returns the exit code."""
+    faulthandler.enable()
+    try:
+        _enter_project(spec, index)
+        predictor = load(spec)
+    except UserError as error:
+        sys.stderr.write(f"{error.traceback or ''}{error}\n")
+        channel.send_failure(str(error), error.traceback)
+        return 1
+    except BaseException as error:  # the edge of the process: ours, or the user's beyond Exception
+        text = traceback.format_exc()
+        sys.stderr.write(text)
+        channel.send_failure(f"{type(error).__name__}: {error}", text)
+        return 1
+    _serve(spec, predictor, channel, cells)
+    _run_exit_hooks()
+    return 0
+
+
+def _enter_project(spec: ReplicaSpec, index: int) -> None:
+    os.chdir(spec.project_dir)
+    paths = [spec.project_dir]
+    if spec.python_path:
+        paths.append(str(Path(spec.project_dir) / spec.python_path))
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["CORTEX_API_NAME"] = spec.api
+    os.environ["CORTEX_REPLICA_ID"] = spec.id
+    os.environ["CORTEX_PROCESS_INDEX"] = str(index)
+    os.environ["CORTEX_LOG_LEVEL"] = spec.log_level
+
+
+def _serve(spec: ReplicaSpec, predictor: BoundPredictor, channel: Channel, cells: Cells) -> None:
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    kinds = {method.kind for method in predictor.methods.values()}
+    shares_loop = bool(kinds & {"async", "async_generator"})
+    slots = max(spec.threads, spec.max_concurrency) if shares_loop else spec.threads
+    runner = Runner(loop, spec.threads, always_threads="generator" in kinds)
+    app = App(spec, predictor, runner, loop, slots)
+    connections = Connections(app, cells, loop, channel)
+
+    def stop() -> None:
+        loop.remove_reader(channel.fileno())
+        runner.stop()
+
+    channel.sock.setblocking(False)
+    loop.add_reader(channel.fileno(), partial(connections.on_message, stop))
+    channel.send("ready", slots=slots, shares_loop=shares_loop)
+    runner.run()
+    app.shutdown()
+
+
+def _run_exit_hooks() -> None:
+    """Do what Python does at exit; the process itself ends by `os._exit`, as a fork must."""
+    with contextlib.suppress(Exception):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
