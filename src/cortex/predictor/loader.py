@@ -145,7 +145,7 @@ def _find_class(module: ModuleType, name: str, file: str) -> type:
         fix = f"class {other.class_name} belongs to {other.yaml_form}"
     else:
         guess = nearest(name, classes)
-        fix = f"did you mean to name class {guess} so?" if guess else "define it"
+        fix = f'did you mean class {guess}? rename it to "{name}"' if guess else "define it"
     raise UserError(f"{file}: class {name} is not defined; {fix}")
 
 

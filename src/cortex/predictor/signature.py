@@ -46,10 +46,10 @@ class Problem:
     argument: int | None = None
 
 
-def nearest(name: str, candidates: Iterable[str]) -> str | None:
+def nearest(name: str, candidates: Iterable[str], likeness: float = 0.6) -> str | None:
     """Return the candidate that `name` is most likely a misspelling of."""
     by_lower = {candidate.lower(): candidate for candidate in candidates}
-    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=likeness)
     return by_lower[found[0]] if found else None
 
 
@@ -72,7 +72,7 @@ def from_function(function: object) -> list[Argument]:
 def find_problems(signature: Signature, arguments: Sequence[Argument], takes_self: bool) -> list[Problem]:
     """Return what is wrong with `arguments`; `takes_self` says that the first must be `self`."""
     if takes_self and (not arguments or arguments[0].name != "self" or arguments[0].kind is ArgumentKind.STAR):
-        return [Problem('"self" must be the first argument', "add it", 0 if arguments else None)]
+        return [Problem('"self" must be the first argument', 'put "self" before the others', 0 if arguments else None)]
     first = int(takes_self)
     if signature.positional:
         return list(_positional_problems(signature, arguments))
@@ -88,14 +88,15 @@ def _unsupported(signature: Signature, numbered: Sequence[tuple[int, Argument]])
             yield Problem(f'"*{name}" is not supported', f"name each argument: {_list(signature)}", index)
         elif argument.has_default or argument.kind is ArgumentKind.DOUBLE_STAR:
             continue
-        elif name in signature.allowed and argument.kind is ArgumentKind.POSITIONAL_ONLY:
+        elif name in signature.allowed and argument.kind is ArgumentKind.POSITIONAL_ONLY and not signature.positional:
             yield Problem(f'"{name}" can\'t be passed by name', 'remove the "/" from the arguments', index)
         elif name in signature.allowed:
             if name in UNAVAILABLE_ARGUMENTS:
                 yield Problem(f'"{name}" is not available', UNAVAILABLE_ARGUMENTS[name], index)
         else:
             guess = nearest(name, [allowed for allowed in signature.allowed if allowed not in declared])
-            fix = f'did you mean "{guess}"?' if guess else f"supported: {_list(signature)}; others need a default"
+            others = f"write ({_list(signature)})" if signature.positional else f"supported: {_list(signature)}"
+            fix = f'did you mean "{guess}"?' if guess else f"{others}; any other needs a default"
             yield Problem(f'"{name}" is not a supported argument', fix, index)
 
 
@@ -103,7 +104,7 @@ def _missing(signature: Signature, arguments: Sequence[Argument]) -> Iterator[Pr
     named = {a.name for a in arguments if a.kind not in (ArgumentKind.STAR, ArgumentKind.DOUBLE_STAR)}
     for name in signature.required:
         if name not in named and not _is_misspelt(name, signature, named):
-            yield Problem(f'"{name}" is a required argument, but was not provided', "add it")
+            yield Problem(f'"{name}" is a required argument, but was not provided', f'add "{name}"')
 
 
 def _is_misspelt(name: str, signature: Signature, declared: Iterable[str]) -> bool:
