@@ -164,7 +164,8 @@ class Worker:
         """Enforce deadlines and limits, restart what is due, carry on with a stop."""
         self._close_lingering(now)
         if self.state is ProcessState.BACKING_OFF:
-            self._answer_waiting()
+            if self._failed_starts:
+                self._answer_waiting()
             if now >= self._start_at:
                 self.start()
             return
@@ -264,7 +265,8 @@ class Worker:
         else:
             self._death = death
             self._restarts += 1
-            self._quick_deaths = self._quick_deaths + 1 if now - self._ready_at < QUICK_DEATH_S else 0
+            quick = self._killed_for is None and now - self._ready_at < QUICK_DEATH_S
+            self._quick_deaths = self._quick_deaths + 1 if quick else 0
         delay = restart_delay_s(self._failed_starts, self._quick_deaths)
         self._start_at = now + delay
         self.state = ProcessState.BACKING_OFF
@@ -299,8 +301,8 @@ class Worker:
         self._free_indexes = [index for index in range(self._next_index) if index not in self._held]
 
     def _answer_waiting(self) -> None:
-        """While nothing can run: answer the requests that wait in the sockets."""
-        reason = self._failure.message if self._failure else self._death.message if self._death else "starting"
+        """While the user's code can't start: answer the requests that wait in the sockets."""
+        reason = self._failure.message if self._failure else "starting"
         for index, held in list(self._held.items()):
             try:
                 waiting = held.sock.recv(1, socket.MSG_PEEK)

@@ -1,0 +1,298 @@
+"""The supervisor against real worker processes; each crash test is named after the crash."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cortex.lifecycle import DeathCause, ProcessState
+from replicas import Replica, new_request_id, read, running_replica
+from wait import wait_until
+
+HANDLER = """
+    import ctypes, os, subprocess, sys, threading, time
+
+    class Handler:
+        def __init__(self, config):
+            self.config = config
+            print("constructed", flush=True)
+
+        def handle_post(self, payload):
+            do = payload.get("do")
+            if do == "sleep":
+                time.sleep(payload["s"])
+            elif do == "stuck in C":
+                ctypes.PyDLL(None).sleep(3600)  # keeps the interpreter lock
+            elif do == "exit":
+                os._exit(3)
+            elif do == "null dereference":
+                ctypes.string_at(0)
+            elif do == "allocate":
+                self.hoard = bytearray(os.urandom(1)) * (payload["mib"] * 1024 * 1024)
+                time.sleep(payload.get("s", 0))
+            elif do == "abort":
+                os.abort()
+            elif do == "spawn":
+                return {"child": subprocess.Popen(["sleep", "600"]).pid}
+            return {"pid": os.getpid(), "thread": threading.current_thread().name}
+"""
+
+
+def in_background(pool: ThreadPoolExecutor, replica: Replica, payload: object, **options: object):
+    """Send a request and return its future once the replica has it."""
+    return pool.submit(replica.request, payload, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("payload", "words", "cause"),
+    [
+        ({"do": "exit"}, "exited with code 3", DeathCause.EXITED),
+        ({"do": "null dereference"}, "segmentation fault", DeathCause.SEGMENTATION_FAULT),
+        ({"do": "abort"}, "ended by a signal (SIGABRT)", DeathCause.SIGNALLED),
+    ],
+)
+def test_process_that_dies_in_a_call_is_named_and_replaced(payload: object, words: str, cause: DeathCause) -> None:
+    with running_replica(HANDLER) as replica:
+        before = replica.wait_ready()
+        request_id = new_request_id()
+        answer = replica.request(payload, request_id=request_id)
+        assert answer.status == 500
+        assert words in answer.json["error"]
+        assert answer.json["request_id"] == request_id
+        assert answer.seconds < 1
+        assert replica.request({}).json["pid"] != before.processes[0].pid
+        process = replica.wait_ready().processes[0]
+        assert process.restarts == 1
+        assert process.death is not None
+        assert process.death.cause is cause
+
+
+def test_process_killed_from_outside_is_named_and_replaced() -> None:
+    with running_replica(HANDLER) as replica, ThreadPoolExecutor() as pool:
+        replica.wait_ready()
+        inside = in_background(pool, replica, {"do": "sleep", "s": 30})
+        threading.Event().wait(0.2)
+        os.kill(replica.pid, signal.SIGKILL)
+        answer = inside.result(5)
+        assert answer.status == 500
+        assert "killed (SIGKILL)" in answer.json["error"]
+        assert replica.request({}).status == 200
+
+
+def test_process_over_its_memory_limit_is_named_out_of_memory() -> None:
+    with running_replica(HANDLER, mem_limit_bytes=300 * 1024 * 1024) as replica:
+        replica.wait_ready()
+        assert replica.request({"do": "allocate", "mib": 100}).status == 200
+        answer = replica.request({"do": "allocate", "mib": 400, "s": 10})
+        assert answer.status == 500
+        assert "out of memory" in answer.json["error"]
+        assert "mem_limit is 300 MiB" in answer.json["error"]
+        assert answer.seconds < 3
+        assert replica.request({}).status == 200
+
+
+def test_requests_that_wait_in_the_sockets_survive_a_death() -> None:
+    with running_replica(HANDLER) as replica, ThreadPoolExecutor(8) as pool:
+        replica.wait_ready()
+        replica.request({"do": "sleep", "s": 0.1})  # slow: calls leave the event loop
+        killer = in_background(pool, replica, {"do": "sleep", "s": 30})
+        threading.Event().wait(0.2)
+        waiting = [in_background(pool, replica, {}) for _ in range(5)]
+        threading.Event().wait(0.1)
+        os.kill(replica.pid, signal.SIGKILL)
+        assert killer.result(5).status == 500
+        assert [future.result(5).status for future in waiting] == [200] * 5
+
+
+def test_idle_connections_go_on_after_a_death() -> None:
+    with running_replica(HANDLER) as replica:
+        replica.wait_ready()
+        kept = replica.connection()
+        headers = {"content-type": "application/json"}
+        kept.request("POST", "/", b"{}", headers)
+        first = read(kept.getresponse(), 0).json["pid"]
+        replica.request({"do": "exit"})
+        kept.request("POST", "/", b"{}", headers)
+        assert read(kept.getresponse(), 0).json["pid"] != first
+        kept.close()
+
+
+def test_call_stuck_in_c_frees_its_slot_at_the_timeout() -> None:
+    with running_replica(HANDLER, timeout_s=0.5) as replica:
+        replica.wait_ready()
+        for _ in range(5):
+            answer = replica.request({"do": "stuck in C"})
+            assert answer.status == 504
+            assert "timed out after 0.5 s" in answer.json["error"]
+            assert answer.seconds < 1
+            assert replica.request({}).status == 200
+
+
+def test_timeout_counts_from_the_arrival_at_the_gateway() -> None:
+    with running_replica(HANDLER, timeout_s=2) as replica:
+        replica.wait_ready()
+        answer = replica.request({"do": "sleep", "s": 10}, request_id=new_request_id(ago_s=1.5))
+        assert answer.status == 504
+        assert answer.seconds < 1
+        assert replica.request({}, request_id=new_request_id(ago_s=3)).status == 504
+
+
+def test_stuck_call_lets_the_calls_on_other_threads_finish() -> None:
+    with running_replica(HANDLER, timeout_s=1, threads=2) as replica, ThreadPoolExecutor() as pool:
+        replica.wait_ready()
+        replica.request({"do": "sleep", "s": 0.1})
+        stuck = in_background(pool, replica, {"do": "sleep", "s": 60})
+        threading.Event().wait(0.6)
+        other = in_background(pool, replica, {"do": "sleep", "s": 0.8})
+        assert stuck.result(5).status == 504
+        assert other.result(5).status == 200
+        wait_until(lambda: replica.status().processes[0].restarts == 1)
+        assert replica.request({}).status == 200
+
+
+def test_children_of_the_users_code_do_not_outlive_its_process() -> None:
+    with running_replica(HANDLER) as replica:
+        replica.wait_ready()
+        child = replica.request({"do": "spawn"}).json["child"]
+        replica.request({"do": "exit"})
+        wait_until(lambda: not _is_running(child))
+
+
+def test_worker_does_not_outlive_a_killed_supervisor() -> None:
+    with running_replica(HANDLER) as replica:
+        replica.wait_ready()
+        worker = replica.pid
+        replica.process.kill()
+        wait_until(lambda: not _is_running(worker))
+
+
+def test_constructor_that_raises_is_reported_with_the_users_frames_and_tried_again() -> None:
+    source = """
+        class Handler:
+            def __init__(self, config):
+                self.load(config["weights"])
+
+            def load(self, path):
+                raise FileNotFoundError(path)
+
+            def handle_post(self, payload):
+                return {}
+    """
+    with running_replica(source, config={"weights": "w.bin"}) as replica:
+        process = replica.wait_state(ProcessState.BACKING_OFF).processes[0]
+        assert process.failure is not None
+        assert process.failure.message == "FileNotFoundError: w.bin"
+        assert 'File "handler.py", line 7, in load' in process.failure.traceback
+        assert "cortex/" not in process.failure.traceback
+        answer = replica.request({})
+        assert answer.status == 503
+        assert answer.headers["retry-after"] == "1"
+        assert "FileNotFoundError: w.bin" in answer.json["error"]
+        wait_until(lambda: replica.status().processes[0].failed_starts >= 2)
+
+
+def test_process_that_exits_while_it_starts_is_reported() -> None:
+    with running_replica("import os\nos._exit(7)\n") as replica:
+        process = replica.wait_state(ProcessState.BACKING_OFF).processes[0]
+        assert process.failure is not None
+        assert process.failure.message == "the process exited with code 7 while it started"
+
+
+def test_stop_finishes_the_requests_inside() -> None:
+    with running_replica(HANDLER) as replica, ThreadPoolExecutor() as pool:
+        replica.wait_ready()
+        inside = in_background(pool, replica, {"do": "sleep", "s": 1})
+        threading.Event().wait(0.2)
+        replica.command(command="stop", drain_s=10)
+        assert inside.result(5).status == 200
+        assert replica.process.wait(5) == 0
+        assert not Path(replica.spec.sockets[0]).exists()
+
+
+def test_stop_ends_after_its_deadline_whatever_runs() -> None:
+    with running_replica(HANDLER) as replica, ThreadPoolExecutor() as pool:
+        replica.wait_ready()
+        inside = in_background(pool, replica, {"do": "stuck in C"})
+        threading.Event().wait(0.2)
+        replica.command(command="stop", drain_s=0.3)
+        assert replica.process.wait(10) == 0
+        assert inside.result(5).status == 500
+
+
+def test_each_process_of_a_replica_has_its_socket() -> None:
+    with running_replica(HANDLER, processes=2) as replica:
+        replica.wait_ready()
+        pids = {replica.request({}, index=index).json["pid"] for index in (0, 1)}
+        assert pids == {process.pid for process in replica.status().processes}
+        assert len(pids) == 2
+
+
+def test_slow_clients_are_reported_as_lent() -> None:
+    source = """
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                return b"x" * 4_000_000
+    """
+    with running_replica(source) as replica, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as slow_reader:
+        replica.wait_ready()
+        slow_reader.connect(replica.spec.sockets[0])
+        slow_reader.sendall(b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as slow_writer:
+            slow_writer.connect(replica.spec.sockets[0])
+            slow_writer.sendall(b"POST / HTTP/1.1\r\ncontent-length: 100\r\n\r\nabc")
+            wait_until(lambda: replica.status().processes[0].lent == 2)
+            assert replica.request({}).status == 200  # they hold no slot
+        wait_until(lambda: replica.status().processes[0].lent == 1)
+
+
+def test_output_is_logged_per_process() -> None:
+    with running_replica(HANDLER) as replica:
+        replica.wait_ready()
+        wait_until(lambda: " 0 o constructed" in replica.log())
+
+
+def test_status_is_pushed_after_each_change() -> None:
+    with running_replica(HANDLER) as replica, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
+        replica.wait_ready()
+        control.connect(replica.spec.control_socket)
+        control.settimeout(5)
+        lines = control.makefile()
+        lines.readline()
+        replica.request({"do": "exit"})
+        assert '"restarts": 1' in lines.readline()
+
+
+def test_hostile_control_input_is_ignored() -> None:
+    with running_replica(HANDLER) as replica:
+        replica.wait_ready()
+        for junk in (b"\n\n", b"{}\n", b"[1]\n", b"\xff\xfe\n", b'{"command": "stop"}\n', b'{"command": 1}\n'):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
+                control.connect(replica.spec.control_socket)
+                control.sendall(junk)
+        assert replica.request({}).status == 200
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_replica_starts_in_a_fraction_of_a_second() -> None:
+    """A bound far above the figure in the docs: it catches a heavy import, not noise."""
+    started = time.monotonic()
+    with running_replica(HANDLER) as replica:
+        replica.wait_ready()
+        assert time.monotonic() - started < 3
