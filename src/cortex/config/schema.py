@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from cortex.config.values import (
+    a_list,
     a_map,
     cores,
     duration_s,
@@ -24,7 +25,6 @@ from cortex.config.values import (
     percent_or_count,
     problem,
     quote,
-    string_list,
     text,
 )
 
@@ -97,6 +97,7 @@ def _python_path(value: object) -> str:
     return path + "/"
 
 
+Text = Annotated[str, BeforeValidator(text)]
 Count = Annotated[int, BeforeValidator(integer(above=0))]
 Fraction = Annotated[float, BeforeValidator(number(at_least=0, below=1))]
 EnvName = Annotated[str, BeforeValidator(env_name)]
@@ -123,7 +124,7 @@ class Handler(Model):
     python_path: Annotated[str, BeforeValidator(_python_path)] | None = None
     config: Annotated[dict[str, Any], BeforeValidator(a_map)] = {}
     env: Annotated[dict[EnvName, EnvValue], BeforeValidator(a_map)] = {}
-    model: Annotated[str, BeforeValidator(text)] | None = None  #: a path or s3:// URL; only module functions have it
+    model: Text | None = None  #: a path or s3:// URL; only module functions have it
     processes_per_replica: Annotated[int, BeforeValidator(integer(at_least=1, at_most=100))] = 1
     threads_per_process: Annotated[int, BeforeValidator(integer(at_least=1))] = 1
     log_level: Annotated[str, BeforeValidator(enum("debug", "info", "warning", "error"))] = "info"
@@ -148,7 +149,7 @@ class Compute(Model):
     gpu: Annotated[int, BeforeValidator(integer(at_least=0))] = 0
     inf: Annotated[int, BeforeValidator(integer(at_least=0, at_most=1))] = 0
     mem_limit: Annotated[int, BeforeValidator(memory_bytes)] | None = None
-    node_groups: Annotated[list[str], BeforeValidator(string_list)] | None = None
+    node_groups: Annotated[list[Text], BeforeValidator(a_list)] | None = None
 
 
 class Autoscaling(Model):
@@ -181,7 +182,7 @@ class UpdateStrategy(Model):
 class Tracker(Model):
     """Which value of each response to count (classification) or average (regression)."""
 
-    key: Annotated[str, BeforeValidator(text)] | None = None
+    key: Text | None = None
     model_type: Annotated[str, BeforeValidator(enum("classification", "regression"))]
 
 

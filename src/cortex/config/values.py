@@ -39,7 +39,7 @@ def quote(value: object) -> str:
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
     """Find the candidate that `word` most likely meant, upper and lower case alike; None if nothing is close."""
     by_lower = {candidate.lower(): candidate for candidate in sorted(candidates)}
-    found = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.7)
+    found = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.65)
     return by_lower[found[0]] if found else None
 
 
@@ -233,10 +233,10 @@ def env_value(value: object) -> str:
     return value if value == "" and isinstance(value, str) else text(value)
 
 
-def string_list(value: object) -> list[str]:
-    """Read a list of strings that isn't empty."""
+def a_list(value: object) -> list[object]:
+    """Read a list that isn't empty."""
     if not isinstance(value, list):
         raise wrong_type(value, "a list")
     if not value:
         raise problem("cannot be empty", "remove the key")
-    return [text(item) for item in value]
+    return value
