@@ -1,0 +1,132 @@
+"""cortex itself as its users run it: the command line, in a CORTEX_HOME and on ports of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.endpoint import NotServingError, free_ports
+from benchmarks.paths import PEERS, USER_CODE
+from benchmarks.processes import descendants, end
+
+_COMMAND_LIMIT_S = 180.0
+
+
+@dataclass(frozen=True)
+class Cortex:
+    """One installation that lives in `folder`."""
+
+    folder: Path
+    gateway_port: int
+    operator_port: int
+
+    @classmethod
+    def in_folder(cls, folder: Path) -> Cortex:
+        """Choose free ports and copy the project there, as a user would have it."""
+        gateway_port, operator_port = free_ports(2)
+        cortex = cls(folder, gateway_port, operator_port)
+        shutil.copytree(PEERS / "cortex", cortex.project, ignore=shutil.ignore_patterns("__pycache__"))
+        for source in ("predictors.py", "iris.onnx"):
+            shutil.copy(USER_CODE / source, cortex.project)
+        return cortex
+
+    @property
+    def project(self) -> Path:
+        """The folder with one `<workload>.yaml` per API."""
+        return self.folder / "project"
+
+    @property
+    def home(self) -> Path:
+        """Its CORTEX_HOME."""
+        return self.folder / "home"
+
+    def command(self, *arguments: str) -> list[str]:
+        """Return the command line of one `cortex` command."""
+        return [str(Path(sys.executable).with_name("cortex")), *arguments]
+
+    def environ(self) -> dict[str, str]:
+        """Return the environment of its commands."""
+        environ = {**os.environ, "CORTEX_HOME": str(self.home)}
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        return environ
+
+    def run(self, *arguments: str) -> str:
+        """Run one command and return what it printed. Raises: NotServingError with its output if it fails."""
+        with (self.folder / "cli.err").open("a+") as errors:
+            done = subprocess.run(
+                self.command(*arguments),
+                env=self.environ(),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                timeout=_COMMAND_LIMIT_S,
+                check=False,
+            )
+            if done.returncode != 0:
+                errors.seek(0)
+                said = (errors.read() + done.stdout)[-3000:]
+                raise NotServingError(f"cortex {' '.join(arguments)} ended with {done.returncode}:\n{said}")
+        return done.stdout
+
+    def start(self) -> None:
+        """Start operator and gateway on the chosen ports."""
+        self.run("up", "--gateway-port", str(self.gateway_port), "--operator-port", str(self.operator_port))
+
+    def stop(self) -> None:
+        """Stop everything; kill by id what `cortex down` leaves."""
+        with contextlib.suppress(NotServingError, subprocess.TimeoutExpired):
+            self.run("down")
+        end([], grace_s=0.0)
+
+    @contextlib.contextmanager
+    def up(self) -> Iterator[None]:
+        """Keep it running for the block."""
+        try:
+            self.start()
+            yield
+        finally:
+            self.stop()
+
+    def deploy(self, workload: str) -> None:
+        """Deploy one API and wait until it is live."""
+        self.run("deploy", str(self.project / f"{workload}.yaml"), "-o", "json")
+
+    def status(self) -> dict[str, Any]:
+        """Return what runs."""
+        found: dict[str, Any] = json.loads(self.run("status", "-o", "json"))
+        return found
+
+
+def groups(status: dict[str, Any]) -> dict[str, list[psutil.Process]]:
+    """Divide the running processes into operator, gateway, replicas and whatever else there is."""
+    roots = {
+        "operator": [status["operator"]["pid"]],
+        "gateway": [status["gateway"]["pid"]],
+        "replicas": [replica["pid"] for replica in status["replicas"]],
+    }
+    members: dict[str, list[psutil.Process]] = {name: [] for name in (*roots, "other")}
+    owner = {pid: name for name, pids in roots.items() for pid in pids}
+    for process in descendants():
+        members[_group_of(process, owner)].append(process)
+    return members
+
+
+def _group_of(process: psutil.Process, owner: dict[int, str]) -> str:
+    """The group of the nearest ancestor that has one: replicas may be children of the operator."""
+    with contextlib.suppress(psutil.Error):
+        for candidate in (process, *process.parents()):
+            if candidate.pid in owner:
+                return owner[candidate.pid]
+    return "other"

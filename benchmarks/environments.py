@@ -1,0 +1,34 @@
+"""Each peer's virtual environment, made from its `requirements.txt`; made anew when that file changes."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+from benchmarks.paths import PEERS, VENVS
+
+
+def python_of(peer: str) -> Path:
+    """Return the interpreter of a peer's environment, which must have been prepared."""
+    return VENVS / peer / "bin" / "python"
+
+
+def prepare(peer: str) -> Path:
+    """Make a peer's environment unless it is there, with pip, whose own settings (`PIP_*`) hold."""
+    requirements = PEERS / peer / "requirements.txt"
+    digest = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()
+    folder = VENVS / peer
+    stamp = folder / "requirements.sha256"
+    if stamp.is_file() and stamp.read_text() == digest:
+        return python_of(peer)
+    print(f"making the environment of {peer} …", flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    venv.create(folder, with_pip=True, symlinks=True)
+    install = [str(python_of(peer)), "-m", "pip", "install", "--quiet", "--requirement", str(requirements)]
+    subprocess.run(install, check=True)
+    stamp.write_text(digest)
+    return python_of(peer)

@@ -1,0 +1,52 @@
+"""Closed-loop load with `wrk`: each connection sends its next request when it has its answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.endpoint import Endpoint
+from benchmarks.paths import BENCHMARKS
+from benchmarks.workloads import Workload
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a load generator saw."""
+
+    requests: int
+    seconds: float
+    p50_us: float
+    p99_us: float
+    errors: int
+    bytes: int = 0
+
+    @property
+    def per_s(self) -> float:
+        """Answers per second."""
+        return self.requests / self.seconds
+
+
+def require_wrk() -> None:
+    """Raises: SystemExit that says how to get it, if `wrk` is not there."""
+    if shutil.which("wrk") is None:
+        raise SystemExit("wrk is not on PATH: `apt-get install wrk` (Debian, Ubuntu) or `brew install wrk`")
+
+
+def closed_loop(endpoint: Endpoint, workload: Workload, concurrency: int, seconds: float) -> Load:
+    """Keep `concurrency` requests open for some (whole) seconds."""
+    with tempfile.TemporaryDirectory(prefix="wrk-") as folder:
+        body = Path(folder, "body")
+        body.write_bytes(workload.body)
+        duration = max(1, round(seconds))
+        command = ["wrk", "-t1", f"-c{concurrency}", f"-d{duration}s", "--timeout", "30s"]
+        command += ["-s", str(BENCHMARKS / "wrk.lua"), endpoint.url]
+        environ = {**os.environ, "WRK_BODY": str(body), "WRK_CONTENT_TYPE": workload.content_type}
+        done = subprocess.run(command, env=environ, check=True, capture_output=True, text=True, timeout=seconds + 60)
+    line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+    return Load(**json.loads(line.removeprefix("RESULT ")))

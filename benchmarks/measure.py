@@ -1,0 +1,225 @@
+"""What is measured, in rounds: every system once, one at a time, then all again. Prints progress, judges nothing."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from benchmarks import processes
+from benchmarks.endpoint import Endpoint, NotServingError
+from benchmarks.load import Load, closed_loop
+from benchmarks.open_loop import open_loop
+from benchmarks.paths import USER_CODE
+from benchmarks.streaming import streaming
+from benchmarks.systems import System
+from benchmarks.workloads import LARGE, NOOP, SMALL, STREAM, Workload
+
+BARE = "bare function"
+SHARE_OF_PEAK = 0.7
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured."""
+
+    rounds: int = 5
+    seconds: float = 4.0
+    warm_s: float = 1.0
+    concurrencies: tuple[int, ...] = (1, 16, 64)
+    large_concurrency: int = 16
+    open_s: float = 10.0
+    open_rounds: int = 3
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measurement; figures that a kind of load does not have are None."""
+
+    system: str
+    workload: str
+    load: str  #: "closed", "open" or "stream"
+    concurrency: int = 0
+    per_s: float | None = None
+    p50_us: float | None = None
+    p99_us: float | None = None
+    cpu_us: float | None = None  #: per request, whole process tree, without the load generator
+    pss_mb: float | None = None
+    errors: int = 0
+    rate: float | None = None  #: open loop: requests per second that were due
+    late_p99_us: float | None = None  #: open loop: the generator's own lateness
+    chunks_per_s: float | None = None
+    first_byte_us: float | None = None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A system that could not be measured."""
+
+    system: str
+    workload: str
+    message: str
+
+
+Outcome = list[Sample | Failed]
+_L = TypeVar("_L", bound=Load)
+
+
+def closed_rounds(systems: tuple[System, ...], workloads: tuple[Workload, ...], plan: Plan) -> Outcome:
+    """Requests per second, latencies, CPU and memory under `wrk`."""
+    concurrencies = plan.concurrencies if workloads == SMALL else (plan.large_concurrency,)
+
+    def one_visit(system: System, workload: Workload, endpoint: Endpoint) -> Iterator[Sample]:
+        for concurrency in concurrencies:
+            yield _closed(system, workload, endpoint, concurrency, plan.seconds)
+
+    outcome: Outcome = []
+    for number in range(plan.rounds):
+        _say(f"round {number + 1} of {plan.rounds}: {', '.join(workload.name for workload in workloads)}")
+        for workload in workloads:
+            if workload in SMALL:
+                outcome.append(_bare(workload, plan.seconds / 2))
+            for system in systems:
+                outcome += _visit(system, workload, plan, one_visit)
+    return outcome
+
+
+def open_rounds(systems: tuple[System, ...], closed: Outcome, plan: Plan) -> Outcome:
+    """Latencies of the no-op at a constant rate of 70 % of each system's own peak."""
+    highest = max(plan.concurrencies)
+    found = [each for each in closed if isinstance(each, Sample) and each.workload == NOOP.name]
+    peaks: dict[str, list[float]] = {}
+    for sample in found:
+        if sample.concurrency == highest and sample.per_s:
+            peaks.setdefault(sample.system, []).append(sample.per_s)
+    rates = {name: SHARE_OF_PEAK * statistics.median(values) for name, values in peaks.items()}
+
+    def one_visit(system: System, workload: Workload, endpoint: Endpoint) -> Iterator[Sample]:
+        yield _measured_open(system, workload, endpoint, rates[system.name], plan.open_s)
+
+    outcome: Outcome = []
+    for number in range(plan.open_rounds):
+        _say(f"open-loop round {number + 1} of {plan.open_rounds}")
+        for system in systems:
+            if system.name in rates:
+                outcome += _visit(system, NOOP, plan, one_visit)
+    return outcome
+
+
+def large_rounds(systems: tuple[System, ...], plan: Plan) -> Outcome:
+    """1 MB in and 1 MB out, and a streaming answer."""
+    peers = tuple(system for system in systems if system.role != "limit")
+    outcome = closed_rounds(peers, LARGE, plan)
+
+    def one_visit(system: System, workload: Workload, endpoint: Endpoint) -> Iterator[Sample]:
+        alone = streaming(endpoint, workload, plan.seconds / 2)
+        sample = _closed(system, workload, endpoint, plan.large_concurrency, plan.seconds)
+        yield replace(sample, load="stream", first_byte_us=alone.first_byte_us, chunks_per_s=alone.chunks_per_s)
+
+    for number in range(plan.rounds):
+        _say(f"round {number + 1} of {plan.rounds}: {STREAM.name}")
+        for system in peers:
+            outcome += _visit(system, STREAM, plan, one_visit)
+    return outcome
+
+
+def _visit(
+    system: System,
+    workload: Workload,
+    plan: Plan,
+    measurements: Callable[[System, Workload, Endpoint], Iterator[Sample]],
+) -> Outcome:
+    """Start a system, warm it up, measure, end it. What goes wrong is an outcome too: the others go on."""
+    if workload.name not in system.workloads:
+        return []
+    done: Outcome = []
+    try:
+        with system.serve(workload) as endpoint:
+            closed_loop(endpoint, workload, plan.large_concurrency, plan.warm_s)
+            for sample in measurements(system, workload, endpoint):
+                done.append(sample)
+                _say(_line(sample))
+            if mistake := endpoint.mistake(workload):
+                raise NotServingError(f"wrong answer after the load: {mistake}")
+    except (NotServingError, OSError, ValueError, http.client.HTTPException, subprocess.SubprocessError) as error:
+        _say(f"{system.name} {workload.name}: {error}")
+        done.append(Failed(system.name, workload.name, str(error)))
+    return done
+
+
+def _closed(system: System, workload: Workload, endpoint: Endpoint, concurrency: int, seconds: float) -> Sample:
+    load, cpu_us, pss_mb = _watched(lambda: closed_loop(endpoint, workload, concurrency, seconds))
+    return Sample(
+        system=system.name,
+        workload=workload.name,
+        load="closed",
+        concurrency=concurrency,
+        per_s=load.per_s,
+        p50_us=load.p50_us,
+        p99_us=load.p99_us,
+        cpu_us=cpu_us,
+        pss_mb=pss_mb,
+        errors=load.errors,
+    )
+
+
+def _measured_open(system: System, workload: Workload, endpoint: Endpoint, rate: float, seconds: float) -> Sample:
+    load, cpu_us, pss_mb = _watched(lambda: open_loop(endpoint, workload, rate, seconds))
+    return Sample(
+        system=system.name,
+        workload=workload.name,
+        load="open",
+        per_s=load.per_s,
+        p50_us=load.p50_us,
+        p99_us=load.p99_us,
+        cpu_us=cpu_us,
+        pss_mb=pss_mb,
+        errors=load.errors,
+        rate=rate,
+        late_p99_us=load.late_p99_us,
+    )
+
+
+def _watched(run: Callable[[], _L]) -> tuple[_L, float, float]:
+    """Run a load; return it with CPU microseconds per request and PSS in MB of the system's processes.
+
+    The generator is not among them: it starts after the first reading and has ended before the second.
+    """
+    before = processes.cpu_s(processes.descendants())
+    load = run()
+    members = processes.descendants()
+    used_s = processes.cpu_between(before, processes.cpu_s(members))
+    return load, used_s / max(1, load.requests) * 1e6, processes.pss_mb(members)
+
+
+def _bare(workload: Workload, seconds: float) -> Sample:
+    command = [sys.executable, str(USER_CODE / "bare.py"), workload.name, str(seconds), workload.body.decode()]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds + 60)
+    found = json.loads(done.stdout)
+    return Sample(
+        system=BARE,
+        workload=workload.name,
+        load="closed",
+        concurrency=1,
+        per_s=found["requests"] / found["seconds"],
+        p50_us=found["p50_us"],
+        p99_us=found["p99_us"],
+        cpu_us=found["cpu_us"],
+    )
+
+
+def _line(sample: Sample) -> str:
+    where = f"{sample.system:18} {sample.workload:8} {sample.load:6} {sample.concurrency or '':>3}"
+    latencies = f"p50 {(sample.p50_us or 0) / 1e3:8.2f} ms  p99 {(sample.p99_us or 0) / 1e3:8.2f} ms"
+    costs = f"CPU {sample.cpu_us or 0:7.1f} µs  {sample.pss_mb or 0:6.0f} MB  errors {sample.errors}"
+    return f"{where}  {sample.per_s or 0:9.0f}/s  {latencies}  {costs}"
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)

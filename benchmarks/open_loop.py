@@ -1,0 +1,200 @@
+"""Open-loop load: requests leave at a constant rate, whatever the answers do.
+
+A latency runs from the instant at which its request was due, not from when it could be sent, so a server that stalls
+is charged for all that waited (no coordinated omission). One thread on `epoll`, run as a process of its own:
+`python -m benchmarks.open_loop` reads its plan from stdin and prints the result.
+"""
+
+from __future__ import annotations
+
+import base64
+import gc
+import json
+import select
+import socket
+import subprocess
+import sys
+import time
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+
+from benchmarks.endpoint import Endpoint
+from benchmarks.load import Load
+from benchmarks.paths import REPOSITORY
+from benchmarks.workloads import Workload
+
+#: Waits after the last request for the answers that are still due.
+DRAIN_S = 5.0
+
+
+@dataclass(frozen=True)
+class OpenLoad(Load):
+    """What the generator saw, and whether it kept its own pace."""
+
+    rate: float = 0.0  #: requests per second that were due
+    late_p99_us: float = 0.0  #: how late requests left while a connection was free: the generator's own fault
+
+
+def open_loop(endpoint: Endpoint, workload: Workload, rate: float, seconds: float, connections: int = 128) -> OpenLoad:
+    """Run the generator in its own process."""
+    plan = _plan(endpoint, workload, rate, seconds, connections)
+    command = [sys.executable, "-m", "benchmarks.open_loop"]
+    timeout_s = seconds + DRAIN_S + 30
+    done = subprocess.run(
+        command, cwd=REPOSITORY, check=True, input=plan, stdout=subprocess.PIPE, text=True, timeout=timeout_s
+    )
+    return OpenLoad(**json.loads(done.stdout))
+
+
+def _plan(endpoint: Endpoint, workload: Workload, rate: float, seconds: float, connections: int) -> str:
+    request = base64.b64encode(workload.request(endpoint.host, endpoint.path)).decode()
+    plan = {"host": endpoint.host, "port": endpoint.port, "request": request}
+    return json.dumps({**plan, "rate": rate, "seconds": seconds, "connections": connections})
+
+
+class _Connection:
+    """One keep-alive connection with at most one request on it."""
+
+    __slots__ = ("due", "received", "socket")
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.socket = socket.create_connection(address)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.setblocking(False)
+        self.due = 0
+        self.received = b""
+
+
+@dataclass
+class _Generator:
+    address: tuple[str, int]
+    request: bytes
+    interval_ns: float
+    latencies: array[int] = field(default_factory=lambda: array("q"))
+    lateness: array[int] = field(default_factory=lambda: array("q"))
+    errors: int = 0
+
+    def run(self, count: int, connections: int) -> float:
+        """Send `count` requests; return the seconds from the first one's instant to the last answer."""
+        poll = select.epoll()
+        by_fd: dict[int, _Connection] = {}
+        free: deque[_Connection] = deque()
+        for _ in range(connections):
+            self._connect(poll, by_fd, free)
+        start = time.perf_counter_ns() + 10_000_000
+        sent = answered = 0
+        stop = start + int(count * self.interval_ns + DRAIN_S * 1e9)
+        starved = False
+        now = start
+        while answered < count and now < stop:
+            now = time.perf_counter_ns()
+            while sent < count and free and (due := start + int(sent * self.interval_ns)) <= now:
+                if not starved:
+                    self.lateness.append(now - due)
+                self._send(free.popleft(), due)
+                sent += 1
+                now = time.perf_counter_ns()
+            # With no connection free, what goes out next is late because the server is slow, not we.
+            starved = not free
+            wait_s = 0.05 if sent == count or starved else max(0.0, start + sent * self.interval_ns - now) / 1e9
+            # epoll waits whole milliseconds: below one, look again at once.
+            for fd, _ in poll.poll(wait_s if wait_s >= 0.001 else 0, connections):
+                answered += self._receive(by_fd[fd], poll, by_fd, free)
+        self.errors += count - answered
+        end = time.perf_counter_ns()
+        # What never came took at least this long.
+        self.latencies.extend(max(0, end - start - int(index * self.interval_ns)) for index in range(answered, count))
+        return (end - start) / 1e9
+
+    def _connect(self, poll: select.epoll, by_fd: dict[int, _Connection], free: deque[_Connection]) -> None:
+        connection = _Connection(self.address)
+        by_fd[connection.socket.fileno()] = connection
+        poll.register(connection.socket, select.EPOLLIN)
+        free.append(connection)
+
+    def _send(self, connection: _Connection, due: int) -> None:
+        connection.due = due
+        try:
+            connection.socket.send(self.request)
+        except OSError:
+            # The reader sees the end of the connection and counts it.
+            return
+
+    def _receive(
+        self, connection: _Connection, poll: select.epoll, by_fd: dict[int, _Connection], free: deque[_Connection]
+    ) -> int:
+        """Take what came; return 1 if it ended a request."""
+        try:
+            data = connection.socket.recv(65536)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            data = b""
+        if data:
+            received = connection.received + data if connection.received else data
+            if not _is_whole(received):
+                connection.received = received
+                return 0
+            self._finish(connection, received.startswith(b"HTTP/1.1 200"))
+            free.append(connection)
+            return 1
+        waiting = connection.due != 0
+        if waiting:
+            self._finish(connection, ok=False)
+        else:
+            free.remove(connection)
+        poll.unregister(connection.socket)
+        del by_fd[connection.socket.fileno()]
+        connection.socket.close()
+        self._connect(poll, by_fd, free)
+        return int(waiting)
+
+    def _finish(self, connection: _Connection, ok: bool) -> None:
+        self.latencies.append(time.perf_counter_ns() - connection.due)
+        self.errors += not ok
+        connection.due = 0
+        connection.received = b""
+
+
+def _is_whole(data: bytes) -> bool:
+    """Tell whether these bytes are a complete answer."""
+    head = data.find(b"\r\n\r\n")
+    if head < 0:
+        return False
+    lower = data[:head].lower()
+    mark = lower.find(b"content-length:")
+    if mark < 0:
+        return data.endswith(b"0\r\n\r\n")
+    end = lower.find(b"\r\n", mark)
+    return len(data) >= head + 4 + int(lower[mark + 15 : end if end > 0 else head])
+
+
+def _percentile(values: array[int], share: float) -> float:
+    """The value in microseconds below which `share` of them lie."""
+    ordered = sorted(values) or [0]
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))] / 1e3
+
+
+def main() -> None:
+    """Read a plan, carry it out, print the result."""
+    plan = json.load(sys.stdin)
+    count = max(1, int(plan["rate"] * plan["seconds"]))
+    request = base64.b64decode(plan["request"])
+    generator = _Generator((plan["host"], plan["port"]), request, 1e9 / plan["rate"])
+    gc.disable()  # its pauses would be charged to the server
+    seconds = generator.run(count, plan["connections"])
+    result = {
+        "requests": count,
+        "seconds": seconds,
+        "p50_us": _percentile(generator.latencies, 0.5),
+        "p99_us": _percentile(generator.latencies, 0.99),
+        "errors": generator.errors,
+        "rate": plan["rate"],
+        "late_p99_us": _percentile(generator.lateness, 0.99),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

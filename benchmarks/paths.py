@@ -1,0 +1,13 @@
+"""Where the benchmark's files are, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).resolve().parent
+REPOSITORY = BENCHMARKS.parent
+PEERS = BENCHMARKS / "peers"
+USER_CODE = BENCHMARKS / "user_code"
+WORK = BENCHMARKS / ".work"
+VENVS = WORK / "venvs"
+RESULTS = BENCHMARKS / "results"

@@ -1,0 +1,9 @@
+from collections.abc import Iterator
+from typing import Any
+
+from predictors import stream
+
+
+class Handler:
+    def handle_post(self, payload: dict[str, Any]) -> Iterator[bytes]:
+        return stream(payload)
