@@ -39,21 +39,28 @@ class Runner:
         self._average_ns = 0
         self._calls_in_mode = 0
         self._stopping = False
+        self._leaving = False
         self._done: deque[Task] = deque()
         self._wake_pending = False
 
     def run(self) -> None:
         """Run the event loop and the submitted calls until `stop`."""
         while not self._stopping:
+            self._leaving = False
+            self._calls_in_mode = 0
             if self.inline:
                 self._loop.run_forever()
+                self.inline = False
             else:
                 self._run_threads()
+                self._run_rest()
+                # Only now is the loop this thread's; until here calls were queued.
+                self.inline = self._may_inline
 
     def stop(self) -> None:
         """End `run` once the calls already submitted are done; called on the event loop."""
         self._stopping = True
-        self._leave_mode()
+        self._leave()
 
     def submit(self, task: Task) -> None:
         """Queue a call for the threads; only while not `inline`."""
@@ -65,15 +72,15 @@ class Runner:
         self._calls_in_mode += 1
         if self.inline:
             if self._average_ns > SLOW_NS:
-                self._switch()
+                self._leave()
         elif may_switch and self._may_inline and self._average_ns < QUICK_NS and self._calls_in_mode > QUICK_CALLS:
-            self._switch()
+            self._leave()
 
     def require_threads(self) -> None:
         """Leave inline mode for good."""
         self._may_inline = False
         if self.inline:
-            self._switch()
+            self._leave()
 
     def wake(self, task: Task) -> None:
         """Run `task` on the event loop; calls from threads that finish together are woken together."""
@@ -87,14 +94,14 @@ class Runner:
         while self._done:
             self._done.popleft()()
 
-    def _switch(self) -> None:
-        was_inline = self.inline
-        self.inline = not was_inline
-        self._calls_in_mode = 0
-        self._leave_mode(was_inline)
-
-    def _leave_mode(self, was_inline: bool | None = None) -> None:
-        if not (self.inline if was_inline is None else was_inline):
+    def _leave(self) -> None:
+        """End the present mode after this turn of the loop; what still comes in the turn is queued."""
+        if self._leaving:
+            return
+        self._leaving = True
+        if self.inline:
+            self.inline = False
+        else:
             for _ in range(self._threads):
                 self._tasks.put(None)
         self._loop.stop()
@@ -110,6 +117,12 @@ class Runner:
         self._run_tasks()
         for thread in threads:
             thread.join()
+
+    def _run_rest(self) -> None:
+        while not self._tasks.empty():
+            task = self._tasks.get()
+            if task is not None:
+                task()
 
     def _run_tasks(self) -> None:
         while (task := self._tasks.get()) is not None:

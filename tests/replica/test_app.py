@@ -1,0 +1,367 @@
+"""Requests against real replicas: verbs, streams, callbacks, hang-ups, bodies."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from replicas import running_replica
+from wait import wait_until
+
+
+def test_each_verb_has_its_method_and_others_get_405() -> None:
+    source = """
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_get(self, query_params):
+                return query_params["name"]
+
+            def handle_put(self, payload, headers):
+                return {"payload": payload, "x": headers["X-Thing"]}
+    """
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        got = replica.request(method="GET", path="/api?name=iris%20v")
+        assert (got.status, got.body, got.headers["content-type"]) == (200, b"iris v", "text/plain; charset=utf-8")
+        put = replica.request([1], method="PUT", headers={"x-thing": "7"})
+        assert put.json == {"payload": [1], "x": "7"}
+        post = replica.request([1])
+        assert post.status == 405
+        assert post.headers["allow"] == "GET, PUT"
+        info = replica.request(method="GET", headers={"x-cortex-info": "1"})
+        assert set(info.json["methods"]) == {"GET", "PUT"}
+
+
+def test_get_of_an_older_api_says_how_to_call_it() -> None:
+    with running_replica("def predict(sample, metadata):\n    return sample\n", interface="functions") as replica:
+        replica.wait_ready()
+        assert "sending a post request" in replica.request(method="GET").json["message"]
+        assert replica.request("setosa").body == b'"setosa"'
+
+
+def test_generator_is_streamed_while_it_runs() -> None:
+    source = """
+        import time
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                for number in range(3):
+                    yield f"{number}\\n"
+                    time.sleep(0.3)
+    """
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        connection = replica.connection()
+        started = time.monotonic()
+        connection.request("POST", "/", b"{}", {"content-type": "application/json"})
+        response = connection.getresponse()
+        assert response.readline() == b"0\n"
+        assert time.monotonic() - started < 0.29
+        assert response.read() == b"1\n2\n"
+        assert response.getheader("transfer-encoding") == "chunked"
+        connection.close()
+
+
+def test_async_generator_streams_json_lines() -> None:
+    source = """
+        import asyncio
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            async def handle_post(self, payload):
+                for number in range(payload["n"]):
+                    yield {"number": number}
+                    await asyncio.sleep(0)
+    """
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        answer = replica.request({"n": 3})
+        assert [json.loads(line) for line in answer.body.splitlines()] == [{"number": n} for n in range(3)]
+        assert answer.headers["content-type"] == "application/x-ndjson"
+        assert replica.request({"n": 0}).body == b""
+
+
+def test_generator_that_raises_first_is_an_error_and_later_cuts_the_answer_off() -> None:
+    source = """
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                for number in range(payload["n"]):
+                    yield "x"
+                raise ValueError("enough")
+    """
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        answer = replica.request({"n": 0})
+        assert answer.status == 500
+        assert "ValueError" in answer.json["error"]
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(replica.spec.sockets[0])
+            body = b'{"n": 2}'
+            head = b"POST / HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+            sock.sendall(head + body)
+            received = b"".join(iter(lambda: sock.recv(4096), b""))
+        assert received.count(b"1\r\nx\r\n") == 2
+        assert not received.endswith(b"0\r\n\r\n")
+        wait_until(lambda: replica.log().count("ValueError: enough") == 2)
+
+
+def test_async_methods_run_side_by_side_and_time_out_alone() -> None:
+    source = """
+        import asyncio
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            async def handle_post(self, payload):
+                await asyncio.sleep(payload["s"])
+                return {"slept": payload["s"]}
+    """
+    with running_replica(source, timeout_s=1) as replica, ThreadPoolExecutor(12) as pool:
+        pid = replica.wait_ready().processes[0].pid
+        started = time.monotonic()
+        good = [pool.submit(replica.request, {"s": 0.4}) for _ in range(10)]
+        late = pool.submit(replica.request, {"s": 5})
+        assert [future.result(5).status for future in good] == [200] * 10
+        assert time.monotonic() - started < 1.5
+        assert late.result(5).status == 504
+        assert replica.status().processes[0].pid == pid
+
+
+def test_async_method_that_blocks_the_loop_is_replaced() -> None:
+    source = """
+        import time
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            async def handle_post(self, payload):
+                time.sleep(payload["s"])
+                return {}
+    """
+    with running_replica(source, timeout_s=0.5) as replica:
+        replica.wait_ready()
+        answer = replica.request({"s": 60})
+        assert answer.status == 504
+        assert answer.seconds < 1.3
+        assert replica.request({"s": 0}).status == 200
+
+
+def test_hang_up_cancels_an_async_call_and_frees_its_slot() -> None:
+    source = """
+        import asyncio
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            async def handle_post(self, payload):
+                try:
+                    await asyncio.sleep(30)
+                except asyncio.CancelledError:
+                    print("cancelled", flush=True)
+                    raise
+
+            async def handle_get(self):
+                return "free"
+    """
+    with running_replica(source, max_concurrency=1) as replica:
+        replica.wait_ready()
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(replica.spec.sockets[0])
+            sock.sendall(b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n")
+            wait_until(lambda: replica.request(method="GET", headers={"x-cortex-info": "1"}).status == 200)
+        wait_until(lambda: "cancelled" in replica.log())
+        assert replica.request(method="GET").body == b"free"
+
+
+def test_callback_and_post_predict_run_after_the_answer() -> None:
+    handler = """
+        import time
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                return {"y": 1}, lambda: (time.sleep(0.5), print("after handler", flush=True))
+    """
+    predictor = """
+        class PythonPredictor:
+            def __init__(self, config):
+                pass
+
+            def predict(self, payload):
+                return payload["x"] + 1
+
+            def post_predict(self, response, payload):
+                print("after", payload, response, flush=True)
+                raise ValueError("seen in the log")
+    """
+    with running_replica(handler) as replica:
+        replica.wait_ready()
+        answer = replica.request({})
+        assert answer.json == {"y": 1}
+        assert answer.seconds < 0.4
+        wait_until(lambda: "after handler" in replica.log())
+    with running_replica(predictor, interface="predictor") as replica:
+        replica.wait_ready()
+        assert replica.request({"x": 1}).body == b"2"
+        wait_until(lambda: "after {'x': 1} 2" in replica.log() and "seen in the log" in replica.log())
+
+
+def test_bodies_of_every_framing_arrive_whole_and_too_large_ones_are_refused() -> None:
+    source = """
+        import hashlib
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                return hashlib.sha256(payload).hexdigest()
+    """
+    with running_replica(source, max_body_bytes=3_000_000) as replica:
+        replica.wait_ready()
+        binary = {"content-type": "application/octet-stream"}
+        for size in (0, 1, 65_536, 2_999_999):
+            plain = replica.request(body=b"x" * size, headers=binary)
+            connection = replica.connection()
+            connection.request("POST", "/", iter([b"x" * size]), binary, encode_chunked=True)
+            assert connection.getresponse().read() == plain.body
+            connection.close()
+        connection = replica.connection()
+        connection.request("POST", "/", iter([b"x" * 3_000_001]), binary, encode_chunked=True)
+        assert connection.getresponse().status == 413
+        connection.close()
+        assert replica.request(body=b"x", headers=binary).status == 200
+
+
+def test_large_answers_arrive_whole() -> None:
+    source = """
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                return bytes(payload["n"])
+    """
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        for size in (0, 70_000, 20_000_000):
+            assert len(replica.request({"n": size}).body) == size
+
+
+def test_starlette_responses_are_sent_as_they_are() -> None:
+    source = """
+        from starlette.responses import JSONResponse, StreamingResponse
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                if payload:
+                    return StreamingResponse(iter(["a", "b"]), status_code=206, media_type="text/event-stream")
+                return JSONResponse({"teapot": True}, status_code=418, headers={"x-extra": "1"})
+    """
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        answer = replica.request({})
+        assert (answer.status, answer.json, answer.headers["x-extra"]) == (418, {"teapot": True}, "1")
+        stream = replica.request({"stream": True})
+        assert (stream.status, stream.body) == (206, b"ab")
+        assert stream.headers["content-type"].startswith("text/event-stream")
+
+
+def test_users_code_stays_on_one_thread_whether_quick_or_slow() -> None:
+    source = """
+        import threading, time
+
+        class Handler:
+            def __init__(self, config):
+                self.thread = threading.get_ident()
+
+            def handle_post(self, payload):
+                time.sleep(payload["s"])
+                return threading.get_ident() == self.thread
+    """
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        for pause, times in ((0, 20), (0.02, 5), (0, 150), (0.02, 5)):
+            assert {replica.request({"s": pause}).body for _ in range(times)} == {b"true"}
+
+
+def test_malformed_http_is_refused_and_the_next_connection_served() -> None:
+    with running_replica("def predict(sample, metadata):\n    return 1\n", interface="functions") as replica:
+        replica.wait_ready()
+        for junk in (b"\x00\x01\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n", b"GET\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n"):
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.settimeout(5)
+                sock.connect(replica.spec.sockets[0])
+                sock.sendall(junk)
+                assert sock.recv(4096).startswith(b"HTTP/1.1 400")
+        assert replica.request({}).body == b"1"
+
+
+def test_slow_reader_of_a_stream_does_not_stop_its_generator() -> None:
+    source = """
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                for _ in range(payload["n"]):
+                    yield b"x" * 100_000
+                print("generator done", flush=True)
+    """
+    with running_replica(source) as replica, socket.socket(socket.AF_UNIX) as sock:
+        replica.wait_ready()
+        sock.connect(replica.spec.sockets[0])
+        body = b'{"n": 50}'
+        head = b"POST / HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        sock.sendall(head + body)
+        wait_until(lambda: "generator done" in replica.log())
+        assert replica.request({"n": 1}).status == 200
+
+
+def test_slots_are_never_exceeded() -> None:
+    source = """
+        import threading, time
+
+        class Handler:
+            def __init__(self, config):
+                self.live = 0
+                self.most = 0
+                self.lock = threading.Lock()
+
+            def handle_post(self, payload):
+                with self.lock:
+                    self.live += 1
+                    self.most = max(self.most, self.live)
+                time.sleep(0.02)
+                with self.lock:
+                    self.live -= 1
+                return self.most
+    """
+    with running_replica(source, threads=3) as replica, ThreadPoolExecutor(16) as pool:
+        replica.wait_ready()
+        for _ in range(3):
+            replica.request({})
+        answers = list(pool.map(lambda _: int(replica.request({}).body), range(100)))
+        assert max(answers) == 3
+        assert threading.active_count() < 40
