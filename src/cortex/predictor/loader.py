@@ -172,8 +172,9 @@ def _check_signature(target: Any, name: str, signature: Signature, generation: G
     declared = _arguments(function)
     if declared is None:
         return
-    bound = inspect.ismethod(function) or isinstance(inspect.getattr_static(target, name), staticmethod)
-    problems = find_problems(signature, declared, takes_self=generation.class_name is not None and not bound)
+    static = inspect.getattr_static(target, name)
+    is_bound_later = hasattr(type(static), "__get__") and not isinstance(static, staticmethod | classmethod)
+    problems = find_problems(signature, declared, takes_self=generation.class_name is not None and is_bound_later)
     if not problems:
         return
     code = getattr(inspect.unwrap(function), "__code__", None)

@@ -129,8 +129,8 @@ def _positional_problems(signature: Signature, arguments: Sequence[Argument]) ->
     ordinary = [a.name for a in arguments if a.kind in (ArgumentKind.ORDINARY, ArgumentKind.POSITIONAL_ONLY)]
     if tuple(ordinary[: len(expected)]) == expected and len(names) <= len(expected):
         return
-    yield from _unsupported(signature, passed)
-    yield from _missing(signature, arguments)
+    unsupported = list(_unsupported(signature, passed))
+    yield from unsupported or _missing(signature, arguments)  # a wrong name says what is missing, too
 
 
 def _list(signature: Signature) -> str:

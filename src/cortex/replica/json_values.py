@@ -58,7 +58,7 @@ def dumps_slowly(value: Any) -> bytes:
         raise UserError("the result is nested too deeply for JSON") from None
 
 
-def describe_type(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     """Return the name of a value's type, with its module unless it is a built-in."""
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -117,7 +117,7 @@ class _Plain:
         if value.dtype.kind == "m":
             raise _refusal(value, path)
         if value.dtype.kind == "M":
-            return _nulls(numpy.datetime_as_string(value).tolist())
+            value = value.astype("M8[us]")  # whose list holds datetimes, and None for "not a time"
         if value.dtype.char == "g":  # longdouble has no Python type of its own
             return self.convert(value.astype(numpy.float64).tolist(), path)
         return self.convert(value.tolist(), path)
@@ -134,20 +134,13 @@ class _Plain:
                 return str(next(iter(orjson.loads(orjson.dumps({key: None}, None, _ALL_OPTIONS)))))
             except TypeError:
                 return str(key)  # beyond 64 bits
-        raise UserError(f"{path} has a key that JSON can't hold: {_shorten(key)} ({describe_type(key)}); use str(key)")
-
-
-def _nulls(texts: Any) -> Any:
-    """Replace numpy's word for no date by null."""
-    if isinstance(texts, list):
-        return [_nulls(text) for text in texts]
-    return None if texts == "NaT" else texts
+        raise UserError(f"{path} has a key that JSON can't hold: {_shorten(key)} ({_describe_type(key)}); use str(key)")
 
 
 def _refusal(value: Any, path: str) -> UserError:
     kind = type(value)
     fix = _FIXES.get(f"{kind.__module__.partition('.')[0]}.{kind.__name__}", "return numbers, strings, lists and dicts")
-    return UserError(f"{path}: {describe_type(value)} is not JSON serializable; {fix}")
+    return UserError(f"{path}: {_describe_type(value)} is not JSON serializable; {fix}")
 
 
 def _shorten(key: Any) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from cortex.errors import UserError
-from cortex.replica.json_values import OPTIONS, describe_type, dumps_slowly
+from cortex.replica.json_values import OPTIONS, dumps_slowly
 
 if TYPE_CHECKING:
     from starlette.datastructures import FormData, Headers, QueryParams
@@ -84,6 +84,7 @@ def encode(result: Any, json_strings: bool = False) -> Encoded:
     """Return the answer for what the user's method returned; with `json_strings`, a str is a JSON string.
 
     numpy scalars and arrays become numbers and lists; NaN and infinities, which JSON lacks, become null.
+    Dates are ISO 8601 (orjson writes a wrong date for "not a time" in an array of datetime64: return a list there).
     Raises: UserError, naming the place of a value that JSON can't hold.
     """
     kind = type(result)
@@ -197,8 +198,3 @@ def _encode_response(response: Response, plain: type[Response]) -> Encoded:
     if type(response).__call__ is not plain.__call__:  # streams, files, and subclasses that send by themselves
         return Encoded(response.status_code, media_type, b"", tuple(headers), None, response)
     return Encoded(response.status_code, media_type, bytes(response.body), tuple(headers), response.background)
-
-
-def reject_type(result: Any) -> UserError:
-    """Return the error for a result that is no answer at all, such as an iterator of another library."""
-    return UserError(f"{describe_type(result)} can't be sent as an answer")

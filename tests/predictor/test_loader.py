@@ -1,0 +1,434 @@
+import asyncio
+import itertools
+import sys
+
+import dill
+import pytest
+from user_project import user_project
+
+from cortex.errors import UserError
+from cortex.predictor.loader import format_user_traceback, result_kind, split_callback
+
+FUNCTIONS = """
+    import numpy as np
+
+    labels = ["setosa", "versicolor", "virginica"]
+    weights = None
+
+    def init(model_path, metadata):
+        global weights
+        weights = np.array(metadata["weights"])
+
+    def predict(sample, metadata):
+        return labels[int(np.argmax(weights * sample["x"]))]
+"""
+PREDICTOR = """
+    import numpy as np
+
+    labels = ["setosa", "versicolor", "virginica"]
+
+    class PythonPredictor:
+        def __init__(self, config, api_spec, job_spec):
+            self.weights = np.array(config["weights"])
+            assert api_spec["predictor"]["config"] == config and job_spec is None
+
+        def predict(self, payload, batch_id):
+            assert batch_id is None
+            return labels[int(np.argmax(self.weights * payload["x"]))]
+
+        def on_job_complete(self):
+            pass
+"""
+HANDLER = """
+    import numpy as np
+
+    labels = ["setosa", "versicolor", "virginica"]
+
+    class Handler:
+        def __init__(self, config):
+            self.weights = np.array(config["weights"])
+
+        def handle_post(self, payload):
+            return labels[int(np.argmax(self.weights * payload["x"]))]
+
+        def handle_get(self):
+            return {"labels": labels}
+"""
+CONFIG = {"weights": [0.1, 0.7, 0.2]}
+
+
+@pytest.fixture
+def project(tmp_path):
+    with user_project(tmp_path) as project:
+        yield project
+
+
+@pytest.mark.parametrize(
+    ("interface", "text"), [("functions", FUNCTIONS), ("predictor", PREDICTOR), ("handler", HANDLER)]
+)
+def test_every_generation_loads_and_answers(project, interface, text):
+    bound = project.load(interface, text, config=CONFIG)
+    method = bound.methods["POST"]
+    assert method.kind == "sync"
+    assert method.needs_payload
+    assert not method.needs_query_params
+    assert not method.needs_headers
+    assert method.call({"x": 2.0}, None, None) == "versicolor"
+    assert bound.describe()["methods"]["POST"]["arguments"][0] in ("payload", "sample")
+
+
+def test_only_handlers_answer_other_verbs(project):
+    bound = project.load("handler", HANDLER, config=CONFIG)
+    assert set(bound.methods) == {"POST", "GET"}
+    assert bound.methods["GET"].call(None, None, None) == {"labels": ["setosa", "versicolor", "virginica"]}
+    assert not bound.methods["GET"].needs_payload
+
+
+def test_init_gets_the_model_path_and_shares_the_metadata(project):
+    text = """
+        def init(model_path, metadata):
+            metadata["seen"] = model_path
+
+        def predict(sample, metadata):
+            return [sample, metadata]
+    """
+    config = {"a": {"b": 1}}
+    bound = project.load("functions", text, config=config, model_path="/mnt/model/m.onnx")
+    assert bound.methods["POST"].call(5, None, None) == [5, {"a": {"b": 1}, "seen": "/mnt/model/m.onnx"}]
+    assert config == {"a": {"b": 1}}
+
+
+def test_init_is_optional(project):
+    bound = project.load("functions", "def predict(sample, metadata): return sample")
+    assert bound.methods["POST"].call([1], None, None) == [1]
+
+
+def test_the_config_is_a_copy(project):
+    config = {"a": [1]}
+    project.load(
+        "predictor",
+        """
+        class PythonPredictor:
+            def __init__(self, config):
+                config["a"].append(2)
+            def predict(self):
+                return 1
+        """,
+        config=config,
+    )
+    assert config == {"a": [1]}
+
+
+REQUEST = {"payload": "P", "query_params": "Q", "headers": "H"}
+
+
+@pytest.mark.parametrize(
+    "names", [names for count in range(4) for names in itertools.permutations(REQUEST, count)], ids="-".join
+)
+def test_a_method_gets_just_what_it_names_in_any_order(project, names):
+    text = f"""
+        class Handler:
+            def __init__(self, config): pass
+            def handle_put(self, {", ".join(names)}):
+                return dict({", ".join(f"{name}={name}" for name in names)})
+    """
+    method = project.load("handler", text).methods["PUT"]
+    assert method.call("P", "Q", "H") == {name: REQUEST[name] for name in names}
+    assert method.arguments == names
+    assert (method.needs_payload, method.needs_query_params, method.needs_headers) == tuple(n in names for n in REQUEST)
+
+
+def test_arguments_of_the_users_own_keep_their_defaults(project):
+    text = """
+        class Handler:
+            def __init__(self, config, size=3, *, model_client=None, **rest):
+                self.size = (size, model_client, rest)
+            def handle_post(self, payload, threshold=0.5, *, headers, **rest):
+                return [payload, threshold, headers, self.size]
+    """
+    method = project.load("handler", text).methods["POST"]
+    assert method.call(1, None, {"a": "b"}) == [1, 0.5, {"a": "b"}, (3, None, {})]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ("def handle_post(self, payload): return 1", "sync"),
+        ("async def handle_post(self, payload): return 1", "async"),
+        ("def handle_post(self, payload): yield 1", "generator"),
+        ("async def handle_post(self, payload): yield 1", "async_generator"),
+        ("@staticmethod\n            async def handle_post(payload): return 1", "async"),
+        ("@classmethod\n            def handle_post(cls, payload): yield 1", "generator"),
+        ("handle_post = Model()", "async"),
+        ("handle_post = functools.partial(run, top_k=3)", "async"),
+    ],
+)
+def test_the_kind_is_the_functions_nature(project, body, kind):
+    text = f"""
+        import functools
+        class Model:
+            async def __call__(self, payload): return 1
+        async def run(payload, top_k): return 1
+        class Handler:
+            def __init__(self, config): pass
+            {body}
+    """
+    assert project.load("handler", text).methods["POST"].kind == kind
+
+
+def test_a_decorated_method_keeps_its_arguments(project):
+    text = """
+        import functools
+        def timed(function):
+            @functools.wraps(function)
+            def inner(*args, **kwargs):
+                return ["timed", function(*args, **kwargs)]
+            return inner
+        class Handler:
+            @timed
+            def __init__(self, config): pass
+            __init__ = __init__.__wrapped__
+            @timed
+            def handle_post(self, payload): return payload
+    """
+    assert project.load("handler", text).methods["POST"].call(3, None, None) == ["timed", 3]
+
+
+def test_post_predict_gets_the_request_and_the_response(project):
+    text = """
+        class PythonPredictor:
+            def __init__(self, config): self.seen = []
+            def predict(self, query_params): return self.seen
+            def post_predict(self, response, headers, payload): response.append((payload, headers))
+    """
+    method = project.load("predictor", text).methods["POST"]
+    assert (method.needs_payload, method.needs_query_params, method.needs_headers) == (True, True, True)
+    seen = method.call("P", "Q", "H")
+    method.after(seen, "P", "Q", "H")
+    assert seen == [("P", "H")]
+    assert not method.after_is_async
+
+
+def test_only_handlers_return_callbacks():
+    callback = print
+    assert split_callback((1, callback), "handler") == (1, callback)
+    assert split_callback((1, callback), "predictor") == ((1, callback), None)
+    assert split_callback((1, 2), "handler") == ((1, 2), None)
+    assert split_callback([1, callback], "handler") == ([1, callback], None)
+
+
+def test_results_that_have_yet_to_run_are_recognized():
+    async def coroutine():
+        return 1
+
+    async def stream():
+        yield 1
+
+    pending = coroutine()
+    assert result_kind(pending) == "async"
+    assert result_kind(stream()) == "async_generator"
+    assert result_kind(iter([1])) == "sync"
+    assert result_kind(x for x in "ab") == "generator"
+    assert asyncio.run(pending) == 1
+
+
+# Importing.
+
+
+def test_the_project_is_found_by_imports_and_relative_imports(project):
+    project.write("src/__init__.py", "")
+    project.write("src/labels.py", "LABELS = ['a']")
+    project.write("shared.py", "TOP = 1")
+    text = """
+        import dataclasses
+        from shared import TOP
+        from .labels import LABELS
+        @dataclasses.dataclass
+        class Answer:
+            label: "str"
+        class Handler:
+            def __init__(self, config): pass
+            def handle_post(self): return (Answer(LABELS[0]), TOP)
+    """
+    answer, _ = project.load("handler", text, path="src/handler.py").methods["POST"].call(None, None, None)
+    assert answer.label == "a"
+    assert type(answer).__module__ == "src.handler"
+    assert sys.modules["src.handler"].Answer is type(answer)
+
+
+def test_python_path_is_searched_after_the_project(project):
+    project.write("lib/helper.py", "WHERE = 'lib'")
+    project.write("lib/both.py", "WHERE = 'lib'")
+    project.write("both.py", "WHERE = 'project'")
+    text = """
+        import both, helper
+        def predict(sample, metadata): return [both.WHERE, helper.WHERE]
+    """
+    bound = project.load("functions", text, path="lib/handler.py", python_path="lib")
+    assert bound.methods["POST"].call(None, None, None) == ["project", "lib"]
+
+
+@pytest.mark.parametrize("path", ["json.py", "my-api/predictor.py", "numpy.py"])
+def test_a_file_whose_name_is_taken_or_impossible_still_loads(project, path):
+    import numpy  # noqa: F401 - so that the name is taken
+
+    bound = project.load("functions", "def predict(sample, metadata): return __name__", path=path)
+    assert bound.methods["POST"].call(None, None, None).startswith("cortex_user_")
+
+
+def test_pickles_of_a_class_and_of_functions_load(project):
+    namespace = {}
+    exec(
+        "class Handler:\n def __init__(self, config): self.c = config\n def handle_post(self): return self.c", namespace
+    )
+    (project.root / "handler.pickle").write_bytes(dill.dumps(namespace["Handler"], recurse=True))
+    functions = {"predict": lambda sample, metadata: [sample, metadata]}
+    (project.root / "functions.pickle").write_bytes(dill.dumps(functions))
+    assert project.load("handler", path="handler.pickle", config={"a": 1}).methods["POST"].call(0, 0, 0) == {"a": 1}
+    assert project.load("functions", path="functions.pickle").methods["POST"].call(2, 0, 0) == [2, {}]
+
+
+# Mistakes.
+
+
+def failure(project, interface, text, **fields):
+    with pytest.raises(UserError) as caught:
+        project.load(interface, text, **fields)
+    return caught.value
+
+
+CLASS = "class PythonPredictor:\n    def __init__(self, config): pass\n    "
+
+
+@pytest.mark.parametrize(
+    ("interface", "text", "words"),
+    [
+        ("predictor", "x = 1", ["predictor.py: class PythonPredictor is not defined"]),
+        ("predictor", "class PythonPredictr: pass", ['rename it to "PythonPredictor"']),
+        ("predictor", "class Handler: pass", ["Handler belongs to `kind: RealtimeAPI` with `handler:`"]),
+        ("predictor", "class ONNXPredictor: pass", ["`type: onnx` is not available"]),
+        ("predictor", "PythonPredictor = 3", ["must be a class, but is a int"]),
+        ("predictor", CLASS, ["predict() is not defined"]),
+        ("predictor", "class PythonPredictor:\n  def predict(self): pass", ["__init__(self, config) is not defined"]),
+        ("predictor", CLASS + "def predict(self, paylod): pass",
+         ['predictor.py:3: class PythonPredictor: invalid signature for method "predict(self, paylod)"',
+          '"paylod" is not a supported argument; did you mean "payload"?']),
+        ("predictor", CLASS + "def predict(payload): pass", ['"self" must be the first argument']),
+        ("predictor", CLASS + "def predict(self, *args): pass", ['"*args" is not supported']),
+        ("predictor", CLASS + "def predict(self, payload, /): pass", ['"payload" can\'t be passed by name']),
+        ("predictor", CLASS + "def predict(self): pass\n    def post_predict(self, x): pass", ['"x" is not a']),
+        ("predictor", "class PythonPredictor:\n  def __init__(self): pass\n  def predict(self): pass",
+         ['"config" is a required argument, but was not provided']),
+        ("predictor", "class PythonPredictor:\n  def __init__(self, config, python_client): 0\n  def predict(self): 0",
+         ['"python_client" is not available; this version does not serve model folders']),
+        ("handler", "class Handler:\n  def __init__(self, config): pass\n  def handle_batch(self, payload): pass",
+         ["written for `kind: BatchAPI`"]),
+        ("functions", "def predict(metadata, sample): pass", ["must be in the order sample, metadata"]),
+        ("functions", "def predict(sample): pass", ['"metadata" is a required argument']),
+        ("functions", "def init(): pass\ndef predict(sample, metadata): pass", ['"model_path" is a required argument']),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_its_fix(project, interface, text, words):
+    error = failure(project, interface, text)
+    for word in words:
+        assert word in str(error)
+    assert error.traceback == ""
+
+
+def test_an_exception_in_the_constructor_shows_the_users_frames_only(project):
+    text = """
+        def read(path):
+            raise ValueError("bad weights")
+
+        class PythonPredictor:
+            def __init__(self, config):
+                try:
+                    config["path"]
+                except KeyError:
+                    read("x")
+            def predict(self): pass
+    """
+    error = failure(project, "predictor", text)
+    assert str(error) == "ValueError: bad weights"
+    assert 'File "predictor.py", line 10, in __init__\n    read("x")' in error.traceback
+    assert "KeyError" in error.traceback
+    assert "loader.py" not in error.traceback
+    assert "frames.py" not in error.traceback
+
+
+def test_an_exception_while_importing_hides_the_import_machinery(project):
+    project.write("helper.py", "1 / 0")
+    error = failure(project, "predictor", "import helper")
+    assert str(error) == "ZeroDivisionError: division by zero"
+    assert error.traceback.splitlines()[0] == "Traceback (most recent call last):"
+    files = [line.strip() for line in error.traceback.splitlines() if line.startswith("  File")]
+    assert files == ['File "predictor.py", line 1, in <module>', 'File "helper.py", line 1, in <module>']
+
+
+def test_a_syntax_error_keeps_its_line_and_caret(project):
+    error = failure(project, "predictor", "class PythonPredictor:\n    def __init__(self config): pass\n")
+    assert str(error).startswith("SyntaxError: ")
+    assert 'File "predictor.py", line 2' in error.traceback
+    assert "^" in error.traceback
+    assert "Traceback" not in error.traceback
+
+
+def test_a_missing_import_says_what_to_install(project):
+    error = failure(project, "predictor", "import no_such_module_anywhere.sub")
+    assert str(error).startswith("ModuleNotFoundError: No module named 'no_such_module_anywhere'; ")
+    assert "requirements.txt" in str(error)
+
+
+def test_a_missing_import_of_the_users_package_is_not_hidden(project):
+    project.write("pkg/__init__.py", "import no_such_module_anywhere")
+    error = failure(project, "handler", "class Handler: pass", path="pkg/handler.py")
+    assert "No module named 'no_such_module_anywhere'" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("interface", "text", "where"),
+    [
+        ("functions", "import sys; sys.exit(2)", "while predictor.py was being imported"),
+        (
+            "functions",
+            "def init(model_path, metadata): raise SystemExit(2)\ndef predict(sample, metadata): 0",
+            "by init()",
+        ),
+        (
+            "predictor",
+            "class PythonPredictor:\n  def __init__(self, config): exit(2)\n  def predict(self): 0",
+            "by Python",
+        ),
+    ],
+)
+def test_exiting_while_starting_is_an_error(project, interface, text, where):
+    error = failure(project, interface, text)
+    assert str(error).startswith("sys.exit(2) was called")
+    assert where in str(error)
+
+
+def test_a_missing_file_is_named(project):
+    assert str(failure(project, "predictor", None, path="gone.py")) == "gone.py: file does not exist in the project"
+
+
+def test_a_failed_import_leaves_no_half_module(project):
+    failure(project, "functions", "1 / 0", path="half-done.py")
+    assert not [name for name in sys.modules if "half_done" in name]
+
+
+def test_a_traceback_of_a_call_survives_a_broken_str_and_cyclic_causes(project):
+    text = """
+        class Odd(Exception):
+            def __str__(self): raise RuntimeError
+        def predict(sample, metadata):
+            first, second = Odd(), ValueError("b")
+            first.__cause__, second.__cause__ = second, first
+            raise first
+    """
+    method = project.load("functions", text).methods["POST"]
+    with pytest.raises(Exception) as caught:  # noqa: B017
+        method.call(1, None, None)
+    shown = format_user_traceback(caught.value)
+    assert 'File "predictor.py", line 7, in predict' in shown
+    assert "ValueError: b" in shown
+    assert "predictor/loader.py" not in shown

@@ -1,0 +1,65 @@
+"""A project folder with a user's file in it, loaded the way a replica does, and undone afterwards."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cortex.predictor.loader import BoundPredictor, load
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What the loader reads of a ReplicaSpec."""
+
+    project_dir: str
+    interface: str = "predictor"
+    path: str = "predictor.py"
+    python_path: str | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    model_path: str | None = None
+    api: str = "iris"
+
+
+class UserProject:
+    """Files of a user's; `load` imports one of them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def write(self, path: str, text: str) -> Path:
+        """Write a file, indented as the test is."""
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(textwrap.dedent(text))
+        return file
+
+    def load(
+        self, interface: str, text: str | None = None, path: str = "predictor.py", **fields: Any
+    ) -> BoundPredictor:
+        """Write `text`, if any, to `path`, and load it."""
+        if text is not None:
+            self.write(path, text)
+        return load(Spec(str(self.root), interface, path, **fields))
+
+
+@contextmanager
+def user_project(root: Path) -> Iterator[UserProject]:
+    """Work inside the project; what it does to this interpreter is undone."""
+    cwd, path, modules = Path.cwd(), list(sys.path), set(sys.modules)
+    os.chdir(root)
+    try:
+        yield UserProject(root)
+    finally:
+        os.chdir(cwd)
+        sys.path[:] = path
+        for name in set(sys.modules) - modules:
+            module_file = getattr(sys.modules[name], "__file__", None) or ""
+            if module_file.startswith(str(root)) or str(root) in str(getattr(sys.modules[name], "__path__", "")):
+                del sys.modules[name]
