@@ -28,6 +28,7 @@ MAX_LINE_BYTES = 64 * 1024
 
 #: What one poll of a follower takes from one replica at most.
 _POLL_BYTES = 1024 * 1024
+_READ_BYTES = 256 * 1024
 _REOPEN_AFTER_NS = 1_000_000_000
 
 
@@ -257,16 +258,21 @@ class _Cursor:
             self._enter(inode, offset)
 
     def read(self) -> list[LogLine]:
-        """Return the next lines, some at a time."""
-        data = self._read_file()
-        while not data:
+        """Return the next lines, some at a time, across as many files as there are."""
+        lines: list[LogLine] = []
+        budget = _POLL_BYTES
+        while budget > 0:
             # Newer files are looked for before the last look at this one: once there is one, this one is final.
             following = self._following()
-            data = self._read_file()
-            if data or following is None:
+            while budget > 0 and (data := self._read_file()):
+                budget -= len(data)
+                lines += self._lines(data)
+            if following is None or budget <= 0:
                 break
             self._enter(following, 0)
-            data = self._read_file()
+        return lines
+
+    def _lines(self, data: bytes) -> list[LogLine]:
         complete, newline, rest = (self._rest + data).rpartition(b"\n")
         self._rest = rest
         return list(parse(self._history.replica, complete.split(b"\n"))) if newline else []
@@ -287,7 +293,7 @@ class _Cursor:
             self._file.seek(offset)
 
     def _read_file(self) -> bytes:
-        return self._file.read(_POLL_BYTES) if self._file is not None else b""
+        return self._file.read(_READ_BYTES) if self._file is not None else b""
 
     def _following(self) -> int | None:
         inodes = self._history.inodes()
