@@ -10,7 +10,7 @@ from collections.abc import Callable
 from cortex.replica.app import App
 from cortex.replica.cells import Cells
 from cortex.replica.channel import Channel
-from cortex.replica.http import Connection
+from cortex.replica.http import READ_BYTES, Connection
 
 
 class Connections:
@@ -21,6 +21,7 @@ class Connections:
         self._cells = cells
         self._loop = loop
         self._channel = channel
+        self._buffer = memoryview(bytearray(READ_BYTES))
 
     def on_message(self, stop: Callable[[], None]) -> None:
         """Read every message that waits; `stop` is called when the supervisor asks for it."""
@@ -43,7 +44,8 @@ class Connections:
     def _add(self, fd: int, index: int) -> None:
         sock = socket.socket(fileno=fd)
         sock.setblocking(False)
-        self._app.add(Connection(sock, index, self._app, self._cells, self._loop, self._closed))
+        connection = Connection(sock, index, self._app, self._cells, self._loop, self._buffer, self._closed)
+        self._app.add(connection)
 
     def _closed(self, connection: Connection) -> None:
         self._channel.send("closed", index=connection.index)

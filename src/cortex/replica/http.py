@@ -21,7 +21,8 @@ from httptools import HttpRequestParser
 
 from cortex.replica.cells import Cells, ConnectionState
 
-_READ_BYTES = 256 * 1024
+#: Size of the buffer that all connections of a process read into; a fresh one per read would cost page faults.
+READ_BYTES = 256 * 1024
 #: Above this the body is sent beside its head instead of copied behind it.
 _JOIN_BYTES = 64 * 1024
 
@@ -67,7 +68,8 @@ class Connection:
         "_on_close",
         "_parser",
         "_reading",
-        "_recv",
+        "_buffer",
+        "_recv_into",
         "_refused",
         "_sock",
         "_state",
@@ -89,6 +91,7 @@ class Connection:
         app: Application,
         cells: Cells,
         loop: asyncio.AbstractEventLoop,
+        buffer: memoryview,
         on_close: Callable[[Connection], None],
     ) -> None:
         self.index = index
@@ -97,7 +100,8 @@ class Connection:
         self.task: asyncio.Task[None] | None = None  #: what answers the request, where that takes a task
         self._sock = sock
         self._fd = sock.fileno()
-        self._recv = sock.recv
+        self._buffer = buffer
+        self._recv_into = sock.recv_into
         self._app = app
         self._cells = cells
         self._loop = loop
@@ -174,12 +178,12 @@ class Connection:
 
     def _on_readable(self) -> None:
         try:
-            data = self._recv(_READ_BYTES)
+            size = self._recv_into(self._buffer)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            data = b""
-        if not data:
+            size = 0
+        if not size:
             self.close()
             return
         if self._state == ConnectionState.IDLE:
@@ -188,7 +192,7 @@ class Connection:
             self.close()  # the gateway never pipelines
             return
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(self._buffer[:size])
         except Exception:  # httptools raises its own kinds and re-raises ours
             if self.open and self._state == ConnectionState.READING and not self._refused:
                 self._refuse(self._app.malformed)
