@@ -1,0 +1,49 @@
+# A list of commands. `make` shows it; each target sets up .venv first, once, from Python 3.11–3.13 and the package index.
+
+VENV := .venv
+RUNTIME := $(VENV)/.installed-runtime
+DEV := $(VENV)/.installed-dev
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo demo-stop test check bench docs format clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+demo: $(RUNTIME) ## deploy the iris example and ask it for a prediction
+	@$(VENV)/bin/python scripts/demo.py
+
+demo-stop: $(RUNTIME) ## stop what the demo left running
+	@$(VENV)/bin/python scripts/demo.py --stop
+
+test: $(DEV) ## run all tests, those with real operators and gateways too
+	$(VENV)/bin/pytest -n $(WORKERS)
+
+check: $(DEV) ## lint, formatting, types, import order, documentation
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/python scripts/docs.py --check
+
+bench: $(DEV) ## measure requests/s and latency against other servers (takes long)
+	$(VENV)/bin/python -m benchmarks
+
+docs: $(DEV) ## write the CLI reference from the commands themselves, check every link
+	$(VENV)/bin/python scripts/docs.py
+
+format: $(DEV) ## format the code and fix what can be fixed
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+clean: ## stop the demo, remove .venv and everything that was built
+	@if [ -e build/demo ] && [ -x $(VENV)/bin/cortex ]; then CORTEX_HOME=build/demo $(VENV)/bin/cortex down; fi
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache benchmarks/.work
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(RUNTIME): pyproject.toml constraints.txt scripts/install
+	@sh scripts/install runtime
+
+$(DEV): pyproject.toml constraints.txt scripts/install
+	@sh scripts/install dev
