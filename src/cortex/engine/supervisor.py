@@ -28,8 +28,9 @@ from cortex.replica.channel import Channel
 from cortex.replica.main import run_worker
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 
-#: How often deadlines and limits are looked at.
-TICK_S = 0.05
+#: How often deadlines and limits are looked at while requests are inside, and while none is.
+BUSY_TICK_S = 0.05
+IDLE_TICK_S = 0.25
 _PR_SET_PDEATHSIG = 1
 _OUTPUT_READ_BYTES = 64 * 1024
 #: Raised so that, when memory runs out, the kernel ends the user's code and not what supervises it.
@@ -50,7 +51,7 @@ class Supervisor:
         self._workers: list[Worker] = []
         self._watched: dict[int, Callable[[], object]] = {}
         self._started_at = time.time()
-        self._last_status = ""
+        self._last_status: ReplicaStatus | None = None
         self._signals_read, self._signals_write = socket.socketpair()
 
     def run(self) -> None:
@@ -94,7 +95,8 @@ class Supervisor:
     # The loop.
 
     def _run_once(self) -> None:
-        for key, _ in self._selector.select(TICK_S):
+        busy = any(worker.is_busy for worker in self._workers)
+        for key, _ in self._selector.select(BUSY_TICK_S if busy else IDLE_TICK_S):
             callback = self._watched.get(key.fd)
             if callback is not None and callback is key.data:  # an earlier one may have closed or replaced it
                 callback()
@@ -235,11 +237,12 @@ class Supervisor:
         )
 
     def _tell_status(self) -> None:
-        status = self._status().to_json()
+        status = self._status()
         if status != self._last_status:
             self._last_status = status
+            text = status.to_json()
             for client in list(self._clients):
-                self._tell(client, status)
+                self._tell(client, text)
 
     def _tell(self, client: socket.socket, text: str) -> None:
         data = text.encode() + b"\n"

@@ -103,6 +103,13 @@ class Worker:
             failure=self._failure,
         )
 
+    @property
+    def is_busy(self) -> bool:
+        """Tell whether deadlines or limits have to be watched closely."""
+        if self.state is not ProcessState.READY or self._spec.mem_limit_bytes:
+            return True
+        return any(self.cells.state(index) is not ConnectionState.IDLE for index in self._held)
+
     # Start, messages, connections.
 
     def start(self) -> None:
