@@ -5,20 +5,24 @@ Nothing heavy is imported here: replicas import this package too, and they must 
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cortex.client import Client as Client
     from cortex.client import client as client
+    from cortex.client import env_delete as env_delete
+    from cortex.client import env_list as env_list
+    from cortex.client import new_client as new_client
 
 __version__ = "0.1.0"
 
-__all__ = ["Client", "__version__", "client"]
+__all__ = ["Client", "__version__", "client", "env_delete", "env_list", "new_client"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Client", "client"):
-        from cortex import client as module  # noqa: PLC0415 - deferred so that replicas stay small
-
-        return module.Client if name == "Client" else module.client
-    raise AttributeError(f"module 'cortex' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'cortex' has no attribute {name!r}")
+    module = importlib.import_module("cortex.client")
+    # `cortex.client` is both: the package can be called as the function.
+    return module if name == "client" else getattr(module, name)

@@ -1,0 +1,280 @@
+"""The client: every operation of an operator as a method. Knows the routes; nothing of how the operator works."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from cortex.client.environments import Environment
+from cortex.client.package import Package, dump_specs, find_config, pack_file, pack_specs
+from cortex.client.source import save_class
+from cortex.client.transport import Answer, encode_query, reason, send
+from cortex.errors import CortexError, InputError, NotFoundError, UserError
+
+#: Unpacking, checking and storing a project of the largest size.
+_DEPLOY_TIMEOUT_S = 300.0
+#: How long the operator may hold one question for an API's status.
+_POLL_S = 30.0
+_PREDICT_TIMEOUT_S = 3600.0
+
+ApiSpec = Mapping[str, Any]
+
+
+class Client:
+    """Talks to one environment's operator. Methods raise the errors of `cortex.errors`; threads may share it."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+
+    # Deploying.
+
+    def deploy(
+        self,
+        api_spec: ApiSpec | Sequence[ApiSpec],
+        project_dir: str | Path,
+        force: bool = True,
+        wait: bool = False,
+    ) -> list[dict[str, str]]:
+        """Deploy one specification or several, with the code in `project_dir`; see `upload` for the answer.
+
+        With `wait`, return once the APIs are live. Raises: UserError if one can't become so.
+        """
+        specs = [api_spec] if isinstance(api_spec, Mapping) else list(api_spec)
+        for spec in specs:
+            _check_name(spec)
+        return self._finish(self.upload(pack_specs(specs, Path(project_dir)), force), wait)
+
+    def deploy_file(self, config_file: str | Path, force: bool = True, wait: bool = False) -> list[dict[str, str]]:
+        """Deploy a configuration file with the folder around it; otherwise as `deploy`."""
+        return self._finish(self.upload(pack_file(find_config(Path(config_file))), force), wait)
+
+    def deploy_realtime_api(
+        self,
+        api_spec: ApiSpec,
+        handler: type,
+        requirements: Sequence[str] = (),
+        conda_packages: Sequence[str] = (),
+        force: bool = True,
+        wait: bool = False,
+    ) -> dict[str, str]:
+        """Deploy a class; its `handler.path` is filled in. See `source.save_class` for what travels with it."""
+        return self._deploy_class(api_spec, "handler", handler, requirements, conda_packages, force, wait)
+
+    def create_api(
+        self,
+        api_spec: ApiSpec,
+        predictor: type | None = None,
+        requirements: Sequence[str] = (),
+        conda_packages: Sequence[str] = (),
+        project_dir: str | Path | None = None,
+        force: bool = True,
+        wait: bool = False,
+    ) -> list[dict[str, str]]:
+        """Deploy a class with a `predictor` section, or the code in `project_dir`: the older name of both."""
+        if predictor is not None and project_dir is not None:
+            raise ValueError("`predictor` and `project_dir` can't both be given")
+        if predictor is not None:
+            return [
+                self._deploy_class(api_spec, "predictor", predictor, requirements, conda_packages, force, wait),
+            ]
+        if project_dir is None:
+            raise ValueError("one of `predictor` and `project_dir` must be given")
+        if requirements or conda_packages:
+            raise ValueError("with `project_dir`, list packages in its requirements.txt and conda-packages.txt")
+        return self.deploy(api_spec, project_dir, force, wait)
+
+    def upload(self, package: Package, force: bool = False) -> list[dict[str, str]]:
+        """Deploy a package; return `api`, `message` and `error` (empty if there is none) for each API in it."""
+        results: list[dict[str, str]] = self._call(
+            "POST",
+            "/v1/deploy",
+            query={"config": package.config_name, "force": force},
+            body=package.archive,
+            content_type="application/zip",
+            timeout_s=_DEPLOY_TIMEOUT_S,
+        )
+        return results
+
+    # Changing.
+
+    def patch(self, api_spec: ApiSpec | Sequence[ApiSpec], force: bool = False) -> list[dict[str, str]]:
+        """Change what is deployed to these specifications, keeping each API's code."""
+        specs = [api_spec] if isinstance(api_spec, Mapping) else list(api_spec)
+        for spec in specs:
+            _check_name(spec)
+        return self.patch_text(dump_specs(specs), force)
+
+    def patch_text(self, config: str, force: bool = False) -> list[dict[str, str]]:
+        """As `patch`, with the text of a configuration file."""
+        results: list[dict[str, str]] = self._call(
+            "POST",
+            "/v1/patch",
+            query={"force": force},
+            body=config.encode(),
+            content_type="application/yaml",
+        )
+        return results
+
+    def refresh(self, api: str, force: bool = False) -> dict[str, Any]:
+        """Replace every replica by a new one of the same specification."""
+        answer: dict[str, Any] = self._call("POST", f"{_path(api)}/refresh", query={"force": force})
+        return answer
+
+    def delete(self, api: str, keep_cache: bool = False, force: bool = True) -> dict[str, Any]:
+        """Delete an API; with `keep_cache`, its project and model files stay on disk."""
+        answer: dict[str, Any] = self._call("DELETE", _path(api), query={"keep_cache": keep_cache, "force": force})
+        return answer
+
+    def delete_api(self, api: str, keep_cache: bool = False) -> dict[str, Any]:
+        """Delete an API: the older name of `delete`."""
+        return self.delete(api, keep_cache)
+
+    # Looking.
+
+    def get_api(self, api: str) -> dict[str, Any]:
+        """Return an API's specification, status, metrics and endpoint. Raises: NotFoundError."""
+        answer: dict[str, Any] = self._call("GET", _path(api))
+        return answer
+
+    def list_apis(self) -> list[dict[str, Any]]:
+        """Return all APIs, each as `get_api` does."""
+        answer: list[dict[str, Any]] = self._call("GET", "/v1/apis")
+        return answer
+
+    def wait_api(self, api: str, timeout_s: float = _POLL_S) -> dict[str, Any]:
+        """Return the API, as `get_api` does, once it is not `updating` any more or `timeout_s` is over."""
+        answer: dict[str, Any] = self._call(
+            "GET", f"{_path(api)}/wait", query={"timeout": timeout_s}, timeout_s=timeout_s + _POLL_S
+        )
+        return answer
+
+    def api_logs(
+        self, api: str, follow: bool = False, replica: str | None = None, tail: int | None = None
+    ) -> Iterator[str]:
+        """Yield log lines of all replicas, or of one; with `follow`, go on until the caller stops."""
+        transport = self.environment.connect()
+        return transport.lines(f"{_path(api)}/logs", {"follow": follow, "replica": replica, "tail": tail})
+
+    def stream_api_logs(self, api: str) -> None:
+        """Print an API's log lines as they are written, until interrupted."""
+        for line in self.api_logs(api, follow=True):
+            print(line, flush=True)
+
+    def operator_status(self) -> dict[str, Any]:
+        """Return what runs: operator, gateway, replicas."""
+        answer: dict[str, Any] = self._call("GET", "/v1/status")
+        return answer
+
+    # Using.
+
+    def predict(self, api: str, payload: Any, content_type: str | None = None) -> Any:
+        """Send one request to an API and return its answer: decoded JSON, text, or bytes.
+
+        Bytes are sent as they are, anything else as JSON; with `content_type`, text is sent as it is, too.
+        Raises: NotFoundError, InputError (the API refused the request), UserError (its code raised).
+        """
+        raw = isinstance(payload, bytes) or (content_type is not None and isinstance(payload, str))
+        body = (payload.encode() if isinstance(payload, str) else payload) if raw else json.dumps(payload).encode()
+        kind = content_type or ("application/octet-stream" if raw else "application/json")
+        answer = call_api(self.get_api(api)["endpoint"], body, kind)
+        if answer.status >= 400:
+            raise _prediction_error(api, answer)
+        answered = answer.headers.get("content-type", "").partition(";")[0].strip()
+        if answered == "application/json" or answered.endswith("+json"):
+            return answer.json()
+        return answer.body.decode(errors="replace") if answered.startswith("text/") else answer.body
+
+    def _call(self, method: str, path: str, **options: Any) -> Any:
+        return self.environment.connect().call(method, path, **options)
+
+    def _deploy_class(
+        self,
+        api_spec: ApiSpec,
+        section: str,
+        target: type,
+        requirements: Sequence[str],
+        conda_packages: Sequence[str],
+        force: bool,
+        wait: bool,
+    ) -> dict[str, str]:
+        _check_name(api_spec)
+        if api_spec.get("kind") != "RealtimeAPI":
+            raise ValueError(f"`kind` must be RealtimeAPI to deploy a class this way (got {api_spec.get('kind')})")
+        if not isinstance(target, type):
+            raise ValueError(f"`{section}` must be a class (got {type(target).__name__})")
+        spec: dict[str, Any] = copy.deepcopy(dict(api_spec))
+        if not isinstance(spec.get(section), dict) or not spec[section].get("type"):
+            raise ValueError(f"`api_spec` must have `{section}.type` set, for example to `python`")
+        with tempfile.TemporaryDirectory(prefix="cortex-") as folder:
+            saved = save_class(target, Path(folder), _CLASS_NAMES[section])
+            spec[section]["path"] = saved.path
+            _write_lines(Path(folder) / "requirements.txt", [*requirements, *saved.requirements])
+            _write_lines(Path(folder) / "conda-packages.txt", conda_packages)
+            package = pack_specs([spec], Path(folder))
+        return self._finish(self.upload(package, force), wait)[0]
+
+    def _finish(self, results: list[dict[str, str]], wait: bool) -> list[dict[str, str]]:
+        for result in results if wait else ():
+            if result["error"]:
+                raise CortexError(f"{result['api']}: {result['error']}")
+            self._wait_until_live(result["api"])
+        return results
+
+    def _wait_until_live(self, api: str) -> None:
+        while (status := self.wait_api(api)["status"])["status_code"] == "updating":
+            pass
+        if status["status_code"] != "live":
+            failure = status.get("failure") or {}
+            raise UserError(
+                f"{api} can't become live: {failure.get('message') or status['message']}", failure.get("traceback", "")
+            )
+
+
+_CLASS_NAMES = {"handler": "Handler", "predictor": "PythonPredictor"}
+
+
+def call_api(endpoint: str, body: bytes, content_type: str, query: dict[str, Any] | None = None) -> Answer:
+    """Post one request to an API's endpoint. Raises: CortexError if nothing answers there."""
+    try:
+        return send(
+            "POST", endpoint + encode_query(query), body, {"content-type": content_type}, timeout_s=_PREDICT_TIMEOUT_S
+        )
+    except (OSError, HTTPException) as error:
+        raise CortexError(f"{endpoint} does not answer ({reason(error)}); `cortex status` shows what runs") from None
+
+
+def _path(api: str) -> str:
+    if not api:
+        raise InputError("the name of the API is empty")
+    return f"/v1/apis/{quote(api, safe='')}"
+
+
+def _check_name(spec: ApiSpec) -> None:
+    if not isinstance(spec, Mapping) or not spec.get("name"):
+        raise ValueError("`api_spec` must be a dictionary with the key `name`")
+
+
+def _write_lines(file: Path, lines: Sequence[str]) -> None:
+    if isinstance(lines, str):
+        raise ValueError(f"packages for {file.name} must be a list (got a string)")
+    if lines:
+        file.write_text("\n".join(lines) + "\n")
+
+
+def _prediction_error(api: str, answer: Answer) -> CortexError:
+    try:
+        message = str(json.loads(answer.body)["error"])
+    except (ValueError, KeyError, TypeError):
+        message = answer.body.decode(errors="replace").strip() or "no message"
+    text = f"{api} answered with status {answer.status}: {message}"
+    if answer.status == 404:
+        return NotFoundError(text)
+    if answer.status < 500:
+        return InputError(text)
+    return UserError(f"{text}; `cortex logs {api}` has the traceback") if answer.status == 500 else CortexError(text)

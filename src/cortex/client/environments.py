@@ -1,0 +1,177 @@
+"""Named environments: which operator a command talks to, and with which token. Owns `cli.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from cortex.client.running import read_operator
+from cortex.client.transport import Transport
+from cortex.errors import InputError, NotFoundError, OperatorUnavailableError
+from cortex.home import Home
+
+LOCAL = "local"
+_FILE_NAME = "cli.json"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One operator as the user named it."""
+
+    name: str
+    operator_endpoint: str  #: empty for `local` while no operator runs
+    connect: Callable[[], Transport] = field(repr=False)  #: raises OperatorUnavailableError
+
+    def describe(self) -> dict[str, str]:
+        """Return what may be shown: no token."""
+        return {"name": self.name, "operator_endpoint": self.operator_endpoint}
+
+
+@dataclass(frozen=True)
+class Environments:
+    """The environments of one user: those in `file`, and `local`, which is the operator of `home`."""
+
+    file: Path
+    home: Home
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Environments:
+        """Take `CORTEX_HOME`, and `CORTEX_CLI_CONFIG_DIR` where the file is to be elsewhere."""
+        home = Home.from_environ(dict(environ))
+        folder = environ.get("CORTEX_CLI_CONFIG_DIR")
+        return cls((Path(folder).expanduser().absolute() if folder else home.path) / _FILE_NAME, home)
+
+    @property
+    def default(self) -> str:
+        """The name of the environment that is used where none is named."""
+        return str(self._load().get("default", LOCAL))
+
+    def get(self, name: str | None = None) -> Environment:
+        """Return an environment, the default one without a name. Raises: NotFoundError."""
+        data = self._load()
+        name = name or str(data.get("default", LOCAL))
+        if name == LOCAL:
+            return self._local()
+        entry = data["environments"].get(name)
+        if entry is None:
+            raise NotFoundError(f"no environment {name!r}; make it with `cortex env configure {name}`")
+        return _remote(name, str(entry["operator_endpoint"]), str(entry["token"]))
+
+    def known(self) -> list[Environment]:
+        """Return `local`, then the others by name."""
+        entries = self._load()["environments"]
+        return [
+            self._local(),
+            *(
+                _remote(name, str(entries[name]["operator_endpoint"]), entries[name]["token"])
+                for name in sorted(entries)
+            ),
+        ]
+
+    def configure(self, name: str, operator_endpoint: str, token: str) -> Environment:
+        """Store an environment, replacing one of that name. Raises: InputError."""
+        self._check_name(name)
+        endpoint = _checked_endpoint(operator_endpoint)
+        data = self._load()
+        data["environments"][name] = {"operator_endpoint": endpoint, "token": token}
+        self._store(data)
+        return _remote(name, endpoint, token)
+
+    def set_default(self, name: str) -> None:
+        """Make `name` the environment of commands that name none. Raises: NotFoundError."""
+        self.get(name)
+        self._store(self._load() | {"default": name})
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename an environment. Raises: NotFoundError; InputError if the name is taken or reserved."""
+        data = self._load()
+        if old == LOCAL:
+            raise InputError(f"the environment {LOCAL!r} can't be renamed")
+        self.get(old)
+        self._check_name(new)
+        if new in data["environments"]:
+            raise InputError(f"there is an environment {new!r} already; delete it first")
+        data["environments"][new] = data["environments"].pop(old)
+        if data.get("default") == old:
+            data["default"] = new
+        self._store(data)
+
+    def delete(self, name: str) -> None:
+        """Forget an environment; `local` becomes the default if it was that. Raises: NotFoundError."""
+        if name == LOCAL:
+            raise InputError(f"the environment {LOCAL!r} can't be deleted")
+        self.get(name)
+        data = self._load()
+        del data["environments"][name]
+        if data.get("default") == name:
+            data["default"] = LOCAL
+        self._store(data)
+
+    def _local(self) -> Environment:
+        operator = read_operator(self.home)
+        return Environment(LOCAL, operator.url if operator else "", lambda: connect_local(self.home))
+
+    def _check_name(self, name: str) -> None:
+        if name == LOCAL:
+            raise InputError(f"the name {LOCAL!r} is taken by this machine's own operator; choose another")
+        if not _NAME.fullmatch(name):
+            raise InputError(f"{name!r} can't name an environment: use letters, digits, dots, dashes, underscores")
+
+    def _load(self) -> dict[str, Any]:
+        try:
+            data = json.loads(self.file.read_text())
+        except FileNotFoundError:
+            data = {}
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.file}: can't be read ({error}); correct or delete it") from None
+        if not isinstance(data, dict) or not isinstance(data.setdefault("environments", {}), dict):
+            raise InputError(f"{self.file}: is not a list of environments; correct or delete it")
+        return data
+
+    def _store(self, data: dict[str, Any]) -> None:
+        """Replace the file in one step; it holds tokens, so nobody else may read it at any moment."""
+        self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=".cli-", dir=self.file.parent)  # made with mode 0600
+        temporary = Path(name)
+        try:
+            with os.fdopen(descriptor, "w") as stream:
+                json.dump(data, stream, indent=2)
+            temporary.replace(self.file)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def connect_local(home: Home) -> Transport:
+    """Return the way to this machine's operator. Raises: OperatorUnavailableError if none runs."""
+    operator = read_operator(home)
+    if operator is None:
+        raise OperatorUnavailableError("no operator runs on this machine; start it with `cortex up`")
+    try:
+        token = home.token_file.read_text().strip()
+    except OSError as error:
+        raise OperatorUnavailableError(f"{home.token_file}: the operator's token can't be read: {error}") from None
+    return Transport(operator.url, token)
+
+
+def _remote(name: str, endpoint: str, token: str) -> Environment:
+    hint = f"is the address of environment {name!r} right? `cortex env list` shows it"
+    return Environment(name, endpoint, lambda: Transport(endpoint, token, hint))
+
+
+def _checked_endpoint(endpoint: str) -> str:
+    try:
+        parts = urlsplit(endpoint)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        valid = False
+    if not valid or parts.query or parts.fragment or parts.username:
+        raise InputError(f"{endpoint!r} is not an operator's address; write it like https://cortex.example.com:8889")
+    return endpoint.rstrip("/")
