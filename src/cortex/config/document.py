@@ -98,7 +98,9 @@ def parse(data: bytes, file: str) -> Document:
     root = _compose(text, file)
     if root is None or not isinstance(root, yaml.SequenceNode) or not root.value:
         line, column = (root.start_mark.line + 1, root.start_mark.column + 1) if root else (1, 1)
-        raise _refuse(file, line, column, "must contain a list of maps", 'write "- name: …" for each API')
+        is_map = isinstance(root, yaml.MappingNode)
+        fix = 'put "- " before the first key and indent the others' if is_map else 'write "- name: …" for each API'
+        raise _refuse(file, line, column, "must contain a list of maps", fix)
     conversion = _Conversion(file)
     nodes = conversion.run(root)
     labels = {index: _label(index, node) for index, node in enumerate(nodes)}
@@ -190,16 +192,15 @@ def _compose(text: str, file: str) -> yaml.Node | None:
         line, column = _position(text[: error.position])
         raise _refuse(file, line, column, f"character #x{error.character:04x} is not allowed", "remove it") from None
     except yaml.MarkedYAMLError as error:
-        mark, message, fix = explain(error)
-        position = (mark.line + 1, mark.column + 1) if mark else end
+        position, message, fix = explain(error, text)
         # What ends too early is reported where the text ends, not on the empty line after it.
-        raise _refuse(file, *min(position, end), message, fix) from None
+        raise _refuse(file, *min(position or end, end), message, fix) from None
     except (ValueError, OverflowError):  # an escape such as "\U7fffffff"
         line, column = min((loader.line + 1, loader.column + 1), end) if loader else end
         raise _refuse(file, line, column, "invalid character escape", "correct it or use single quotes") from None
     except _TooDeep:
         line, column = min((loader.line + 1, loader.column + 1), end) if loader else end
-        raise _refuse(file, line, column, f"is nested deeper than {MAX_DEPTH} levels") from None
+        raise _refuse(file, line, column, f"is nested deeper than {MAX_DEPTH} levels", "flatten it") from None
 
 
 def _label(index: int, node: Node) -> str:
@@ -269,7 +270,7 @@ class _Conversion:
                 for source in self._merge_sources(value_node, path):
                     merged = {**self._map(source, path), **merged}
                 continue
-            key = self._key(key_node, path)
+            key = self._key(key_node, node, path)
             if key is None:
                 continue
             value = self._node(value_node, key_node.start_mark, (*path, key))
@@ -292,7 +293,7 @@ class _Conversion:
             else:
                 self._problem(source.start_mark, (*path, "<<"), "can only merge maps", 'write "<<: *anchor"')
 
-    def _key(self, node: yaml.Node, path: Path) -> str | None:
+    def _key(self, node: yaml.Node, holder: yaml.Node, path: Path) -> str | None:
         if isinstance(node, yaml.ScalarNode) and node.tag == f"{_TAG}str":
             if all(not "\ud800" <= char <= "\udfff" for char in node.value):
                 return str(node.value)
@@ -302,7 +303,8 @@ class _Conversion:
             self._problem(node.start_mark, path, f"key {node.value or 'null'} must be a string", f"write {quoted}")
         else:
             message = "a map or list cannot be a key"
-            self._problem(node.start_mark, path, message, "put text with {{ }} or [ ] in quotes")
+            # Where the map begins: it is the value that a template without quotes was meant to be.
+            self._problem(holder.start_mark, path, message, "put text with {{ }} or [ ] in quotes")
         return None
 
     def _scalar(self, node: yaml.Node, path: Path) -> Scalar:

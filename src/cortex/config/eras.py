@@ -19,6 +19,7 @@ from cortex.config.generations import (
     IGNORED,
     KINDLESS,
     NOT_YET,
+    NOT_YET_FIX,
     NOT_YET_KEYS,
     NOT_YET_KINDS,
     NOT_YET_TYPES,
@@ -26,10 +27,9 @@ from cortex.config.generations import (
     PREDICTOR,
     Generation,
 )
-from cortex.config.values import nearest, quote
+from cortex.config.values import NULL, dashed, nearest, quote
 from cortex.errors import Diagnostic
 
-_NO_NULL = "cannot be null (specify a value, or remove the key to use the default value)"
 _NULLABLE_SECTIONS = frozenset({"tracker", "monitoring"})
 _TOP_KEYS = frozenset(name for generation in GENERATIONS for name in generation.keys_of(""))
 
@@ -44,7 +44,7 @@ class Draft:
     constants: dict[str, object]  #: what the generation implies, by place
     fields: dict[str, Node] = field(default_factory=dict)
     sections: dict[str, Node] = field(default_factory=dict)  #: the user's maps, by key as written
-    broken: set[str] = field(default_factory=set)  #: keys as written that should hold a map and don't
+    broken: set[str] = field(default_factory=set)  #: what was refused here: sections that are no maps, the type
     problems: list[Diagnostic] = field(default_factory=list)
 
     def data(self) -> dict[str, Any]:
@@ -147,14 +147,13 @@ def _read_deployments(document: Document, deployments: list[Node]) -> tuple[str 
             document.diagnostic(item.line, item.column, path, "must be defined", 'write "name: my-deployment"')
         )
     elif not isinstance(name.value, str):
-        shown = f"{quote(name.plain())}: invalid type (expected a string)"
-        problems.append(document.at_value(name, _NO_NULL if name.value is None else shown))
+        problems.append(_wrong_type(document, name, "a string", "write text"))
     elif not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name.value):
         message = (
             f"{quote(name.value)} must contain only lower case letters, numbers, and dashes, "
             "and cannot start or end with a dash"
         )
-        problems.append(document.at_value(name, message))
+        problems.append(document.at_value(name, message, f"write {quote(dashed(name.value) or 'my-deployment')}"))
     else:
         return name.value, problems
     return None, problems
@@ -193,8 +192,7 @@ def _choose(
             return KINDLESS, None
         return by_shape or HANDLER, _missing_kind(document, item, "RealtimeAPI")
     if not isinstance(kind.value, str):
-        message = _NO_NULL if kind.value is None else f"{quote(kind.plain())}: invalid type (expected a string)"
-        return by_shape, document.at_value(kind, message, 'write "RealtimeAPI"')
+        return by_shape, _wrong_type(document, kind, "a string", 'write "RealtimeAPI"')
     generation_of: dict[str, Callable[[], Generation]] = {
         "RealtimeAPI": lambda: by_shape or HANDLER,
         "SyncAPI": lambda: KINDLESS,
@@ -202,9 +200,9 @@ def _choose(
     }
     if kind.value in generation_of:
         return generation_of[kind.value](), None
-    meant = nearest(kind.value, {*generation_of, *NOT_YET_KINDS, "deployment"})
+    meant = nearest(kind.value, {*generation_of, *NOT_YET_KINDS, *(() if by_shape else ("deployment",))})
     if meant in NOT_YET_KINDS:
-        return None, document.at_value(kind, f"kind {quote(meant)} is not available: {ONLY}")
+        return None, document.at_value(kind, f"kind {quote(meant)} is not available: {ONLY}", "remove this resource")
     fix = f"write {quote(meant or 'RealtimeAPI')}"
     return (generation_of[meant]() if meant in generation_of else by_shape), document.at_value(
         kind, f"unknown kind {quote(kind.value)}", fix
@@ -213,6 +211,12 @@ def _choose(
 
 def _missing_kind(document: Document, item: Node, kind: str) -> Diagnostic:
     return document.diagnostic(item.line, item.column, (*item.path, "kind"), "must be defined", f'write "kind: {kind}"')
+
+
+def _wrong_type(document: Document, node: Node, expected: str, fix: str) -> Diagnostic:
+    if node.value is None:
+        return document.at_value(node, *NULL)
+    return document.at_value(node, f"{quote(node.plain())}: invalid type (expected {expected})", fix)
 
 
 def _by_shape(item: Node) -> Generation | None:
@@ -254,16 +258,19 @@ def _place(draft: Draft, written: str, node: Node) -> None:
             _move(draft, node, written)
         elif not (node.value is None and written in _NULLABLE_SECTIONS):
             draft.broken.add(written)
-            shown = f"{quote(node.plain())}: invalid type (expected a map)"
-            draft.problems.append(draft.document.at_value(node, _NO_NULL if node.value is None else shown))
+            draft.problems.append(_wrong_type(draft.document, node, "a map", 'write "key: value" lines below it'))
         return
     place = draft.generation.fields[written]
     if place == NOT_YET:
         key = written.rpartition(".")[2]
         type_node = draft.item.at(draft.generation.section, "type")
         if type_node is None or type_node.value not in NOT_YET_TYPES:
-            message = f"key {quote(key)} ({NOT_YET_KEYS[key]}) is not available: {ONLY}"
-            draft.problems.append(draft.document.at_key(node, message, "remove it"))
+            about, fix = NOT_YET_KEYS[key]
+            draft.problems.append(
+                draft.document.at_key(node, f"key {quote(key)} ({about}) is not available: {ONLY}", fix)
+            )
+        if key == written:  # it stands where the code would be described
+            draft.broken.add(draft.generation.section)
     elif place in draft.fields:
         other = ".".join(str(part) for part in draft.fields[place].path[1:])
         draft.problems.append(draft.document.at_key(node, f"says the same as {quote(other)}", "remove one of them"))
@@ -274,9 +281,12 @@ def _place(draft: Draft, written: str, node: Node) -> None:
 def _refuse_types(draft: Draft) -> None:
     node = draft.fields.get("handler.type")
     if node is not None and node.value in NOT_YET_TYPES:
-        draft.problems.append(draft.document.at_value(node, f"type {quote(node.value)} is not available: {ONLY}"))
+        draft.problems.append(
+            draft.document.at_value(node, f"type {quote(node.value)} is not available: {ONLY}", NOT_YET_FIX)
+        )
         del draft.fields["handler.type"]
         draft.constants["handler.type"] = "python"
+        draft.broken.add("handler.type")
 
 
 def _suggest(generation: Generation, section: str, key: str, node: Node) -> tuple[str, str | None]:
@@ -285,7 +295,11 @@ def _suggest(generation: Generation, section: str, key: str, node: Node) -> tupl
         parent, _, leaf = meant.rpartition(".")
         return (f'write "{leaf}"' if parent == section else f'move it to "{meant}"'), meant
     siblings = generation.keys_of(section)
-    near = nearest(key, siblings)
+    # What another generation has here is no misspelling.
+    known = any(_as_in(other, generation, section, key) in other.fields for other in GENERATIONS) or any(
+        key in other.sections for other in GENERATIONS if not section
+    )
+    near = None if known else nearest(key, siblings)
     if near is not None:
         return f'did you mean "{near}"?', f"{section}.{near}" if section else near
     if isinstance(node.value, dict) and (section_home := _home_of_section(generation, key)):
@@ -296,8 +310,7 @@ def _suggest(generation: Generation, section: str, key: str, node: Node) -> tupl
 def _elsewhere(generation: Generation, section: str, key: str) -> str | None:
     """Find a key that another generation, or another section, has: what does this generation write for it?"""
     for other in GENERATIONS:
-        same_section = re.sub(rf"^{generation.section}\b", other.section, section)
-        place = other.fields.get(f"{same_section}.{key}" if same_section else key)
+        place = other.fields.get(_as_in(other, generation, section, key))
         if place and place in generation.written and place not in (IGNORED, NOT_YET):
             return generation.written[place]
     places = {
@@ -307,6 +320,12 @@ def _elsewhere(generation: Generation, section: str, key: str) -> str | None:
         if written.rpartition(".")[2] == key and place in generation.written and place not in (IGNORED, NOT_YET)
     }
     return generation.written[places.pop()] if len(places) == 1 else None
+
+
+def _as_in(other: Generation, generation: Generation, section: str, key: str) -> str:
+    """Write a key of one generation as another would: `predictor` is the other's `handler`."""
+    same_section = re.sub(rf"^{generation.section}\b", other.section, section)
+    return f"{same_section}.{key}" if same_section else key
 
 
 def _home_of_section(generation: Generation, section: str) -> str | None:

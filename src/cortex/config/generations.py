@@ -19,19 +19,20 @@ NOT_YET = "not yet"  #: refused with the reason in `NOT_YET_KEYS`
 ONLY = "this version of cortex serves Python RealtimeAPIs only"
 NOT_YET_KINDS = frozenset({"BatchAPI", "AsyncAPI", "TaskAPI", "TrafficSplitter"})
 NOT_YET_TYPES = frozenset({"tensorflow", "onnx"})
+NOT_YET_FIX = "load the model in Python code"
 NOT_YET_KEYS = MappingProxyType(
-    {
-        "model": "model formats other than Python",
-        "model_path": "model folders",
-        "models": "model folders",
-        "multi_model_reloading": "model folders",
-        "onnx": "ONNX models",
-        "pod": "containers",
-        "protobuf_path": "gRPC",
-        "server_side_batching": "server-side batching",
-        "signature_key": "TensorFlow models",
-        "tensorflow": "TensorFlow models",
-        "tensorflow_serving_image": "TensorFlow models",
+    {  # what the key is about, and what to do instead
+        "model": ("model folders", NOT_YET_FIX),
+        "model_path": ("model folders", NOT_YET_FIX),
+        "models": ("model folders", NOT_YET_FIX),
+        "multi_model_reloading": ("model folders", NOT_YET_FIX),
+        "onnx": ("ONNX models", NOT_YET_FIX),
+        "pod": ("containers", "write a Python handler"),
+        "protobuf_path": ("gRPC", "answer JSON over HTTP"),
+        "server_side_batching": ("server-side batching", "remove it"),
+        "signature_key": ("TensorFlow models", NOT_YET_FIX),
+        "tensorflow": ("TensorFlow models", NOT_YET_FIX),
+        "tensorflow_serving_image": ("TensorFlow models", NOT_YET_FIX),
     }
 )
 

@@ -38,7 +38,9 @@ def field_violations(api: Api) -> Iterator[Violation]:
         places = ("update_strategy.max_unavailable", "update_strategy.max_surge")
         yield Violation(places, "max_surge and max_unavailable cannot both be 0", "raise one of them")
     if api.deployment is None and len(api.name) > MAX_NAME_LENGTH:
-        yield Violation(("name",), f"cannot be longer than {MAX_NAME_LENGTH} characters (got {len(api.name)})")
+        yield Violation(
+            ("name",), f"cannot be longer than {MAX_NAME_LENGTH} characters (got {len(api.name)})", "shorten it"
+        )
     if api.handler.interface == "handler" and api.name.startswith("b-"):
         yield Violation(("name",), f'{quote(api.name)} cannot start with "b-"', "rename the API")
 
@@ -58,7 +60,11 @@ def _replica_violations(api: Api) -> Iterator[Violation]:
     target = api.autoscaling.target_cpu_utilization
     # Later files of that family measured against the request, so that more than 100 % made sense.
     if target is not None and target > 100 and api.handler.interface == "functions":
-        yield Violation(("autoscaling.target_cpu_utilization",), f"must be less than or equal to 100 (got {target})")
+        yield Violation(
+            ("autoscaling.target_cpu_utilization",),
+            f"must be less than or equal to 100 (got {target})",
+            "write 100 or less",
+        )
 
 
 def _concurrency_violations(api: Api) -> Iterator[Violation]:
@@ -74,7 +80,9 @@ def _compute_violations(api: Api) -> Iterator[Violation]:
     compute = api.compute
     if api.deployment is None:
         if compute.cpu is not None and compute.cpu < MIN_CORES:
-            yield Violation(("compute.cpu",), "must be greater than or equal to 20m (got {got})")
+            yield Violation(
+                ("compute.cpu",), "must be greater than or equal to 20m (got {got})", 'write something like "200m" or 1'
+            )
         for name, size in (("mem", compute.mem), ("mem_limit", compute.mem_limit)):
             if size is not None and size < MIN_MEMORY_BYTES:
                 fix = 'write something like "512Mi" or "2Gi"'
@@ -97,7 +105,9 @@ def project_violations(api: Api, project: ProjectFiles, named: frozenset[str]) -
         message = f"{quote(python_path)}: path does not exist, or has been excluded from your project directory"
         folders = {f"{parent}/" for file in project.files for parent in PurePosixPath(file).parents if parent.name}
         near = nearest(python_path, folders)
-        yield Violation(("handler.python_path",), message, f"did you mean {quote(near)}?" if near else "")
+        yield Violation(
+            ("handler.python_path",), message, f"did you mean {quote(near)}?" if near else "correct the path"
+        )
     for name in ("pip", "conda", "shell"):
         place, file = f"handler.dependencies.{name}", getattr(api.handler.dependencies, name)
         if place in named and not project.contains(file):
@@ -131,7 +141,7 @@ def _closest_file(file: str, project: ProjectFiles, suffixes: tuple[str, ...]) -
     found = (same_name or inside or [""])[0] or nearest(file, candidates)
     if found is None and len(candidates) == 1 and suffixes:
         found = candidates[0]
-    return f"did you mean {quote(found)}?" if found else ""
+    return f"did you mean {quote(found)}?" if found else "create it, or correct the path"
 
 
 def _model_violations(model: str, project: ProjectFiles) -> Iterator[Violation]:
@@ -140,9 +150,13 @@ def _model_violations(model: str, project: ProjectFiles) -> Iterator[Violation]:
             yield Violation(("handler.model",), f"{quote(model)} names no bucket", 'write "s3://bucket/path"')
         return
     if "://" in model or model.startswith("~"):
-        yield Violation(("handler.model",), f"{quote(model)} must be a path, or start with s3:// or gs://")
+        yield Violation(
+            ("handler.model",),
+            f"{quote(model)} must be a path, or start with s3:// or gs://",
+            'write a path, or "s3://bucket/path"',
+        )
     elif model.startswith("/"):
         if not Path(model).exists():
-            yield Violation(("handler.model",), f"{quote(model)}: path does not exist")
+            yield Violation(("handler.model",), f"{quote(model)}: path does not exist", "correct the path")
     elif not project.contains(model) and not project.has_folder(model):
         yield Violation(("handler.model",), *_absent(model, project))

@@ -15,6 +15,7 @@ from cortex.config.values import (
     a_list,
     a_map,
     cores,
+    dashed,
     duration_s,
     enum,
     env_name,
@@ -53,11 +54,11 @@ class Model(BaseModel):
 def _api_name(value: object) -> str:
     name = text(value)
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
-        suggestion = re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789").rstrip("-")
+        suggestion = dashed(name).lstrip("-0123456789")
         raise problem(
             f"{quote(name)} must contain only lower case letters, numbers, and dashes, start with a letter, "
             "and cannot end with a dash",
-            f"write {quote(suggestion)}" if suggestion else "",
+            f"write {quote(suggestion or 'my-api')}",
         )
     return name
 
@@ -65,11 +66,12 @@ def _api_name(value: object) -> str:
 def _endpoint(value: object) -> str:
     endpoint = text(value)
     if len(endpoint) > MAX_ENDPOINT_LENGTH:
-        raise problem(f"must be no longer than {MAX_ENDPOINT_LENGTH} characters (got {len(endpoint)})")
+        raise problem(f"must be no longer than {MAX_ENDPOINT_LENGTH} characters (got {len(endpoint)})", "shorten it")
     if bad := re.search(r"[^A-Za-z0-9_\-./]", endpoint):
         raise problem(
             f'{quote(endpoint)} must contain only letters, numbers, and the characters "_", "-", ".", "/" '
-            f"(got {quote(bad[0])})"
+            f"(got {quote(bad[0])})",
+            f"write {quote(re.sub(r'[^A-Za-z0-9_./-]+', '-', endpoint))}",
         )
     if "//" in endpoint:
         raise problem(
@@ -83,10 +85,12 @@ def _endpoint(value: object) -> str:
 def _project_path(value: object) -> str:
     path = text(value)
     if path.startswith(("/", "~")):
-        raise problem(f"{quote(path)} must be relative to the project folder")
+        raise problem(
+            f"{quote(path)} must be relative to the project folder", "write it as seen from the project folder"
+        )
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise problem(f"{quote(path)} must be inside the project folder")
+        raise problem(f"{quote(path)} must be inside the project folder", "move it into the project folder")
     return "/".join(parts)
 
 

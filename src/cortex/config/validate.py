@@ -38,6 +38,20 @@ _STAND_INS = MappingProxyType(
 )
 
 
+#: Places whose mistakes leave no doubt about which code is meant.
+_BESIDE_THE_CODE = frozenset(
+    {
+        "handler.python_path",
+        "handler.config",
+        "handler.env",
+        "handler.model",
+        "handler.processes_per_replica",
+        "handler.threads_per_process",
+        "handler.log_level",
+    }
+)
+
+
 @dataclass(frozen=True)
 class _Checked:
     """An API with the places that are wrong in it; those hold defaults and stand-ins."""
@@ -45,6 +59,11 @@ class _Checked:
     draft: Draft
     api: Api
     wrong: frozenset[str]
+
+    @property
+    def is_readable(self) -> bool:
+        """Tell whether the user's code can be found and its interface is known."""
+        return not any(place.startswith("handler") and place not in _BESIDE_THE_CODE for place in self.wrong)
 
     def point_at(self, violation: Violation) -> Diagnostic | None:
         """Locate a broken rule; None if one of the values it is about is wrong in itself."""
@@ -59,6 +78,19 @@ class _Checked:
         return draft.document.diagnostic(holder.key_line, holder.key_column, path, violation.message, violation.fix)
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What a file says, and everything that is wrong with it.
+
+    `readable` are the APIs whose code is named rightly, whatever else is wrong with them: their sources can be
+    inspected too, so that one run tells all.
+    """
+
+    apis: tuple[Api, ...]
+    readable: tuple[Api, ...]
+    problems: tuple[Diagnostic, ...]
+
+
 def read_apis(config_file: Path, display_name: str, project: ProjectFiles, deployed: Sequence[Api] = ()) -> list[Api]:
     """Read and check a configuration file; diagnostics call it `display_name`.
 
@@ -67,7 +99,18 @@ def read_apis(config_file: Path, display_name: str, project: ProjectFiles, deplo
 
     Raises: ConfigError with every mistake in the file.
     """
-    document = parse(_read(config_file, display_name), display_name)
+    reading = examine(config_file, display_name, project, deployed)
+    if reading.problems:
+        raise ConfigError(reading.problems)
+    return list(reading.apis)
+
+
+def examine(config_file: Path, display_name: str, project: ProjectFiles, deployed: Sequence[Api] = ()) -> Reading:
+    """Do as `read_apis`, but return the mistakes along with what could be read. Never raises ConfigError."""
+    try:
+        document = parse(_read(config_file, display_name), display_name)
+    except ConfigError as error:
+        return Reading((), (), error.diagnostics)
     translation = translate(document)
     problems = [*document.problems, *translation.problems]
     checked: list[_Checked] = []
@@ -75,14 +118,16 @@ def read_apis(config_file: Path, display_name: str, project: ProjectFiles, deplo
         result, draft_problems = _check(draft)
         checked.append(result)
         problems += draft_problems
-        named = frozenset(draft.fields)
-        violations = [*field_violations(result.api), *project_violations(result.api, project, named)]
+        violations = [
+            *field_violations(result.api),
+            *project_violations(result.api, project, frozenset(draft.fields)),
+        ]
         problems += [found for violation in violations if (found := result.point_at(violation))]
     problems += _between_apis(checked)
     problems += _against_deployed(checked, deployed, translation.deployment)
-    if problems:
-        raise ConfigError(_without_echoes(document, problems))
-    return [result.api for result in checked]
+    readable = tuple(result.api for result in checked if result.is_readable)
+    apis = () if problems else tuple(result.api for result in checked)
+    return Reading(apis, readable, tuple(sorted(_without_echoes(document, problems))))
 
 
 def _read(config_file: Path, display_name: str) -> bytes:

@@ -15,6 +15,9 @@ from decimal import Decimal
 
 from pydantic_core import PydanticCustomError
 
+#: A message and its fix.
+NULL = ("cannot be null", "specify a value, or remove the key to use the default value")
+
 _SHOWN_LENGTH = 80
 _DECIMAL_UNITS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY_UNITS = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
@@ -43,10 +46,15 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
     return by_lower[found[0]] if found else None
 
 
+def dashed(name: str) -> str:
+    """Make a name of lower case letters, numbers and single dashes inside."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
 def wrong_type(value: object, expected: str, fix: str = "") -> PydanticCustomError:
     """Make the error for a value of the wrong type; `expected` has its article."""
     if value is None:
-        return problem("cannot be null (specify a value, or remove the key to use the default value)")
+        return problem(*NULL)
     return problem(f"{quote(value)}: invalid type (expected {expected})", fix)
 
 
@@ -54,11 +62,13 @@ def text(value: object) -> str:
     """Read a string that isn't empty."""
     if not isinstance(value, str):
         quoted = json.dumps(str(value).lower() if isinstance(value, bool) else str(value))
-        raise wrong_type(value, "a string", f"write {quoted}" if isinstance(value, bool | int | float) else "")
+        raise wrong_type(
+            value, "a string", f"write {quoted}" if isinstance(value, bool | int | float) else "write text"
+        )
     if not value.strip():
-        raise problem("cannot be empty")
+        raise problem("cannot be empty", "write something, or remove the key")
     if "\0" in value:
-        raise problem(f"{quote(value)} cannot contain a null character")
+        raise problem(f"{quote(value)} cannot contain a null character", "remove it")
     return value
 
 
@@ -70,9 +80,9 @@ def enum(*allowed: str) -> Callable[[object], str]:
             return value
         if value is None:
             raise wrong_type(value, "a string")
-        meant = nearest(value, allowed) if isinstance(value, str) else None
+        meant = allowed[0] if len(allowed) == 1 else nearest(value, allowed) if isinstance(value, str) else None
         choice = " or ".join(quote(word) for word in allowed)
-        raise problem(f"invalid value (got {quote(value)}, must be {choice})", f"write {quote(meant)}" if meant else "")
+        raise problem(f"invalid value (got {quote(value)}, must be {choice})", f"write {quote(meant or allowed[0])}")
 
     return read
 
@@ -86,14 +96,16 @@ def _check_range(
     below: float | None = None,
     at_most: float | None = None,
 ) -> None:
-    if above is not None and not value > above:
-        raise problem(f"must be greater than {above:g} (got {shown})")
-    if at_least is not None and not value >= at_least:
-        raise problem(f"must be greater than or equal to {at_least:g} (got {shown})")
-    if below is not None and not value < below:
-        raise problem(f"must be less than {below:g} (got {shown})")
-    if at_most is not None and not value <= at_most:
-        raise problem(f"must be less than or equal to {at_most:g} (got {shown})")
+    bounds = (
+        (above, "greater than", "above", above is None or value > above),
+        (at_least, "greater than or equal to", "of at least", at_least is None or value >= at_least),
+        (below, "less than", "below", below is None or value < below),
+        (at_most, "less than or equal to", "of at most", at_most is None or value <= at_most),
+    )
+    wanted = " and ".join(f"{words} {bound:g}" for bound, _, words, _ in bounds if bound is not None)
+    for bound, words, _, holds in bounds:
+        if not holds:
+            raise problem(f"must be {words} {bound:g} (got {shown})", f"write a number {wanted}")
 
 
 def integer(
@@ -104,7 +116,7 @@ def integer(
     def read(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             digits = isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,18}", value)
-            raise wrong_type(value, "an integer", f"write {value} without quotes" if digits else "")
+            raise wrong_type(value, "an integer", f"write {value} without quotes" if digits else "write a whole number")
         _check_range(value, str(value), above=above, at_least=at_least, at_most=at_most)
         return value
 
@@ -118,7 +130,7 @@ def number(
 
     def read(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise wrong_type(value, "a number")
+            raise wrong_type(value, "a number", "write a number, such as 1.5")
         _check_range(value, quote(value), above=above, at_least=at_least, below=below)
         return float(value)
 
@@ -142,13 +154,14 @@ def parse_quantity(value: object) -> Decimal | None:
 
 def _quantity(value: object, examples: str) -> Decimal:
     if value is None or isinstance(value, bool | list | dict):
-        raise wrong_type(value, "a string or a number")
+        raise wrong_type(value, "a string or a number", f"write something like {examples}")
     amount = parse_quantity(value)
     if amount is None:
         unit = re.fullmatch(r"([0-9.]+) ?([kmgtpKMGTP])i?[bB]?", str(value))
         fix = f'write "{unit[1]}{unit[2].upper()}i"' if unit else f"write something like {examples}"
         raise problem(f"{quote(value)}: invalid quantity", fix)
-    _check_range(float(amount), str(value), above=0)
+    if amount <= 0:
+        raise problem(f"must be greater than 0 (got {value})", f"write something like {examples}")
     return amount
 
 
@@ -174,10 +187,11 @@ def duration_s(
             (above, "greater than", above is None or seconds > above),
             (at_least, "greater than or equal to", at_least is None or seconds >= at_least),
         ):
-            if not holds:
-                raise problem(f"must be {words} {bound:g}s (got {shown})")
+            if bound is not None and not holds:
+                raise problem(f"must be {words} {bound:g}s (got {shown})", f"write something like {bound + 10:g}s")
         if multiple_of is not None and seconds % multiple_of:
-            raise problem(f"must be a multiple of {multiple_of:g}s (got {shown})")
+            near = max(round(seconds / multiple_of), 1) * multiple_of
+            raise problem(f"must be a multiple of {multiple_of:g}s (got {shown})", f"write {near:g}s")
         return seconds
 
     return read
@@ -185,7 +199,7 @@ def duration_s(
 
 def _seconds(value: object) -> float:
     if value is None or isinstance(value, bool | list | dict):
-        raise wrong_type(value, "a duration", 'write something like "30s" or "5m"' if value is not None else "")
+        raise wrong_type(value, "a duration", 'write something like "30s" or "5m"')
     if isinstance(value, int | float):
         seconds = float(value) if abs(value) < 1e12 else math.inf
     else:
@@ -203,18 +217,21 @@ def percent_or_count(value: object) -> str:
     """Read an integer of at least 0, or `0%` to `100%`; both come back as a string."""
     written = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if not isinstance(written, str):
-        raise wrong_type(value, "a string or an integer")
+        raise wrong_type(value, "a string or an integer", "write something like 1 or 25%")
     if re.fullmatch(r"[0-9]{1,9}", written):
         return str(int(written))
     if re.fullmatch(r"[0-9]{1,3}%", written) and int(written[:-1]) <= 100:
         return f"{int(written[:-1])}%"
-    raise problem(f"{quote(value)} must be an integer of at least 0 or a percentage from 0% to 100%")
+    raise problem(
+        f"{quote(value)} must be an integer of at least 0 or a percentage from 0% to 100%",
+        "write something like 1 or 25%",
+    )
 
 
 def a_map(value: object) -> dict[str, object]:
     """Read a map; `document.py` has seen to it that its keys are strings and its values can be JSON."""
     if not isinstance(value, dict):
-        raise wrong_type(value, "a map")
+        raise wrong_type(value, "a map", 'write "key: value" lines below it')
     return value
 
 
@@ -224,7 +241,7 @@ def env_name(value: object) -> str:
     if name.startswith("CORTEX_"):
         raise problem(f"{quote(name)} cannot start with CORTEX_ (such names are reserved)", "rename the variable")
     if "=" in name:
-        raise problem(f'{quote(name)} cannot contain "="')
+        raise problem(f'{quote(name)} cannot contain "="', "write name: value")
     return name
 
 
@@ -236,7 +253,7 @@ def env_value(value: object) -> str:
 def a_list(value: object) -> list[object]:
     """Read a list that isn't empty."""
     if not isinstance(value, list):
-        raise wrong_type(value, "a list")
+        raise wrong_type(value, "a list", 'write "- item" lines below it')
     if not value:
         raise problem("cannot be empty", "remove the key")
     return value

@@ -20,12 +20,6 @@ class _Row(NamedTuple):
 
 _ROWS = (
     _Row(r"character '\\t'", "", "a tab cannot be used here", "use spaces"),
-    _Row(
-        "mapping values are not allowed",
-        "",
-        'a second ": " is not allowed here',
-        "check the indentation, or put the value in quotes",
-    ),
     _Row("end of stream", "quoted scalar", "a quote is never closed", "close it", True),
     _Row("document separator", "quoted scalar", "a quote is never closed", "close it", True),
     _Row(
@@ -75,11 +69,32 @@ _ROWS = (
 )
 
 
-def explain(error: yaml.MarkedYAMLError) -> tuple[yaml.Mark | None, str, str]:
-    """Translate a parser's error: where it is, the message, the fix."""
+def explain(error: yaml.MarkedYAMLError, text: str) -> tuple[tuple[int, int] | None, str, str]:
+    """Translate a parser's error about `text`: line and column (from 1), the message, the fix."""
     problem, context = error.problem or "", error.context or ""
+    if error.problem_mark and "mapping values are not allowed" in problem:
+        return _explain_colon(text.split("\n"), error.problem_mark.line, error.problem_mark.column)
     for row in _ROWS:
         if re.search(row.problem, problem) and re.search(row.context, context):
-            mark = error.context_mark if row.opener else error.problem_mark
-            return mark or error.problem_mark or error.context_mark, row.message, row.fix
-    return error.problem_mark or error.context_mark, f"is not valid YAML: {problem or context}", ""
+            mark = (error.context_mark if row.opener else None) or error.problem_mark or error.context_mark
+            return _position(mark), row.message, row.fix
+    message = f"is not valid YAML: {problem or context}"
+    return _position(error.problem_mark or error.context_mark), message, "put the value in quotes"
+
+
+def _position(mark: yaml.Mark | None) -> tuple[int, int] | None:
+    return (mark.line + 1, mark.column + 1) if mark else None
+
+
+def _explain_colon(lines: list[str], line: int, column: int) -> tuple[tuple[int, int], str, str]:
+    """Tell a second colon in a value from a line that the parser took to be the end of the one above."""
+    key = lines[line][:column].lstrip(" -") if line < len(lines) else ":"
+    above = next((index for index in range(line - 1, -1, -1) if lines[index].split("#")[0].strip()), None)
+    if ": " in key or above is None:
+        fix = "check the indentation, or put the value in quotes"
+        return (line + 1, column + 1), 'a second ": " is not allowed here', fix
+    indent = len(lines[above]) - len(lines[above].lstrip(" -"))
+    if ":" not in lines[above]:
+        return (above + 1, indent + 1), 'a ":" is missing after the key', 'write "key: value"'
+    message = "the indentation does not match the lines above"
+    return (line + 1, column - len(key) + 1), message, "align the key with those beside it"
