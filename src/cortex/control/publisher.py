@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Protocol
 
 from cortex.errors import GatewayError
@@ -19,8 +20,8 @@ class Gateway(Protocol):
     async def apply(self, table: RoutingTable) -> None:
         """Put a table in force; returns once it is. Raises: GatewayError."""
 
-    async def in_flight(self) -> dict[str, int]:
-        """Return how many requests are inside each server, by its name; a server not named has none."""
+    async def drained(self, names: Collection[str]) -> set[str]:
+        """Return those of `names` that are in force no more and empty. Raises: GatewayError."""
 
 
 class RoutePublisher:

@@ -21,6 +21,7 @@ from cortex.control.routing import routes_of, server_name
 from cortex.control.status import ApiState, failure_of, status_of
 from cortex.engine.base import Engine
 from cortex.errors import EngineError, GatewayError
+from cortex.gateway.routes import RoutingTable
 from cortex.home import Home
 from cortex.lifecycle import ApiStatus, ProcessState
 from cortex.replica.spec import ReplicaSpec
@@ -99,6 +100,10 @@ class Reconciler:
         preparation = self._preparations.states().get((record.name, record.revision), Preparation())
         return status_of(record, active, leaving, preparation, datetime.fromtimestamp(self._clock(), UTC))
 
+    def routes(self) -> RoutingTable:
+        """Return the routes to what runs now."""
+        return routes_of(self._store.records(), self._active(), self._preparations.states())
+
     async def settled(self, name: str, timeout_s: float) -> None:
         """Wait until an API is not `updating` any more and its routes are in force, or it is gone."""
         try:
@@ -153,7 +158,7 @@ class Reconciler:
         records = self._store.records()
         self._record_failures(records)
         self._known = {replica.spec.id: replica for replica in self._active()}
-        self.publisher.publish(routes_of(records, self._known.values(), self._preparations.states()))
+        self.publisher.publish(self.routes())
         self._retire()
         self._forget_unused(records)
 
@@ -192,13 +197,12 @@ class Reconciler:
 
     async def _drain_and_stop(self, spec: ReplicaSpec) -> None:
         deadline = time.monotonic() + spec.timeout_s
-        servers = [server_name(spec.id, index) for index in range(len(spec.sockets))]
+        servers = {server_name(spec.id, index) for index in range(len(spec.sockets))}
         try:
             async with asyncio.timeout(_ROUTES_TIMEOUT_S):
                 await self.publisher.applied()
             while time.monotonic() < deadline:
-                in_flight = await self._gateway.in_flight()
-                if not any(in_flight.get(server) for server in servers):
+                if await self._gateway.drained(servers) >= servers:
                     break
                 await asyncio.sleep(_DRAIN_POLL_S)
         except (TimeoutError, GatewayError) as error:

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cortex.engine.local import KILL_AFTER_S, SPEC_FILE, LocalEngine, replica_environ
+from cortex.errors import EngineError
+from cortex.home import Home
+from cortex.lifecycle import ProcessState
+from cortex.replica.spec import ReplicaSpec, ReplicaStatus
+from cortex.telemetry import Logger
+
+HANDLER = """
+import os
+class Handler:
+    def __init__(self, config):
+        print("ready with", os.environ.get("COLOUR"), "home", os.getcwd())
+    def handle_post(self, payload):
+        return payload
+"""
+
+
+@asynccontextmanager
+async def engine_of(home: Home, stop_all: bool = True, **environ: str) -> AsyncIterator[LocalEngine]:
+    engine = LocalEngine(home, {**os.environ, **environ}, Logger("test"))
+    await engine.startup()
+    try:
+        yield engine
+    finally:
+        if stop_all:
+            for replica in list(engine.replicas()):
+                await engine.stop(replica, 0)
+            await until(lambda: not engine.replicas())
+        await engine.shutdown()
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "not true in time"
+        await asyncio.sleep(0.01)
+
+
+def make_spec(home: Home, tmp_path: Path, code: str = HANDLER, name: str = "iris-aaaaaaaa-000001") -> ReplicaSpec:
+    project = tmp_path / "project"
+    project.mkdir(exist_ok=True)
+    (project / "handler.py").write_text(code)
+    return ReplicaSpec(
+        id=name,
+        api="iris",
+        revision="a" * 64,
+        interface="handler",
+        project_dir=str(project),
+        path="handler.py",
+        python=sys.executable,
+        run_dir=str(home.replicas_dir / name),
+        sockets=(str(home.sockets_dir / f"{name[-6:]}-0"),),
+        control_socket=str(home.sockets_dir / f"{name[-6:]}-c"),
+        log_path=str(home.logs_dir / "iris" / f"{name}.log"),
+        env={"COLOUR": "blue"},
+        timeout_s=5.0,
+    )
+
+
+def status(engine: LocalEngine, spec: ReplicaSpec) -> ReplicaStatus | None:
+    return engine.replicas()[spec.id][1] if spec.id in engine.replicas() else None
+
+
+def is_ready(engine: LocalEngine, spec: ReplicaSpec) -> bool:
+    found = status(engine, spec)
+    return found is not None and found.is_ready
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))  # type: ignore[arg-type]
+
+
+def test_a_replica_starts_tells_its_changes_and_stops_without_a_trace(home: Home, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        changes: list[int] = []
+        async with engine_of(home) as engine:
+            engine.on_change = lambda: changes.append(1)
+            spec = make_spec(home, tmp_path)
+            await engine.start(spec)
+            first = status(engine, spec)
+            assert first is not None and first.processes[0].state is ProcessState.STARTING
+            await until(lambda: is_ready(engine, spec))
+            assert changes
+            await engine.stop(spec.id, 5)
+            await until(lambda: not engine.replicas())
+            assert not Path(spec.run_dir).exists()
+            assert not Path(spec.control_socket).exists()
+            assert "ready with blue" in Path(spec.log_path).read_text()
+
+    run(scenario)
+
+
+def test_replicas_outlive_their_engine_and_are_adopted_with_the_same_pids(home: Home, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        spec = make_spec(home, tmp_path)
+        async with engine_of(home, stop_all=False) as engine:
+            await engine.start(spec)
+            await until(lambda: is_ready(engine, spec))
+            before = status(engine, spec)
+        async with engine_of(home) as engine:
+            assert engine.replicas()[spec.id] == (spec, before)
+
+    run(scenario)
+
+
+def test_a_replica_whose_supervisor_is_killed_disappears_with_all_its_processes(home: Home, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        code = "import subprocess\nsubprocess.Popen(['sleep', '1000'])\n" + HANDLER
+        async with engine_of(home) as engine:
+            spec = make_spec(home, tmp_path, code)
+            await engine.start(spec)
+            await until(lambda: is_ready(engine, spec))
+            found = status(engine, spec)
+            assert found is not None
+            session = [pid for pid in psutil.pids() if _session(pid) == found.supervisor_pid]
+            assert len(session) == 3
+            os.kill(found.supervisor_pid, signal.SIGKILL)
+            await until(lambda: not engine.replicas())
+            await until(lambda: not [pid for pid in session if _runs(pid)])
+            assert not Path(spec.run_dir).exists()
+
+    run(scenario)
+
+
+def test_what_died_while_no_engine_ran_is_cleaned_up(home: Home, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        spec = make_spec(home, tmp_path)
+        async with engine_of(home, stop_all=False) as engine:
+            await engine.start(spec)
+            await until(lambda: is_ready(engine, spec))
+            found = status(engine, spec)
+        assert found is not None
+        os.kill(found.supervisor_pid, signal.SIGKILL)
+        os.waitpid(found.supervisor_pid, 0)
+        half_written = home.replicas_dir / "iris-aaaaaaaa-000002"
+        half_written.mkdir()
+        (half_written / SPEC_FILE).write_text('{"id": "iri')
+        async with engine_of(home) as engine:
+            assert engine.replicas() == {}
+            assert list(home.replicas_dir.iterdir()) == []
+            assert not Path(spec.sockets[0]).exists()
+
+    run(scenario)
+
+
+def test_a_replica_that_does_not_stop_in_time_is_killed(home: Home, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with engine_of(home) as engine:
+            spec = make_spec(home, tmp_path)
+            await engine.start(spec)
+            await until(lambda: is_ready(engine, spec))
+            found = status(engine, spec)
+            assert found is not None
+            os.kill(found.supervisor_pid, signal.SIGSTOP)
+            started = time.monotonic()
+            await engine.stop(spec.id, 0)
+            await until(lambda: not engine.replicas(), timeout_s=KILL_AFTER_S + 5)
+            assert time.monotonic() - started >= KILL_AFTER_S
+
+    run(scenario)
+
+
+def test_a_stop_that_comes_before_the_supervisor_listens_is_not_lost(home: Home, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with engine_of(home) as engine:
+            spec = make_spec(home, tmp_path)
+            await engine.start(spec)
+            await engine.stop(spec.id, 1)
+            await until(lambda: not engine.replicas(), timeout_s=KILL_AFTER_S)
+
+    run(scenario)
+
+
+def test_a_failed_start_tells_the_users_error(home: Home, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        code = HANDLER.replace("print(", "raise ValueError('bad weights')\n        print(")
+        async with engine_of(home) as engine:
+            spec = make_spec(home, tmp_path, code)
+            await engine.start(spec)
+
+            def failure() -> str:
+                found = status(engine, spec)
+                process = found.processes[0] if found else None
+                return process.failure.message if process and process.failure else ""
+
+            await until(failure)
+            assert failure() == "ValueError: bad weights"
+
+    run(scenario)
+
+
+def test_a_missing_interpreter_is_an_error_that_leaves_nothing(home: Home, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with engine_of(home) as engine:
+            spec = replace(make_spec(home, tmp_path), python="/no/such/python")
+            with pytest.raises(EngineError, match="/no/such/python"):
+                await engine.start(spec)
+            assert engine.replicas() == {}
+            assert not Path(spec.run_dir).exists()
+
+    run(scenario)
+
+
+def test_what_a_supervisor_says_that_cannot_start_is_in_the_replicas_log(home: Home, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with engine_of(home) as engine:
+            spec = replace(make_spec(home, tmp_path), env={"PYTHONHOME": "/nowhere"})
+            await engine.start(spec)
+            await until(lambda: not engine.replicas())
+            assert "encodings" in Path(spec.log_path).read_text()
+
+    run(scenario)
+
+
+def test_replicas_inherit_the_environment_without_our_secrets() -> None:
+    environ = {
+        "HTTPS_PROXY": "http://proxy",
+        "AWS_ACCESS_KEY_ID": "id",
+        "CORTEX_TOKEN": "secret",
+        "CORTEX_OPERATOR_TOKEN": "secret",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    assert replica_environ(environ) == {"HTTPS_PROXY": "http://proxy", "AWS_ACCESS_KEY_ID": "id"}
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
