@@ -1,0 +1,122 @@
+"""The form of requirements.txt: finds the lines that no installer could read. Resolves and installs nothing."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from cortex.errors import Diagnostic
+
+#: The options that a requirements file may hold, and whether each wants a value.
+_OPTIONS = {
+    "-r": True,
+    "--requirement": True,
+    "-c": True,
+    "--constraint": True,
+    "-e": True,
+    "--editable": True,
+    "-i": True,
+    "--index-url": True,
+    "--pypi-url": True,
+    "--extra-index-url": True,
+    "-f": True,
+    "--find-links": True,
+    "--no-binary": True,
+    "--only-binary": True,
+    "--trusted-host": True,
+    "--use-feature": True,
+    "--no-index": False,
+    "--prefer-binary": False,
+    "--pre": False,
+    "--require-hashes": False,
+}
+#: Installing one of these would put another module `cortex` before ours.
+_OWN_NAMES = frozenset({"cortex", "cortex-serving"})
+
+_COMMENT = re.compile(r"(^|\s+)#.*$")
+_OPTION_OF_REQUIREMENT = re.compile(r"\s--?[a-z].*$", re.DOTALL)
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://|file:", re.IGNORECASE)
+_ARCHIVE = re.compile(r"\.(whl|zip|tar|tar\.gz|tgz|tar\.bz2|tar\.xz)(\[[^\]]*\])?$", re.IGNORECASE)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[^\]]*\])?")
+_VERSION = re.compile(r"v?\d[\w.!+*-]*")
+
+
+def parse_requirements(text: str, file: str) -> list[Diagnostic]:
+    """Return a diagnostic for each line of a requirements file that can't be read, called `file` in them."""
+    found = []
+    for line, column, content in _logical_lines(text):
+        if problem := _problem(content):
+            found.append(Diagnostic(file, line, column, "", *problem))
+    return found
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yield line number, column and content of each line that says something, continued lines joined."""
+    start, parts = 0, []
+    for number, raw in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
+        start = start or number
+        # As pip: a comment ends a continued line, and a backslash in it continues nothing.
+        is_comment = raw.lstrip().startswith("#")
+        continues = raw.endswith("\\") and not is_comment
+        parts.append((" " if is_comment else "") + (raw[:-1] if continues else raw))
+        if continues:
+            continue
+        joined = "".join(parts)
+        if content := _COMMENT.sub("", joined).strip():
+            yield start, len(joined) - len(joined.lstrip()) + 1, content
+        start, parts = 0, []
+    if content := _COMMENT.sub("", "".join(parts)).strip():
+        yield start, 1, content
+
+
+def _problem(content: str) -> tuple[str, str] | None:
+    """Return what is wrong with a line, and what to do about it."""
+    if content.startswith("-"):
+        return _option_problem(content)
+    requirement = _OPTION_OF_REQUIREMENT.sub("", content).strip()
+    if _is_location(requirement):
+        return None
+    try:
+        name = canonicalize_name(Requirement(requirement).name)
+    except InvalidRequirement as error:
+        reason = str(error).partition("\n")[0].rstrip(".:")
+        return f"{requirement!r} is not a requirement: {reason[:1].lower()}{reason[1:]}", _fix(requirement)
+    if name in _OWN_NAMES:
+        return f"{name!r} would replace the module cortex that runs your code", "remove the line: it is installed"
+    return None
+
+
+def _option_problem(content: str) -> tuple[str, str] | None:
+    option = re.split(r"[\s=]", content, maxsplit=1)[0]
+    if not option.startswith("--") and option[:2] in _OPTIONS:
+        option = option[:2]  # `-rother.txt`
+    value = content[len(option) :].strip(" \t=")
+    if option not in _OPTIONS:
+        close = difflib.get_close_matches(option, _OPTIONS, 1)
+        return f"unknown option {option!r}", f"did you mean {close[0]}?" if close else "remove the line"
+    if _OPTIONS[option] and not value:
+        return f"{option} needs a value", f"write {option} VALUE, or remove the line"
+    if not _OPTIONS[option] and value and not value.startswith("-"):
+        return f"{option} takes no value", f"write {option}"
+    return None
+
+
+def _is_location(requirement: str) -> bool:
+    """Tell whether a line names a URL or a path instead of a package."""
+    if _URL.match(requirement):
+        return True
+    bare = requirement.partition(";")[0].strip()
+    is_path = bare.startswith((".", "/", "~")) or ("/" in bare and " @ " not in f" {bare} " and "@" not in bare)
+    return is_path or (_ARCHIVE.search(bare) is not None and "@" not in bare)
+
+
+def _fix(requirement: str) -> str:
+    name = _NAME.match(requirement)
+    if not name:
+        return "write a package's name, such as numpy==2.0.0"
+    version = _VERSION.match(requirement[name.end() :].lstrip(" ="))
+    return f"write {name[0]}=={version[0]}" if version else "write it as name==version"

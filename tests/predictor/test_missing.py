@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+
+from cortex.predictor.missing import suggest
+
+
+@pytest.mark.parametrize(
+    ("module", "hint"),
+    [
+        ("yaml", "add PyYAML to requirements.txt"),
+        ("yaml.nodes", "add PyYAML to requirements.txt"),
+        ("transformers", "add transformers to requirements.txt"),
+        ("sentence_transformers", "add sentence-transformers to requirements.txt"),
+        ("google.cloud.storage", "add google-cloud-storage to requirements.txt"),
+        ("google.protobuf.message", "add protobuf to requirements.txt"),
+        ("cv2", "add opencv-python-headless to requirements.txt, or install cortex-serving[predictors] for all APIs"),
+        ("sklearn.svm", "add scikit-learn to requirements.txt, or install cortex-serving[predictors] for all APIs"),
+        ("PIL", "add Pillow to requirements.txt, or install cortex-serving[predictors] for all APIs"),
+        ("torch", "add torch to requirements.txt, or install cortex-serving[torch] for all APIs"),
+        ("torchvision", "add torchvision to requirements.txt, or install cortex-serving[torch] for all APIs"),
+        ("tensorflow", "add tensorflow-cpu to requirements.txt, or install cortex-serving[tensorflow] for all APIs"),
+        (
+            "tensorflow_hub",
+            "add tensorflow-hub to requirements.txt, or install cortex-serving[tensorflow] for all APIs",
+        ),
+        ("xgboost", "add xgboost to requirements.txt, or install cortex-serving[xgboost] for all APIs"),
+        ("onnxruntime", "add onnxruntime to requirements.txt, or install cortex-serving[onnx] for all APIs"),
+    ],
+)
+def test_the_package_of_a_module_is_known(module: str, hint: str) -> None:
+    assert suggest(module) == hint
