@@ -107,7 +107,7 @@ def open_rounds(systems: tuple[System, ...], closed: Outcome, plan: Plan) -> Out
     for number in range(plan.open_rounds):
         _say(f"open-loop round {number + 1} of {plan.open_rounds}")
         for system in systems:
-            if system.name in rates:
+            if system.name in rates and system.role != "limit":
                 outcome += _visit(system, NOOP, plan, one_visit)
     return outcome
 

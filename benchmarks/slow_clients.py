@@ -1,0 +1,88 @@
+"""Do slow clients slow down the others? `python -m benchmarks.slow_clients`.
+
+The p99 of normal requests at a constant rate, without slow clients, with 200 that upload 1 MB at 1 kB/s, and with 200
+that read a 1 MB answer at 1 kB/s; all of them at one API with one replica. Goal: at most 1.5 times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import statistics
+import time
+from typing import Any
+
+from benchmarks import machine, processes, report, results, systems
+from benchmarks.endpoint import Endpoint
+from benchmarks.open_loop import OpenLoad, open_loop
+from benchmarks.slow_connections import SlowClients
+from benchmarks.workloads import MIXED, MIXED_DOWNLOAD, MIXED_UPLOAD
+
+GOAL = 1.5
+#: The burst in which 200 clients connect is over by then.
+_SETTLE_S = 2.0
+WITHOUT, UPLOADING, READING = "without", "uploading", "reading"
+
+
+def main() -> None:
+    """Measure, report, write."""
+    arguments = _arguments()
+    system = systems.named(arguments.system)[0]
+    systems.prepare((system,))
+    processes.adopt_orphans()
+    facts = machine.facts()
+    loads: dict[str, list[OpenLoad]] = {WITHOUT: [], UPLOADING: [], READING: []}
+    became: dict[str, dict[str, int]] = {UPLOADING: {}, READING: {}}
+    with system.serve(MIXED) as endpoint:
+        open_loop(endpoint, MIXED, arguments.rate, 1)
+        for _ in range(arguments.repeats):
+            for condition in (WITHOUT, UPLOADING, WITHOUT, READING):
+                load, let_go = _one(endpoint, condition, arguments)
+                loads[condition].append(load)
+                for reason, count in let_go.items():
+                    lost[condition][reason] = lost[condition].get(reason, 0) + count
+                print(
+                    f"{condition:9}  p99 {load.p99_us / 1e3:.3f} ms  errors {load.errors}  {let_go or ''}", flush=True
+                )
+    base = statistics.median(load.p99_us for load in loads[WITHOUT])
+    goals = [_goal(condition, loads[condition], base) for condition in (UPLOADING, READING)]
+    errors = sum(load.errors for group in loads.values() for load in group)
+    goals.append(report.Goal("normal requests that failed", "0", str(errors), errors == 0))
+    text = f"# Slow clients: {system.name}, {arguments.clients} of them, {arguments.rate:.0f} normal requests/s\n\n"
+    text += f"p99 without: {base / 1e3:.3f} ms\n\n{report.goals_table(goals)}\n\n"
+    text += f"slow clients, by what became of them: {became}\n"
+    data: dict[str, Any] = {"facts": facts, "arguments": vars(arguments), "slow_clients": became}
+    data["loads"] = {name: [dataclasses.asdict(load) for load in group] for name, group in loads.items()}
+    results.write("slow-clients", text, data)
+
+
+def _one(endpoint: Endpoint, condition: str, arguments: argparse.Namespace) -> tuple[OpenLoad, dict[str, int]]:
+    """One measurement under one condition, and how many slow clients ended how."""
+    slow: SlowClients | None = None
+    if condition != WITHOUT:
+        workload = MIXED_UPLOAD if condition == UPLOADING else MIXED_DOWNLOAD
+        slow = SlowClients(endpoint, workload, arguments.clients, uploads=condition == UPLOADING)
+    with slow or contextlib.nullcontext():
+        time.sleep(_SETTLE_S)
+        load = open_loop(endpoint, MIXED, arguments.rate, arguments.seconds)
+    return load, {"still at it": slow.kept, **slow.let_go} if slow else {}
+
+
+def _goal(condition: str, loads: list[OpenLoad], base: float) -> report.Goal:
+    ratio = statistics.median(load.p99_us for load in loads) / base
+    return report.Goal(f"p99 with slow clients {condition}", f"≤ {GOAL} ×", f"{ratio:.2f} ×", ratio <= GOAL)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.slow_clients", description=__doc__)
+    parser.add_argument("--system", default="cortex", choices=("cortex", "fastapi"))
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=1000.0, help="normal requests per second")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--repeats", type=int, default=3)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
