@@ -38,13 +38,11 @@ def main() -> None:
         open_loop(endpoint, MIXED, arguments.rate, 1)
         for _ in range(arguments.repeats):
             for condition in (WITHOUT, UPLOADING, WITHOUT, READING):
-                load, let_go = _one(endpoint, condition, arguments)
+                load, ends = _one(endpoint, condition, arguments)
                 loads[condition].append(load)
-                for reason, count in let_go.items():
-                    lost[condition][reason] = lost[condition].get(reason, 0) + count
-                print(
-                    f"{condition:9}  p99 {load.p99_us / 1e3:.3f} ms  errors {load.errors}  {let_go or ''}", flush=True
-                )
+                for end, count in ends.items():
+                    became[condition][end] = became[condition].get(end, 0) + count
+                print(f"{condition:9}  p99 {load.p99_us / 1e3:.3f} ms  errors {load.errors}  {ends or ''}", flush=True)
     base = statistics.median(load.p99_us for load in loads[WITHOUT])
     goals = [_goal(condition, loads[condition], base) for condition in (UPLOADING, READING)]
     errors = sum(load.errors for group in loads.values() for load in group)
