@@ -48,6 +48,7 @@ class _Run:
 
     def __init__(self, response: Response, headers: Iterable[Header], method: str) -> None:
         self._messages: asyncio.Queue[Any] = asyncio.Queue(maxsize=1)
+        self._response = response
         self._body_sent = False
         self._error: Exception | None = None
         self._scope = {
@@ -60,7 +61,7 @@ class _Run:
             "query_string": b"",
             "headers": [(name.lower(), value) for name, value in headers],
         }
-        self.task = asyncio.ensure_future(self._run(response))
+        self.task = asyncio.ensure_future(self._run())
 
     async def next(self) -> Any:
         """Return the next message, None at the end; raises what the response raised."""
@@ -86,10 +87,14 @@ class _Run:
         """Stop the response where it is."""
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
+        # The task was waiting for us, not for the user's generator, which has not noticed: let it clean up now.
+        aclose = getattr(getattr(self._response, "body_iterator", None), "aclose", None)
+        if aclose is not None:
+            await aclose()
 
-    async def _run(self, response: Response) -> None:
+    async def _run(self) -> None:
         try:
-            await response(self._scope, self._receive, self._send)
+            await self._response(self._scope, self._receive, self._send)
         except Exception as exc:
             if self._body_sent:
                 raise  # the background task's

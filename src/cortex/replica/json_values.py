@@ -1,7 +1,6 @@
-"""JSON for what orjson alone refuses: odd numpy arrays, numbers beyond 64 bits, numpy keys; or a clear refusal.
+"""JSON for what orjson alone refuses: numpy values, numbers beyond 64 bits, odd keys; or a clear refusal.
 
-Only ever reached after orjson has failed, so it may look at every value. It never imports numpy: a value of numpy's
-can only exist where the user's code has.
+It never imports numpy: a value of numpy's can only exist where the user's code has.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ import orjson
 
 from cortex.errors import UserError
 
-OPTIONS = orjson.OPT_SERIALIZE_NUMPY
-_ALL_OPTIONS = OPTIONS | orjson.OPT_NON_STR_KEYS
+_KEYS = orjson.OPT_NON_STR_KEYS
 
 #: What to do about values of these types; the keys are `module.name`, the module without its dotted rest.
 _FIXES = {
@@ -36,16 +34,36 @@ _FIXES = {
     "tensorflow.EagerTensor": "return value.numpy()",
     "PIL.Image": "save it to bytes and return those",
 }
+_NUMBERS = frozenset(
+    ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
+    + ("bool", "bool_")  # numpy 2 and numpy 1
+)
 _ITEM_LIMIT = 60
 
 
+def from_numpy(value: Any) -> orjson.Fragment:
+    """Return the JSON of a plain numpy number or array, for orjson's `default`.
+
+    Not orjson's own option for numpy at the outermost call: it writes wrong dates, and text that is not JSON, for
+    "not a time" in arrays of datetime64. Raises: TypeError for all else, which `dumps_slowly` then takes up.
+    """
+    name = type(value).__name__
+    if type(value).__module__ != "numpy" or (name != "ndarray" and name not in _NUMBERS):
+        raise TypeError
+    if name == "ndarray":
+        if value.dtype.kind not in "biuf":
+            raise TypeError
+        value = value if value.flags.c_contiguous else value.copy(order="C")
+    return orjson.Fragment(orjson.dumps(value, None, orjson.OPT_SERIALIZE_NUMPY))
+
+
 def dumps_slowly(value: Any) -> bytes:
-    """Return JSON for a value that `orjson.dumps` refused with OPTIONS.
+    """Return JSON for a value that `orjson.dumps` with `from_numpy` refused; it looks at every value in it.
 
     Raises: UserError, naming the first value that can't be in JSON by its path in the result.
     """
     try:
-        return orjson.dumps(value, None, _ALL_OPTIONS)
+        return orjson.dumps(value, from_numpy, _KEYS)
     except TypeError:
         pass
     try:
@@ -117,7 +135,9 @@ class _Plain:
         if value.dtype.kind == "m":
             raise _refusal(value, path)
         if value.dtype.kind == "M":
-            value = value.astype("M8[us]")  # whose list holds datetimes, and None for "not a time"
+            unit = numpy.datetime_data(value.dtype)[0]
+            shown = "s" if unit in ("Y", "M", "W", "D", "h", "m") else unit  # orjson shows at least seconds, too
+            return _nulls(numpy.datetime_as_string(value, unit=None if unit == "generic" else shown).tolist())
         if value.dtype.char == "g":  # longdouble has no Python type of its own
             return self.convert(value.astype(numpy.float64).tolist(), path)
         return self.convert(value.tolist(), path)
@@ -131,10 +151,17 @@ class _Plain:
             return str(key)
         if key is None or isinstance(key, bool | int | float | datetime | date | time | UUID):
             try:
-                return str(next(iter(orjson.loads(orjson.dumps({key: None}, None, _ALL_OPTIONS)))))
+                return str(next(iter(orjson.loads(orjson.dumps({key: None}, None, _KEYS)))))
             except TypeError:
                 return str(key)  # beyond 64 bits
         raise UserError(f"{path} has a key that JSON can't hold: {_shorten(key)} ({_describe_type(key)}); use str(key)")
+
+
+def _nulls(texts: Any) -> Any:
+    """Replace numpy's word for "not a time" by null, in nested lists."""
+    if isinstance(texts, list):
+        return [_nulls(text) for text in texts]
+    return None if texts == "NaT" else texts
 
 
 def _refusal(value: Any, path: str) -> UserError:

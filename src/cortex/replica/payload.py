@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from cortex.errors import UserError
-from cortex.replica.json_values import OPTIONS, dumps_slowly
+from cortex.replica.json_values import dumps_slowly, from_numpy
 
 if TYPE_CHECKING:
     from starlette.datastructures import FormData, Headers, QueryParams
@@ -44,6 +44,10 @@ class Encoded(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...] = ()
     background: Callable[[], Awaitable[None]] | None = None  #: to be awaited once the answer is sent
     response: Response | None = None  #: a starlette response that sends its own body: see `open_response`
+
+
+#: Encoded(…) without the call of its Python-level constructor, which takes as long as encoding a small result.
+_new_encoded = tuple.__new__
 
 
 def parse(content_type: bytes | None, body: bytes, json_only: bool = False) -> Any:
@@ -84,12 +88,11 @@ def encode(result: Any, json_strings: bool = False) -> Encoded:
     """Return the answer for what the user's method returned; with `json_strings`, a str is a JSON string.
 
     numpy scalars and arrays become numbers and lists; NaN and infinities, which JSON lacks, become null.
-    Dates are ISO 8601 (orjson writes a wrong date for "not a time" in an array of datetime64: return a list there).
     Raises: UserError, naming the place of a value that JSON can't hold.
     """
     kind = type(result)
     if kind is dict or kind is list:
-        return Encoded(200, JSON, encode_json(result))
+        return _new_encoded(Encoded, (200, JSON, encode_json(result), (), None, None))
     if isinstance(result, str) and not json_strings:
         return Encoded(200, TEXT, _encode_text(result))
     if isinstance(result, bytes | bytearray | memoryview):
@@ -101,9 +104,9 @@ def encode(result: Any, json_strings: bool = False) -> Encoded:
 
 
 def encode_json(result: Any) -> bytes:
-    """Return JSON; one call of orjson for whatever it can do, the slow way only for the rest."""
+    """Return JSON; one call of orjson for whatever it can do, the slow way for the rest."""
     try:
-        return orjson.dumps(result, None, OPTIONS)
+        return orjson.dumps(result, from_numpy)
     except TypeError:
         return dumps_slowly(result)
 
