@@ -12,7 +12,7 @@ from pathlib import Path
 from cortex.config.project import unpack
 from cortex.home import Home
 
-#: Names that start like this are being filled or deleted; hashes never do.
+#: Names that start with a dot are being filled or deleted; hashes never do.
 _TEMPORARY = ".tmp-"
 
 
@@ -30,7 +30,6 @@ class ProjectFolders:
     def unpacked(self, archive: bytes) -> Iterator[Path]:
         """Unpack an upload into a folder that lasts as long as the block. Raises: InputError."""
         folder = self._root / f"{_TEMPORARY}{secrets.token_hex(8)}"
-        folder.mkdir(mode=0o700, parents=True)
         try:
             unpack(archive, folder)
             yield folder
@@ -55,8 +54,8 @@ class ProjectFolders:
 
     def clean(self) -> None:
         """Delete what an operator that was killed left half done."""
-        for folder in self._root.glob(f"{_TEMPORARY}*"):
+        for folder in self._root.glob(".*"):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _folders(self) -> list[Path]:
-        return [folder for folder in self._root.iterdir() if not folder.name.startswith(_TEMPORARY)]
+        return [folder for folder in self._root.iterdir() if not folder.name.startswith(".")]

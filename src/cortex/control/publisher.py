@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from cortex.errors import GatewayError
@@ -25,10 +25,14 @@ class Gateway(Protocol):
 
 
 class RoutePublisher:
-    """Applies tables in the order in which they were published; those overtaken by a newer one are skipped."""
+    """Applies tables in the order in which they were published; those overtaken by a newer one are skipped.
 
-    def __init__(self, gateway: Gateway, logger: Logger) -> None:
+    `on_applied` is called each time a table has come in force.
+    """
+
+    def __init__(self, gateway: Gateway, on_applied: Callable[[], None], logger: Logger) -> None:
         self._gateway = gateway
+        self._on_applied = on_applied
         self._logger = logger
         self._table: RoutingTable | None = None
         self._published = 0
@@ -76,3 +80,4 @@ class RoutePublisher:
             async with self._changed:
                 self._applied = number
                 self._changed.notify_all()
+            self._on_applied()

@@ -57,7 +57,7 @@ class Reconciler:
         self._clock = clock
         self._projects = ProjectFolders(home)
         self._preparations = Preparations(prepare, self.wake, clock, logger)
-        self.publisher = RoutePublisher(gateway, logger)
+        self.publisher = RoutePublisher(gateway, self._tell_changed, logger)
         self._awake = asyncio.Event()
         self._changed = asyncio.Event()
         self._retiring: dict[str, asyncio.Task[None] | None] = {}
@@ -143,6 +143,10 @@ class Reconciler:
             await self._reconcile()
         except Exception as error:  # one bad pass must not end the control loop
             self._logger.error("reconciling failed", exc_info=error)
+        self._tell_changed()
+
+    def _tell_changed(self) -> None:
+        """Let those who wait for a status look again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
