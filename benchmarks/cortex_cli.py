@@ -111,20 +111,25 @@ class Cortex:
 
 def groups(status: dict[str, Any]) -> dict[str, list[psutil.Process]]:
     """Divide the running processes into operator, gateway, replicas and whatever else there is."""
-    roots = {
-        "operator": [status["operator"]["pid"]],
-        "gateway": [status["gateway"]["pid"]],
-        "replicas": [replica["pid"] for replica in status["replicas"]],
-    }
-    members: dict[str, list[psutil.Process]] = {name: [] for name in (*roots, "other")}
-    owner = {pid: name for name, pids in roots.items() for pid in pids}
-    for process in descendants():
+    running = descendants()
+    # A replica is more than the process with the user's code: its supervisor counts too.
+    owner = {process.pid: "replicas" for process in running if _is_supervisor(process)}
+    owner |= {replica["pid"]: "replicas" for replica in status["replicas"]}
+    owner |= {status["operator"]["pid"]: "operator", status["gateway"]["pid"]: "gateway"}
+    members: dict[str, list[psutil.Process]] = {"operator": [], "gateway": [], "replicas": [], "other": []}
+    for process in running:
         members[_group_of(process, owner)].append(process)
     return members
 
 
+def _is_supervisor(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return "cortex.engine.supervisor" in process.cmdline()
+    return False
+
+
 def _group_of(process: psutil.Process, owner: dict[int, str]) -> str:
-    """The group of the nearest ancestor that has one: replicas may be children of the operator."""
+    """The group of the nearest ancestor that has one: gateway and replicas may be children of the operator."""
     with contextlib.suppress(psutil.Error):
         for candidate in (process, *process.parents()):
             if candidate.pid in owner:

@@ -39,8 +39,9 @@ def failures(outcome: Outcome) -> list[Failed]:
     return [each for each in outcome if isinstance(each, Failed)]
 
 
-def goals(samples: list[Sample]) -> list[Goal]:
+def goals(outcome: Outcome) -> list[Goal]:
     """Hold the medians against what the project promises."""
+    samples = medians(outcome)
 
     def figure(system: str, concurrency: int, name: str) -> float | None:
         found = _find(samples, system, "noop", "closed", concurrency)
@@ -52,6 +53,8 @@ def goals(samples: list[Sample]) -> list[Goal]:
     cpu, p50 = figure(CORTEX, 64, "cpu_us"), figure(CORTEX, 1, "p50_us")
     others = [value for peer in peers if (value := figure(peer, 1, "p50_us")) is not None]
     errors = sum(sample.errors for sample in samples if sample.system == CORTEX)
+    failed = sum(each.system == CORTEX for each in failures(outcome))
+    measured = any(sample.system == CORTEX for sample in samples) or failed > 0
     best = min(others, default=None)
     return [
         Goal("no-op at 64: requests/s against Mosec", "≥ 8 ×", _show(times, "{:.1f} ×"), _met(times, lambda x: x >= 8)),
@@ -69,14 +72,15 @@ def goals(samples: list[Sample]) -> list[Goal]:
             _show(p50, "{:.0f} µs"),
             None if p50 is None or best is None else p50 < best,
         ),
-        Goal("errors of cortex in all of it", "0", str(errors), errors == 0),
+        Goal("cortex: requests that failed", "0", str(errors), errors == 0 if measured else None),
+        Goal("cortex: measurements that failed", "0", str(failed), failed == 0 if measured else None),
     ]
 
 
 def markdown(outcome: Outcome, facts: dict[str, str]) -> str:
     """Return the whole report."""
     samples = medians(outcome)
-    parts = ["# Benchmark", _table(("fact", "value"), facts.items()), "## Goals", goals_table(goals(samples))]
+    parts = ["# Benchmark", _table(("fact", "value"), facts.items()), "## Goals", goals_table(goals(outcome))]
     for workload in ("noop", "iris"):
         for concurrency in sorted({s.concurrency for s in samples if s.workload == workload and s.load == "closed"}):
             chosen = _choose(samples, workload, "closed", concurrency)
@@ -91,7 +95,7 @@ def markdown(outcome: Outcome, facts: dict[str, str]) -> str:
     if streams := _choose(samples, "stream", "stream"):
         parts += ["## streaming answer of 100 chunks", _stream_table(streams)]
     if failed := failures(outcome):
-        rows = ((each.system, each.workload, each.message.splitlines()[0]) for each in failed)
+        rows = ((each.system, each.workload, _gist(each.message)) for each in failed)
         parts += ["## Could not be measured", _table(("system", "workload", "why"), rows)]
     return "\n\n".join(parts) + "\n"
 
@@ -217,6 +221,12 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     escaped = (tuple(cell.replace("|", "\\|") for cell in row) for row in rows)
     lines = (head, tuple("---" for _ in head), *escaped)
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _gist(message: str) -> str:
+    """The first line, which says what failed, and the last, which tends to say why."""
+    lines = message.strip().splitlines() or [""]
+    return lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
 
 
 def _versus(ours: Sample | None, other: Sample, name: str) -> str:

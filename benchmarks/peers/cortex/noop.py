@@ -4,5 +4,8 @@ from predictors import noop
 
 
 class Handler:
+    def __init__(self, config: dict[str, Any]) -> None:
+        pass
+
     def handle_post(self, payload: dict[str, Any]) -> dict[str, Any]:
         return noop(payload)

@@ -17,5 +17,8 @@ AGES = {"process_ms": _age_s(os.getpid(), _NOW) * 1e3, "supervisor_ms": _age_s(o
 
 
 class Handler:
+    def __init__(self, config: dict[str, Any]) -> None:
+        pass
+
     def handle_post(self, payload: dict[str, Any]) -> dict[str, Any]:
         return AGES

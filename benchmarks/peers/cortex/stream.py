@@ -5,5 +5,8 @@ from predictors import stream
 
 
 class Handler:
+    def __init__(self, config: dict[str, Any]) -> None:
+        pass
+
     def handle_post(self, payload: dict[str, Any]) -> Iterator[bytes]:
         return stream(payload)
