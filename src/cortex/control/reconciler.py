@@ -122,10 +122,9 @@ class Reconciler:
             await asyncio.sleep(_DRAIN_POLL_S)
 
     def _is_settled(self, record: ApiRecord) -> bool:
-        status = self.state(record).status
-        if status is ApiStatus.UPDATING:
-            return False
-        return status is not ApiStatus.LIVE or self.publisher.is_settled
+        # A pass that is due may publish other routes.
+        routes_follow = self.publisher.is_settled and not self._awake.is_set()
+        return routes_follow and self.state(record).status is not ApiStatus.UPDATING
 
     def _replicas(self) -> list[Replica]:
         return [Replica(spec, status) for spec, status in self._engine.replicas().values()]

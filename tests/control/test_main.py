@@ -1,0 +1,172 @@
+"""A real operator with real replicas behind a real gateway."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from running import BROKEN_HANDLER, Load, RunningOperator, config, running_operator
+
+from cortex.home import Home
+from wait import wait_until
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def operator(home: Home) -> Iterator[RunningOperator]:
+    with running_operator(home) as running:
+        yield running
+
+
+def pids(operator: RunningOperator) -> set[int]:
+    return {item["pid"] for item in operator.replicas() if item["state"] == "ready"}
+
+
+def counts(operator: RunningOperator, group: str = "updated") -> dict[str, Any]:
+    return operator.api()["status"]["replica_counts"][group]
+
+
+def test_a_deployed_api_answers_and_a_deleted_one_is_gone(operator: RunningOperator) -> None:
+    assert operator.deploy(config())[0]["message"] == "creating iris (RealtimeAPI)"
+    answer = operator.wait()
+    assert answer["status"]["status_code"] == "live"
+    assert answer["endpoint"] == f"http://127.0.0.1:{operator.gateway_port}/iris"
+    assert operator.predict({})[1]["answer"] == "one"
+    assert operator.call("DELETE", "/v1/apis/iris")[1]["message"] == "deleting iris"
+    wait_until(lambda: not operator.replicas(), message="replicas gone")
+    wait_until(lambda: operator.predict({})[0] == 404, message="route gone")
+    assert operator.call("GET", "/v1/apis/iris")[0] == 404
+    wait_until(lambda: not list(operator.home.projects_dir.iterdir()), message="project deleted")
+
+
+def test_updates_refreshes_and_patches_fail_no_request(operator: RunningOperator) -> None:
+    operator.deploy(config(replicas=2))
+    operator.wait()
+    with Load(operator) as load:
+        before = pids(operator)
+        operator.deploy(config(replicas=2, answer="two"))
+        operator.wait()
+        assert operator.predict({})[1]["answer"] == "two"
+        assert operator.call("POST", "/v1/apis/iris/refresh")[1]["message"] == "updating iris (RealtimeAPI)"
+        operator.wait()
+        wait_until(lambda: len(operator.replicas()) == 2, message="old replicas gone")
+        refreshed = pids(operator)
+        assert not refreshed & before
+        for replicas in (3, 1):
+            status, _ = operator.call("POST", "/v1/patch", config(replicas=replicas, answer="two").encode())
+            assert status == 200
+            operator.wait()
+            wait_until(lambda replicas=replicas: len(operator.replicas()) == replicas, message="scaled")
+        assert pids(operator) <= refreshed
+    assert load.failures == []
+    assert set(load.answers) == {"one", "two"}
+
+
+def test_a_killed_operator_costs_no_request_and_its_successor_adopts_all(operator: RunningOperator) -> None:
+    operator.deploy(config(replicas=2))
+    operator.wait()
+    with Load(operator) as load:
+        before, gateway = pids(operator), operator.call("GET", "/v1/status")[1]["gateway"]["pid"]
+        operator.end(signal.SIGKILL)
+        assert operator.predict({})[0] == 200
+        operator.start()
+        assert pids(operator) == before
+        assert operator.call("GET", "/v1/status")[1]["gateway"]["pid"] == gateway
+        assert operator.wait()["status"]["status_code"] == "live"
+        operator.deploy(config(replicas=2, answer="two"))
+        assert operator.wait()["status"]["status_code"] == "live"
+    assert load.failures == []
+    assert load.answers[-1] == "two"
+
+
+def test_a_broken_update_keeps_the_old_version_and_says_why(operator: RunningOperator) -> None:
+    operator.deploy(config(replicas=2))
+    operator.wait()
+    with Load(operator) as load:
+        operator.deploy(config(replicas=2, answer="two"), BROKEN_HANDLER)
+        state = operator.wait()["status"]
+        assert state["status_code"] == "error"
+        assert state["failure"]["message"] == "ValueError: bad weights"
+        assert "handler.py" in state["failure"]["traceback"]
+        assert state["replica_counts"]["stale"]["ready"] == 2
+        assert state["replica_counts"]["updated"]["failed"] == 1
+        old = next(item for item in operator.replicas() if item["state"] == "ready")
+        os.kill(old["supervisor_pid"], signal.SIGKILL)
+        wait_until(lambda: old["id"] not in {item["id"] for item in operator.replicas()}, message="replica noticed")
+        wait_until(lambda: counts(operator, "stale")["ready"] == 2, message="old replica replaced")
+        operator.deploy(config(replicas=2, answer="three"))
+        assert operator.wait()["status"]["status_code"] == "live"
+        wait_until(lambda: len(operator.replicas()) == 2, message="only the newest left")
+    assert load.answers[-1] == "three"
+    assert "two" not in load.answers
+    # The killed supervisor took the requests that were inside it along, and no others.
+    assert len(load.failures) <= 4
+
+
+def test_a_broken_first_deploy_tells_callers_why(operator: RunningOperator) -> None:
+    operator.deploy(config(), BROKEN_HANDLER)
+    assert operator.wait()["status"]["status_code"] == "error"
+    status, answer = operator.predict({})
+    assert (status, answer["error"]) == (503, "no replica is ready: ValueError: bad weights")
+
+
+def test_an_operator_ended_by_a_signal_leaves_everything_running(operator: RunningOperator) -> None:
+    operator.deploy(config())
+    operator.wait()
+    operator.end(signal.SIGTERM)
+    assert operator.predict({})[0] == 200
+
+
+def test_two_operators_never_share_a_home(operator: RunningOperator) -> None:
+    second = operator.spawn()
+    _, stderr = second.communicate(timeout=20)
+    assert second.returncode == 1
+    assert b"an operator already runs for" in stderr
+
+
+def test_a_taken_port_is_a_clear_error(operator: RunningOperator, tmp_path: Any) -> None:
+    other = RunningOperator(Home(tmp_path / "other"))
+    other.port = operator.port
+    process = other.spawn()
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert f"127.0.0.1:{operator.port}: address already in use" in stderr.decode()
+
+
+def test_the_token_and_the_identity_are_private(operator: RunningOperator) -> None:
+    for file in (operator.home.token_file, operator.home.run_dir / "operator.json", operator.home.database_file):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_logs_of_all_replicas_are_streamed(operator: RunningOperator) -> None:
+    operator.deploy(config(), BROKEN_HANDLER)
+    operator.wait()
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", operator.port, timeout=20)
+    connection.request("GET", "/v1/apis/iris/logs?follow=true", headers={"authorization": f"Bearer {operator.token}"})
+    response = connection.getresponse()
+    replica = operator.replicas()[0]["id"].rsplit("-", 1)[-1]
+    line = response.readline().decode()
+    assert f" {replica} " in line
+    while "bad weights" not in line:
+        line = response.readline().decode()
+    connection.close()
+
+
+def test_a_deployment_is_one_whole(operator: RunningOperator) -> None:
+    functions = "def predict(sample, metadata):\n    return sample\n"
+    item = "- kind: api\n  name: {}\n  predictor: {{path: handler.py}}\n"
+    deployment = "- kind: deployment\n  name: iris\n"
+    both = deployment + item.format("a") + item.format("b")
+    results = operator.deploy(both, functions)
+    assert [result["message"] for result in results] == ["creating a api", "creating b api"]
+    operator.wait("a"), operator.wait("b")
+    results = operator.deploy(deployment + item.format("a"), functions)
+    assert [result["message"] for result in results] == ["a api is up to date", "deleting b api"]
+    assert operator.deploy(deployment + item.format("a"), functions)[0]["message"] == "iris deployment is up to date"
