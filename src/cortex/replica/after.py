@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
 from cortex.predictor.frames import format_user_traceback
@@ -36,6 +36,8 @@ class AfterCalls:
             result = call()
             if inspect.isawaitable(result):
                 asyncio.run_coroutine_threadsafe(_awaited(result), self._loop).result()
+        except (CancelledError, asyncio.CancelledError):
+            pass  # the client of a streaming answer left
         except BaseException as error:  # the edge of the user's code
             sys.stderr.write(f"after the answer was sent:\n{format_user_traceback(error)}")
 

@@ -232,6 +232,7 @@ class App:
                 return
             headers = tuple(header for header in opened.headers if header[0] != b"content-length")
             await self._stream(connection, opened.status, b"", headers).run_async(opened.chunks, self._caller.log)
+            self._after.run(lambda: opened.done)
         if answered.after is not None:
             self._after.run(answered.after)
 

@@ -20,6 +20,7 @@ from cortex.replica.app import App
 from cortex.replica.cells import Cells
 from cortex.replica.channel import Channel
 from cortex.replica.connections import Connections
+from cortex.replica.payload import make_headers
 from cortex.replica.runner import Runner
 from cortex.replica.spec import ReplicaSpec
 
@@ -60,6 +61,8 @@ def _serve(spec: ReplicaSpec, predictor: BoundPredictor, channel: Channel, cells
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     kinds = {method.kind for method in predictor.methods.values()}
+    if any(method.needs_headers or method.needs_query_params for method in predictor.methods.values()):
+        make_headers(())  # imports starlette, which the first request would otherwise wait for
     shares_loop = bool(kinds & {"async", "async_generator"})
     slots = max(spec.threads, spec.max_concurrency) if shares_loop else spec.threads
     runner = Runner(loop, spec.threads, always_threads="generator" in kinds)
