@@ -1,7 +1,7 @@
 """Deploy the iris example into an installation of its own under build/demo, and ask it for a prediction.
 
-Knows cortex only as a user does: by its command and by HTTP. What it starts keeps running; `--stop` ends it. Run again, it
-uses what runs.
+Knows cortex only as a user does: by its command and by HTTP. What it starts keeps running, and a second run uses it;
+`--stop` ends it.
 """
 
 from __future__ import annotations
