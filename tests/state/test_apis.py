@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from cortex.config.schema import Api
+from cortex.state.apis import ApiStore, Change, StoredFailure, Target
+from cortex.state.database import open_sqlite
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+Open = Callable[[], ApiStore]
+
+
+@pytest.fixture
+def open_store(tmp_path: Path) -> Open:
+    """Open the same database each time, as an operator that starts anew does; its clock goes on by a second a call."""
+    ticks = iter(range(1_000_000))
+
+    def now() -> datetime:
+        return START + timedelta(seconds=next(ticks))
+
+    return lambda: ApiStore(open_sqlite(tmp_path / "state.db"), now)
+
+
+def spec(name: str = "iris", **sections: object) -> Api:
+    handler = {"interface": "handler", "type": "python", "path": "handler.py", "config": {"a": [1, 2.5, None]}}
+    return Api.model_validate({"name": name, "handler": handler, **sections})
+
+
+def change(revision: str, api: Api | None = None) -> Change:
+    return Change(Target(revision, api or spec(), "project"), "nonce", f"spec-{revision}")
+
+
+def test_what_is_written_is_there_after_a_restart(open_store: Open) -> None:
+    full = spec(deployment="flowers", networking={"timeout_s": 1.5}, autoscaling={"min_replicas": 3})
+    open_store().write([change("r1", full)])
+    record = open_store().get("iris")
+    assert record is not None
+    assert (record.target, record.kind, record.deployment) == (Target("r1", full, "project"), "RealtimeAPI", "flowers")
+    assert record.created_at == record.updated_at
+
+
+def test_an_update_keeps_the_time_of_creation_and_adds_a_version(open_store: Open) -> None:
+    store = open_store()
+    store.write([change("r1")])
+    first = store.get("iris")
+    store.write([change("r2")])
+    second = store.get("iris")
+    assert first and second
+    assert second.created_at == first.created_at < second.updated_at
+    assert [version.api_id for version in store.versions("iris")] == [second.api_id, first.api_id]
+    assert second.api_id < first.api_id
+
+
+def test_apis_are_listed_by_name(open_store: Open) -> None:
+    store = open_store()
+    store.write([change("r", spec(name)) for name in ("b", "c", "a")])
+    assert [record.name for record in store.records()] == ["a", "b", "c"]
+
+
+def test_a_write_is_stored_whole_or_not_at_all(open_store: Open) -> None:
+    store = open_store()
+    store.write([change("r1")])
+    broken = Change(Target("r2", spec("other"), None), "nonce", "spec")  # type: ignore[arg-type]
+    with pytest.raises(Exception, match="NOT NULL"):
+        store.write([change("r2"), broken], ["iris"])
+    assert [record.revision for record in store.records()] == ["r1"]
+    assert [record.revision for record in open_store().records()] == ["r1"]
+
+
+def test_the_revision_that_became_ready_outlasts_a_newer_one_that_fails(open_store: Open) -> None:
+    store = open_store()
+    store.write([change("r1")])
+    store.mark_serving("iris", Target("r1", spec(), "project"))
+    store.write([change("r2")])
+    store.mark_failed("iris", "r2", StoredFailure("ValueError: bad", "line 1"))
+    record = open_store().get("iris")
+    assert record and record.serving == Target("r1", spec(), "project")
+    assert record.failure == StoredFailure("ValueError: bad", "line 1")
+
+
+def test_a_failure_ends_with_the_next_revision_or_when_it_becomes_ready(open_store: Open) -> None:
+    store = open_store()
+    store.write([change("r1")])
+    store.mark_failed("iris", "r1", StoredFailure("bad"))
+    store.write([change("r2")])
+    assert store.records()[0].failure is None
+    store.mark_failed("iris", "r2", StoredFailure("bad"))
+    store.mark_serving("iris", Target("r2", spec(), "project"))
+    assert store.records()[0].failure is None
+
+
+def test_news_of_a_revision_that_is_no_longer_wanted_is_ignored(open_store: Open) -> None:
+    store = open_store()
+    store.write([change("r2")])
+    store.mark_failed("iris", "r1", StoredFailure("bad"))
+    store.mark_serving("gone", Target("r1", spec("gone"), "project"))
+    assert [(record.name, record.failure) for record in store.records()] == [("iris", None)]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_delete_keeps_the_history_if_asked(open_store: Open, keeps: bool) -> None:
+    store = open_store()
+    store.write([change("r1")])
+    store.mark_serving("iris", Target("r1", spec(), "project"))
+    store.write([], ["iris"], keep_history=keeps)
+    assert open_store().get("iris") is None
+    assert len(store.versions("iris")) == keeps
+    store.write([change("r2")])
+    record = store.get("iris")
+    assert record is not None and record.serving is None
