@@ -6,7 +6,7 @@ import copy
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +14,7 @@ from urllib.parse import quote
 from cortex.client.environments import Environment
 from cortex.client.package import Package, dump_specs, find_config, pack_file, pack_specs
 from cortex.client.source import save_class
-from cortex.client.transport import Answer, encode_query, reason, send
+from cortex.client.transport import Answer, encode_query, open_response, read, reason
 from cortex.errors import CortexError, InputError, NotFoundError, UserError
 
 #: Unpacking, checking and storing a project of the largest size.
@@ -108,15 +108,15 @@ class Client:
         specs = [api_spec] if isinstance(api_spec, Mapping) else list(api_spec)
         for spec in specs:
             _check_name(spec)
-        return self.patch_text(dump_specs(specs), force)
+        return self.patch_text(dump_specs(specs).encode(), force)
 
-    def patch_text(self, config: str, force: bool = False) -> list[dict[str, str]]:
-        """As `patch`, with the text of a configuration file."""
+    def patch_text(self, config: bytes, force: bool = False) -> list[dict[str, str]]:
+        """As `patch`, with the content of a configuration file."""
         results: list[dict[str, str]] = self._call(
             "POST",
             "/v1/patch",
             query={"force": force},
-            body=config.encode(),
+            body=config,
             content_type="application/yaml",
         )
         return results
@@ -239,12 +239,24 @@ class Client:
 _CLASS_NAMES = {"handler": "Handler", "predictor": "PythonPredictor"}
 
 
-def call_api(endpoint: str, body: bytes, content_type: str, query: dict[str, Any] | None = None) -> Answer:
-    """Post one request to an API's endpoint. Raises: CortexError if nothing answers there."""
+def call_api(endpoint: str, body: bytes, content_type: str) -> Answer:
+    """Post one request to an API's endpoint and read the whole answer. Raises: CortexError if nothing answers."""
+    connection, response = open_api(endpoint, body, content_type)
     try:
-        return send(
-            "POST", endpoint + encode_query(query), body, {"content-type": content_type}, timeout_s=_PREDICT_TIMEOUT_S
-        )
+        return read(response)
+    except (OSError, HTTPException) as error:
+        raise CortexError(f"{endpoint} broke off its answer ({reason(error)})") from None
+    finally:
+        connection.close()
+
+
+def open_api(
+    endpoint: str, body: bytes, content_type: str, query: dict[str, Any] | None = None
+) -> tuple[HTTPConnection, HTTPResponse]:
+    """As `call_api`, but return the connection, to be closed by the caller, and the answer as it begins to come."""
+    url = endpoint + encode_query(query)
+    try:
+        return open_response("POST", url, body, {"content-type": content_type}, _PREDICT_TIMEOUT_S)
     except (OSError, HTTPException) as error:
         raise CortexError(f"{endpoint} does not answer ({reason(error)}); `cortex status` shows what runs") from None
 

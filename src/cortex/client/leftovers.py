@@ -1,21 +1,31 @@
-"""Gateway and replicas while no operator answers: they outlive it. Shows them, and stops them without it."""
+"""Stops everything of one home, and shows what is left while no operator answers: gateway and replicas outlive it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import socket
+import time
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cortex.client.running import is_running, last_operator
+from cortex.client.environments import connect_local
+from cortex.client.running import OperatorIdentity, is_running, last_operator, operator_file, read_operator
 from cortex.engine.local import LocalEngine
+from cortex.errors import CortexError
 from cortex.gateway.haproxy import Gateway, GatewaySettings
 from cortex.home import Home
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
 
 _ANSWER_TIMEOUT_S = 2.0
+_ASK_TIMEOUT_S = 5.0
+_OPERATOR_STOP_TIMEOUT_S = 60.0  #: it lets requests finish first
+_TERM_TIMEOUT_S = 5.0
 _DRAIN_S = 5.0
 _STOP_TIMEOUT_S = 30.0
 _PAUSE_S = 0.02
@@ -26,12 +36,47 @@ def observe(home: Home) -> dict[str, Any]:
     return {"operator": None, "gateway": _gateway(home), "replicas": _replicas(home)}
 
 
-def stop_leftovers(home: Home) -> bool:
-    """Stop every replica and the gateway of a home that no operator watches; return whether any ran."""
-    return asyncio.run(_stop(home))
+def stop_all(home: Home) -> bool:
+    """Stop the operator, the gateway and all replicas; return whether anything ran."""
+    if not home.run_dir.is_dir():
+        return False
+    found = _stop_operator(home)
+    found = asyncio.run(_stop_rest(home)) or found
+    operator_file(home).unlink(missing_ok=True)
+    return found
 
 
-async def _stop(home: Home) -> bool:
+def _stop_operator(home: Home) -> bool:
+    operator = read_operator(home)
+    if operator is None:
+        return False
+    try:
+        connect_local(home).call("POST", "/v1/shutdown", query={"all": True}, timeout_s=_ASK_TIMEOUT_S)
+        timeout_s = _OPERATOR_STOP_TIMEOUT_S
+    except CortexError:
+        _signal(operator, signal.SIGTERM)  # too busy or too broken to listen; what it leaves is stopped after it
+        timeout_s = _TERM_TIMEOUT_S
+    if not _wait_until_gone(operator, timeout_s):
+        _signal(operator, signal.SIGKILL)
+        _wait_until_gone(operator, _TERM_TIMEOUT_S)
+    return True
+
+
+def _signal(operator: OperatorIdentity, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(operator.pid, number)
+
+
+def _wait_until_gone(operator: OperatorIdentity, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while is_running(operator.pid, operator.create_time):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE_S)
+    return True
+
+
+async def _stop_rest(home: Home) -> bool:
     gateway = Gateway(home, GatewaySettings())
     found = _gateway(home) is not None
     await gateway.stop()
@@ -51,11 +96,12 @@ async def _stop(home: Home) -> bool:
 
 def _gateway(home: Home) -> dict[str, Any] | None:
     try:
-        pid = int(json.loads((home.run_dir / "gateway" / "identity.json").read_text())["pid"])
+        identity = json.loads((home.run_dir / "gateway" / "identity.json").read_text())
+        pid, create_time = int(identity["pid"]), float(identity["create_time"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     operator = last_operator(home)
-    return {"pid": pid, "url": operator.gateway_url if operator else None} if is_running(pid) else None
+    return {"pid": pid, "url": operator.gateway_url if operator else None} if is_running(pid, create_time) else None
 
 
 def _replicas(home: Home) -> list[dict[str, Any]]:
@@ -88,7 +134,7 @@ def _rows(status: ReplicaStatus) -> list[dict[str, Any]]:
             "revision": status.revision,
             "supervisor_pid": status.supervisor_pid,
             "restarts": process.restarts,
-            "last_death": process.death.message if process.death else None,
+            "last_death": asdict(process.death) if process.death else None,
         }
         for process in status.processes
     ]

@@ -1,10 +1,9 @@
-"""Starts and stops the local operator, for the command line and for whoever else wants one on this machine."""
+"""Starts the local operator, for the command line and for whoever else wants one on this machine."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,13 +14,9 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psutil
-
-from cortex.client.environments import connect_local
-from cortex.client.leftovers import stop_leftovers
-from cortex.client.running import OperatorIdentity, is_running, last_operator, operator_file, read_operator
+from cortex.client.running import OperatorIdentity, is_running, last_operator, read_operator
 from cortex.client.transport import send
-from cortex.errors import ConflictError, CortexError, OperatorUnavailableError
+from cortex.errors import ConflictError, OperatorUnavailableError
 from cortex.home import Home
 
 GATEWAY_PORT = 8888
@@ -29,8 +24,7 @@ OPERATOR_PORT = 8889
 HOST = "127.0.0.1"
 
 _START_TIMEOUT_S = 60.0
-_STOP_TIMEOUT_S = 90.0
-_TERM_TIMEOUT_S = 5.0
+_ANSWER_TIMEOUT_S = 5.0
 _PAUSE_S = 0.005
 _LOG_TAIL_LINES = 20
 
@@ -93,14 +87,6 @@ def foreground_command(home: Home, settings: Settings) -> list[str]:
     return settings.command(home)
 
 
-def stop(home: Home) -> bool:
-    """Stop the operator, the gateway and all replicas; return whether anything ran."""
-    found = _stop_operator(home)
-    found = stop_leftovers(home) or found
-    operator_file(home).unlink(missing_ok=True)
-    return found
-
-
 @contextmanager
 def _starting(home: Home) -> Iterator[None]:
     with (home.run_dir / "start.lock").open("w") as lock:
@@ -144,11 +130,9 @@ def _wait_until_started(home: Home, process: subprocess.Popen[bytes], log_offset
 def _wait_until_answering(operator: OperatorIdentity) -> bool:
     """Wait for an operator that somebody else started. Returns False once its process is gone."""
     deadline = time.monotonic() + _START_TIMEOUT_S
-    while is_running(operator.pid):
+    while is_running(operator.pid, operator.create_time):
         if _answers(operator):
             return True
-        if _process(operator) is None:
-            return False
         if time.monotonic() > deadline:
             raise OperatorUnavailableError(
                 f"the operator (pid {operator.pid}) does not answer at {operator.url}; `cortex down` ends it"
@@ -159,46 +143,9 @@ def _wait_until_answering(operator: OperatorIdentity) -> bool:
 
 def _answers(operator: OperatorIdentity) -> bool:
     try:
-        return send("GET", f"{operator.url}/livez", None, {}, timeout_s=_TERM_TIMEOUT_S).status == 200
+        return send("GET", f"{operator.url}/livez", None, {}, timeout_s=_ANSWER_TIMEOUT_S).status == 200
     except (OSError, HTTPException):
         return False
-
-
-def _stop_operator(home: Home) -> bool:
-    operator = read_operator(home)
-    process = _process(operator) if operator else None
-    if operator is None or process is None:
-        return False
-    try:
-        connect_local(home).call("POST", "/v1/shutdown", query={"all": True}, timeout_s=_STOP_TIMEOUT_S)
-    except CortexError:
-        process.send_signal(signal.SIGTERM)  # too busy or too broken to listen; what it leaves is stopped after it
-        timeout_s = _TERM_TIMEOUT_S
-    else:
-        timeout_s = _STOP_TIMEOUT_S
-    end_process(process, timeout_s)
-    return True
-
-
-def end_process(process: psutil.Process, timeout_s: float) -> None:
-    """Wait for a process to end, and kill it after `timeout_s`."""
-    with suppress(psutil.NoSuchProcess):
-        try:
-            process.wait(timeout_s)
-        except psutil.TimeoutExpired:
-            process.kill()
-            process.wait(_TERM_TIMEOUT_S)
-
-
-def _process(operator: OperatorIdentity) -> psutil.Process | None:
-    """Return the operator's process; None if it ended, or its number belongs to another one now."""
-    try:
-        process = psutil.Process(operator.pid)
-        # Clock adjustments move the time at which a process seems to have started.
-        is_same = abs(process.create_time() - operator.create_time) < 2
-        return process if is_same and process.status() != psutil.STATUS_ZOMBIE else None
-    except psutil.NoSuchProcess:
-        return None
 
 
 def _log_tail(home: Home, offset: int) -> str:

@@ -37,12 +37,17 @@ def find_config(path: Path) -> Path:
     raise InputError(f"{file}: does not exist")
 
 
-def pack_file(config_file: Path) -> Package:
-    """Pack a configuration file and the folder around it. Raises: InputError, ConfigError."""
+def read_config(config_file: Path) -> bytes:
+    """Return a configuration file's content. Raises: InputError."""
     try:
-        content = config_file.read_bytes()
+        return config_file.read_bytes()
     except OSError as error:
         raise InputError(f"{config_file}: can't be read: {error.strerror}") from None
+
+
+def pack_file(config_file: Path) -> Package:
+    """Pack a configuration file and the folder around it. Raises: InputError, ConfigError."""
+    content = read_config(config_file)
     return _pack(ProjectFiles.scan(config_file.parent, config_file.name), config_file.name, content)
 
 

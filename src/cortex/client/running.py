@@ -10,6 +10,9 @@ from typing import Any
 
 from cortex.home import Home
 
+#: Readings of one process's creation time differ by the adjustments of the clock meanwhile.
+_SAME_TIME_S = 5.0
+
 
 @dataclass(frozen=True)
 class OperatorIdentity:
@@ -40,19 +43,16 @@ def last_operator(home: Home) -> OperatorIdentity | None:
 def read_operator(home: Home) -> OperatorIdentity | None:
     """Return the operator if its process is there; it may still be starting."""
     operator = last_operator(home)
-    return operator if operator and is_running(operator.pid) else None
+    return operator if operator and is_running(operator.pid, operator.create_time) else None
 
 
-def is_running(pid: int) -> bool:
-    """Tell whether a process is there and has not ended; a number that was given to another one passes."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+def is_running(pid: int, create_time: float) -> bool:
+    """Tell whether this very process is there and has not ended."""
     try:
         # The command's name is in brackets and may hold any character; the state follows it.
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] not in (b"Z", b"X")
-    except OSError:
-        return not Path("/proc/self").exists()
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+        booted = int(Path("/proc/stat").read_bytes().partition(b"\nbtime ")[2].split(maxsplit=1)[0])
+    except (OSError, IndexError, ValueError):
+        return False
+    started = booted + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return fields[0] not in (b"Z", b"X") and abs(started - create_time) < _SAME_TIME_S

@@ -82,7 +82,7 @@ class Transport:
             raise self._unavailable(error) from None
         try:
             if response.status >= 400:
-                raise error_of(_read(response))
+                raise error_of(read(response))
             while line := response.readline():
                 yield line.decode(errors="replace").rstrip("\r\n")
         except (OSError, HTTPException) as error:
@@ -102,7 +102,7 @@ def send(method: str, url: str, body: bytes | None, headers: dict[str, str], tim
     """Send one request and read the whole answer. Raises: OSError, HTTPException."""
     connection, response = open_response(method, url, body, headers, timeout_s)
     try:
-        return _read(response)
+        return read(response)
     finally:
         connection.close()
 
@@ -132,6 +132,11 @@ def open_response(
     except BaseException:
         connection.close()
         raise
+
+
+def read(response: HTTPResponse) -> Answer:
+    """Read the rest of an answer. Raises: OSError, HTTPException."""
+    return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
 
 
 def encode_query(query: dict[str, Any] | None) -> str:
@@ -167,10 +172,6 @@ def reason(error: Exception) -> str:
     if isinstance(error, HTTPException):
         return str(error) or type(error).__name__
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
-
-
-def _read(response: HTTPResponse) -> Answer:
-    return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
 
 
 def _query_value(value: Any) -> str:

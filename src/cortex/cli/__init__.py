@@ -1,0 +1,1 @@
+"""The command line: arguments in, client calls, text or JSON out."""

@@ -1,0 +1,61 @@
+"""`cortex status`: operator, gateway and replicas of this machine."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from cortex.cli.arguments import add_output
+from cortex.cli.connect import environments_of
+from cortex.cli.context import Context
+from cortex.client.api import Client
+from cortex.client.environments import LOCAL
+from cortex.client.leftovers import observe
+from cortex.errors import OperatorUnavailableError
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Say what the command takes."""
+    add_output(parser)
+
+
+def run(arguments: argparse.Namespace, context: Context) -> int:
+    """Show what the operator says or, where none answers, what can be seen without it."""
+    try:
+        status = Client(environments_of(context).get(LOCAL)).operator_status()
+    except OperatorUnavailableError:
+        status = observe(context.home)
+    if arguments.output == "json":
+        context.console.json(status)
+    else:
+        _show(status, context)
+    return 0
+
+
+def _show(status: dict[str, Any], context: Context) -> None:
+    console = context.console
+    rows = [[name, *_where(status[name])] for name in ("operator", "gateway")]
+    console.table(["process", "status", "pid", "url"], rows)
+    if status["replicas"]:
+        console.line()
+        headers = ["api", "replica", "process", "state", "pid", "restarts", "last death"]
+        console.table(headers, [_replica(replica) for replica in status["replicas"]])
+
+
+def _where(process: dict[str, Any] | None) -> list[str]:
+    if not process or process["pid"] is None:
+        return ["not running", "-", "-"]
+    return ["running", str(process["pid"]), str(process["url"] or "-")]
+
+
+def _replica(replica: dict[str, Any]) -> list[str]:
+    death = replica["last_death"]
+    return [
+        replica["api"],
+        replica["id"],
+        str(replica["process"]),
+        replica["state"],
+        str(replica["pid"] or "-"),
+        str(replica["restarts"]),
+        death["message"] if death else "-",
+    ]
