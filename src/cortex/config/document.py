@@ -144,6 +144,10 @@ def _position(before: str) -> tuple[int, int]:
 class _TooDeep(Exception):
     """More levels than any configuration has."""
 
+    def __init__(self, mark: Any) -> None:
+        super().__init__()
+        self.mark = mark
+
 
 class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
     """Composes nodes with marks; its scalars resolve as the original's did: no dates, no base-60 numbers."""
@@ -159,7 +163,7 @@ class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise _TooDeep
+            raise _TooDeep(self.peek_event().start_mark)  # type: ignore[no-untyped-call]
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
@@ -198,9 +202,10 @@ def _compose(text: str, file: str) -> yaml.Node | None:
     except (ValueError, OverflowError):  # an escape such as "\U7fffffff"
         line, column = min((loader.line + 1, loader.column + 1), end) if loader else end
         raise _refuse(file, line, column, "invalid character escape", "correct it or use single quotes") from None
-    except _TooDeep:
-        line, column = min((loader.line + 1, loader.column + 1), end) if loader else end
-        raise _refuse(file, line, column, f"is nested deeper than {MAX_DEPTH} levels", "flatten it") from None
+    except _TooDeep as error:
+        raise _refuse(
+            file, error.mark.line + 1, error.mark.column + 1, f"is nested deeper than {MAX_DEPTH} levels", "flatten it"
+        ) from None
 
 
 def _label(index: int, node: Node) -> str:
@@ -246,7 +251,7 @@ class _Conversion:
             raise _refuse(self.file, mark.line + 1, mark.column + 1, message, "use fewer aliases")
         if len(path) > MAX_DEPTH:
             message = "an alias contains itself, or is nested too deeply"
-            raise _refuse(self.file, mark.line + 1, mark.column + 1, message)
+            raise _refuse(self.file, mark.line + 1, mark.column + 1, message, "write the value out")
         value: Scalar | tuple[Node, ...] | dict[str, Node]
         if isinstance(node, yaml.MappingNode):
             self._check_tag(node, "map", path)
@@ -262,13 +267,13 @@ class _Conversion:
         if node.tag != _TAG + expected:
             self._problem(node.start_mark, path, f"tag {quote(_short(node.tag))} is not supported", "remove it")
 
-    def _map(self, node: yaml.MappingNode, path: Path) -> dict[str, Node]:
+    def _map(self, node: yaml.MappingNode, path: Path, merges: int = 0) -> dict[str, Node]:
         own: dict[str, Node] = {}
         merged: dict[str, Node] = {}
         for key_node, value_node in node.value:
             if key_node.tag == f"{_TAG}merge":
-                for source in self._merge_sources(value_node, path):
-                    merged = {**self._map(source, path), **merged}
+                for source in self._merge_sources(value_node, path, merges):
+                    merged = {**self._map(source, path, merges + 1), **merged}
                 continue
             key = self._key(key_node, node, path)
             if key is None:
@@ -282,10 +287,11 @@ class _Conversion:
             own[key] = value
         return {**merged, **own}
 
-    def _merge_sources(self, node: yaml.Node, path: Path) -> Iterator[yaml.MappingNode]:
+    def _merge_sources(self, node: yaml.Node, path: Path, merges: int) -> Iterator[yaml.MappingNode]:
         self.made += 1
-        if len(path) > MAX_DEPTH or self.made > MAX_VALUES:
-            raise _refuse(self.file, node.start_mark.line + 1, node.start_mark.column + 1, "merges too many maps")
+        if merges > MAX_DEPTH or self.made > MAX_VALUES:
+            line, column = node.start_mark.line + 1, node.start_mark.column + 1
+            raise _refuse(self.file, line, column, "merges too many maps", "merge fewer maps")
         sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
         for source in sources:
             if isinstance(source, yaml.MappingNode):

@@ -264,7 +264,7 @@ def _place(draft: Draft, written: str, node: Node) -> None:
     if place == NOT_YET:
         key = written.rpartition(".")[2]
         type_node = draft.item.at(draft.generation.section, "type")
-        if type_node is None or type_node.value not in NOT_YET_TYPES:
+        if type_node is None or not _is_later_type(type_node):
             about, fix = NOT_YET_KEYS[key]
             draft.problems.append(
                 draft.document.at_key(node, f"key {quote(key)} ({about}) is not available: {ONLY}", fix)
@@ -278,9 +278,13 @@ def _place(draft: Draft, written: str, node: Node) -> None:
         draft.fields[place] = node
 
 
+def _is_later_type(node: Node) -> bool:
+    return isinstance(node.value, str) and node.value in NOT_YET_TYPES
+
+
 def _refuse_types(draft: Draft) -> None:
     node = draft.fields.get("handler.type")
-    if node is not None and node.value in NOT_YET_TYPES:
+    if node is not None and _is_later_type(node):
         draft.problems.append(
             draft.document.at_value(node, f"type {quote(node.value)} is not available: {ONLY}", NOT_YET_FIX)
         )

@@ -135,7 +135,7 @@ def _read(config_file: Path, display_name: str) -> bytes:
         return config_file.read_bytes()
     except OSError as error:
         reason = "file does not exist" if isinstance(error, FileNotFoundError) else str(error.strerror)
-        raise ConfigError([Diagnostic(display_name, 0, 0, "", reason)]) from None
+        raise ConfigError([Diagnostic(display_name, 0, 0, "", reason, "name a file that can be read")]) from None
 
 
 def _without_echoes(document: Document, problems: Iterable[Diagnostic]) -> list[Diagnostic]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from cortex.config.project import ProjectFiles, read_dotenv
 from cortex.config.requirements import parse_requirements
 from cortex.config.schema import Api
-from cortex.config.validate import read_apis
+from cortex.config.validate import examine
 from cortex.errors import ConfigError, Diagnostic
 from cortex.predictor.source import inspect_source
 
@@ -39,16 +39,11 @@ def diagnose_project(
     config_file: Path, display_name: str, project: ProjectFiles, deployed: Sequence[Api] = ()
 ) -> Diagnosis:
     """Read a configuration that is for `project`, wherever the file itself is. Raises: ConfigError."""
-    found: list[Diagnostic] = []
-    apis: list[Api] = []
-    try:
-        apis = read_apis(config_file, display_name, project, deployed)
-    except ConfigError as error:
-        found += error.diagnostics
-    found += _project_problems(project, apis)
+    reading = examine(config_file, display_name, project, deployed)
+    found = [*reading.problems, *_project_problems(project, reading.readable)]
     if found:
         raise ConfigError(list(dict.fromkeys(found)))
-    return Diagnosis(tuple(apis), project)
+    return Diagnosis(reading.apis, project)
 
 
 def _project_problems(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Diagnostic]:

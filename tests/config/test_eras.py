@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from config_files import examine_text, lines_of
+
+from cortex.config.schema import Api
+
+CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"
+
+#: What a complete old file must come to, where it differs from the defaults.
+EXPECTED: dict[str, dict[str, Any]] = {
+    "0.11.yaml": {
+        "deployment": "iris",
+        "handler.interface": "functions",
+        "handler.model": "s3://my-bucket/iris/model.pth",
+        "handler.python_path": "src/",
+        "handler.config": {"labels": ["setosa", "versicolor", "virginica"], "threshold": 0.5},
+        "networking.endpoint": "/flowers/classify",
+        "tracker.key": "label",
+        "tracker.model_type": "classification",
+        "autoscaling.min_replicas": 2,
+        "autoscaling.init_replicas": 3,
+        "autoscaling.max_replicas": 5,
+        "autoscaling.target_cpu_utilization": 60,
+        "compute.cpu": 0.01,
+        "compute.mem": 1024**2,
+    },
+    "0.12.yaml": {
+        "deployment": "iris",
+        "handler.interface": "predictor",
+        "handler.config": {"bucket": "my-bucket"},
+        "handler.env": {"STAGE": "prod"},
+        "networking.endpoint": "/iris/classifier",
+        "tracker.model_type": "regression",
+        "autoscaling.target_cpu_utilization": 150,
+        "compute.cpu": 0.5,
+    },
+    "0.15.yaml": {
+        "deployment": None,
+        "handler.interface": "predictor",
+        "handler.processes_per_replica": 2,
+        "handler.threads_per_process": 4,
+        "networking.endpoint": "/iris",
+        "tracker.key": "label",
+        "compute.cpu": 0.5,
+        "compute.mem": None,
+        "autoscaling.init_replicas": 1,
+        "autoscaling.target_replica_concurrency": 8.0,
+        "autoscaling.upscale_stabilization_period_s": 0.0,
+        "autoscaling.max_upscale_factor": 10.0,
+        "update_strategy.max_unavailable": "0",
+    },
+    "0.17.yaml": {"handler.interface": "predictor", "handler.config": {}, "tracker.key": "label"},
+    "0.18.yaml": {
+        "handler.processes_per_replica": 2,
+        "handler.threads_per_process": 3,
+        "networking.endpoint": "/iris",
+        "autoscaling.target_replica_concurrency": 6.0,
+    },
+    "0.25.yaml": {
+        "handler.interface": "predictor",
+        "handler.python_path": "src/",
+        "networking.endpoint": "/prices",
+        "tracker.model_type": "regression",
+        "compute.mem": 512 * 1024**2,
+    },
+    "0.31.yaml": {"handler.path": "predictor.py", "handler.log_level": "debug", "compute.mem": 1024**3},
+    "0.35.yaml": {
+        "handler.interface": "handler",
+        "handler.config": {"nested": {"a": [1, 2.5, None, True]}},
+        "handler.env": {"EMPTY": ""},
+        "networking.timeout_s": 1.0,
+        "networking.max_body_size": 10 * 1024**2,
+        "compute.cpu": None,
+        "compute.mem_limit": 4 * 1024**3,
+        "compute.node_groups": ["gpu-nodes"],
+        "autoscaling.init_replicas": 2,
+        "update_strategy.max_surge": "2",
+    },
+}
+
+
+def value_at(api: Api, place: str) -> Any:
+    value: Any = api
+    for part in place.split("."):
+        value = getattr(value, part)
+    return value
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in CONFIGS.glob("*.yaml")))
+def test_a_complete_file_of_each_generation_reads_unmodified(name: str, tmp_path: Path) -> None:
+    reading = examine_text(tmp_path, (CONFIGS / name).read_text())
+    assert lines_of(reading) == []
+    api = reading.apis[0]
+    assert {place: value_at(api, place) for place in EXPECTED[name]} == EXPECTED[name]
+    assert Api.model_validate(api.model_dump(mode="json")) == api
+
+
+def test_apis_of_a_deployment_answer_below_its_name(tmp_path: Path) -> None:
+    reading = examine_text(tmp_path, (CONFIGS / "0.11.yaml").read_text())
+    assert [(api.name, api.deployment, api.networking.endpoint) for api in reading.apis] == [
+        ("classifier", "iris", "/flowers/classify"),
+        ("regressor", "iris", "/iris/regressor"),
+    ]
+
+
+def test_generations_may_share_a_file(tmp_path: Path) -> None:
+    text = (CONFIGS / "0.11.yaml").read_text() + (CONFIGS / "0.35.yaml").read_text()
+    reading = examine_text(tmp_path, text)
+    assert [(api.handler.interface, api.deployment) for api in reading.apis] == [
+        ("functions", "iris"),
+        ("functions", "iris"),
+        ("handler", None),
+    ]
+
+
+@pytest.mark.parametrize("name", ["0.11.yaml", "0.12.yaml", "0.15.yaml", "0.25.yaml"])
+def test_our_own_bounds_are_open_to_old_files(name: str, tmp_path: Path) -> None:
+    text = (CONFIGS / name).read_text().rstrip()
+    first_api = text.split("\n\n- kind: api\n  name: regressor")[0]
+    if "networking:" in first_api:
+        first_api = first_api.replace("  networking:\n", "  networking:\n    timeout: 2s\n")
+    else:
+        first_api += "\n  networking:\n    timeout: 2s\n"
+    reading = examine_text(tmp_path, first_api)
+    assert lines_of(reading) == []
+    assert reading.apis[0].networking.timeout_s == 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (  # names and places are those of the file, not of the current form
+            "- kind: deployment\n  name: d\n- kind: api\n  name: a\n  predictor:\n    path: predictor.py\n"
+            "    metadata: 5\n  compute:\n    max_replicas: 0\n",
+            [
+                "7:15: a.predictor.metadata: 5: invalid type (expected a map)",
+                "9:19: a.compute.max_replicas: must be greater than 0 (got 0)",
+            ],
+        ),
+        (
+            "- name: a\n  predictor:\n    type: python\n    path: predictor.py\n  autoscaling:\n"
+            "    threads_per_worker: 0\n  tracker:\n    key: 1\n",
+            [
+                "6:25: a.autoscaling.threads_per_worker: must be greater than or equal to 1 (got 0)",
+                "7:3: a.tracker.model_type: must be defined",
+                "8:10: a.tracker.key: 1: invalid type (expected a string)",
+            ],
+        ),
+        (
+            "- name: a\n  kind: RealtimeAPI\n  predictor:\n    type: python\n",
+            ["3:3: a.predictor.path: must be defined"],
+        ),
+        ("- name: a\n  kind: RealtimeAPI\n  predictor:\n", ["3:13: a.predictor: cannot be null"]),
+        ("- name: a\n", ["1:3: a.handler: must be defined", "1:3: a.kind: must be defined"]),
+        ("- name: a\n  kind: 5\n  handler: x\n", ["2:9: a.kind: 5: invalid type (expected a string)"]),
+    ],
+)
+def test_mistakes_are_told_in_the_words_of_the_file(text: str, expected: list[str], tmp_path: Path) -> None:
+    found = lines_of(examine_text(tmp_path, text))
+    assert found[: len(expected)] == expected
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "fix"),
+    [
+        ("", "metadata", 'move it to "handler.config"'),
+        ("", "endpoint", 'move it to "networking.endpoint"'),
+        ("", "path", 'move it to "handler.path"'),
+        ("compute", "min_replicas", 'move it to "autoscaling.min_replicas"'),
+        ("autoscaling", "workers_per_replica", 'move it to "handler.processes_per_replica"'),
+        ("autoscaling", "windows", 'did you mean "window"?'),
+        ("networking", "port", "remove it; there can be: endpoint, timeout, max_body_size"),
+    ],
+)
+def test_an_unknown_key_comes_with_the_key_that_was_meant(section: str, key: str, fix: str, tmp_path: Path) -> None:
+    line = f"  {section}:\n    {key}: 1\n" if section else f"  {key}: 1\n"
+    code = "    type: python\n" + ("" if key == "path" else "    path: handler.py\n")
+    text = f"- name: a\n  kind: RealtimeAPI\n  handler:\n{code}{line}"
+    (problem, *_) = [p for p in examine_text(tmp_path, text).problems if p.message == f'key "{key}" is not supported']
+    assert problem.fix == fix
+
+
+def test_a_misspelt_section_is_read_as_the_one_that_was_meant(tmp_path: Path) -> None:
+    text = "- name: a\n  kind: RealtimeAPI\n  predicter:\n    type: python\n    path: nothing.py\n"
+    assert lines_of(examine_text(tmp_path, text)) == [
+        '3:3: a.predicter: key "predicter" is not supported',
+        '5:11: a.predicter.path: "nothing.py": file does not exist',
+    ]
+
+
+@pytest.mark.parametrize("kind", ["BatchAPI", "AsyncAPI", "TaskAPI", "TrafficSplitter", "batchapi"])
+def test_a_kind_not_served_yet_is_one_mistake(kind: str, tmp_path: Path) -> None:
+    reading = examine_text(tmp_path, f"- name: a\n  kind: {kind}\n  definition: {{}}\n  apis: []\n  handler: 5\n")
+    (problem,) = reading.problems
+    assert (problem.line, problem.column) == (2, 9)
+    assert "this version of cortex serves Python RealtimeAPIs only" in problem.message
+
+
+@pytest.mark.parametrize("type_", ["tensorflow", "onnx"])
+def test_a_type_not_served_yet_is_one_mistake(type_: str, tmp_path: Path) -> None:
+    text = (
+        f"- name: a\n  kind: RealtimeAPI\n  predictor:\n    type: {type_}\n    path: predictor.py\n"
+        "    models:\n      path: s3://b/m\n    signature_key: k\n"
+    )
+    reading = examine_text(tmp_path, text)
+    (problem,) = reading.problems
+    assert (problem.line, problem.column) == (4, 11)
+    assert "this version of cortex serves Python RealtimeAPIs only" in problem.message
+    assert reading.readable == ()

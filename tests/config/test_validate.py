@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from config_files import examine_text, lines_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cortex.config.project import ProjectFiles
+from cortex.config.schema import Api
+from cortex.config.validate import examine, read_apis
+from cortex.errors import ConfigError
+
+CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"
+
+
+def realtime(name: str, rest: str = "", path: str = "handler.py") -> str:
+    return f"- name: {name}\n  kind: RealtimeAPI\n  handler:\n    type: python\n    path: {path}\n{rest}"
+
+
+def deployed(name: str, endpoint: str, deployment: str | None = None, kind: str = "RealtimeAPI") -> Api:
+    return Api.model_validate(
+        {
+            "name": name,
+            "kind": kind,
+            "deployment": deployment,
+            "handler": {"interface": "handler", "type": "python", "path": "handler.py"},
+            "networking": {"endpoint": endpoint},
+        }
+    )
+
+
+def test_read_apis_returns_the_apis_in_the_order_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "handler.py").write_text("")
+    config = tmp_path / "cortex.yaml"
+    config.write_text(realtime("b") + realtime("a"))
+    apis = read_apis(config, "cortex.yaml", ProjectFiles.scan(tmp_path, "cortex.yaml"))
+    assert [api.name for api in apis] == ["b", "a"]
+
+
+def test_all_mistakes_come_at_once_sorted_under_the_name_that_was_given(tmp_path: Path) -> None:
+    config = tmp_path / "other.yaml"
+    config.write_text(realtime("a", "  compute: {gpu: -1}\n  colour: red\n") + realtime("B", path="b.py"))
+    with pytest.raises(ConfigError) as raised:
+        read_apis(config, "shown/other.yaml", ProjectFiles.scan(tmp_path, "other.yaml"))
+    found = raised.value.diagnostics
+    assert [(d.file, d.line, d.column, d.path) for d in found] == [
+        ("shown/other.yaml", 5, 11, "a.handler.path"),
+        ("shown/other.yaml", 6, 18, "a.compute.gpu"),
+        ("shown/other.yaml", 7, 3, "a.colour"),
+        ("shown/other.yaml", 8, 9, "B.name"),
+        ("shown/other.yaml", 12, 11, "B.handler.path"),
+    ]
+
+
+def test_a_file_that_is_not_there_is_one_mistake(tmp_path: Path) -> None:
+    project = ProjectFiles.scan(tmp_path, "cortex.yaml")
+    (problem,) = examine(tmp_path / "cortex.yaml", "cortex.yaml", project).problems
+    assert str(problem).startswith("cortex.yaml: file does not exist (")
+    (tmp_path / "cortex.yaml").mkdir()
+    (problem,) = examine(tmp_path / "cortex.yaml", "cortex.yaml", project).problems
+    assert "Is a directory" in problem.message
+
+
+def test_rules_between_fields_hold_off_where_a_field_is_wrong_in_itself(tmp_path: Path) -> None:
+    rest = (
+        "  autoscaling: {min_replicas: 5, max_replicas: two}\n  update_strategy: {max_surge: 0, max_unavailable: 0}\n"
+    )
+    assert lines_of(examine_text(tmp_path, realtime("a", rest))) == [
+        '6:48: a.autoscaling.max_replicas: "two": invalid type (expected an integer)',
+        "7:52: a.update_strategy.max_unavailable: max_surge and max_unavailable cannot both be 0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rest", "expected"),
+    [
+        (
+            "  autoscaling: {min_replicas: 200}\n",
+            "6:31: a.autoscaling.min_replicas: min_replicas cannot be greater than max_replicas (200 > 100)",
+        ),
+        (
+            "  autoscaling: {init_replicas: 3, max_replicas: 2}\n",
+            "6:32: a.autoscaling.init_replicas: init_replicas cannot be greater than max_replicas (3 > 2)",
+        ),
+        (
+            "  autoscaling: {init_replicas: 1, min_replicas: 2}\n",
+            "6:32: a.autoscaling.init_replicas: init_replicas cannot be less than min_replicas (1 < 2)",
+        ),
+        (
+            "    threads_per_process: 20\n  autoscaling: {max_replica_concurrency: 10}\n",
+            "7:42: a.autoscaling.max_replica_concurrency: target_replica_concurrency cannot be greater than "
+            "max_replica_concurrency (20 > 10)",
+        ),
+        ("  compute: {cpu: 19m}\n", "6:18: a.compute.cpu: must be greater than or equal to 20m (got 19m)"),
+        ("  compute: {mem: 512m}\n", "6:18: a.compute.mem: must be greater than or equal to 20Mi (got 512m)"),
+        ("  compute: {mem: 1Gi, mem_limit: 1G}\n", "6:34: a.compute.mem_limit: mem_limit cannot be less than mem"),
+        ("  compute: {gpu: 1, inf: 1}\n", "6:26: a.compute.inf: inf and gpu cannot be used together"),
+        (
+            "    processes_per_replica: 3\n  compute: {inf: 1}\n",
+            "6:28: a.handler.processes_per_replica: 3 processes cannot share 4 NeuronCores evenly",
+        ),
+    ],
+)
+def test_rules_between_fields(rest: str, expected: str, tmp_path: Path) -> None:
+    assert lines_of(examine_text(tmp_path, realtime("a", rest))) == [expected]
+
+
+@pytest.mark.parametrize("name", ["b-side", "a" * 43])
+def test_names_that_the_current_form_bars_are_open_to_older_files(name: str, tmp_path: Path) -> None:
+    assert [p.path for p in examine_text(tmp_path, realtime(name)).problems] == [f"{name}.name"]
+    functions = f"- kind: deployment\n  name: d\n- kind: api\n  name: {name}\n  predictor: {{path: predictor.py}}\n"
+    assert lines_of(examine_text(tmp_path, functions)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "message", "fix"),
+    [
+        ("handlr.py", '"handlr.py": file does not exist', 'did you mean "handler.py"?'),
+        ("model.py", '"model.py": file does not exist', 'did you mean "src/model.py"?'),
+        ("src", '"src": is a folder, not a file', 'did you mean "src/model.py"?'),
+        ("requirements.txt", '"requirements.txt" must be a .py or .pickle file', "create it, or correct the path"),
+        (
+            "hidden.py",
+            '"hidden.py": has been excluded from your project directory',
+            "see .cortexignore, or rename the file",
+        ),
+        ("zzz.py", '"zzz.py": file does not exist', "create it, or correct the path"),
+    ],
+)
+def test_code_that_is_not_in_the_project(path: str, message: str, fix: str, tmp_path: Path) -> None:
+    (tmp_path / ".cortexignore").write_text("hidden.py\n")
+    (tmp_path / "hidden.py").write_text("")
+    (problem,) = examine_text(tmp_path, realtime("a", path=path)).problems
+    assert (problem.line, problem.column, problem.message, problem.fix) == (5, 11, message, fix)
+
+
+def test_a_pickle_is_code_for_classes_but_not_for_functions(tmp_path: Path) -> None:
+    files = ("handler.pickle",)
+    assert lines_of(examine_text(tmp_path, realtime("a", path="handler.pickle"), files=files)) == []
+    functions = "- kind: deployment\n  name: d\n- kind: api\n  name: a\n  predictor: {path: handler.pickle}\n"
+    assert lines_of(examine_text(tmp_path, functions, files=files)) == [
+        '5:21: a.predictor.path: "handler.pickle" must be a .py file'
+    ]
+
+
+def test_dependency_files_must_exist_only_if_they_are_named(tmp_path: Path) -> None:
+    assert lines_of(examine_text(tmp_path, realtime("a"), files=("handler.py",))) == []
+    named = realtime("a", "    dependencies: {pip: requirements.txt}\n")
+    assert lines_of(examine_text(tmp_path, named, files=("handler.py",))) == [
+        '6:25: a.handler.dependencies.pip: "requirements.txt": file does not exist'
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("s3://bucket/model", None),
+        ("gs://bucket/model/", None),
+        ("models/iris.pkl", None),
+        ("models", None),
+        ("./models/", None),
+        ("/", None),
+        ("/nowhere/at/all", '"/nowhere/at/all": path does not exist'),
+        ("iris.pkl", '"iris.pkl": file does not exist'),
+        ("s3://", '"s3://" names no bucket'),
+        ("http://host/model", '"http://host/model" must be a path, or start with s3:// or gs://'),
+        ("~/model", '"~/model" must be a path, or start with s3:// or gs://'),
+    ],
+)
+def test_where_a_model_may_be(model: str, message: str | None, tmp_path: Path) -> None:
+    text = "- kind: deployment\n  name: d\n- kind: api\n  name: a\n  predictor:\n    path: predictor.py\n"
+    text += f"    model: '{model}'\n"
+    found = examine_text(tmp_path, text, files=("predictor.py", "models/iris.pkl")).problems
+    assert [p.message for p in found] == ([] if message is None else [message])
+
+
+def test_names_and_endpoints_are_unique_in_a_file(tmp_path: Path) -> None:
+    text = realtime("a") + realtime("a") + realtime("c", "  networking: {endpoint: a/}\n") + realtime("d")
+    assert lines_of(examine_text(tmp_path, text)) == [
+        '6:9: a.name: "a" is the name of another API (on line 1)',
+        '16:26: c.networking.endpoint: "/a" is the endpoint of "a" (on line 1)',
+    ]
+
+
+def test_an_endpoint_of_another_deployed_api_is_refused_where_it_is_written(tmp_path: Path) -> None:
+    text = realtime("a") + realtime("b", "  networking: {endpoint: /x}\n")
+    reading = examine_text(tmp_path, text, [deployed("old", "/a"), deployed("older", "/x")])
+    assert lines_of(reading) == [
+        '1:9: a.name: "/a" is the endpoint of "old", which is deployed',
+        '11:26: b.networking.endpoint: "/x" is the endpoint of "older", which is deployed',
+    ]
+    assert reading.problems[0].fix == 'choose another endpoint, or run "cortex delete old"'
+
+
+def test_an_api_may_take_the_endpoint_of_itself_or_of_what_the_deploy_replaces(tmp_path: Path) -> None:
+    before = [deployed("a", "/a"), deployed("b", "/b")]
+    swapped = realtime("a", "  networking: {endpoint: /b}\n") + realtime("b", "  networking: {endpoint: /a}\n")
+    assert lines_of(examine_text(tmp_path, swapped, before)) == []
+
+
+def test_an_api_missing_from_its_deployment_leaves_its_endpoint(tmp_path: Path) -> None:
+    text = (
+        "- kind: deployment\n  name: d\n- kind: api\n  name: new\n  endpoint: /shared\n"
+        "  predictor: {path: predictor.py}\n"
+    )
+    assert lines_of(examine_text(tmp_path, text, [deployed("old", "/shared", "d")])) == []
+    assert len(examine_text(tmp_path, text, [deployed("old", "/shared", "other")]).problems) == 1
+    assert len(examine_text(tmp_path, text, [deployed("old", "/shared")]).problems) == 1
+
+
+def test_the_kind_of_a_deployed_api_stays(tmp_path: Path) -> None:
+    reading = examine_text(tmp_path, realtime("a"), [deployed("a", "/a", kind="TaskAPI")])
+    assert lines_of(reading) == ['2:9: a.kind: cannot change the kind of "a" from TaskAPI to RealtimeAPI']
+
+
+def test_apis_with_known_code_are_readable_though_they_are_wrong(tmp_path: Path) -> None:
+    text = (
+        realtime("a", "    log_level: loud\n  compute: 5\n")
+        + realtime("b", path="nothing.py")
+        + "- name: c\n  kind: RealtimeAPI\n  handler: {type: python}\n"
+        + "- name: d\n  kind: RealtimeAPI\n  predictor: {type: onnx, path: predictor.py}\n"
+    )
+    reading = examine_text(tmp_path, text)
+    assert reading.apis == ()
+    assert [(api.name, api.handler.path) for api in reading.readable] == [("a", "handler.py"), ("b", "nothing.py")]
+
+
+KEYS = st.sampled_from(
+    ["name", "kind", "handler", "predictor", "compute", "autoscaling", "networking", "tracker", "path", "type", "cpu"]
+    + ["config", "env", "min_replicas", "endpoint", "dependencies", "model", "monitoring", "x", "naem", "metadata"]
+)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 10**20),
+    st.sampled_from(
+        ["RealtimeAPI", "api", "deployment", "SyncAPI", "python", "handler.py", "1Gi", "5s", "", "é\u2028"]
+    ),
+    st.text(max_size=5),
+)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=5), max_leaves=15
+)
+
+
+@given(st.lists(st.dictionaries(KEYS, VALUES, max_size=6), max_size=4))
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_document_is_read_or_refused_with_places(tmp_path: Path, document: list[dict[str, object]]) -> None:
+    import json
+
+    text = json.dumps(document, indent=1)
+    reading = examine_text(tmp_path, text)
+    assert bool(reading.problems) != bool(reading.apis)
+    for problem in reading.problems:
+        assert 1 <= problem.line <= len(text.split("\n"))
+        assert problem.column >= 1
+        assert problem.message
+        assert problem.fix
+        assert "\n" not in str(problem)
+    assert list(reading.problems) == sorted(set(reading.problems))
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_file_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(path.name for path in CONFIGS.glob("*.yaml"))))
+    text = (CONFIGS / name).read_text()
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(start + 20, len(text))))
+    text = text[:start] + data.draw(st.text(max_size=5)) + text[end:]
+    config = tmp_path / "cortex.yaml"
+    config.write_bytes(text.encode("utf-8", "surrogatepass"))
+    reading = examine(
+        config, "cortex.yaml", ProjectFiles(tmp_path, ("predictor.py", "requirements.txt", "src/model.py"))
+    )
+    assert bool(reading.problems) != bool(reading.apis)
+    assert all(problem.line >= 1 and problem.fix for problem in reading.problems)
