@@ -1,4 +1,4 @@
-"""Trivial HTTP servers on unix sockets in place of replicas, a client that shows every byte, and a gateway around them."""
+"""Trivial HTTP servers on unix sockets in place of replicas, a plain client, and a gateway between them."""
 
 from __future__ import annotations
 

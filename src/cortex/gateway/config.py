@@ -35,7 +35,7 @@ _HEALTH_PATHS = ("/livez", "/readyz", "/healthz")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _ENDPOINT = re.compile(r"/[!-~]{0,1000}")
 _HOST = re.compile(r"[A-Za-z0-9_.:*-]{1,255}")
-_PATH = re.compile(r"/[^\x00-\x1f\x7f'\"\\$#,]{1,106}")
+_PATH = re.compile(r"/[^\x00-\x1f\x7f-\x9f\u2028\u2029'\"\\$#,]{1,106}")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ def backend_name(api: str) -> str:
 
 def server_options(server: Server) -> str:
     """Say everything about a server; servers added at run time know no defaults, so all of it is said both times."""
-    return f"unix@{server.socket} maxconn {capacity(server)}"
+    path = server.socket.replace(" ", r"\ ")  # read alike by the configuration and the socket
+    return f"unix@{path} maxconn {capacity(server)}"
 
 
 def capacity(server: Server) -> int:

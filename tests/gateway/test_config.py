@@ -1,0 +1,146 @@
+"""The configuration as text: what it says, and that nothing of a user's gets out of its place in it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cortex.errors import GatewayError
+from cortex.gateway.config import CONFIG_FILE, ROUTES_MAP, UNAVAILABLE_MAP, GatewaySettings, Rendered, Sockets, render
+from cortex.gateway.process import find_binary
+from cortex.gateway.routes import Backend, RoutingTable, Server
+
+SOCKETS = Sockets("/tmp/c/gateway.sock", "/tmp/c/successor.sock")
+IRIS = Backend("iris", "/iris", 1.5, 1000, 7, "starting", (Server("iris-1-0", "/tmp/c/iris-1-0", 3),))
+SPECIAL = st.sampled_from("\n\r\t \"'\\%#$[]{}();,<>\x00\x7f\x85\u2028")
+TROUBLE = st.text(alphabet=st.one_of(SPECIAL, st.characters(codec="utf-8")))
+
+
+def rendered(*backends: Backend, settings: GatewaySettings | None = None) -> Rendered:
+    return render(RoutingTable(backends), settings or GatewaySettings(), SOCKETS)
+
+
+def section(config: str, title: str) -> list[str]:
+    lines = config.splitlines()
+    rest = lines[lines.index(title) + 1 :]
+    return [line.strip() for line in rest[: next((i for i, line in enumerate(rest) if line[:2] != "  "), len(rest))]]
+
+
+def test_a_backend_says_its_limits_and_servers() -> None:
+    lines = section(rendered(IRIS).config, "backend api:iris")
+    assert "timeout queue 1500ms" in lines
+    assert "timeout server 2500ms" in lines
+    assert "server iris-1-0 unix@/tmp/c/iris-1-0 maxconn 3" in lines
+    assert any(line.endswith("if { req.body_size gt 1000 }") for line in lines)
+    assert "http-request set-var(txn.limit) nbsrv,mul(7) if { queue ge 7 }" in lines
+
+
+def test_settings_reach_the_listener_and_the_time_outs() -> None:
+    config = rendered(settings=GatewaySettings("::1", 81, 2, 50, 1.5, 2.5, 3.5, 4.5)).config
+    assert "bind [::1]:81 proto h1" in section(config, "frontend gateway")
+    assert {"nbthread 2", "maxconn 50"} <= set(section(config, "global"))
+    assert {"timeout http-request 1500ms", "timeout client 3500ms", "timeout http-keep-alive 4500ms"} <= set(
+        section(config, "defaults")
+    )
+    assert "http-request wait-for-body time 2500ms" in section(rendered(IRIS, settings=GatewaySettings(
+        body_timeout_s=2.5)).config, "backend api:iris")  # fmt: skip
+
+
+def test_an_endpoint_covers_its_slash_and_its_info() -> None:
+    routes = rendered(IRIS, replace(IRIS, api="root", endpoint="/", servers=())).routes.splitlines()
+    assert {line for line in routes if line.endswith("api:iris")} == {
+        "/iris api:iris", "/iris/ api:iris", "/iris/info api:iris"
+    }  # fmt: skip
+    assert {line for line in routes if line.endswith("api:root")} == {"/ api:root", "/info api:root"}
+
+
+def test_an_own_endpoint_goes_before_what_another_endpoint_or_the_gateway_implies() -> None:
+    info = replace(IRIS, api="info", endpoint="/iris/info", servers=())
+    live = replace(IRIS, api="live", endpoint="/livez", servers=())
+    routes = dict(line.split() for line in rendered(IRIS, info, live).routes.splitlines())
+    assert routes["/iris/info"] == "api:info"
+    assert routes["/livez"] == "api:live"
+    assert routes["/readyz"] == "cortex-health"
+
+
+def test_only_what_a_socket_command_cannot_change_changes_the_structure() -> None:
+    before = rendered(IRIS).structure
+    server = replace(IRIS.servers[0], name="iris-2-0", capacity=9)
+    assert rendered(replace(IRIS, servers=(server,), unavailable="another")).structure == before
+    for change in ({"timeout_s": 2.0}, {"endpoint": "/x"}, {"max_queue": 8}, {"max_body_bytes": 9}, {"api": "x"}):
+        assert rendered(replace(IRIS, **change)).structure != before
+    assert rendered(IRIS, settings=GatewaySettings(port=9)).structure != before
+    assert rendered(IRIS, replace(IRIS, api="more", endpoint="/more")).structure != before
+
+
+@given(TROUBLE)
+def test_a_reason_is_one_line_of_its_map_and_plain_json(reason: str) -> None:
+    result = rendered(replace(IRIS, unavailable=reason))
+    assert result.config == rendered(IRIS).config
+    assert re.fullmatch(r"api:iris [ -~]+\n", result.unavailable)
+    value = result.unavailable.removeprefix("api:iris ").rstrip("\n")
+    assert value == value.strip()
+    assert json.loads(f'"{value}"') == (reason.strip()[:1000].strip() or "no reason is known")
+
+
+@given(TROUBLE)
+def test_an_endpoint_is_one_key_or_is_refused(endpoint: str) -> None:
+    try:
+        result = rendered(replace(IRIS, endpoint="/" + endpoint))
+    except GatewayError:
+        assert re.search(r"[^!-~]", endpoint) or len(endpoint) > 1000
+        return
+    assert result.config.replace(result.structure, "") == rendered(IRIS).config.replace(rendered(IRIS).structure, "")
+    assert all(re.fullmatch(r"/[!-~]* (api:iris|cortex-health)", line) for line in result.routes.splitlines())
+
+
+@given(TROUBLE, st.sampled_from(["api", "name", "socket", "host"]))
+def test_names_and_paths_add_no_line_and_end_no_quote(value: str, place: str) -> None:
+    backend, settings = IRIS, GatewaySettings()
+    if place == "api":
+        backend = replace(IRIS, api=value)
+    elif place == "host":
+        settings = GatewaySettings(host=value)
+    else:
+        server = replace(IRIS.servers[0], **{place: "/" + value if place == "socket" else value})
+        backend = replace(IRIS, servers=(server,))
+    try:
+        result = rendered(backend, settings=settings)
+    except GatewayError:
+        return
+    assert len(result.config.splitlines()) == len(rendered(IRIS).config.splitlines())
+    assert not set(value) & set("\"'\\#$ \t\n\r{}") or place == "socket"
+    assert not set(value) & set("\"'\\#$\n\r")
+
+
+@pytest.mark.parametrize(
+    "settings", [GatewaySettings(), GatewaySettings(host="::1", port=9, threads=4), GatewaySettings(host="*")]
+)
+def test_haproxy_accepts_every_kind_of_table(tmp_path: Path, settings: GatewaySettings) -> None:
+    settings = replace(settings, max_connections=100)
+    backends = (
+        IRIS,
+        replace(IRIS, api="a.b-c_D", endpoint="/~x/%20;#?", max_queue=0, unavailable="\n\"'#%[x]\\"),
+        replace(IRIS, api="slow", endpoint="/", timeout_s=1e9, servers=()),
+        replace(IRIS, api="quick", endpoint="/q", timeout_s=0.001, max_body_bytes=0),
+        replace(IRIS, api="spaced", endpoint="/s", servers=(Server("s", "/tmp/with space/s", 0),)),
+    )
+    result = rendered(*backends, settings=settings)
+    files = {CONFIG_FILE: result.config, ROUTES_MAP: result.routes, UNAVAILABLE_MAP: result.unavailable}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    checked = subprocess.run(
+        [find_binary(), "-c", "-q", "-f", CONFIG_FILE],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")

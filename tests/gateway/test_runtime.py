@@ -1,0 +1,122 @@
+"""Reading HAProxy's words, and deciding what to tell it."""
+
+from __future__ import annotations
+
+import pytest
+
+from cortex.gateway.counters import ResponseCounters
+from cortex.gateway.runtime import (
+    BackendState,
+    ServerState,
+    WantedServer,
+    Workers,
+    escape,
+    has_others,
+    may_use,
+    parse_map,
+    parse_stat,
+    parse_workers,
+    server_commands,
+)
+
+IDLE = ServerState(in_flight=0, queued=0, capacity=4, accepts=True)
+BUSY = ServerState(in_flight=2, queued=0, capacity=4, accepts=True)
+DRAINING = ServerState(in_flight=2, queued=0, capacity=4, accepts=False)
+DRAINED = ServerState(in_flight=0, queued=0, capacity=4, accepts=False)
+WANTED = WantedServer("unix@/s maxconn 4", 4)
+DELETE = ["set server api:a/s state drain", "set server api:a/s state maint", "del server api:a/s"]
+
+
+@pytest.mark.parametrize(
+    ("observed", "wanted", "commands"),
+    [
+        (None, WANTED, ["add server api:a/s unix@/s maxconn 4", "enable server api:a/s"]),
+        (IDLE, WANTED, []),
+        (IDLE, WantedServer("unix@/s maxconn 9", 9), ["set maxconn server api:a/s 9"]),
+        (DRAINING, WANTED, ["set server api:a/s state ready"]),
+        (BUSY, None, ["set server api:a/s state drain"]),
+        (DRAINING, None, []),
+        (IDLE, None, DELETE),
+        (DRAINED, None, DELETE),
+        (None, None, []),
+    ],
+)
+def test_a_server_gets_from_what_is_to_what_should_be(
+    observed: ServerState | None, wanted: WantedServer | None, commands: list[str]
+) -> None:
+    state = {"api:a": BackendState(servers={"s": observed} if observed else {})}
+    want = {"api:a": {"s": wanted} if wanted else {}}
+    assert server_commands(state, want, "api:") == commands
+    assert has_others(state, want, "api:") == (observed is not None and wanted is None)
+
+
+def test_backends_that_are_not_of_an_api_are_left_alone() -> None:
+    state = {"cortex-successor": BackendState(servers={"successor": IDLE})}
+    assert server_commands(state, {"api:new": {"s": WANTED}}, "api:") == []
+
+
+@pytest.mark.parametrize(
+    ("old", "requests", "server", "expected"),
+    [
+        (False, 0, DRAINED, True),  # the current worker still has it
+        (True, 0, IDLE, False),
+        (True, 2, BUSY, True),
+        (True, 1, IDLE, True),  # something in the backend is not in a server yet
+    ],
+)
+def test_an_old_worker_may_use_a_server_while_its_backend_has_requests(
+    old: bool, requests: int, server: ServerState, expected: bool
+) -> None:
+    assert may_use(old, {"api:a": BackendState(requests=requests, servers={"s": server})}, "s") is expected
+
+
+def test_a_worker_without_the_server_never_uses_it() -> None:
+    assert not may_use(False, {"api:a": BackendState(requests=5)}, "s")
+
+
+def test_workers_are_told_from_the_master_and_from_old_ones() -> None:
+    text = (
+        "#<PID>          <type>          <reloads>       <uptime>        <version>      \n"
+        "10              master          2 [failed: 0]   0d00h08m35s     2.8.25-5cf5d0683\n"
+        "# workers\n13              worker          0               0d00h00m52s     2.8.25\n"
+        "# old workers\n11              worker          2               0d00h08m        2.8.25\n"
+        "12              worker          1               0d00h04m        2.8.25\n# programs\n\n"
+    )
+    assert parse_workers(text) == Workers(13, (11, 12))
+    assert parse_workers("") == Workers(None, ())
+
+
+def test_stat_is_read_by_the_names_of_its_columns() -> None:
+    text = (
+        "# pxname,svname,qcur,scur,slim,status,hrsp_1xx,hrsp_2xx,hrsp_3xx,hrsp_4xx,hrsp_5xx,\n"
+        "api:a,s,0,2,4,no check,,,,,,\napi:a,t,0,0,3,MAINT,,,,,,\n"
+        "api:a,BACKEND,5,7,100,UP,0,8,0,1,2,\n\n"
+    )
+    assert parse_stat(text) == {
+        "api:a": BackendState(
+            queued=5,
+            requests=7,
+            responses={1: 0, 2: 8, 3: 0, 4: 1, 5: 2},
+            servers={"s": BUSY, "t": ServerState(in_flight=0, queued=0, capacity=3, accepts=False)},
+        )
+    }
+
+
+def test_map_values_keep_their_blanks() -> None:
+    assert parse_map("0x1f api:a why  not \n0x2e api:b x\n\n") == {"api:a": "why  not ", "api:b": "x"}
+
+
+def test_escaped_values_have_no_bare_special_character() -> None:
+    assert escape(r'a b;c\n"#<<') == r"a\ b\;c\\n\"\#\<\<"
+
+
+def test_totals_grow_over_workers_that_come_and_go() -> None:
+    counters = ResponseCounters()
+
+    def seen(count: int) -> dict[str, BackendState]:
+        return {"api:a": BackendState(responses={2: count})}
+
+    assert counters.update({1: seen(5)})["api:a"][2] == 5
+    assert counters.update({1: seen(6), 2: seen(1)})["api:a"][2] == 7
+    assert counters.update({2: seen(3)})["api:a"][2] == 9
+    assert counters.update({3: {}})["api:a"][2] == 9
