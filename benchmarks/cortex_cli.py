@@ -31,9 +31,9 @@ class Cortex:
     operator_port: int
 
     @classmethod
-    def in_folder(cls, folder: Path) -> Cortex:
-        """Choose free ports and copy the project there, as a user would have it."""
-        gateway_port, operator_port = free_ports(2)
+    def in_folder(cls, folder: Path, ports: tuple[int, int] | None = None) -> Cortex:
+        """Copy the project there, as a user would have it; `ports` of gateway and operator are free ones if None."""
+        gateway_port, operator_port = ports or free_ports(2)
         cortex = cls(folder, gateway_port, operator_port)
         shutil.copytree(PEERS / "cortex", cortex.project, ignore=shutil.ignore_patterns("__pycache__"))
         for source in ("predictors.py", "iris.onnx"):

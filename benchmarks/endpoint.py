@@ -69,3 +69,9 @@ def free_ports(count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
+
+
+def is_listening(port: int) -> bool:
+    """Tell whether anything takes connections on this port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

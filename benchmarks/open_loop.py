@@ -140,7 +140,7 @@ class _Generator:
             data = b""
         if data:
             received = connection.received + data if connection.received else data
-            if not _is_whole(received):
+            if not is_whole(received):
                 connection.received = received
                 return 0
             self._finish(connection, received.startswith(b"HTTP/1.1 200"))
@@ -164,7 +164,7 @@ class _Generator:
         connection.received = b""
 
 
-def _is_whole(data: bytes) -> bool:
+def is_whole(data: bytes) -> bool:
     """Tell whether these bytes are a complete answer."""
     head = data.find(b"\r\n\r\n")
     if head < 0:

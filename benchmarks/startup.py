@@ -3,6 +3,7 @@
 Each repeat, in a CORTEX_HOME of its own: `cortex deploy` of an API without requirements while nothing runs, then of a
 second one while the operator runs, both until the first right answer; then the memory (PSS) of what idles. The second
 API tells how old its processes were when its module was imported: the start of a replica before user code.
+Needs the default ports, 8888 and 8889, free.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from pathlib import Path
 
 from benchmarks import machine, processes, report, results
 from benchmarks.cortex_cli import Cortex, groups
-from benchmarks.endpoint import Endpoint, NotServingError
+from benchmarks.endpoint import Endpoint, NotServingError, is_listening
 from benchmarks.workloads import JSON, NOOP, Workload
 
 _LIMIT_S = 60.0
+#: Of gateway and operator: a first `cortex deploy` starts both, and takes no others.
+DEFAULT_PORTS = (8888, 8889)
 _STARTUP = Workload("startup", b"{}", JSON, None)
 
 #: Figure: its goal, what it says, and its unit.
@@ -38,6 +41,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
+    if busy := [port for port in DEFAULT_PORTS if is_listening(port)]:
+        raise SystemExit(f"something listens on port {busy[0]}, which a first `cortex deploy` takes; stop it")
     processes.adopt_orphans()
     facts = machine.facts()
     found = []
@@ -58,10 +63,8 @@ def main() -> None:
 
 def _one() -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="cortex-bench-", ignore_cleanup_errors=True) as folder:
-        cortex = Cortex.in_folder(Path(folder))
+        cortex = Cortex.in_folder(Path(folder), DEFAULT_PORTS)
         try:
-            cortex.start()  # settles the ports of this home; what follows starts from nothing
-            cortex.run("down")
             cold_s, cold_command_s = _deploy(cortex, NOOP)
             warm_s, warm_command_s = _deploy(cortex, _STARTUP)
             status, body = _endpoint(cortex, _STARTUP).ask(_STARTUP)

@@ -1,0 +1,57 @@
+"""Medians, ratios and verdicts of the benchmark report."""
+
+from __future__ import annotations
+
+from benchmarks.measure import Failed, Outcome, Sample
+from benchmarks.report import goals, markdown, medians
+
+
+def _sample(system: str, per_s: float, concurrency: int = 64, **figures: float | int) -> Sample:
+    return Sample(system, "noop", "closed", concurrency, per_s=per_s, **figures)  # type: ignore[arg-type]
+
+
+def _verdicts(outcome: Outcome) -> dict[str, bool | None]:
+    return {goal.text: goal.met for goal in goals(outcome)}
+
+
+def test_the_median_of_the_rounds_is_taken_and_errors_are_added() -> None:
+    rounds: Outcome = [_sample("cortex", value, errors=1) for value in (10.0, 99.0, 20.0)]
+    (found,) = medians(rounds)
+    assert (found.per_s, found.errors, found.cpu_us) == (20.0, 3, None)
+
+
+def test_goals_compare_with_mosec_with_haproxy_and_with_every_peer() -> None:
+    outcome: Outcome = [
+        _sample("cortex", 60_000, cpu_us=25.0),
+        _sample("mosec", 10_000, cpu_us=90.0),
+        _sample("haproxy-static", 100_000),
+        _sample("cortex", 5_000, 1, p50_us=90.0),
+        _sample("mosec", 4_000, 1, p50_us=100.0),
+        _sample("fastapi", 4_000, 1, p50_us=80.0),
+        _sample("haproxy-static", 9_000, 1, p50_us=20.0),
+    ]
+    assert _verdicts(outcome) == {
+        "no-op at 64: requests/s against Mosec": False,
+        "the same, at the very least": True,
+        "no-op at 64: share of HAProxy's static reply": True,
+        "no-op at 64: CPU per request": True,
+        "no-op at 1: p50 below every peer's": False,
+        "cortex: requests that failed": True,
+        "cortex: measurements that failed": True,
+    }
+
+
+def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
+    assert set(_verdicts([_sample("mosec", 10_000)]).values()) == {None}
+
+
+def test_a_failed_measurement_of_cortex_is_a_missed_goal_and_is_explained() -> None:
+    outcome: Outcome = [Failed("cortex", "noop", "cortex deploy ended with 1:\nTraceback\nValueError: no | good")]
+    assert _verdicts(outcome)["cortex: measurements that failed"] is False
+    assert "cortex deploy ended with 1: … ValueError: no \\| good" in markdown(outcome, {"cores": "2"})
+
+
+def test_tables_divide_the_figures_of_cortex_by_those_of_the_others() -> None:
+    outcome: Outcome = [_sample("cortex", 50_000, p50_us=1_000.0), _sample("mosec", 10_000, p50_us=4_000.0)]
+    row = next(line for line in markdown(outcome, {}).splitlines() if line.startswith("| mosec"))
+    assert row.startswith("| mosec | 10,000 | 5.00 | 4.000 | – | 0.25 |")
