@@ -1,17 +1,17 @@
 """Write the CLI reference from the commands themselves and check every link of the documentation.
 
-`--check` writes nothing and fails where the page would change. Knows the commands only as Typer describes them.
+`--check` writes nothing and fails where the page would change. Knows the commands only by their parsers.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import typer
+from cortex.cli.main import COMMANDS, command_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 CLI_PAGE = ROOT / "docs" / "reference" / "cli.md"
@@ -74,58 +74,57 @@ def with_commands(page: str) -> str:
 
 def cli_reference() -> str:
     """Describe every command in Markdown."""
-    from cortex.cli.main import app  # noqa: PLC0415 - links can be checked without it
+    lines = [line for name in COMMANDS for line in described(command_parser(name))]
+    return "\n".join(lines)
 
-    return "\n".join(described("cortex", typer.main.get_command(app)))
 
-
-def described(name: str, command: Any) -> Iterator[str]:
+def described(parser: argparse.ArgumentParser) -> Iterator[str]:
     """Yield the section of a command, then those of the commands under it."""
-    if command.hidden:
+    actions = [action for action in parser._actions if action.dest != "help" and action.help != argparse.SUPPRESS]
+    nested = [action for action in actions if isinstance(action, argparse._SubParsersAction)]
+    if nested:
+        for subparser in nested[0].choices.values():
+            yield from described(subparser)
         return
-    children = getattr(command, "commands", None)
-    if children is None:
-        yield f"## {name}\n"
-        yield f"{reflowed(command.help or '')}\n"
-        yield from parameters(name, command.params)
-        return
-    for child, subcommand in children.items():
-        yield from described(f"{name} {child}", subcommand)
+    yield f"## {parser.prog}\n"
+    if parser.description:
+        yield f"{parser.description}\n"
+    yield from parameters(parser.prog, actions)
 
 
-def parameters(name: str, params: list[Any]) -> Iterator[str]:
+def parameters(name: str, actions: list[argparse.Action]) -> Iterator[str]:
     """Yield how a command is called, and the table of what it takes."""
-    shown = [param for param in params if not getattr(param, "hidden", False) and param.name != "help"]
-    arguments = [param for param in shown if param.param_type_name == "argument"]
-    options = [param for param in shown if param.param_type_name == "option"]
+    arguments = [action for action in actions if not action.option_strings]
+    options = [action for action in actions if action.option_strings]
     words = [name, *map(placeholder, arguments), *(["[OPTIONS]"] if options else [])]
     yield f"```sh\n{' '.join(words)}\n```\n"
-    if shown:
+    if actions:
         yield "| | | default |\n|---|---|---|"
-        for param in arguments + options:
-            names = [placeholder(param)] if param in arguments else [*param.opts, *param.secondary_opts]
-            yield f"| {', '.join(f'`{each}`' for each in names)} | {cell(param.help or '')} | {default(param)} |"
+        for action in arguments + options:
+            yield f"| {spelled(action)} | {cell(action.help or '')} | {default(action)} |"
         yield ""
 
 
-def placeholder(argument: Any) -> str:
-    word = argument.metavar or argument.name.upper()
-    return word if argument.required or word.startswith("[") else f"[{word}]"
+def placeholder(action: argparse.Action) -> str:
+    return f"[{value_name(action)}]" if action.nargs in ("?", "*") else value_name(action)
 
 
-def default(param: Any) -> str:
-    value = getattr(param.default, "value", param.default)
-    if param.required:
+def value_name(action: argparse.Action) -> str:
+    return str(action.metavar or (action.choices and "|".join(map(str, action.choices))) or action.dest.upper())
+
+
+def spelled(action: argparse.Action) -> str:
+    """Write how an argument or option is given; cells of a table can't hold a bare bar."""
+    value = "" if action.nargs == 0 else cell(value_name(action))
+    if not action.option_strings:
+        return f"`{value}`"
+    return ", ".join(f"`{option} {value}`" if value else f"`{option}`" for option in action.option_strings)
+
+
+def default(action: argparse.Action) -> str:
+    if action.required and action.nargs not in ("?", "*"):
         return "required"
-    if value is None or value is False or value == "" or callable(value) or not param.show_default:
-        return ""
-    flag = param.secondary_opts and param.opts
-    return f"`{param.opts[0]}`" if flag and value is True else f"`{value}`"
-
-
-def reflowed(text: str) -> str:
-    """Keep paragraphs, drop the line breaks inside them and Click's marks."""
-    return "\n\n".join(" ".join(part.split()) for part in text.replace("\b", "").split("\n\n") if part.strip())
+    return "" if action.default in (None, False, "", argparse.SUPPRESS) else f"`{action.default}`"
 
 
 def cell(text: str) -> str:
