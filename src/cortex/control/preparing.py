@@ -1,27 +1,46 @@
-"""Prepares a revision: its environment is built, its model fetched, its environment variables read."""
+"""Prepares a revision: its environment is built, its model found, its environment variables read."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from cortex.config.project import read_dotenv
 from cortex.control.preparations import Prepared
+from cortex.engine.environment import prepare
+from cortex.engine.local import replica_environ
+from cortex.engine.logs import STDOUT, LogWriter
 from cortex.errors import StorageError
 from cortex.home import Home
 from cortex.state.apis import Target
 
 
 async def prepare_revision(home: Home, environ: Mapping[str, str], target: Target) -> Prepared:
-    """Return what a replica of `target` is started with. Raises: EnvironmentBuildError, StorageError, ConfigError."""
-    handler = target.spec.handler
+    """Return what a replica of `target` is started with; what installers say goes to the API's logs.
+
+    Raises: EnvironmentBuildError, StorageError, ConfigError.
+    """
+    api = target.spec
+    inherited = replica_environ(environ)
     project = home.projects_dir / target.project_hash
     # `.env` is read last and wins, as it did where a shell sourced it after the container's own variables.
-    dotenv = await asyncio.to_thread(read_dotenv, project, {**environ, **handler.env})
-    model_path = _local_model(project, handler.model) if handler.model else None
-    return Prepared(sys.executable, {**handler.env, **dotenv}, model_path)
+    dotenv = await asyncio.to_thread(read_dotenv, project, {**inherited, **api.handler.env})
+    variables = {**api.handler.env, **dotenv}
+    log = LogWriter(home.logs_dir / api.name / f"{api.name}-{target.revision[:8]}-install.log")
+    try:
+        environment = await prepare(
+            home,
+            project,
+            api.handler.dependencies,
+            inherited,
+            variables,
+            lambda line: log.line(0, STDOUT, line),
+        )
+    finally:
+        log.close()
+    model_path = _local_model(project, api.handler.model) if api.handler.model else None
+    return Prepared(environment.python, {**environment.variables(inherited), **variables}, model_path)
 
 
 def _local_model(project: Path, model: str) -> str:

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fleet import BROKEN, FAILED, READY, RESTARTING, STARTING, api, process, record, replica, target
+
+from cortex.control.plan import Preparation, Replica
+from cortex.control.routing import capacity, routes_of
+from cortex.gateway.routes import Backend
+from cortex.lifecycle import ProcessState
+
+BACKING_OFF = process(state=ProcessState.BACKING_OFF, restarts=3)
+
+
+def backend(replicas: list[Replica], preparation: Preparation | None = None, **spec: object) -> Backend:
+    desired = record(target(spec=api(**spec)))  # type: ignore[arg-type]
+    preparations = {("iris", "r1"): preparation} if preparation else {}
+    (found,) = routes_of([desired], replicas, preparations).backends
+    return found
+
+
+def names(found: Backend) -> list[str]:
+    return [server.name for server in found.servers]
+
+
+def test_every_ready_process_of_every_revision_is_routed_under_a_stable_name() -> None:
+    replicas = [replica("b", READY, READY), replica("a", revision="r0")]
+    assert names(backend(replicas)) == ["a-0", "b-0", "b-1"]
+
+
+def test_a_process_that_has_not_answered_yet_is_not_routed() -> None:
+    assert names(backend([replica("a", STARTING), replica("b", FAILED)])) == []
+
+
+def test_a_restarting_process_is_out_while_others_answer_and_kept_where_it_is_the_only_one() -> None:
+    assert names(backend([replica("a", RESTARTING), replica("b")])) == ["b-0"]
+    assert names(backend([replica("a", RESTARTING)])) == ["a-0"]
+    assert names(backend([replica("a", BACKING_OFF)])) == []
+
+
+def test_callers_read_why_nothing_answers() -> None:
+    assert backend([]).unavailable == "starting"
+    assert backend([replica("a", FAILED)]).unavailable == BROKEN.message
+    assert backend([], Preparation(failure=BROKEN)).unavailable == BROKEN.message
+
+
+@pytest.mark.parametrize(
+    ("slots", "lent", "limit", "expected"),
+    [
+        (1, 0, 1024, 3),
+        (4, 0, 1024, 9),
+        (8, 0, 1024, 13),
+        (1, 0, 1, 1),
+        (1, 0, 2, 2),
+        (1, 1, 1024, 3 + 8),
+        (1, 4, 1024, 3 + 8),
+        (1, 5, 1024, 3 + 16),
+        (1, 200, 1024, 3 + 304),
+    ],
+)
+def test_capacity_is_a_few_more_than_run_and_what_is_lent(slots: int, lent: int, limit: int, expected: int) -> None:
+    assert capacity(slots, lent, limit) == expected
+
+
+def test_the_queue_is_what_the_api_allows_beyond_what_runs() -> None:
+    spec = {"processes": 4, "autoscaling": {"max_replica_concurrency": 100}}
+    assert backend([replica("a", *[READY] * 4, slots=5)], **spec).max_queue == 20
+    assert backend([replica("a")], autoscaling={"max_replica_concurrency": 1}).max_queue == 0
+
+
+def test_changes_of_networking_reach_the_gateway() -> None:
+    found = backend([], networking={"endpoint": "/flowers", "timeout_s": 1.5, "max_body_size": 1000})
+    assert (found.endpoint, found.timeout_s, found.max_body_bytes) == ("/flowers", 1.5, 1000)
+
+
+def test_lent_connections_raise_the_capacity_of_their_process_only() -> None:
+    replicas = [replica("a", replace(READY, lent=3), READY)]
+    assert [server.capacity for server in backend(replicas).servers] == [11, 3]
