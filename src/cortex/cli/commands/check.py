@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 from pathlib import Path
+from typing import Any
 
 from cortex.cli.context import Context
 from cortex.cli.report import located
+from cortex.cli.samples import read_sample
 from cortex.client.package import DEFAULT_CONFIG, find_config
-from cortex.control.diagnose import diagnose
+from cortex.control.diagnose import Diagnosis, diagnose
 from cortex.errors import ConfigError
 
 
@@ -17,6 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "config", metavar="FILE", nargs="?", default=DEFAULT_CONFIG, help="configuration file, or the folder it is in"
     )
+    parser.add_argument("--sample", metavar="SAMPLE", help="also start each API once and send it this file")
 
 
 def run(arguments: argparse.Namespace, context: Context) -> int:
@@ -26,8 +30,26 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
         diagnosis = diagnose(file, file.name)
     except ConfigError as error:
         raise located(error, file.parent) from None
-    count = len(diagnosis.project.files)
+    if arguments.sample:
+        return _try_sample(diagnosis, arguments.sample, context)
     for api in diagnosis.apis:
         context.console.line(f"{api.name} ({api.kind}): no mistakes found")
+    count = len(diagnosis.project.files)
     context.console.line(f"{count} file{'s' if count != 1 else ''} would be uploaded")
     return 0
+
+
+def _try_sample(diagnosis: Diagnosis, sample: str, context: Context) -> int:
+    """Print each API's answer; where it is an error, what it wrote too."""
+    body, content_type = read_sample(sample)
+    # Loaded here, as commands are: it needs engine and operator, which a check by reading does not.
+    trial: Any = importlib.import_module("cortex.cli.trial")
+    context.console.progress("trying the sample")
+    failed = False
+    for tried in trial.try_sample(context.home, context.environ, diagnosis, body, content_type):
+        failed = failed or tried.answer.status >= 400
+        for line in tried.log if tried.answer.status >= 400 else ():
+            context.console.note(line)
+        answer = tried.answer.body.decode(errors="replace").rstrip()
+        context.console.line(f"{tried.api} answers with status {tried.answer.status}: {answer}")
+    return 1 if failed else 0

@@ -41,7 +41,7 @@ def commands() -> list[Command]:
         options = [(option, action.help or "") for action in actions for option in action.option_strings]
         positional = [action for action in actions if not action.option_strings]
         words = [word for action in positional for word in action.choices or ()]
-        takes_files = any(action.metavar in ("FILE", "SAMPLE") for action in positional)
+        takes_files = any(action.metavar in ("FILE", "SAMPLE") for action in actions)
         found.append(Command(name, text, tuple(options), tuple(words), takes_files))
     return found
 
@@ -50,10 +50,8 @@ def _bash(known: list[Command]) -> str:
     cases = []
     for command in known:
         words = " ".join([*command.words, *(option for option, _ in command.options)])
-        files = 'COMPREPLY+=($(compgen -f -- "$word"));' if command.takes_files else ""
-        cases.append(
-            f'    {command.name}) COMPREPLY=($(compgen -W "{words}" -- "$word")); {files};;'.replace("; ;;", ";;")
-        )
+        files = '; COMPREPLY+=($(compgen -f -- "$word"))' if command.takes_files else ""
+        cases.append(f'    {command.name}) COMPREPLY=($(compgen -W "{words}" -- "$word")){files} ;;')
     return f"""_cortex() {{
   local word="${{COMP_WORDS[COMP_CWORD]}}"
   if [ "$COMP_CWORD" -eq 1 ]; then
@@ -73,8 +71,8 @@ def _zsh(known: list[Command]) -> str:
     cases = []
     for command in known:
         words = " ".join([*command.words, *(option for option, _ in command.options)])
-        files = " _files;" if command.takes_files else ""
-        cases.append(f"    {command.name}) compadd -- {words};{files};")
+        files = "; _files" if command.takes_files else ""
+        cases.append(f"    {command.name}) compadd -- {words}{files} ;;")
     return f"""#compdef cortex
 _cortex() {{
   local -a names

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from http.client import HTTPException, HTTPResponse
-from pathlib import Path
 
 from cortex.cli.arguments import add_api, add_env
 from cortex.cli.connect import client_of
 from cortex.cli.context import Context
+from cortex.cli.samples import read_sample
 from cortex.client.api import open_api
 from cortex.client.transport import reason
-from cortex.errors import CortexError, InputError
+from cortex.errors import CortexError
 
-_CONTENT_TYPES = {
-    ".json": "application/json",
-    ".txt": "text/plain",
-    ".csv": "text/csv",
-    ".png": "image/png",
-    ".jpg": "image/jpeg",
-    ".jpeg": "image/jpeg",
-}
-_OTHER = "application/octet-stream"
 _CHUNK_BYTES = 65536
 
 
@@ -55,18 +45,6 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
         context.console.error(f"{arguments.api} answered with status {response.status}")
         return 1
     return 0
-
-
-def read_sample(path: str) -> tuple[bytes, str]:
-    """Return a sample and its content type. Raises: InputError."""
-    if path == "-":
-        if sys.stdin is None:
-            raise InputError("standard input is closed")
-        return sys.stdin.buffer.read(), _CONTENT_TYPES[".json"]
-    try:
-        return Path(path).read_bytes(), _CONTENT_TYPES.get(Path(path).suffix.lower(), _OTHER)
-    except OSError as error:
-        raise InputError(f"{path}: can't be read: {(error.strerror or str(error)).lower()}") from None
 
 
 def _tell(response: HTTPResponse, seconds: float, context: Context) -> None:
