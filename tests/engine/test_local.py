@@ -98,7 +98,7 @@ def test_a_replica_starts_tells_its_changes_and_stops_without_a_trace(home: Home
             assert changes
             await engine.stop(spec.id, 5)
             await until(lambda: not engine.replicas())
-            assert not Path(spec.run_dir).exists()
+            await until(lambda: not Path(spec.run_dir).exists())
             assert not Path(spec.control_socket).exists()
             assert "ready with blue" in Path(spec.log_path).read_text()
 
@@ -132,7 +132,7 @@ def test_a_replica_whose_supervisor_is_killed_disappears_with_all_its_processes(
             os.kill(found.supervisor_pid, signal.SIGKILL)
             await until(lambda: not engine.replicas())
             await until(lambda: not [pid for pid in session if _runs(pid)])
-            assert not Path(spec.run_dir).exists()
+            await until(lambda: not Path(spec.run_dir).exists())
 
     run(scenario)
 
@@ -222,6 +222,7 @@ def test_what_a_supervisor_says_that_cannot_start_is_in_the_replicas_log(home: H
             spec = replace(make_spec(home, tmp_path), env={"PYTHONHOME": "/nowhere"})
             await engine.start(spec)
             await until(lambda: not engine.replicas())
+            await until(Path(spec.log_path).exists)
             assert "encodings" in Path(spec.log_path).read_text()
 
     run(scenario)

@@ -33,6 +33,8 @@ _OUTPUT_FILE = "output"
 KILL_AFTER_S = 5.0
 _STATUS_MAX_BYTES = 4 * 1024 * 1024
 _FIRST_RETRY_S = 0.005
+#: A supervisor that dies closes its socket a moment before its process is seen to be gone.
+_EXIT_POLL_S = 0.001
 _MAX_RETRY_S = 0.1
 _ADOPT_TIMEOUT_S = 2.0
 #: Of what a supervisor that could not start wrote, this much goes to the replica's log.
@@ -190,8 +192,8 @@ class LocalEngine:
             finally:
                 running.writer.close()
                 running.writer = None
-            await asyncio.sleep(_FIRST_RETRY_S)
-        self._on_gone(running, was_connected)
+            await asyncio.sleep(_EXIT_POLL_S)
+        await self._on_gone(running, was_connected)
 
     async def _follow(self, running: _Running, reader: StreamReader) -> None:
         while line := await reader.readline():
@@ -200,21 +202,21 @@ class LocalEngine:
                 running.status = status
                 self.on_change()
 
-    def _on_gone(self, running: _Running, was_connected: bool) -> None:
+    async def _on_gone(self, running: _Running, was_connected: bool) -> None:
         spec = running.spec
+        self._running.pop(spec.id, None)
+        self.on_change()  # first: the gateway still sends requests there
         if running.killer:
             running.killer.cancel()
         if running.identity:
-            kill_session(running.identity)  # what the user's code left behind
+            await asyncio.to_thread(kill_session, running.identity)  # what the user's code left behind
         if not was_connected:
             self._tell_last_words(spec)
         _clean(spec)
-        self._running.pop(spec.id, None)
         if running.stop_drain_s is None:
             self._logger.warning("replica vanished", api=spec.api, replica=spec.id)
         else:
             self._logger.info("replica stopped", api=spec.api, replica=spec.id)
-        self.on_change()
 
     def _tell_last_words(self, spec: ReplicaSpec) -> None:
         with contextlib.suppress(OSError):
