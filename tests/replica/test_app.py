@@ -309,7 +309,12 @@ def test_users_code_stays_on_one_thread_whether_quick_or_slow() -> None:
 def test_malformed_http_is_refused_and_the_next_connection_served() -> None:
     with running_replica("def predict(sample, metadata):\n    return 1\n", interface="functions") as replica:
         replica.wait_ready()
-        for junk in (b"\x00\x01\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n", b"GET\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n"):
+        for junk in (
+            b"\x00\x01\r\n\r\n",
+            b"POST / HTTP/9.9\r\n\r\n",
+            b"GET\r\n\r\n",
+            b"POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n",
+        ):
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.settimeout(5)
                 sock.connect(replica.spec.sockets[0])

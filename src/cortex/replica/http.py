@@ -12,7 +12,6 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Protocol
@@ -27,6 +26,9 @@ READ_BYTES = 256 * 1024
 _JOIN_BYTES = 64 * 1024
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 Header = tuple[bytes, bytes]
 
@@ -358,4 +360,7 @@ def _head(status: int, media_type: bytes | None, headers: tuple[Header, ...]) ->
 
 @lru_cache(maxsize=2)
 def _date(second: int) -> bytes:
-    return f"date: {formatdate(second, usegmt=True)}\r\n".encode()
+    # Not strftime, whose names follow the locale; not email.utils, which is slow to import.
+    year, month, day, hour, minute, second, weekday, *_ = time.gmtime(second)
+    date = f"{_DAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year} {hour:02}:{minute:02}:{second:02} GMT"
+    return f"date: {date}\r\n".encode()

@@ -1,0 +1,125 @@
+"""The way of a user: deploy, call, look, change, delete; with the examples as they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from e2e.installation import ROOT, Installation, write_project
+from wait import wait_until
+
+HANDLER = """
+    import os
+    from cortex_internal.lib.log import logger
+
+    class Handler:
+        def __init__(self, config):
+            self.config = config
+
+        def handle_post(self, payload, query_params, headers):
+            logger.info("called")
+            print("printed", flush=True)
+            return {"payload": payload, "config": self.config, "query": dict(query_params), "agent": headers["user-agent"],
+                    "cwd": os.getcwd(), "env": {k: v for k, v in os.environ.items() if k in ("A", "B", "CORTEX_TOKEN")}}
+
+        def handle_get(self):
+            return "got"
+"""
+
+CONFIG = """
+    - name: echo
+      kind: RealtimeAPI
+      handler:
+        type: python
+        path: handler.py
+        config: {greeting: hello}
+        env: {A: from config}
+"""
+
+
+def test_iris_in_every_generation_side_by_side(cortex: Installation) -> None:
+    for name in ("iris-functions", "iris-predictor", "iris-classifier"):
+        cortex.cortex("deploy", ROOT / "examples" / name, timeout_s=300)
+    apis = json.loads(cortex.cortex("get", "-o", "json").stdout)
+    for api in apis:
+        name = "iris-functions" if "deployment" in api and api["deployment"] else api["spec"]["name"]
+        sample = json.loads((ROOT / "examples" / name / "sample.json").read_text())
+        endpoint = api["endpoint"].removeprefix(cortex.url(""))
+        reply = cortex.post(endpoint, sample)
+        assert reply.status == 200, (name, reply)
+        assert (
+            "setosa" in reply.body.decode() or "versicolor" in reply.body.decode() or "virginica" in reply.body.decode()
+        )
+
+
+def test_deploy_call_look_change_and_delete(cortex: Installation, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text('B="from dotenv"\n')
+    write_project(tmp_path, HANDLER, CONFIG)
+    done = cortex.cortex("deploy", tmp_path)
+    assert "creating echo (RealtimeAPI)" in done.stdout
+    assert cortex.url("/echo") in done.stdout
+
+    reply = cortex.post("/echo?q=1", {"x": [1, 2]})
+    assert reply.json["payload"] == {"x": [1, 2]}
+    assert reply.json["config"] == {"greeting": "hello"}
+    assert reply.json["query"] == {"q": "1"}
+    assert reply.json["env"] == {"A": "from config", "B": "from dotenv"}
+    assert reply.headers["x-cortex-request-id"]
+    assert cortex.post("/echo", method="GET").body == b"got"
+    assert cortex.post("/echo/info", method="GET").json["methods"]
+    assert cortex.post("/echo", method="DELETE").status == 405
+    assert cortex.post("/echo", body=b"{").status == 400
+    assert cortex.post("/nothing", {}).status == 404
+
+    api = cortex.get("echo")
+    assert api["status"]["status_code"] == "live"
+    assert "echo" in cortex.cortex("get").stdout
+    assert "printed" in wait_until(lambda: "printed" in (log := cortex.cortex("logs", "echo").stdout) and log)
+    sample = tmp_path / "sample.json"
+    sample.write_text('{"x": 5}')
+    assert '"x": 5' in cortex.cortex("predict", "echo", sample).stdout.replace('"x":5', '"x": 5')
+
+    assert "up to date" in cortex.cortex("deploy", tmp_path).stdout
+    pids = cortex.pids("echo")
+    (tmp_path / "cortex.yaml").write_text((tmp_path / "cortex.yaml").read_text() + "  networking: {endpoint: /moved}\n")
+    cortex.cortex("deploy", tmp_path)
+    assert cortex.post("/moved", {}).status == 200
+    assert cortex.post("/echo", {}).status == 404
+    assert cortex.pids("echo") == pids  # nothing that runs depends on it
+
+    cortex.cortex("delete", "echo", "-f")
+    assert cortex.post("/moved", {}).status == 404
+    assert cortex.cortex("get", "echo", check=False).returncode == 1
+
+
+def test_mistake_leaves_the_running_version_alone(cortex: Installation, tmp_path: Path) -> None:
+    write_project(tmp_path, HANDLER, CONFIG.replace("echo", "safe"))
+    cortex.cortex("deploy", tmp_path)
+    (tmp_path / "cortex.yaml").write_text((tmp_path / "cortex.yaml").read_text().replace("handler.py", "handlr.py"))
+    done = cortex.cortex("deploy", tmp_path, check=False)
+    assert done.returncode == 2
+    assert "cortex.yaml:6:11" in done.stderr or "cortex.yaml:6:" in done.stderr
+    assert "handler.py" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert cortex.post("/safe", {}).status == 200
+
+
+def test_missing_module_names_the_requirement(cortex: Installation, tmp_path: Path) -> None:
+    write_project(tmp_path, HANDLER, CONFIG.replace("echo", "needy"))
+    (tmp_path / "handler.py").write_text("import cv2_missing_module\n" + (tmp_path / "handler.py").read_text())
+    done = cortex.cortex("deploy", tmp_path, check=False)
+    assert done.returncode == 1
+    assert "cv2_missing_module" in done.stdout + done.stderr
+    assert "requirements.txt" in done.stdout + done.stderr
+
+
+def test_down_stops_everything_and_up_brings_it_back(cortex: Installation, tmp_path: Path) -> None:
+    write_project(tmp_path, HANDLER, CONFIG.replace("echo", "lasting"))
+    cortex.cortex("deploy", tmp_path)
+    pids = {replica["pid"] for replica in cortex.status()["replicas"]}
+    cortex.down()
+    assert cortex.status()["operator"] is None
+    for pid in pids:
+        wait_until(lambda p=pid: not Path(f"/proc/{p}").exists())  # type: ignore[misc]
+    cortex.up()
+    wait_until(lambda: cortex.post("/lasting", {}).status == 200, timeout_s=20)

@@ -1,0 +1,55 @@
+"""What only the wire shows: framing, keep-alive, the head of answers."""
+
+from __future__ import annotations
+
+import socket
+from email.utils import parsedate_to_datetime
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cortex.replica.http import _date
+from replicas import running_replica
+
+ECHO = "def predict(sample, metadata):\n    return sample\n"
+
+
+@given(st.integers(0, 253402300799))
+def test_dates_are_those_of_the_http_standard(second: int) -> None:
+    line = _date(second).decode()
+    assert line.startswith("date: ")
+    assert line.endswith(" GMT\r\n")
+    assert parsedate_to_datetime(line[6:].strip()).timestamp() == second
+
+
+def test_requests_follow_each_other_on_one_connection() -> None:
+    with running_replica(ECHO, interface="functions") as replica:
+        replica.wait_ready()
+        connection = replica.connection()
+        for number in range(50):
+            connection.request("POST", "/", str(number).encode(), {"content-type": "application/json"})
+            answer = connection.getresponse()
+            assert answer.read() == str(number).encode()
+        connection.close()
+
+
+def test_request_that_comes_byte_by_byte_is_read() -> None:
+    with running_replica(ECHO, interface="functions") as replica, socket.socket(socket.AF_UNIX) as sock:
+        replica.wait_ready()
+        sock.connect(replica.spec.sockets[0])
+        for byte in b"POST /x HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n17":
+            sock.sendall(bytes([byte]))
+        sock.settimeout(5)
+        assert sock.recv(4096).endswith(b"\r\n\r\n17")
+
+
+def test_client_that_expects_100_is_told_to_continue() -> None:
+    with running_replica(ECHO, interface="functions") as replica, socket.socket(socket.AF_UNIX) as sock:
+        replica.wait_ready()
+        sock.connect(replica.spec.sockets[0])
+        sock.settimeout(5)
+        head = b"POST / HTTP/1.1\r\nexpect: 100-continue\r\ncontent-type: application/json\r\ncontent-length: 1\r\n\r\n"
+        sock.sendall(head)
+        assert sock.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        sock.sendall(b"7")
+        assert sock.recv(4096).endswith(b"\r\n\r\n7")
