@@ -1,0 +1,141 @@
+"""Runs installers as child processes: their output kept and passed on, their whole process group ended with them.
+
+Knows how a machine's settings for pip read in uv's words, not what is installed where.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+_TAIL_LINES = 30
+_MAX_LINE_BYTES = 64 * 1024
+_LOG_MAX_BYTES = 10 * 1024 * 1024
+#: How long output is waited for after an installer has ended: what it left running may hold the pipe for ever.
+_OUTPUT_GRACE_S = 1.0
+
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+#: pip's variable → uv's, where the value means the same; the first of uv's is set, unless any of them is there.
+_SAME_MEANING = {
+    "PIP_INDEX_URL": ("UV_DEFAULT_INDEX", "UV_INDEX_URL"),
+    "PIP_EXTRA_INDEX_URL": ("UV_INDEX", "UV_EXTRA_INDEX_URL"),
+    "PIP_NO_INDEX": ("UV_NO_INDEX",),
+    "PIP_TRUSTED_HOST": ("UV_INSECURE_HOST",),
+    "PIP_CERT": ("SSL_CERT_FILE",),
+    "PIP_DEFAULT_TIMEOUT": ("UV_HTTP_TIMEOUT",),
+}
+
+
+class InstallerFailedError(Exception):
+    """An installer ended with an error; `tail` holds its last lines."""
+
+    def __init__(self, status: int, tail: Sequence[str]) -> None:
+        super().__init__(f"ended with exit code {status}")
+        self.status, self.tail = status, tuple(tail)
+
+
+@dataclass(frozen=True)
+class Installer:
+    """Where and with what the installers of one environment run.
+
+    The children inherit `lock`: if we die, an orphan keeps it until it has ended, and nobody builds beside it.
+    """
+
+    folder: Path
+    environ: Mapping[str, str]
+    log: BinaryIO
+    lock: int
+    on_line: Callable[[str], None]
+
+    async def run(self, command: Sequence[str]) -> None:
+        """Run a command to its end. Cancelling kills all it started. Raises: InstallerFailedError, OSError."""
+        # A pipe of our own: with one of asyncio's, waiting for the process would also wait for the end of the output,
+        # which a child that it left running may never give.
+        output, child_end = os.pipe()
+        with os.fdopen(output, "rb", buffering=0) as pipe:
+            try:
+                process = await self._start(command, child_end)
+            finally:
+                os.close(child_end)
+            await self._attend(process, pipe)
+
+    async def _start(self, command: Sequence[str], output: int) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *command,
+            cwd=self.folder,
+            env=dict(self.environ),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            pass_fds=(self.lock,),
+        )
+
+    async def _attend(self, process: asyncio.subprocess.Process, pipe: BinaryIO) -> None:
+        stream = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), pipe
+        )
+        tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        reading = asyncio.create_task(self._read(stream, tail))
+        try:
+            await process.wait()
+            await asyncio.wait([reading], timeout=_OUTPUT_GRACE_S)
+        finally:
+            if process.returncode is None or not reading.done():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            reading.cancel()
+            await asyncio.gather(reading, process.wait(), return_exceptions=True)
+            transport.close()
+        if process.returncode:
+            raise InstallerFailedError(process.returncode, tail)
+
+    async def _read(self, stream: asyncio.StreamReader, tail: deque[str]) -> None:
+        while raw := await _line(stream):
+            # Progress bars rewrite their line; the last version of it is the one to keep.
+            text = _ANSI.sub("", raw.decode(errors="replace")).rstrip().rpartition("\r")[2]
+            line = _CREDENTIALS.sub("***@", text)
+            tail.append(line)
+            if self.log.tell() < _LOG_MAX_BYTES:
+                with contextlib.suppress(OSError):
+                    self.log.write(line.encode(errors="replace") + b"\n")
+            self.on_line(line)
+
+
+async def _line(stream: asyncio.StreamReader) -> bytes:
+    """Return the next line, or a piece of one that is too long."""
+    try:
+        return await stream.readuntil(b"\n")
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    except asyncio.LimitOverrunError as error:
+        return await stream.readexactly(error.consumed)
+
+
+def uv_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what uv must be told of the machine's settings for pip, none of which it reads itself.
+
+    uv's own settings win.
+    """
+    settings = {}
+    for pip, (target, *others) in _SAME_MEANING.items():
+        value = environ.get(pip)
+        if value and not any(name in environ for name in (target, *others)):
+            settings[target] = value
+    if "UV_INDEX" in settings and "UV_INDEX_STRATEGY" not in environ:
+        # As pip: the best version of all indexes, not the first index that knows the name.
+        settings["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    links = [link for link in environ.get("PIP_FIND_LINKS", "").split() if "://" in link or Path(link).is_dir()]
+    if links and "UV_FIND_LINKS" not in environ:
+        settings["UV_FIND_LINKS"] = ",".join(links)
+    return settings

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cortex.config.schema import Dependencies
+from cortex.engine.environment import PreparedEnvironment, prepare, replica_constraints
+from cortex.errors import EnvironmentBuildError
+from cortex.home import Home
+from wait import wait_until
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+def build(
+    home: Home, project: Path, variables: Mapping[str, str] | None = None, lines: list[str] | None = None, **files: str
+) -> PreparedEnvironment:
+    found = lines if lines is not None else []
+    return asyncio.run(prepare(home, project, Dependencies(**files), os.environ, variables, found.append))
+
+
+def run_python(environment: PreparedEnvironment, code: str) -> str:
+    command = [environment.python, "-P", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout.strip()
+
+
+def left_over(home: Home) -> list[str]:
+    return [path.name for path in home.environments_dir.iterdir() if path.is_dir()]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("requirements", [None, "", "# numpy\n\n"])
+def test_a_project_that_asks_for_nothing_costs_nothing(home: Home, project: Path, requirements: str | None) -> None:
+    if requirements is not None:
+        (project / "requirements.txt").write_text(requirements)
+    assert build(home, project) == PreparedEnvironment(sys.executable, str(Path(sys.executable).parent), "")
+    assert list(home.environments_dir.iterdir()) == []
+
+
+def test_a_requirement_is_installed_on_top_of_the_installation(home: Home, project: Path) -> None:
+    (project / "requirements.txt").write_text("six==1.16.0\n")
+    environment = build(home, project)
+    assert run_python(environment, "import six; print(six.__version__, six.__file__)").startswith(
+        f"1.16.0 {home.environments_dir}"
+    )
+    # The installation's packages are there as well, ours (installed editable or not) among them.
+    assert run_python(environment, "import cortex.errors, uvloop, pydantic; print(pydantic.__file__)").startswith(
+        str(Path(sys.prefix))
+    )
+    assert list(Path(environment.bin_dir).parent.rglob("six.*.pyc")), "compiled, so that no start has to do it"
+
+
+def test_the_environments_own_packages_come_first(home: Home, project: Path) -> None:
+    (project / "requirements.txt").write_text("idna==3.7\n")
+    assert run_python(build(home, project), "import idna; print(idna.__version__)") == "3.7"
+
+
+def test_equal_requirements_share_one_environment(home: Home, project: Path, tmp_path: Path) -> None:
+    (project / "requirements.txt").write_text("six\n")
+    lines: list[str] = []
+    first = build(home, project, lines=lines)
+    other = tmp_path / "other"
+    (other / "deps").mkdir(parents=True)
+    (other / "requirements.txt").write_text("six\n")
+    (other / "code.py").write_text("x = 1")
+    assert lines
+    lines.clear()
+    assert build(home, other, lines=lines) == first
+    assert lines == []
+    (other / "requirements.txt").write_text("six==1.16.0\n")
+    assert build(home, other).key != first.key
+
+
+def test_dependency_files_can_be_elsewhere(home: Home, project: Path) -> None:
+    (project / "deps").mkdir()
+    (project / "deps" / "python.txt").write_text("-r more.txt\n")
+    (project / "deps" / "more.txt").write_text("six==1.16.0\n")
+    first = build(home, project, pip="deps/python.txt")
+    assert run_python(first, "import six; print(six.__version__)") == "1.16.0"
+    (project / "deps" / "more.txt").write_text("six==1.17.0\n")
+    second = build(home, project, pip="deps/python.txt")
+    assert run_python(second, "import six; print(six.__version__)") == "1.17.0"
+
+
+def test_a_local_package_is_built_anew_when_it_changes(home: Home, tmp_path: Path) -> None:
+    for value in ("1", "2"):
+        # As with real projects, another content is another folder.
+        package = tmp_path / value / "mine"
+        package.mkdir(parents=True)
+        (package / "pyproject.toml").write_text(
+            '[project]\nname = "mine"\nversion = "1"\n[build-system]\nrequires = ["setuptools"]\n'
+            'build-backend = "setuptools.build_meta"\n[tool.setuptools]\npy-modules = ["mine"]\n'
+        )
+        (package / "mine.py").write_text(f"VALUE = {value}\n")
+        (tmp_path / value / "requirements.txt").write_text("./mine\n")
+        assert run_python(build(home, tmp_path / value), "import mine; print(mine.VALUE)") == value
+
+
+@pytest.mark.parametrize(
+    ("requirements", "expected"),
+    [
+        ("starlette==0.1\n", ["starlette==0.1", "cortex itself needs starlette>="]),
+        ("anyio<3\n", ["anyio<3", "cortex itself needs anyio"]),
+        ("six==999.0\n", ["six==999.0"]),
+        ("no-such-package-of-anybody-8731\n", ["no-such-package-of-anybody-8731 was not found"]),
+    ],
+)
+def test_what_can_not_be_installed_is_named_and_leaves_nothing(
+    home: Home, project: Path, requirements: str, expected: list[str]
+) -> None:
+    (project / "requirements.txt").write_text(requirements)
+    with pytest.raises(EnvironmentBuildError) as caught:
+        build(home, project)
+    message = str(caught.value)
+    assert message.startswith("requirements.txt: can't be installed")
+    for part in expected:
+        assert part in message
+    log = Path(message.rpartition("the whole output is in ")[2])
+    assert "No solution found" in log.read_text()
+    assert left_over(home) == []
+
+
+def test_the_script_runs_first_in_the_project_with_the_environments_programs(home: Home, project: Path) -> None:
+    (project / "dependencies.sh").write_text(
+        "pwd\necho $GREETING\nwhich python pip\npip install --quiet six==1.15.0\ncat words.txt\n"
+    )
+    (project / "words.txt").write_text("first words\n")
+    (project / "requirements.txt").write_text("idna\n")
+    lines: list[str] = []
+    environment = build(home, project, {"GREETING": "hello"}, lines)
+    expected = [str(project), "hello", f"{environment.bin_dir}/python", f"{environment.bin_dir}/pip", "first words"]
+    assert [line for line in lines if line in expected] == expected
+    assert run_python(environment, "import six; print(six.__version__)") == "1.15.0"
+    assert environment.variables({"PATH": "/bin"})["PATH"] == f"{environment.bin_dir}:/bin"
+    (project / "words.txt").write_text("other words\n")
+    lines.clear()
+    assert build(home, project, {"GREETING": "hello"}, lines).key != environment.key
+    assert "other words" in lines
+
+
+def test_a_failing_script_is_reported_with_its_last_words(home: Home, project: Path) -> None:
+    (project / "dependencies.sh").write_text("echo before\nfalse\necho after\n")
+    with pytest.raises(EnvironmentBuildError) as caught:
+        build(home, project)
+    assert str(caught.value).startswith("dependencies.sh: can't be installed (ended with exit code 1)\nbefore\n")
+    assert "after" not in str(caught.value)
+    assert left_over(home) == []
+
+
+def test_conda_packages_need_a_conda(home: Home, project: Path) -> None:
+    (project / "conda-packages.txt").write_text("rdkit\n")
+    with pytest.raises(EnvironmentBuildError, match=r"conda-packages\.txt: needs micromamba, mamba or conda"):
+        asyncio.run(prepare(home, project, Dependencies(), {"PATH": "/nowhere"}))
+    assert left_over(home) == []
+
+
+def test_conda_makes_the_environment_that_the_rest_goes_into(home: Home, project: Path, tmp_path: Path) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "micromamba").write_text(
+        f'#!/bin/bash\necho "conda $@"\n[ $1 = create ] && exec {sys.executable} -m venv --without-pip "$4"\ncat "$8"\n'
+    )
+    (programs / "micromamba").chmod(0o755)
+    (project / "conda-packages.txt").write_text("rdkit=2024\n")
+    (project / "requirements.txt").write_text("six==1.16.0\n")
+    lines: list[str] = []
+    environ = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    environment = asyncio.run(prepare(home, project, Dependencies(), environ, on_line=lines.append))
+    prefix = Path(environment.bin_dir).parent
+    version = f"python={sys.version_info.major}.{sys.version_info.minor}"
+    assert lines[0] == f"conda create --yes --prefix {prefix} --channel conda-forge {version} pip"
+    assert lines[1] == f"conda install --yes --prefix {prefix} --channel conda-forge --file conda-packages.txt"
+    assert lines[2] == "rdkit=2024"
+    assert run_python(environment, "import six, cortex; print(six.__version__)") == "1.16.0"
+
+
+def test_builds_of_one_environment_at_the_same_time_run_once(home: Home, project: Path) -> None:
+    (project / "dependencies.sh").write_text(f"echo run >> {home.path}/runs\n")
+
+    async def scenario() -> list[PreparedEnvironment]:
+        return await asyncio.gather(*(prepare(home, project, Dependencies(), os.environ) for _ in range(4)))
+
+    assert len(set(asyncio.run(scenario()))) == 1
+    assert (home.path / "runs").read_text() == "run\n"
+
+
+BUILD_SCRIPT = """
+import asyncio, os, sys
+from pathlib import Path
+from cortex.config.schema import Dependencies
+from cortex.engine.environment import prepare
+from cortex.home import Home
+print(asyncio.run(prepare(Home(Path(sys.argv[1])), Path(sys.argv[2]), Dependencies(), os.environ)).key)
+"""
+
+
+def start_build(home: Home, project: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", BUILD_SCRIPT, str(home.path), str(project)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_two_operators_build_one_environment_once(home: Home, project: Path) -> None:
+    (project / "dependencies.sh").write_text(f"echo run >> {home.path}/runs\n")
+    processes = [start_build(home, project) for _ in range(2)]
+    keys = {process.communicate(timeout=60)[0] for process in processes}
+    assert len(keys) == 1 and all(process.returncode == 0 for process in processes)
+    assert (home.path / "runs").read_text() == "run\n"
+
+
+def test_a_killed_operator_leaves_nothing_that_passes_for_an_environment(home: Home, project: Path) -> None:
+    # The first run waits at a gate that opens once its operator is dead; its own end comes after that.
+    gate = home.path / "gate"
+    os.mkfifo(gate)
+    (project / "dependencies.sh").write_text(
+        f"echo $$ >> {home.path}/runs\n[ -e {home.path}/open ] || read word < {gate}\n"
+    )
+    process = start_build(home, project)
+    wait_until(lambda: (home.path / "runs").exists() and (home.path / "runs").read_text().strip())
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    second = start_build(home, project)
+    orphan = int((home.path / "runs").read_text())
+    assert not is_gone(orphan)
+    (home.path / "open").touch()
+    gate.write_text("go\n")
+    second.communicate(timeout=60)
+    assert second.returncode == 0
+    assert len((home.path / "runs").read_text().splitlines()) == 2
+    assert is_gone(orphan)
+
+
+def test_a_cancelled_build_ends_its_installers_and_leaves_nothing(home: Home, project: Path) -> None:
+    (project / "dependencies.sh").write_text(f"sleep 1000 & echo $! > {home.path}/pid; wait\n")
+
+    async def scenario() -> None:
+        task = asyncio.create_task(prepare(home, project, Dependencies(), os.environ))
+        while not (home.path / "pid").exists() or not (home.path / "pid").read_text().strip():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+    pid = int((home.path / "pid").read_text())
+    wait_until(lambda: is_gone(pid))
+    assert left_over(home) == []
+
+
+def test_constraints_cover_what_replicas_need_indirectly() -> None:
+    names = {line.split(">")[0].split("<")[0] for line in replica_constraints()}
+    assert {"starlette", "anyio", "idna", "httptools", "orjson", "uvloop"} <= names
+    assert not {"pydantic", "sqlalchemy", "typer"} & names
