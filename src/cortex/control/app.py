@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Header, Query, Request
@@ -16,7 +17,7 @@ from starlette.exceptions import HTTPException
 from cortex.config.archive import MAX_PROJECT_BYTES
 from cortex.control.guard import Guard
 from cortex.control.operator import Operator
-from cortex.engine.log_files import LogLine
+from cortex.engine.log_files import LogLine, replicas
 from cortex.engine.logs import LogFollower, read_logs
 from cortex.errors import ConfigError, CortexError, InputError, NotFoundError, UserError
 from cortex.telemetry import Logger
@@ -144,10 +145,18 @@ def _api_routes(operator: Operator) -> APIRouter:
             raise NotFoundError(f"{api} is not deployed")
         if replica is not None and not _REPLICA.fullmatch(replica):
             raise InputError(f"{replica!r} is not the id of a replica")
+        replica = _full_id(folder, replica)
         lines = _follow(operator, api, replica, tail) if follow else _past(operator, api, replica, tail)
         return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
 
     return router
+
+
+def _full_id(folder: Path, replica: str | None) -> str | None:
+    """Complete the short id that log lines show."""
+    if replica is None or "-" in replica:
+        return replica
+    return next((name for name in replicas(folder, None) if name.endswith(f"-{replica}")), replica)
 
 
 async def _past(operator: Operator, api: str, replica: str | None, tail: int) -> AsyncIterator[str]:

@@ -14,6 +14,7 @@ from cortex.engine.logs import STDOUT, LogWriter
 from cortex.errors import StorageError
 from cortex.home import Home
 from cortex.state.apis import Target
+from cortex.storage import fetch, is_remote
 
 
 async def prepare_revision(home: Home, environ: Mapping[str, str], target: Target) -> Prepared:
@@ -39,12 +40,15 @@ async def prepare_revision(home: Home, environ: Mapping[str, str], target: Targe
         )
     finally:
         log.close()
-    model_path = _local_model(project, api.handler.model) if api.handler.model else None
+    model = api.handler.model
+    model_path = str(await _model(home, project, model, inherited)) if model else None
     return Prepared(environment.python, {**environment.variables(inherited), **variables}, model_path)
 
 
-def _local_model(project: Path, model: str) -> str:
+async def _model(home: Home, project: Path, model: str, environ: Mapping[str, str]) -> Path:
+    if is_remote(model):
+        return await fetch(model, home.models_dir, environ)
     path = project / Path(model).expanduser()
     if not path.exists():
         raise StorageError(f"model {model}: no such file or folder")
-    return str(path)
+    return path

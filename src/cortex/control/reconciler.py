@@ -20,6 +20,7 @@ from cortex.control.publisher import Gateway, RoutePublisher
 from cortex.control.routing import routes_of, server_name
 from cortex.control.status import ApiState, failure_of, status_of
 from cortex.engine.base import Engine
+from cortex.engine.logs import prune as prune_logs
 from cortex.errors import EngineError, GatewayError
 from cortex.gateway.routes import RoutingTable
 from cortex.home import Home
@@ -185,6 +186,7 @@ class Reconciler:
         try:
             await self._engine.start(spec)
             self._logger.info("replica started", api=spec.api, replica=spec.id)
+            self._in_background(self._prune_logs(), "prune logs")
         except EngineError as error:
             self._preparations.start_failed(target, error)
             self._logger.error("replica could not be started", api=spec.api, error=error)
@@ -244,6 +246,12 @@ class Reconciler:
             # Set aside in the same step in which the records were read: no deploy can come between.
             unused = self._projects.set_aside_unused(used)
             self._in_background(self._projects.delete(unused), "delete projects")
+
+    async def _prune_logs(self) -> None:
+        try:
+            await asyncio.to_thread(prune_logs, self._home.logs_dir, set(self._engine.replicas()))
+        except OSError as error:
+            self._logger.warning("old logs can't be deleted", error=error)
 
     def _in_background(self, work: Coroutine[None, None, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
