@@ -15,6 +15,7 @@ import pytest
 
 from cortex.errors import GatewayError
 from cortex.gateway.haproxy import Gateway, GatewaySettings
+from cortex.gateway.process import TRIM_ABOVE_BYTES
 from cortex.gateway.runtime import Runtime
 from cortex.home import Home
 from gateway.upstream import Client, Load, ask, backend, eventually, run, table, world
@@ -256,6 +257,40 @@ def test_slow_uploads_hold_no_replica(home: Home) -> None:
             assert (await slow[0].answer()).json()["body"] == 1_048_576
             for client in slow:
                 client.close()
+
+    run(scenario())
+
+
+def test_the_memory_of_a_flood_of_slow_uploads_is_given_back(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(backend("iris", await w.server("a"))))
+            worker = (await Runtime(home.sockets_dir / "gateway-master.sock").workers()).current
+            slow = [Client(w.port) for _ in range(120)]
+            for client in slow:
+                (await client.connect()).write(
+                    b"POST /iris HTTP/1.1\r\nhost: x\r\ncontent-length: 1048576\r\n\r\n" + b"x" * 1_000_000
+                )
+
+            async def is_big() -> bool:
+                return psutil.Process(worker).memory_info().rss > 100_000_000
+
+            await eventually(is_big)
+            for client in slow:
+                client.close()
+
+            async def none_left() -> bool:
+                fetched = await Runtime(home.sockets_dir / "gateway-master.sock").backends(worker or 0)
+                return fetched["api:iris"].requests == 0
+
+            await eventually(none_left)
+            await w.gateway.ensure_running()
+
+            async def is_small() -> bool:
+                return psutil.Process(worker).memory_info().rss < TRIM_ABOVE_BYTES
+
+            await eventually(is_small)
+            assert (await ask(w.port, "/iris")).status == 200
 
     run(scenario())
 

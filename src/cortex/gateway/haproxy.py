@@ -176,6 +176,7 @@ class Gateway:
                     await self._follow(self._write(self._table))
                 else:
                     await self._runtime.structure(workers.current)
+                self._process.trim_memory(workers.current, asyncio.get_running_loop().time())
                 self._failed_probes = 0
             except Unresponsive as error:
                 await self._count_failure(error)

@@ -26,6 +26,9 @@ except ImportError:  # pragma: no cover
 
 LOG_MAX_BYTES = 1024 * 1024
 STOP_TIMEOUT_S = 5.0
+#: HAProxy keeps the buffers of a flood of slow clients for long. Above this size it is asked to give back what it can.
+TRIM_ABOVE_BYTES = 64 * 1024 * 1024
+TRIM_EVERY_S = 30.0
 #: A process's start is computed from the clock of the machine, which may have been set meanwhile.
 _CREATE_TIME_SLACK_S = 5.0
 #: Files a worker needs beside two per connection: sockets, epoll, logs, those handed over in a reload.
@@ -65,6 +68,7 @@ class HaproxyProcess:
         self._identity_file = folder / "identity.json"
         self._child: subprocess.Popen[bytes] | None = None
         self._identity: Identity | None = None
+        self._trimmed_at = -TRIM_EVERY_S
 
     @property
     def pid(self) -> int | None:
@@ -141,6 +145,16 @@ class HaproxyProcess:
             if self._log.stat().st_size > LOG_MAX_BYTES:
                 shutil.copyfile(self._log, self._log.with_suffix(".log.1"))
                 os.truncate(self._log, 0)
+
+    def trim_memory(self, worker: int, now: float) -> None:
+        """Have a big worker free its unused buffers; its list of them, a few lines, goes to the log."""
+        if now - self._trimmed_at < TRIM_EVERY_S:
+            return
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(worker)
+            if process.memory_info().rss > TRIM_ABOVE_BYTES:
+                process.send_signal(signal.SIGQUIT)
+                self._trimmed_at = now
 
     def log_tail(self, start: int) -> str:
         """Return what HAProxy wrote after the first `start` bytes, its notices left out."""
