@@ -241,6 +241,42 @@ def test_a_caller_that_hangs_up_while_queued_is_dropped_and_one_inside_is_cancel
     run(scenario())
 
 
+def test_each_chunk_of_a_streaming_answer_is_passed_on_at_once(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(backend("iris", await w.server("a"))))
+            client = Client(w.port)
+            (await client.connect()).write(b"GET /iris?chunks=1 HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert client.reader
+            await client.reader.readuntil(b"\r\n\r\n")
+            assert (await client.reader.readuntil(b"x\r\n")).endswith(b"1\r\nx\r\n")
+            stream = w.upstreams["a"].open_streams[0]
+            for data in (b"y", b"z"):
+                stream.write(b"1\r\n" + data + b"\r\n")
+                assert (await client.reader.readuntil(data + b"\r\n")).endswith(b"1\r\n" + data + b"\r\n")
+            stream.write(b"0\r\n\r\n")
+            await client.reader.readuntil(b"0\r\n\r\n")
+            client.close()
+
+    run(scenario())
+
+
+def test_a_chunked_body_is_passed_on_and_a_waiting_client_is_told_to_continue(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(backend("iris", await w.server("a"))))
+            client = Client(w.port)
+            head = b"POST /iris HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nexpect: 100-continue\r\n\r\n"
+            (await client.connect()).write(head)
+            assert client.reader and client.writer
+            assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+            client.writer.write(b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
+            assert (await client.answer()).json()["body"] == 5
+            client.close()
+
+    run(scenario())
+
+
 def test_slow_uploads_hold_no_replica(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:

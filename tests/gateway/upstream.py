@@ -29,7 +29,10 @@ def run(scenario: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
 
 
 class Upstream:
-    """A server that echoes what it got. `?sleep=0.5` waits, `?size=1000` answers so many bytes, `?close=1` hangs up."""
+    """A server that echoes what it got. `?sleep=0.5` waits, `?size=1000` answers so many bytes, `?close=1` hangs up.
+
+    `?chunks=1` sends one chunk and leaves the rest to the test, in `open_streams`.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,6 +40,7 @@ class Upstream:
         self.aborted = 0
         self.live = 0
         self.most_live = 0
+        self.open_streams: list[asyncio.Transport] = []
         self.connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
 
@@ -105,6 +109,9 @@ class _Connection(asyncio.Protocol):
         self._upstream.served += 1
         if "close" in query:
             self.transport.close()
+        elif "chunks" in query:
+            self.transport.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n")
+            self._upstream.open_streams.append(self.transport)
         elif "size" in query:
             self._write(b"x" * int(query["size"][0]))
         else:
