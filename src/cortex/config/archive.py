@@ -173,6 +173,8 @@ def _entry_problem(entry: zipfile.ZipInfo) -> str | None:
     kind = stat.S_IFMT(entry.external_attr >> 16)
     if kind not in (0, stat.S_IFREG):
         return "is a link or a special file"
+    if entry.header_offset < 0:
+        return "is not all there"
     if entry.flag_bits & 0x1:
         return "is encrypted"
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -188,7 +190,7 @@ def _entry_data(packed: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Iterator[IO[
     try:
         with packed.open(entry) as file:
             yield file
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, UnicodeDecodeError, struct.error) as error:
         raise InputError(f"{entry.filename!r} in the project's archive is damaged: {error}") from error
 
 

@@ -81,6 +81,8 @@ class _Reader:
         if export := _EXPORT.match(self._text, self._position):
             self._position = export.end()
             self._skip_blanks()
+            if self._at_end_of_line():
+                raise _BadLineError(export.start(), "exports nothing", "write export VARIABLE=value")
         while not self._at_end_of_line():
             start = self._position
             match = _ASSIGNMENT.match(self._text, start)

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cortex.config.dotenv import parse_dotenv, read_dotenv
+from cortex.errors import ConfigError
+
+AMBIENT = {"HOME": "/home/me", "WORD": "two words", "EMPTY": ""}
+
+GOOD = [
+    ("A=1", {"A": "1"}),
+    ("", {}),
+    ("# comment\n\n   \nA=1 # why\nB=x#y\n", {"A": "1", "B": "x#y"}),
+    ("export A=1\nexport  B=2 C=3", {"A": "1", "B": "2", "C": "3"}),
+    ("  A=1\n\tB=2", {"A": "1", "B": "2"}),
+    ("A=", {"A": ""}),
+    ("A=\"two words\"\nB='two  words'\nC=two\\ words", {"A": "two words", "B": "two  words", "C": "two words"}),
+    ('A="it\'s"\nB=\'say "hi"\'', {"A": "it's", "B": 'say "hi"'}),
+    ("A=x'y'\"z\"w", {"A": "xyzw"}),
+    (r'A="\$x \"q\" \\ \n"', {"A": '$x "q" \\ \\n'}),
+    (r"A=\$x\'\"", {"A": "$x'\""}),
+    (
+        "A='$WORD'\nB=$WORD\nC=\"$WORD!\"\nD=${WORD}s",
+        {"A": "$WORD", "B": "two words", "C": "two words!", "D": "two wordss"},
+    ),
+    ("A=1\nB=$A$A\nA=2\nC=$A", {"A": "2", "B": "11", "C": "2"}),
+    ("A=$NOT_SET.", {"A": "."}),
+    ("A=~/models:~:x~\nB='~'\nC=\"~\"\nD=x~/y", {"A": "/home/me/models:/home/me:x~", "B": "~", "C": "~", "D": "x~/y"}),
+    ('KEY="-----BEGIN\nabc\n-----END"\nB=1', {"KEY": "-----BEGIN\nabc\n-----END", "B": "1"}),
+    ('A=one\\\ntwo\nB="one\\\ntwo"', {"A": "onetwo", "B": "onetwo"}),
+    ("A=a=b==\nB=https://example.com/?x=1%20y", {"A": "a=b==", "B": "https://example.com/?x=1%20y"}),
+    ("A=*\nB=[x]\nC={a,b}\nD=!\nE=a%b^c@d+e,f", {"A": "*", "B": "[x]", "C": "{a,b}", "D": "!", "E": "a%b^c@d+e,f"}),
+    ('A=5$\nB=5$%\nC="5$"\nD="$\'x\'"', {"A": "5$", "B": "5$%", "C": "5$", "D": "$'x'"}),
+    ("NAME=é\nB='日本'", {"NAME": "é", "B": "日本"}),
+]
+
+BAD = [
+    ("A 1", [(1, 1, "is not an assignment")]),
+    ("A=1\n2B=3", [(2, 1, "is not an assignment")]),
+    ("A = 1", [(1, 1, "is not an assignment")]),
+    ("A=two words", [(1, 7, "follows the end of the value")]),
+    ("A=1\n  B=x y", [(2, 7, "follows the end of the value")]),
+    ("A=$(whoami)", [(1, 3, "only $NAME and ${NAME} are expanded")]),
+    ("A=`whoami`", [(1, 3, "only $NAME")]),
+    ('A="x $(whoami)"', [(1, 6, "only $NAME")]),
+    ("A=${B:-default}", [(1, 3, "only $NAME")]),
+    ("A=$1", [(1, 3, "only $NAME")]),
+    ("A=x;B=y", [(1, 4, "';' means something else")]),
+    ("A=x&y", [(1, 4, "'&' means something else")]),
+    ("A=1\nB='x\nC=3", [(2, 3, "the quote is never closed")]),
+    ('A="x', [(1, 3, "the quote is never closed")]),
+    ("A=1\n export # x", [(2, 2, "exports nothing")]),
+    ("A=\0", [(1, 3, "NUL")]),
+    ("bad\nA=1\nworse\n", [(1, 1, "is not an assignment"), (3, 1, "is not an assignment")]),
+]
+
+
+@pytest.mark.parametrize(("text", "variables"), GOOD)
+def test_values_are_read_as_a_shell_reads_them(text: str, variables: dict[str, str]) -> None:
+    assert parse_dotenv(text, AMBIENT) == variables
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
+@pytest.mark.parametrize(("text", "variables"), GOOD)
+def test_a_shell_reads_them_so(tmp_path: Path, text: str, variables: dict[str, str]) -> None:
+    assert by_bash(tmp_path, text) == variables
+
+
+def by_bash(folder: Path, text: str) -> dict[str, str] | None:
+    """Return what a shell with auto-export makes of the text; None where it objects or runs something."""
+    (folder / "env").write_bytes(text.encode())
+    script = "set -ae; . ./env; exec /usr/bin/env -0"
+    done = subprocess.run(["bash", "-c", script], cwd=folder, env=AMBIENT, capture_output=True)
+    if done.returncode or done.stderr:
+        return None
+    pairs = (item.partition("=") for item in done.stdout.decode().split("\0") if item)
+    shell_own = {"PWD", "SHLVL", "_", "OLDPWD"}
+    return {name: value for name, _, value in pairs if name not in AMBIENT and name not in shell_own}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
+@settings(max_examples=150, deadline=None)
+@given(
+    text=st.lists(
+        st.sampled_from([*"AB==  \n\n'\"\\$$#~x:/;{}", "A=", "\nB=", "$A", "${A}", "export "]), max_size=14
+    ).map("".join)
+)
+def test_what_is_accepted_means_the_same_to_a_shell(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    try:
+        found = parse_dotenv(text, AMBIENT)
+    except ConfigError:
+        return
+    assert by_bash(tmp_path_factory.mktemp("env"), text) == found
+
+
+@pytest.mark.parametrize(("text", "expected"), BAD)
+def test_bad_lines_are_named(text: str, expected: list[tuple[int, int, str]]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_dotenv(text)
+    found = caught.value.diagnostics
+    assert [(item.line, item.column) for item in found] == [(line, column) for line, column, _ in expected]
+    for item, (_, _, message) in zip(found, expected, strict=True):
+        assert item.file == ".env" and message in item.message
+
+
+@given(st.text())
+def test_no_text_is_too_strange(text: str) -> None:
+    try:
+        assert all("\0" not in value for value in parse_dotenv(text).values())
+    except ConfigError as error:
+        assert error.diagnostics
+
+
+def test_the_file_may_be_missing_or_come_from_windows(tmp_path: Path) -> None:
+    assert read_dotenv(tmp_path) == {}
+    (tmp_path / ".env").write_bytes(b"\xef\xbb\xbfA=1\r\nB='x y'\r\n")
+    assert read_dotenv(tmp_path) == {"A": "1", "B": "x y"}
+    (tmp_path / ".env").write_bytes(b"A=\xff\n")
+    with pytest.raises(ConfigError, match=r"\.env: is not UTF-8"):
+        read_dotenv(tmp_path)
