@@ -17,6 +17,7 @@ from cortex.control.diagnose import Diagnosis
 from cortex.control.preparing import prepare_revision
 from cortex.control.reconciler import replica_spec
 from cortex.engine.local import LocalEngine
+from cortex.engine.log_files import SUPERVISOR
 from cortex.engine.logs import read_logs
 from cortex.errors import CortexError, UserError
 from cortex.home import Home
@@ -89,7 +90,8 @@ async def _try(
         await asyncio.sleep(_PAUSE_S)
     answer = await asyncio.to_thread(_ask, spec, body, content_type)
     await _stop(engine)  # its log is complete then
-    log = tuple(line.text for line in read_logs(home.logs_dir / api.name, spec.id))
+    lines = read_logs(home.logs_dir / api.name, spec.id)
+    log = tuple(line.text for line in lines if line.stream != SUPERVISOR)
     return Trial(api.name, answer, log)
 
 

@@ -206,6 +206,8 @@ class Client:
         _check_name(api_spec)
         if api_spec.get("kind") != "RealtimeAPI":
             raise ValueError(f"`kind` must be RealtimeAPI to deploy a class this way (got {api_spec.get('kind')})")
+        if isinstance(requirements, str) or isinstance(conda_packages, str):
+            raise ValueError("`requirements` and `conda_packages` must be a list each (got a string)")
         if not isinstance(target, type):
             raise ValueError(f"`{section}` must be a class (got {type(target).__name__})")
         spec: dict[str, Any] = copy.deepcopy(dict(api_spec))
@@ -273,8 +275,6 @@ def _check_name(spec: ApiSpec) -> None:
 
 
 def _write_lines(file: Path, lines: Sequence[str]) -> None:
-    if isinstance(lines, str):
-        raise ValueError(f"packages for {file.name} must be a list (got a string)")
     if lines:
         file.write_text("\n".join(lines) + "\n")
 

@@ -62,7 +62,7 @@ def dump_specs(api_specs: Sequence[Mapping[str, Any]]) -> str:
     import yaml  # noqa: PLC0415 - a tenth of the time of `cortex deploy`, which never gets here
 
     try:
-        return yaml.safe_dump([dict(spec) for spec in api_specs], sort_keys=False, allow_unicode=True)
+        return yaml.safe_dump([dict(spec) for spec in api_specs], sort_keys=False)
     except yaml.YAMLError as error:
         raise ValueError(f"`api_spec` holds something that a configuration file can't: {error}") from None
 

@@ -1,0 +1,30 @@
+"""Runs the real command line in a home of the test's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CORTEX = [sys.executable, "-m", "cortex.cli.main"]
+
+
+def environ(home: Path, **changes: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CORTEX_")}
+    return {**kept, "CORTEX_HOME": str(home), **changes}
+
+
+def cortex(
+    home: Path, *arguments: str | Path, cwd: Path | None = None, stdin: str = "", **changes: str
+) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end."""
+    return subprocess.run(
+        [*CORTEX, *map(str, arguments)],
+        env=environ(home, **changes),
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )

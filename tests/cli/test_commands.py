@@ -1,0 +1,299 @@
+"""The commands against a real operator: what they print, how they exit, what is up and down afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cli.command_line import CORTEX, cortex, environ
+from e2e.installation import Installation, free_port, installation, write_project
+from wait import wait_until
+
+SOURCE = """
+class Handler:
+    def __init__(self, config):
+        print("starting", config)
+
+    def handle_post(self, payload):
+        print("asked for", payload)
+        return {"answer": payload["question"]}
+"""
+CONFIG = """
+- name: NAME
+  kind: RealtimeAPI
+  handler:
+    type: python
+    path: handler.py
+"""
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Installation]:
+    with installation() as made:
+        yield made
+
+
+def is_there(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def project(folder: Path, name: str, source: str = SOURCE) -> Path:
+    write_project(folder, source, CONFIG.replace("NAME", name))
+    (folder / "sample.json").write_text('{"question": 42}')
+    return folder
+
+
+def test_deploy_waits_until_live_and_shows_how_to_call_it(running: Installation, tmp_path: Path) -> None:
+    done = cortex(running.home, "deploy", project(tmp_path / "p", "first"), cwd=tmp_path)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "creating first (RealtimeAPI)"
+    assert lines[1].startswith("first is live (")
+    assert lines[2] == f"  endpoint: {running.url('/first')}"
+    answer = subprocess.run(["sh", "-c", lines[3] + " -s"], capture_output=True, text=True, timeout=30)
+    assert json.loads(answer.stdout) == {"answer": 42}
+
+
+def test_deploy_as_json_is_nothing_but_json(running: Installation, tmp_path: Path) -> None:
+    done = cortex(running.home, "deploy", project(tmp_path, "as-json"), "-o", "json")
+
+    assert json.loads(done.stdout) == [{"api": "as-json", "message": "creating as-json (RealtimeAPI)", "error": ""}]
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_deploy_names_mistakes_from_where_the_user_stands(running: Installation, tmp_path: Path) -> None:
+    folder = project(tmp_path / "p", "mistaken")
+    (folder / "cortex.yaml").write_text(CONFIG.replace("NAME", "mistaken").replace("handler.py", "hander.py"))
+    (folder / "requirements.txt").write_text("numpy = = 1\n")
+
+    done = cortex(running.home, "deploy", "p", cwd=tmp_path)
+    as_json = cortex(running.home, "deploy", "p", "-o", "json", cwd=tmp_path)
+    checked = cortex(running.home, "check", "p", cwd=tmp_path)
+
+    assert done.returncode == as_json.returncode == checked.returncode == 2
+    first, second, last = done.stderr.splitlines()
+    assert first.startswith("p/cortex.yaml:6:11: mistaken.handler.path: ")
+    assert second.startswith("p/requirements.txt:1:")
+    assert last == "error: 2 mistakes found"
+    assert checked.stderr == done.stderr
+    assert [item["error"] for item in json.loads(as_json.stdout)] == [first, second]
+    assert json.loads(as_json.stdout)[0]["api"] == "mistaken"
+
+
+def test_deploy_of_code_that_cannot_start_shows_the_users_traceback(running: Installation, tmp_path: Path) -> None:
+    folder = project(tmp_path, "broken")
+    assert cortex(running.home, "deploy", folder).returncode == 0
+    (folder / "handler.py").write_text(SOURCE.replace('print("starting", config)', 'raise ValueError("bad weights")'))
+
+    done = cortex(running.home, "deploy", folder)
+    as_json = cortex(running.home, "deploy", folder, "-o", "json")
+    got = cortex(running.home, "get", "broken")
+
+    assert done.returncode == as_json.returncode == 1
+    assert 'raise ValueError("bad weights")' in done.stderr
+    assert "broken can't become live: ValueError: bad weights" in done.stderr
+    assert "still serves" in done.stderr
+    assert "cortex/" not in done.stderr.replace("`cortex logs", "")
+    assert json.loads(as_json.stdout)[0]["error"] == "ValueError: bad weights"
+    assert "ValueError: bad weights" in got.stdout
+    assert "still serves" in got.stdout
+    assert running.post("/broken", {"question": 1}).json == {"answer": 1}
+
+
+def test_deploy_without_waiting_returns_at_once(running: Installation, tmp_path: Path) -> None:
+    slow = SOURCE.replace('print("starting", config)', "import time; time.sleep(3600)")
+
+    done = cortex(running.home, "deploy", project(tmp_path, "slow", slow), "--no-wait")
+
+    assert (done.returncode, done.stdout) == (0, "creating slow (RealtimeAPI)\n")
+    assert running.get("slow")["status"]["status_code"] == "updating"
+    assert cortex(running.home, "refresh", "slow").returncode == 1
+    assert cortex(running.home, "delete", "slow").stdout == "deleting slow\n"
+
+
+def test_a_big_project_is_not_uploaded_unasked(running: Installation, tmp_path: Path) -> None:
+    folder = project(tmp_path, "big")
+    (folder / "weights.bin").write_bytes(bytes(11 * 1024 * 1024))
+
+    refused = cortex(running.home, "deploy", folder)
+
+    assert refused.returncode == 2
+    assert "weights.bin is 11 MiB" in refused.stderr
+    assert "--yes" in refused.stderr
+    assert cortex(running.home, "deploy", folder, "--yes").returncode == 0
+
+
+def test_get_logs_predict_refresh_patch_and_delete(running: Installation, tmp_path: Path) -> None:
+    folder = project(tmp_path, "whole")
+    sample = folder / "sample.json"
+    assert cortex(running.home, "deploy", folder).returncode == 0
+
+    answer = cortex(running.home, "predict", "whole", sample)
+    assert (answer.returncode, json.loads(answer.stdout)) == (0, {"answer": 42})
+    debugged = cortex(running.home, "predict", "whole", "-", "--debug", stdin='{"question": 1}')
+    assert json.loads(debugged.stdout) == {"answer": 1}
+    assert "x-cortex-request-id: " in debugged.stderr
+    failed = cortex(running.home, "predict", "whole", "-", stdin="{}")
+    assert failed.returncode == 1
+    assert "status 500" in failed.stderr
+
+    row = cortex(running.home, "get", "whole").stdout.splitlines()[:2]
+    assert row[0].split()[:4] == ["env", "realtime", "api", "status"]
+    assert row[1].split()[:5] == ["local", "whole", "live", "1", "1"]
+    assert "whole" in cortex(running.home, "get").stdout
+    assert "whole" in [api["spec"]["name"] for api in json.loads(cortex(running.home, "get", "-o", "json").stdout)]
+
+    logs = wait_until(lambda: "asked for" in (text := cortex(running.home, "logs", "whole").stdout) and text)
+    assert "starting" in logs
+    assert len(cortex(running.home, "logs", "whole", "--tail", "1").stdout.splitlines()) == 1
+
+    before = running.pids("whole")
+    assert cortex(running.home, "refresh", "whole").stdout == "updating whole (RealtimeAPI)\n"
+    wait_until(lambda: (now := running.pids("whole")) and not now & before, timeout_s=30)
+
+    config = folder / "cortex.yaml"
+    config.write_text(config.read_text() + "  autoscaling: {min_replicas: 2}\n")
+    assert cortex(running.home, "patch", config).returncode == 0
+    wait_until(lambda: len(running.pids("whole")) == 2, timeout_s=30)
+    config.write_text(config.read_text().replace("min_replicas", "min_replica"))
+    bad = cortex(running.home, "patch", config)
+    assert bad.returncode == 2
+    assert bad.stderr.startswith(f"{config}:7:17: whole.autoscaling.min_replica: ")
+
+    assert cortex(running.home, "delete", "whole").stdout == "deleting whole\n"
+    gone = cortex(running.home, "get", "whole")
+    assert (gone.returncode, gone.stderr) == (1, "error: whole is not deployed\n")
+
+
+def test_logs_follow_until_interrupted(running: Installation, tmp_path: Path) -> None:
+    assert cortex(running.home, "deploy", project(tmp_path, "followed")).returncode == 0
+    process = subprocess.Popen(
+        [*CORTEX, "logs", "followed", "-f"], env=environ(running.home), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout and process.stderr
+    try:
+        assert b"starting" in process.stdout.readline()
+        running.post("/followed", {"question": "new"})
+        assert b"asked for {'question': 'new'}" in process.stdout.readline()
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, b"")
+
+
+def test_deleting_many_ready_replicas_needs_force(running: Installation, tmp_path: Path) -> None:
+    folder = project(tmp_path, "many")
+    config = folder / "cortex.yaml"
+    config.write_text(config.read_text() + "  autoscaling: {min_replicas: 3}\n")
+    assert cortex(running.home, "deploy", folder).returncode == 0
+
+    refused = cortex(running.home, "delete", "many")
+
+    assert refused.returncode == 2
+    assert "3 ready replicas" in refused.stderr
+    assert cortex(running.home, "delete", "many", "-f").returncode == 0
+
+
+def test_check_tries_a_sample_without_operator(tmp_path: Path) -> None:
+    folder = project(tmp_path / "p", "tried")
+
+    good = cortex(tmp_path / "home", "check", folder, "--sample", folder / "sample.json")
+    bad = cortex(tmp_path / "home", "check", folder, "--sample", "-", stdin="{}")
+
+    assert (good.returncode, good.stdout) == (0, 'tried answers with status 200: {"answer":42}\n')
+    assert bad.returncode == 1
+    assert "KeyError: 'question'" in bad.stderr
+    assert not (tmp_path / "home" / "run").exists()
+
+
+def test_another_environment_is_reached_by_address_and_token(running: Installation, tmp_path: Path) -> None:
+    operator = running.status()["operator"]
+    token = (running.home / "token").read_text().strip()
+    here = ["env", "configure", "there", "--operator-endpoint", operator["url"], "--token"]
+
+    cortex(tmp_path, *here, "wrong")
+    refused = cortex(tmp_path, "get", "-e", "there")
+    cortex(tmp_path, *here, token)
+    allowed = cortex(tmp_path, "get", "-e", "there")
+
+    assert refused.returncode == 1
+    assert "token is missing or wrong" in refused.stderr
+    assert allowed.returncode == 0
+
+
+def test_up_is_repeatable_and_two_at_once_start_one_operator(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    ports = ["--gateway-port", str(free_port()), "--operator-port", str(free_port())]
+    try:
+        with ThreadPoolExecutor() as pool:
+            both = list(pool.map(lambda _: cortex(home, "up", *ports), range(2)))
+        assert [done.returncode for done in both] == [0, 0], both
+        assert sum("is up" in done.stdout for done in both) == 1
+        assert stat.S_IMODE((home / "token").stat().st_mode) == 0o600
+        assert cortex(home, "up").returncode == 0
+        moved = cortex(home, "up", "--gateway-port", "1")
+        assert moved.returncode == 1
+        assert "cortex down" in moved.stderr
+    finally:
+        assert cortex(home, "down").stdout == "stopped\n"
+
+
+def test_a_taken_port_is_named(running: Installation, tmp_path: Path) -> None:
+    done = cortex(tmp_path, "up", "--operator-port", str(running.operator_port), "--gateway-port", str(free_port()))
+
+    assert done.returncode == 1
+    assert f":{running.operator_port}: address already in use" in done.stderr
+
+
+def test_what_a_killed_operator_leaves_is_shown_and_stopped_and_its_ports_are_kept(tmp_path: Path) -> None:
+    with installation() as made:
+        assert cortex(made.home, "deploy", project(tmp_path, "left")).returncode == 0
+        before = made.status()
+        pids = [before["gateway"]["pid"], *(replica["pid"] for replica in before["replicas"])]
+        os.kill(before["operator"]["pid"], signal.SIGKILL)
+        wait_until(lambda: not is_there(before["operator"]["pid"]))
+
+        left = made.status()
+        assert left["operator"] is None
+        assert left["gateway"] == before["gateway"]
+        assert left["replicas"] == before["replicas"]
+        assert "not running" in cortex(made.home, "status").stdout
+        assert made.post("/left", {"question": 1}).json == {"answer": 1}
+
+        assert cortex(made.home, "up").returncode == 0
+        again = made.status()
+        assert again["gateway"] == before["gateway"]
+        assert [replica["pid"] for replica in again["replicas"]] == pids[1:]
+
+        os.kill(again["operator"]["pid"], signal.SIGKILL)
+        wait_until(lambda: not is_there(again["operator"]["pid"]))
+        assert cortex(made.home, "down").stdout == "stopped\n"
+        assert not [pid for pid in pids if is_there(pid)]
+        assert json.loads(cortex(made.home, "status", "-o", "json").stdout)["gateway"] is None
+
+
+def test_up_in_the_foreground_is_the_operator_itself(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    ports = ["--gateway-port", str(free_port()), "--operator-port", str(free_port())]
+    process = subprocess.Popen([*CORTEX, "up", "--foreground", *ports], env=environ(home))
+    try:
+        file = home / "run" / "operator.json"
+        assert wait_until(lambda: file.exists() and json.loads(file.read_text())["pid"] == process.pid, timeout_s=30)
+        wait_until(lambda: json.loads(cortex(home, "status", "-o", "json").stdout)["operator"])
+        second = cortex(home, "up", "--foreground")
+        assert second.returncode == 1
+        assert "already runs" in second.stderr
+        assert cortex(home, "down").returncode == 0
+        assert process.wait(30) == 0
+    finally:
+        process.kill()

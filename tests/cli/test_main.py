@@ -1,0 +1,235 @@
+"""The command line without an operator: exit codes, mistakes in its use, closed pipes, bugs, what it loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.command_line import CORTEX, cortex, environ
+from cortex import __version__
+from cortex.cli.main import COMMANDS, command_parser, main
+from wait import wait_until
+
+
+@pytest.mark.parametrize("words", [["version"], ["--version"], ["-v"]])
+def test_version(tmp_path: Path, words: list[str]) -> None:
+    done = cortex(tmp_path, *words)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{__version__}\n", "")
+
+
+def test_version_as_json(tmp_path: Path) -> None:
+    assert json.loads(cortex(tmp_path, "version", "-o", "json").stdout) == {"version": __version__}
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["help"]])
+def test_help_lists_every_command(tmp_path: Path, words: list[str]) -> None:
+    done = cortex(tmp_path, *words)
+
+    assert done.returncode == 0
+    assert all(name in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command_parser(name).parse_args(["--help"])
+
+    assert ended.value.code == 0
+    assert f"usage: cortex {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["depoly"], "did you mean `cortex deploy`?"),
+        (["xyzzy"], "`cortex --help` lists the commands"),
+        (["--what"], "no such option"),
+        (["deploy", "--forse"], "did you mean --force?"),
+        (["get", "a", "b"], "b: no such argument"),
+        (["get", "-o", "yaml"], "invalid choice: 'yaml'"),
+        (["logs"], "the following arguments are required: API"),
+        (["env"], "the following arguments are required: ACTION"),
+        (["up", "--gateway-port", "70000"], "70000 is not a port"),
+        (["deploy", "nope.yaml"], "nope.yaml: does not exist"),
+        (["deploy"], "cortex.yaml: does not exist"),
+        (["check", "."], "cortex.yaml: does not exist"),
+        (["predict", "a", "nope.json"], "nope.json: can't be read"),
+        (["completion", "tcsh"], "invalid choice: 'tcsh'"),
+        (["env", "configure", "x", "--operator-endpoint", "nope", "--token", "t"], "is not an operator's address"),
+        (["env", "configure", "x"], "--operator-endpoint must be given"),
+    ],
+)
+def test_wrong_use_and_bad_input_exit_with_2_and_say_why(tmp_path: Path, words: list[str], message: str) -> None:
+    done = cortex(tmp_path / "home", *words, cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["get"], ["logs", "a"], ["refresh", "a"], ["delete", "a"], ["get", "-o", "json"]])
+def test_without_an_operator_commands_exit_with_1_and_say_how_to_start_it(tmp_path: Path, words: list[str]) -> None:
+    done = cortex(tmp_path, *words)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: no operator runs on this machine; start it with `cortex up`\n"
+
+
+def test_an_environment_that_is_not_there_exits_with_1(tmp_path: Path) -> None:
+    done = cortex(tmp_path, "get", "-e", "nope")
+
+    assert done.returncode == 1
+    assert "no environment 'nope'" in done.stderr
+
+
+def test_status_and_down_work_where_nothing_ever_ran(tmp_path: Path) -> None:
+    status = cortex(tmp_path / "home", "status", "-o", "json")
+    down = cortex(tmp_path / "home", "down")
+
+    assert json.loads(status.stdout) == {"operator": None, "gateway": None, "replicas": []}
+    assert (down.returncode, down.stdout) == (0, "nothing was running\n")
+    assert "not running" in cortex(tmp_path / "home", "status").stdout
+    assert not (tmp_path / "home").exists()
+
+
+def test_an_unexpected_error_is_one_line_and_a_log_entry(tmp_path: Path) -> None:
+    code = "from cortex.cli import commands, main; import cortex.cli.commands.version as version\n"
+    code += "version.run = lambda *_: 1 / 0\nraise SystemExit(main.main())"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, "version"], env=environ(tmp_path), capture_output=True, text=True, timeout=60
+    )
+
+    log = tmp_path / "logs" / "cli.log"
+    assert done.returncode == 1
+    assert done.stderr == f"error: internal error: ZeroDivisionError: division by zero; {log} has the details\n"
+    assert "Traceback" in log.read_text()
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*CORTEX, "completion", "fish"], env=environ(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout and process.stderr
+    process.stdout.close()
+
+    with process:
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_closed_output_is_no_error(tmp_path: Path) -> None:
+    command = f"exec {sys.executable} -m cortex.cli.main version >&- 2>&-"
+
+    assert subprocess.run(["sh", "-c", command], env=environ(tmp_path), timeout=60).returncode == 0
+
+
+def test_an_interrupt_is_silent_and_exits_with_130(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        cortex(tmp_path, "env", "configure", "slow", "--operator-endpoint", url, "--token", "t")
+        process = subprocess.Popen(
+            [*CORTEX, "get", "-e", "slow"], env=environ(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        listener.settimeout(30)
+        with listener.accept()[0]:
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=30)
+
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
+def on_terminal(home: Path, *words: str, **changes: str) -> str:
+    """Run a command on a terminal; return what it showed."""
+    control, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [*CORTEX, *words], env=environ(home, **changes), stdin=terminal, stdout=terminal, stderr=terminal
+    )
+    os.close(terminal)
+    shown = b""
+    try:
+        while chunk := os.read(control, 65536):
+            shown += chunk
+    except OSError:  # the last writer is gone
+        pass
+    process.wait(30)
+    os.close(control)
+    return shown.decode()
+
+
+def test_colours_are_for_terminals_and_for_those_who_want_them(tmp_path: Path) -> None:
+    assert "\x1b[" in on_terminal(tmp_path, "status", TERM="xterm", NO_COLOR="")
+    assert "\x1b[" not in on_terminal(tmp_path, "status", TERM="xterm", NO_COLOR="1")
+    assert "\x1b[" not in on_terminal(tmp_path, "status", TERM="dumb", NO_COLOR="")
+    assert "\x1b[" not in cortex(tmp_path, "status").stdout
+
+
+def test_environments_are_added_listed_chosen_renamed_and_forgotten(tmp_path: Path) -> None:
+    add = ["env", "configure", "a", "--operator-endpoint", "https://one:8889", "--token", "-"]
+    assert cortex(tmp_path, *add, stdin="secret\n").returncode == 0
+    assert cortex(tmp_path, "env", "rename", "a", "b").returncode == 0
+    assert cortex(tmp_path, "env", "default", "b").stdout == "the default environment is b\n"
+    assert json.loads(cortex(tmp_path, "env", "list", "-o", "json").stdout) == [
+        {"name": "local", "operator_endpoint": "", "default": False},
+        {"name": "b", "operator_endpoint": "https://one:8889", "default": True},
+    ]
+    assert "secret" not in cortex(tmp_path, "env", "list").stdout
+    assert cortex(tmp_path, "env", "delete", "b").returncode == 0
+    assert cortex(tmp_path, "env", "default").stdout == "the default environment is local\n"
+
+
+def test_completion_scripts_are_valid_shell(tmp_path: Path) -> None:
+    script = cortex(tmp_path, "completion", "bash").stdout
+    ask = script + '\nCOMP_WORDS=(cortex deploy --no); COMP_CWORD=2; _cortex; echo "${COMPREPLY[@]}"'
+
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, timeout=30)
+
+    assert (done.stdout, done.stderr) == ("--no-wait\n", "")
+    assert all(name in cortex(tmp_path, "completion", "zsh").stdout for name in COMMANDS)
+    assert all(name in cortex(tmp_path, "completion", "fish").stdout for name in COMMANDS)
+
+
+#: What a command must not load, because it would take longer to import than the command takes otherwise.
+_HEAVY = {"asyncio", "fastapi", "httpx", "psutil", "pydantic", "rich", "sqlalchemy", "typer", "uvicorn", "yaml"}
+
+
+@pytest.mark.parametrize(
+    ("words", "unwanted"),
+    [
+        (["version"], {*_HEAVY, "cortex.client", "http.client"}),
+        (["get"], _HEAVY),
+        (["deploy"], _HEAVY),
+        (["logs", "a"], _HEAVY),
+        (["check"], {"asyncio", "fastapi", "httpx", "psutil", "sqlalchemy", "uvicorn"}),
+    ],
+)
+def test_commands_load_no_more_than_they_need(tmp_path: Path, words: list[str], unwanted: set[str]) -> None:
+    code = f"import sys, cortex.cli.main as m\nm.main({words!r})\nprint(*sys.modules)"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environ(tmp_path), capture_output=True, text=True, timeout=60
+    )
+
+    assert unwanted & set(done.stdout.split()) == set()
+
+
+def test_main_returns_its_exit_code_to_other_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CORTEX_HOME", str(tmp_path))
+
+    assert main(["version"]) == 0
+    assert main(["nope"]) == 2
+    assert wait_until(lambda: capsys.readouterr().out) == f"{__version__}\n"

@@ -1,0 +1,64 @@
+"""Tables, JSON and progress as they reach the streams."""
+
+from __future__ import annotations
+
+import io
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cortex.cli.output import Console
+
+CELLS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=12)
+
+
+def console(*, terminal: bool = False) -> Console:
+    return Console(
+        io.StringIO(), io.StringIO(), out_is_terminal=terminal, err_is_terminal=terminal, has_colors=terminal
+    )
+
+
+def written(made: Console) -> tuple[str, str]:
+    assert isinstance(made.out, io.StringIO)
+    assert isinstance(made.err, io.StringIO)
+    return made.out.getvalue(), made.err.getvalue()
+
+
+@given(rows=st.lists(st.tuples(CELLS, CELLS, CELLS), max_size=5))
+def test_columns_of_a_table_begin_at_the_same_place(rows: list[tuple[str, str, str]]) -> None:
+    made = console()
+    made.table(["a", "b", "c"], rows)
+
+    lines = written(made)[0].splitlines()
+    assert [tuple(line.split()) for line in lines[1:]] == rows
+    second = max(len(row[0]) for row in [("a",), *rows]) + 3
+    assert [line[second:].split()[0] for line in lines] == ["b", *(row[1] for row in rows)]
+
+
+def test_a_status_is_coloured_on_a_terminal_only() -> None:
+    plain, coloured = console(), console(terminal=True)
+    for made in (plain, coloured):
+        made.table(["status"], [["live"], ["error (out of memory)"]])
+
+    assert "\x1b" not in written(plain)[0]
+    assert "\x1b[32mlive\x1b[0m" in written(coloured)[0]
+    assert "\x1b[31merror (out of memory)\x1b[0m" in written(coloured)[0]
+
+
+def test_progress_leaves_nothing_behind_and_is_not_shown_elsewhere() -> None:
+    plain, terminal = console(), console(terminal=True)
+    for made in (plain, terminal):
+        made.progress("waiting")
+        made.line("done")
+
+    assert written(plain) == ("done\n", "")
+    assert written(terminal) == ("done\n", "\r\x1b[Kwaiting\r\x1b[K")
+
+
+def test_json_is_readable_by_programs_and_people() -> None:
+    made = console(terminal=True)
+    made.json({"name": "Zoë", "n": [1]})
+
+    assert json.loads(written(made)[0]) == {"name": "Zoë", "n": [1]}
+    assert "Zoë" in written(made)[0]

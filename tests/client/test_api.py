@@ -1,0 +1,186 @@
+"""The Python client against a real operator, as a user's script has it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cortex
+from client.deployed import PythonPredictor, Times
+from cortex.client import Client
+from cortex.errors import ConfigError, InputError, NotFoundError, UserError
+from e2e.installation import Installation, installation, write_project
+
+SPEC: dict[str, Any] = {"name": "sdk", "kind": "RealtimeAPI", "handler": {"type": "python", "path": "handler.py"}}
+ECHO = """\
+class Handler:
+    def __init__(self, config): pass
+    def handle_post(self, payload): return payload
+"""
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Installation]:
+    with installation() as made:
+        yield made
+
+
+@pytest.fixture
+def client(running: Installation, monkeypatch: pytest.MonkeyPatch) -> Client:
+    monkeypatch.setenv("CORTEX_HOME", str(running.home))
+    return cortex.client()
+
+
+def test_the_module_and_the_function_of_its_name_are_one() -> None:
+    from cortex import client
+    from cortex.client import client as function
+
+    assert client is cortex.client
+    assert client.Client is cortex.Client
+    assert client.client is function
+
+
+def test_a_folder_is_deployed_looked_at_changed_and_deleted(client: Client, tmp_path: Path) -> None:
+    write_project(tmp_path, ECHO, "")
+
+    assert client.deploy(SPEC, tmp_path, wait=True) == [
+        {"api": "sdk", "message": "creating sdk (RealtimeAPI)", "error": ""}
+    ]
+    assert client.get_api("sdk")["status"]["status_code"] == "live"
+    assert [api["spec"]["name"] for api in client.list_apis()] == ["sdk"]
+    assert client.predict("sdk", {"a": [1]}) == {"a": [1]}
+    assert client.predict("sdk", b"raw") == b"raw"
+    assert client.predict("sdk", "text", content_type="text/plain") == "text"
+    assert client.patch({**SPEC, "networking": {"timeout": "5s"}})[0]["error"] == ""
+    assert client.refresh("sdk", force=True)["message"] == "updating sdk (RealtimeAPI)"
+    assert client.delete("sdk")["message"] == "deleting sdk"
+    with pytest.raises(NotFoundError, match="sdk is not deployed"):
+        client.get_api("sdk")
+
+
+def test_a_configuration_file_is_deployed(client: Client, tmp_path: Path) -> None:
+    config = "- name: of-file\n  kind: RealtimeAPI\n  handler: {type: python, path: handler.py}\n"
+    write_project(tmp_path, ECHO, config)
+
+    client.deploy_file(tmp_path, wait=True)
+
+    assert client.predict("of-file", 5) == 5
+
+
+def test_a_class_is_deployed(client: Client) -> None:
+    spec = {"name": "times", "kind": "RealtimeAPI", "handler": {"type": "python", "config": {"factor": 3}}}
+
+    result = client.deploy_realtime_api(spec, handler=Times, wait=True)
+
+    assert result["error"] == ""
+    assert client.predict("times", {"number": 4}) == {"product": 12}
+    assert "path" not in spec["handler"]  # type: ignore[operator]
+    with pytest.raises(UserError, match="500"):
+        client.predict("times", {})
+    with pytest.raises(InputError, match="400"):
+        client.predict("times", "{", content_type="application/json")
+
+
+def test_the_older_names_work(client: Client) -> None:
+    spec = {"name": "older", "kind": "RealtimeAPI", "predictor": {"type": "python"}}
+
+    client.create_api(spec, predictor=PythonPredictor, wait=True)
+
+    assert client.predict("older", 1) == "got 1"
+    client.delete_api("older")
+
+
+def test_a_script_deploys_its_own_class(running: Installation, tmp_path: Path) -> None:
+    script = """
+    import cortex
+
+    GREETING = "hello "
+
+    class Handler:
+        def __init__(self, config):
+            pass
+
+        def handle_post(self, payload):
+            return GREETING + payload
+
+    client = cortex.client()
+    spec = {"name": "script", "kind": "RealtimeAPI", "handler": {"type": "python"}}
+    client.deploy_realtime_api(spec, handler=Handler, wait=True)
+    print(client.predict("script", "you"))
+    """
+    file = tmp_path / "deploy_it.py"
+    file.write_text(textwrap.dedent(script))
+    environ = {**os.environ, "CORTEX_HOME": str(running.home)}
+
+    for source in (["deploy_it.py"], ["-c", file.read_text()]):  # from a file, and without one
+        done = subprocess.run(
+            [sys.executable, *source], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120
+        )
+        assert (done.stdout, done.stderr) == ("hello you\n", "")
+
+
+def test_code_that_cannot_start_raises_with_the_users_traceback(client: Client, tmp_path: Path) -> None:
+    write_project(tmp_path, ECHO.replace("pass", "raise ValueError('bad weights')"), "")
+
+    with pytest.raises(UserError, match="broken can't become live: ValueError: bad weights") as caught:
+        client.deploy({**SPEC, "name": "broken"}, tmp_path, wait=True)
+
+    assert 'File "handler.py", line 2, in __init__' in caught.value.traceback
+
+
+def test_mistakes_come_as_diagnostics(client: Client, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        client.deploy({**SPEC, "name": "a", "handlr": {}}, tmp_path)
+
+    assert any("handlr" in str(item) for item in caught.value.diagnostics)
+
+
+def test_logs_are_lines(client: Client, tmp_path: Path) -> None:
+    write_project(tmp_path, "print('loaded')\n" + ECHO, "")
+    client.deploy({**SPEC, "name": "logged"}, tmp_path, wait=True)
+
+    assert "loaded" in next(client.api_logs("logged", follow=True))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"kind": "RealtimeAPI", "handler": {"type": "python"}}, "`name`"),
+        ({"name": "a", "kind": "BatchAPI", "handler": {"type": "python"}}, "RealtimeAPI"),
+        ({"name": "a", "kind": "RealtimeAPI"}, r"`handler\.type`"),
+        ({"name": "a", "kind": "RealtimeAPI", "handler": {}}, r"`handler\.type`"),
+    ],
+)
+def test_wrong_specifications_of_a_class_are_value_errors(client: Client, spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        client.deploy_realtime_api(spec, handler=Times)
+
+
+def test_wrong_combinations_of_arguments_are_value_errors(client: Client, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must be a class"):
+        client.deploy_realtime_api(SPEC, handler=Times({"factor": 1}))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="can't both"):
+        client.create_api(SPEC, predictor=PythonPredictor, project_dir=tmp_path)
+    with pytest.raises(ValueError, match="one of"):
+        client.create_api(SPEC)
+    with pytest.raises(ValueError, match="must be a list"):
+        client.deploy_realtime_api(SPEC, handler=Times, requirements="numpy")
+
+
+def test_environments_are_made_listed_and_forgotten(client: Client, running: Installation) -> None:
+    url = running.status()["operator"]["url"]
+    token = (running.home / "token").read_text().strip()
+
+    assert cortex.new_client("there", url, token).operator_status()["operator"]["url"] == url
+    assert cortex.client("there").list_apis() == client.list_apis()
+    assert [item["name"] for item in cortex.env_list()] == ["local", "there"]
+    cortex.env_delete("there")
+    with pytest.raises(NotFoundError):
+        cortex.client("there")

@@ -1,0 +1,139 @@
+"""Environments: stored privately, named once, `local` always there."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cortex.client.environments import LOCAL, Environments
+from cortex.errors import InputError, NotFoundError, OperatorUnavailableError
+from cortex.home import Home
+
+URL = "https://cortex.example.com:8889"
+
+
+@pytest.fixture
+def environments(home: Home) -> Environments:
+    return Environments.from_environ({"CORTEX_HOME": str(home.path)})
+
+
+def test_local_is_the_default_and_needs_no_file(environments: Environments) -> None:
+    assert environments.default == LOCAL
+    assert [item.name for item in environments.known()] == [LOCAL]
+    assert not environments.file.exists()
+
+
+def test_local_without_an_operator_says_how_to_start_one(environments: Environments) -> None:
+    with pytest.raises(OperatorUnavailableError, match="cortex up"):
+        environments.get().connect()
+
+
+def test_local_of_a_dead_operator_is_unavailable(environments: Environments, home: Home) -> None:
+    data = {"pid": os.getpid(), "create_time": 1.0, "url": "http://127.0.0.1:1", "gateway_url": "http://127.0.0.1:2"}
+    (home.run_dir / "operator.json").write_text(json.dumps(data))
+
+    with pytest.raises(OperatorUnavailableError, match="no operator runs"):
+        environments.get(LOCAL).connect()
+
+
+def test_a_configured_environment_is_there_next_time_and_private(environments: Environments) -> None:
+    environments.configure("staging", URL + "/", "secret")
+
+    transport = environments.get("staging").connect()
+
+    assert (transport.url, transport.token) == (URL, "secret")
+    assert stat.S_IMODE(environments.file.stat().st_mode) == 0o600
+    assert list(environments.file.parent.glob(".cli-*")) == []
+
+
+def test_the_token_is_never_shown(environments: Environments) -> None:
+    environment = environments.configure("staging", URL, "secret")
+
+    assert "secret" not in repr(environment) + json.dumps(environment.describe())
+
+
+def test_the_file_can_be_elsewhere(home: Home, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "config"
+    environ = {"CORTEX_HOME": str(home.path), "CORTEX_CLI_CONFIG_DIR": str(elsewhere)}
+    Environments.from_environ(environ).configure("staging", URL, "")
+
+    assert (elsewhere / "cli.json").is_file()
+    assert not (home.path / "cli.json").exists()
+
+
+def test_the_default_follows_a_rename_and_falls_back_after_a_delete(environments: Environments) -> None:
+    environments.configure("a", URL, "")
+    environments.set_default("a")
+    environments.rename("a", "b")
+    assert environments.default == "b"
+    assert environments.get().operator_endpoint == URL
+
+    environments.delete("b")
+
+    assert environments.default == LOCAL
+
+
+def test_names_that_are_not_there_are_named(environments: Environments) -> None:
+    for act in (
+        lambda: environments.get("nope"),
+        lambda: environments.delete("nope"),
+        lambda: environments.set_default("nope"),
+        lambda: environments.rename("nope", "b"),
+    ):
+        with pytest.raises(NotFoundError, match="nope"):
+            act()
+
+
+def test_local_can_be_neither_changed_nor_replaced(environments: Environments) -> None:
+    environments.configure("a", URL, "")
+    for act in (
+        lambda: environments.delete(LOCAL),
+        lambda: environments.rename(LOCAL, "b"),
+        lambda: environments.rename("a", LOCAL),
+        lambda: environments.configure(LOCAL, URL, ""),
+    ):
+        with pytest.raises(InputError):
+            act()
+
+
+def test_a_rename_does_not_overwrite(environments: Environments) -> None:
+    environments.configure("a", URL, "1")
+    environments.configure("b", URL, "2")
+
+    with pytest.raises(InputError, match="already"):
+        environments.rename("a", "b")
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "cortex", "ftp://a", "http://", "http://a:99999", "http://a?x=1", "http://u:p@a", "//a", "http://[::"],
+)
+def test_addresses_that_are_none_are_refused(environments: Environments, endpoint: str) -> None:
+    with pytest.raises(InputError, match="address"):
+        environments.configure("a", endpoint, "")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"environments": 1}'])
+def test_a_broken_file_is_named(environments: Environments, text: str) -> None:
+    environments.file.write_text(text)
+
+    with pytest.raises(InputError, match=r"cli\.json"):
+        environments.get()
+
+
+@given(name=st.text(max_size=80))
+def test_any_name_is_either_kept_as_it_is_or_refused(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    folder = tmp_path_factory.mktemp("environments")
+    environments = Environments(folder / "cli.json", Home(folder))
+    try:
+        environments.configure(name, URL, "t")
+    except InputError:
+        assert not environments.file.exists()
+    else:
+        assert [item.name for item in environments.known()] == [LOCAL, name]

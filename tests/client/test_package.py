@@ -1,0 +1,85 @@
+"""What a deploy uploads: the project's files, the configuration, nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cortex.client.package import BIG_BYTES, dump_specs, find_config, pack_file, pack_specs
+from cortex.config.project import unpack
+from cortex.errors import InputError
+
+
+def unpacked(archive: bytes, folder: Path) -> dict[str, str]:
+    unpack(archive, folder)
+    return {str(file.relative_to(folder)): file.read_text() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_a_configuration_file_travels_with_the_folder_around_it(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "data").mkdir(parents=True)
+    for name in ("api.yaml", "handler.py", "data/values.json", ".hidden", ".env"):
+        (project / name).write_text(f"content of {name}")
+
+    package = pack_file(project / "api.yaml")
+
+    assert package.config_name == "api.yaml"
+    assert package.warnings == ()
+    names = ("api.yaml", "handler.py", "data/values.json", ".env")
+    assert unpacked(package.archive, tmp_path / "out") == {name: f"content of {name}" for name in names}
+
+
+def test_specifications_take_the_place_of_the_folders_own_file(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "cortex.yaml").write_text("old")
+    (project / "handler.py").write_text("code")
+
+    files = unpacked(pack_specs([{"name": "a"}], project).archive, tmp_path / "out")
+
+    assert files["handler.py"] == "code"
+    assert yaml.safe_load(files["cortex.yaml"]) == [{"name": "a"}]
+
+
+def test_big_projects_are_told_of(tmp_path: Path) -> None:
+    (tmp_path / "cortex.yaml").write_text("")
+    (tmp_path / "weights.bin").write_bytes(bytes(BIG_BYTES))
+    (tmp_path / "many").mkdir()
+    for number in range(1000):
+        (tmp_path / "many" / str(number)).touch()
+
+    assert pack_file(tmp_path / "cortex.yaml").warnings == ("weights.bin is 10 MiB", "the project has 1,001 files")
+
+
+def test_a_folder_means_its_cortex_yaml(tmp_path: Path) -> None:
+    (tmp_path / "cortex.yaml").touch()
+
+    assert find_config(tmp_path) == find_config(tmp_path / "cortex.yaml") == tmp_path / "cortex.yaml"
+
+
+@pytest.mark.parametrize("path", ["", "nope", "nope.yaml"])
+def test_a_missing_configuration_is_named(tmp_path: Path, path: str) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        find_config(tmp_path / path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(spec=st.dictionaries(st.text(), JSON, max_size=4))
+def test_a_specification_survives_becoming_a_file(spec: dict[str, Any]) -> None:
+    assert yaml.safe_load(dump_specs([spec])) == [spec]
+
+
+def test_a_specification_with_an_object_in_it_is_refused() -> None:
+    with pytest.raises(ValueError, match="configuration file can't"):
+        dump_specs([{"name": object()}])
