@@ -22,6 +22,7 @@ from typing import Any
 from wait import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
+Done = subprocess.CompletedProcess[str]
 CORTEX = [sys.executable, "-m", "cortex.cli.main"]
 
 

@@ -13,7 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.errors import GatewayError
-from cortex.gateway.config import CONFIG_FILE, ROUTES_MAP, UNAVAILABLE_MAP, GatewaySettings, Rendered, Sockets, render
+from cortex.gateway.config import (
+    CONFIG_FILE,
+    INFO_MAP,
+    ROUTES_MAP,
+    UNAVAILABLE_MAP,
+    GatewaySettings,
+    Rendered,
+    Sockets,
+    render,
+)
 from cortex.gateway.process import find_binary
 from cortex.gateway.routes import Backend, RoutingTable, Server
 
@@ -133,7 +142,12 @@ def test_haproxy_accepts_every_kind_of_table(tmp_path: Path, settings: GatewaySe
         replace(IRIS, api="spaced", endpoint="/s", servers=(Server("s", "/tmp/with space/s", 0),)),
     )
     result = rendered(*backends, settings=settings)
-    files = {CONFIG_FILE: result.config, ROUTES_MAP: result.routes, UNAVAILABLE_MAP: result.unavailable}
+    files = {
+        CONFIG_FILE: result.config,
+        ROUTES_MAP: result.routes,
+        INFO_MAP: result.info,
+        UNAVAILABLE_MAP: result.unavailable,
+    }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     checked = subprocess.run(

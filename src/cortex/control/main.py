@@ -18,7 +18,6 @@ from typing import IO
 
 import psutil
 import uvicorn
-import uvloop
 
 from cortex import __version__
 from cortex.control.app import create_app
@@ -184,7 +183,8 @@ def main() -> None:
     try:
         with _only_one(home):
             listener = _listen(settings)
-            uvloop.run(_run(home, settings, listener))
+            # Not uvloop: it closes `pass_fds` after the first of several child processes that share them.
+            asyncio.run(_run(home, settings, listener))
     except CortexError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)

@@ -16,6 +16,7 @@ from cortex.gateway.routes import Backend, RoutingTable, Server
 
 CONFIG_FILE = "haproxy.cfg"
 ROUTES_MAP = "routes.map"
+INFO_MAP = "info.map"
 UNAVAILABLE_MAP = "unavailable.map"
 BACKEND_PREFIX = "api:"
 
@@ -58,6 +59,7 @@ class Rendered:
 
     config: str
     routes: str
+    info: str
     unavailable: str
     structure: str
 
@@ -81,12 +83,13 @@ def render(table: RoutingTable, settings: GatewaySettings, sockets: Sockets) -> 
         *_fixed_backends(sockets),
     ]
     sections = [_backend(backend, settings) for backend in table.backends]
-    routes = _routes(table)
-    structure = hashlib.sha256("\0".join([*frame, *sections, routes]).encode()).hexdigest()[:32]
+    routes, info = _routes(table)
+    lines = ["".join(f"{path} {name}\n" for path, name in sorted(paths.items())) for paths in (routes, info)]
+    structure = hashlib.sha256("\0".join([*frame, *sections, *lines]).encode()).hexdigest()[:32]
     frame[0] += f"  description {structure}\n"
     with_servers = [text + _servers(backend) for text, backend in zip(sections, table.backends, strict=True)]
     unavailable = "".join(f"{backend_name(b.api)} {unavailable_text(b)}\n" for b in table.backends)
-    return Rendered("\n".join([*frame, *with_servers]), routes, unavailable, structure)
+    return Rendered("\n".join([*frame, *with_servers]), lines[0], lines[1], unavailable, structure)
 
 
 def backend_name(api: str) -> str:
@@ -205,6 +208,7 @@ frontend gateway
   http-request return status 204 {cors} if {{ method OPTIONS }}
   http-request deny deny_status 400 if {{ req.hdrs_bin,length gt {HEADERS_MAX_BYTES} }}
   http-request del-header x-cortex- -m beg
+  http-request set-header x-cortex-info 1 if {{ path_end /info }} {{ path,map({INFO_MAP}) -m found }}
   http-after-response set-header x-cortex-request-id %[unique-id] unless {{ be_name -m str cortex-successor }}
   http-after-response set-header access-control-allow-origin *
   # After a reload this worker's servers can't be changed any more. What still comes, on connections that were idle, is
@@ -275,13 +279,20 @@ def _servers(backend: Backend) -> str:
     return "".join(f"  server {server.name} {server_options(server)}\n" for server in backend.servers)
 
 
-def _routes(table: RoutingTable) -> str:
-    """Map every path exactly; an endpoint of its own goes before what another API's endpoint implies."""
+def _routes(table: RoutingTable) -> tuple[dict[str, str], dict[str, str]]:
+    """Map every path exactly; an endpoint of its own goes before what another API's endpoint implies.
+
+    The second result holds the paths that ask for a summary of an API instead of calling it.
+    """
     routes: dict[str, str] = {}
+    info: dict[str, str] = {}
     for suffix in ("", "/", "/info"):
         for backend in table.backends:
-            base = backend.endpoint.rstrip("/")
-            routes.setdefault(base + suffix or "/", backend_name(backend.api))
+            path = backend.endpoint.rstrip("/") + suffix or "/"
+            if path not in routes:
+                routes[path] = backend_name(backend.api)
+                if suffix == "/info":
+                    info[path] = backend_name(backend.api)
     for path in _HEALTH_PATHS:
         routes.setdefault(path, "cortex-health")
-    return "".join(f"{path} {name}\n" for path, name in sorted(routes.items()))
+    return routes, info

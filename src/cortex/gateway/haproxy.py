@@ -11,6 +11,7 @@ from cortex.errors import GatewayError
 from cortex.gateway.config import (
     BACKEND_PREFIX,
     CONFIG_FILE,
+    INFO_MAP,
     ROUTES_MAP,
     UNAVAILABLE_MAP,
     GatewaySettings,
@@ -199,7 +200,12 @@ class Gateway:
 
     def _write(self, table: RoutingTable) -> Rendered:
         rendered = render(table, self._settings, self._sockets)
-        files = {CONFIG_FILE: rendered.config, ROUTES_MAP: rendered.routes, UNAVAILABLE_MAP: rendered.unavailable}
+        files = {
+            CONFIG_FILE: rendered.config,
+            ROUTES_MAP: rendered.routes,
+            INFO_MAP: rendered.info,
+            UNAVAILABLE_MAP: rendered.unavailable,
+        }
         for name, text in files.items():
             path = self._folder / name
             if not path.exists() or path.read_text() != text:
