@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import uvloop
 
 from cortex.engine.installer import Installer, InstallerFailedError, uv_settings
 from wait import wait_until
@@ -32,6 +33,16 @@ def test_output_is_passed_on_and_kept(tmp_path: Path) -> None:
     run(tmp_path, r"echo one; echo two >&2; printf '10%%\r100%%\n'; printf '\033[31mred\033[0m'", lines)
     assert lines == ["one", "two", "100%", "red"]
     assert (tmp_path / "log").read_text() == "one\ntwo\n100%\nred\n"
+
+
+def test_one_installer_after_the_other_works_on_the_operators_loop(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        for _ in range(5):
+            await started(tmp_path, "echo done", lines)
+
+    lines: list[str] = []
+    uvloop.run(scenario())
+    assert lines == ["done"] * 5
 
 
 def test_a_failure_carries_the_status_and_the_last_lines(tmp_path: Path) -> None:

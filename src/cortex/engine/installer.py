@@ -61,12 +61,15 @@ class Installer:
         # A pipe of our own: with one of asyncio's, waiting for the process would also wait for the end of the output,
         # which a child that it left running may never give.
         output, child_end = os.pipe()
-        with os.fdopen(output, "rb", buffering=0) as pipe:
-            try:
-                process = await self._start(command, child_end)
-            finally:
-                os.close(child_end)
-            await self._attend(process, pipe)
+        try:
+            process = await self._start(command, child_end)
+        except BaseException:
+            os.close(output)
+            raise
+        finally:
+            os.close(child_end)
+        # Its transport closes it, uvloop's a moment later: closed here as well, that would hit the number's next owner.
+        await self._attend(process, os.fdopen(output, "rb", buffering=0))
 
     async def _start(self, command: Sequence[str], output: int) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
