@@ -123,7 +123,7 @@ def test_a_script_deploys_its_own_class(running: Installation, tmp_path: Path) -
         done = subprocess.run(
             [sys.executable, *source], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120
         )
-        assert (done.stdout, done.stderr) == ("hello you\n", "")
+        assert (done.returncode, done.stdout) == (0, "hello you\n"), done.stderr
 
 
 def test_code_that_cannot_start_raises_with_the_users_traceback(client: Client, tmp_path: Path) -> None:
