@@ -35,7 +35,7 @@ def test_output_is_passed_on_and_kept(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "one\ntwo\n100%\nred\n"
 
 
-def test_one_installer_after_the_other_works_on_the_operators_loop(tmp_path: Path) -> None:
+def test_one_installer_after_the_other_works_on_uvloop(tmp_path: Path) -> None:
     async def scenario() -> None:
         for _ in range(5):
             await started(tmp_path, "echo done", lines)
