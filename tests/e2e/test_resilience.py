@@ -66,6 +66,16 @@ def all_answered(summary: dict[str, Any]) -> None:
     assert set(summary["statuses"]) == {"200"}, summary
 
 
+def wait_for_others(cortex: Installation, api: str, old: set[int]) -> set[int]:
+    """Wait until two processes run and none of the old ones does."""
+
+    def others() -> set[int] | None:
+        pids = cortex.pids(api)
+        return pids if len(pids) == 2 and not pids & old else None
+
+    return wait_until(others, timeout_s=30) or set()
+
+
 def pause(seconds: float) -> None:
     """Let a load run for a while: what is tested is that nothing happens to it."""
     threading.Event().wait(seconds)
@@ -91,10 +101,10 @@ def test_new_version_refresh_and_patch_cost_no_request(cortex: Installation, tmp
     first = cortex.pids("updated")
     with cortex.load("/updated", 300) as summary:
         deploy(cortex, tmp_path, "updated", version="2")
-        wait_until(lambda: cortex.post("/updated", {}).json["version"] == "2")
-        second = cortex.pids("updated")
+        second = wait_for_others(cortex, "updated", first)
+        assert cortex.post("/updated", {}).json["version"] == "2"
         cortex.cortex("refresh", "updated")
-        wait_until(lambda: len(cortex.pids("updated")) == 2 and not cortex.pids("updated") & second, timeout_s=30)
+        wait_for_others(cortex, "updated", second)
         for replicas in (3, 1):
             config = tmp_path / "patch.yaml"
             config.write_text(CONFIG.format(api="updated", replicas=replicas, timeout="60s").replace("\n    ", "\n"))
@@ -102,7 +112,6 @@ def test_new_version_refresh_and_patch_cost_no_request(cortex: Installation, tmp
             wait_until(lambda count=replicas: len(cortex.pids("updated")) == count, timeout_s=30)  # type: ignore[misc]
         pause(0.5)
     all_answered(summary)
-    assert not first & second
 
 
 def test_version_that_can_not_start_leaves_the_old_one_serving(cortex: Installation, tmp_path: Path) -> None:
@@ -160,12 +169,17 @@ def test_killed_process_fails_only_what_was_inside_it(cortex: Installation, tmp_
     assert all("killed (SIGKILL)" in failure["detail"] for failure in summary["failures"]), summary
 
 
-def test_killed_supervisor_is_replaced(cortex: Installation, tmp_path: Path) -> None:
+def test_killed_supervisor_is_replaced_and_costs_only_what_was_inside(cortex: Installation, tmp_path: Path) -> None:
     deploy(cortex, tmp_path, "replaced")
-    victim = next(r for r in cortex.status()["replicas"] if r["api"] == "replaced")
-    os.kill(victim["supervisor_pid"], signal.SIGKILL)
-    wait_until(lambda: len(cortex.pids("replaced") - {victim["pid"]}) == 2)
-    assert cortex.post("/replaced", {}).status == 200
+    with cortex.load("/replaced", 300) as summary:
+        for _ in range(3):
+            pause(0.3)
+            before = {(r["pid"], r["supervisor_pid"]) for r in cortex.status()["replicas"] if r["api"] == "replaced"}
+            victim, supervisor = min(before)
+            os.kill(supervisor, signal.SIGKILL)
+            wait_until(lambda old=before, gone=victim: len(cortex.pids("replaced") - {gone}) == 2)  # type: ignore[misc]
+    failed = sum(count for status, count in summary["statuses"].items() if status != "200")
+    assert failed <= 3 * 3, summary  # what the gateway may have open to one process, three times
 
 
 def test_killed_gateway_is_restarted(cortex: Installation, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_backend_says_its_limits_and_servers() -> None:
     lines = section(rendered(IRIS).config, "backend api:iris")
     assert "timeout queue 1500ms" in lines
     assert "timeout server 2500ms" in lines
-    assert "server iris-1-0 unix@/tmp/c/iris-1-0 maxconn 3" in lines
+    assert any(line.startswith("server iris-1-0 unix@/tmp/c/iris-1-0 maxconn 3 check ") for line in lines)
     assert any(line.endswith("if { req.body_size gt 1000 }") for line in lines)
     assert "http-request set-var(txn.limit) nbsrv,mul(7) if { queue ge 7 }" in lines
 

@@ -30,7 +30,11 @@ DELETE = ["set server api:a/s state drain", "set server api:a/s state maint", "d
 @pytest.mark.parametrize(
     ("observed", "wanted", "commands"),
     [
-        (None, WANTED, ["add server api:a/s unix@/s maxconn 4", "enable server api:a/s"]),
+        (
+            None,
+            WANTED,
+            ["add server api:a/s unix@/s maxconn 4", "enable health api:a/s", "enable server api:a/s"],
+        ),
         (IDLE, WANTED, []),
         (IDLE, WantedServer("unix@/s maxconn 9", 9), ["set maxconn server api:a/s 9"]),
         (DRAINING, WANTED, ["set server api:a/s state ready"]),

@@ -32,6 +32,9 @@ TIMEOUT_MARGIN_MS = 1000
 #: HAProxy's clock counts milliseconds in 31 bits.
 TIMEOUT_MAX_MS = 2_000_000_000
 
+#: A replica that is gone with its socket is left at the first refused connection: it has the fewest requests, so it
+#: would be tried before all others until its removal.
+_SERVER_CHECK = "check inter 5s rise 1 fall 1 observe layer4 error-limit 1 on-error mark-down"
 _HEALTH_PATHS = ("/livez", "/readyz", "/healthz")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _ENDPOINT = re.compile(r"/[!-~]{0,1000}")
@@ -100,7 +103,7 @@ def backend_name(api: str) -> str:
 def server_options(server: Server) -> str:
     """Say everything about a server; servers added at run time know no defaults, so all of it is said both times."""
     path = server.socket.replace(" ", r"\ ")  # read alike by the configuration and the socket
-    return f"unix@{path} maxconn {capacity(server)}"
+    return f"unix@{path} maxconn {capacity(server)} {_SERVER_CHECK}"
 
 
 def capacity(server: Server) -> int:

@@ -229,6 +229,7 @@ def may_use(old: bool, backends: Mapping[str, BackendState], server: str) -> boo
 def _keep(path: str, state: ServerState | None, want: WantedServer) -> Iterable[str]:
     if state is None:
         yield f"add server {path} {want.options}"
+        yield f"enable health {path}"
         yield f"enable server {path}"
         return
     if state.capacity != want.capacity:
