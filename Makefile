@@ -18,6 +18,7 @@ demo-stop: $(RUNTIME) ## stop what the demo left running
 	@$(VENV)/bin/python scripts/demo.py --stop
 
 test: $(DEV) ## run all tests, those with real operators and gateways too
+	@sh scripts/test-services
 	$(VENV)/bin/pytest -n $(WORKERS)
 
 check: $(DEV) ## lint, formatting, types, import order, documentation

@@ -6,8 +6,6 @@ Knows nothing of APIs and replicas. A project that asks for nothing runs on the 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -15,8 +13,7 @@ import re
 import shutil
 import sys
 import sysconfig
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import distribution, requires
 from pathlib import Path
@@ -28,6 +25,7 @@ from packaging.utils import canonicalize_name
 
 from cortex.engine.installer import Installer, InstallerFailedError, uv_settings
 from cortex.errors import EnvironmentBuildError
+from cortex.filelock import locked
 from cortex.home import Home
 
 #: What replica processes import besides the standard library; a project must not bring versions they can't use.
@@ -38,7 +36,6 @@ _DISTRIBUTION = "cortex-serving"
 _FORMAT = 1
 _CONDA_TOOLS = ("micromamba", "mamba", "conda")
 _COMPLETE = "complete.json"
-_LOCK_POLL_S = 0.1
 _CHECK = "import cortex.replica.spec, httptools, orjson, starlette.requests, uvloop"
 _WORD = re.compile(r"[\w./+-]+")
 #: Of the machine's environment, what would lead installers elsewhere.
@@ -95,8 +92,7 @@ async def prepare(
     found = PreparedEnvironment(str(folder / "env/bin/python"), str(folder / "env/bin"), key)
     if _is_complete(folder):
         return found
-    home.environments_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    async with _locked(home.environments_dir / f"{key}.lock") as lock:
+    async with locked(home.environments_dir / f"{key}.lock") as lock:
         if not _is_complete(folder):
             build = _Build(folder, project_dir, wanted, found)
             await build.run({**environ}, {**variables}, lock, on_line)
@@ -208,25 +204,6 @@ def _installation_paths() -> list[str]:
 
 def _is_complete(folder: Path) -> bool:
     return (folder / _COMPLETE).is_file() and (folder / "env/bin/python").exists()
-
-
-@asynccontextmanager
-async def _locked(file: Path) -> AsyncIterator[int]:
-    """Hold a lock among all processes and tasks."""
-    lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                await asyncio.sleep(_LOCK_POLL_S)
-        yield lock
-    finally:
-        # Not only closed: what an installer left running has it open as well.
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_UN)
-        os.close(lock)
 
 
 @dataclass(frozen=True)

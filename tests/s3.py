@@ -1,0 +1,164 @@
+"""A real S3 endpoint for tests: OpenStack Swift with its s3api middleware, from Debian's packages.
+
+Everything is in one folder and on free loopback ports; ends with the test run. `scripts/test-services` installs it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.request import ProxyHandler, Request, build_opener
+
+from wait import wait_until
+
+ACCESS_KEY, SECRET_KEY = "test:tester", "testing"
+SERVICES = ("object", "container", "account")
+PROGRAMS = (
+    "swift-proxy-server",
+    "swift-ring-builder",
+    "memcached",
+    *(f"swift-{service}-server" for service in SERVICES),
+)
+
+PIPELINE = (
+    "catch_errors gatekeeper healthcheck cache listing_formats bulk s3api tempauth copy slo dlo versioned_writes "
+    "symlink proxy-server"
+)
+COMMON = """
+[DEFAULT]
+bind_ip = 127.0.0.1
+bind_port = {port}
+swift_dir = {folder}
+devices = {folder}/devices
+mount_check = false
+disable_fallocate = true
+workers = 0
+user = {user}
+log_address = {folder}/no-syslog
+"""
+STORAGE = """
+[pipeline:main]
+pipeline = {service}-server
+[app:{service}-server]
+use = egg:swift#{service}
+"""
+
+
+def is_installed() -> bool:
+    """Tell whether all programs are there."""
+    return all(shutil.which(program) for program in PROGRAMS)
+
+
+@dataclass
+class SwiftServer:
+    """Object storage that checks signatures and does multipart, ranges and ETags."""
+
+    folder: Path
+    ports: dict[str, int] = field(default_factory=dict)
+    _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """The S3 endpoint."""
+        return f"http://127.0.0.1:{self.ports['proxy']}"
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The variables with which any S3 client uses it."""
+        return {
+            "AWS_ENDPOINT_URL_S3": self.url,
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_REGION": "us-east-1",
+            "HOME": str(self.folder),
+            "NO_PROXY": "127.0.0.1",
+        }
+
+    def start(self) -> None:
+        """Build the rings and start the servers; returns once requests are answered."""
+        (self.folder / "devices" / "d1").mkdir(parents=True)
+        self.ports = {name: _free_port() for name in ("proxy", "memcached", *SERVICES)}
+        user = pwd.getpwuid(os.getuid()).pw_name
+        self._run("memcached", "-l", "127.0.0.1", "-p", str(self.ports["memcached"]), "-u", user, "-m", "16")
+        for service in SERVICES:
+            self._build_ring(service)
+            common = COMMON.format(port=self.ports[service], folder=self.folder, user=user)
+            self._serve(service, common + STORAGE.format(service=service))
+        self._serve("proxy", COMMON.format(port=self.ports["proxy"], folder=self.folder, user=user) + self._pipeline())
+        for name in self.ports:
+            wait_until(lambda name=name: self._answers(name), 30, f"{name} of Swift listens, see {self.folder}")
+
+    def stop(self) -> None:
+        """End the servers."""
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def create_bucket(self, name: str) -> None:
+        """Create a bucket by Swift's own API, so that no test of a client depends on that client."""
+        base = self.url
+        login = Request(f"{base}/auth/v1.0", headers={"X-Storage-User": ACCESS_KEY, "X-Storage-Pass": SECRET_KEY})
+        direct = build_opener(ProxyHandler({}))
+        with direct.open(login) as answer:
+            token = answer.headers["X-Auth-Token"]
+        direct.open(Request(f"{base}/v1/AUTH_test/{name}", method="PUT", headers={"X-Auth-Token": token})).close()
+
+    def _build_ring(self, service: str) -> None:
+        builder = str(self.folder / f"{service}.builder")
+        device = f"r1z1-127.0.0.1:{self.ports[service]}/d1"
+        for arguments in (["create", "4", "1", "0"], ["add", device, "1"], ["rebalance"]):
+            command = ["swift-ring-builder", builder, *arguments]
+            subprocess.run(command, check=True, cwd=self.folder, capture_output=True)
+
+    def _pipeline(self) -> str:
+        filters = {
+            "cache": f"egg:swift#memcache\nmemcache_servers = 127.0.0.1:{self.ports['memcached']}",
+            "tempauth": "egg:swift#tempauth\nuser_test_tester = testing .admin",
+            "proxy-server": "egg:swift#proxy\naccount_autocreate = true",
+        }
+        parts = [f"[pipeline:main]\npipeline = {PIPELINE}"]
+        for name in PIPELINE.split():
+            kind = "app" if name == "proxy-server" else "filter"
+            parts.append(f"[{kind}:{name}]\nuse = {filters.get(name, f'egg:swift#{name}')}")
+        return "\n".join(parts) + "\n"
+
+    def _serve(self, service: str, configuration: str) -> None:
+        file = self.folder / f"{service}-server.conf"
+        file.write_text(configuration)
+        self._run(f"swift-{service}-server", str(file))
+
+    def _run(self, *command: str) -> None:
+        with (self.folder / "servers.log").open("ab") as log:
+            # Should the test run be killed, so are they.
+            process = subprocess.Popen(
+                command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent
+            )
+        self._processes.append(process)
+
+    def _answers(self, name: str) -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", self.ports[name])) == 0
+
+
+def _die_with_parent() -> None:
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
