@@ -79,13 +79,13 @@ def test_the_project_is_kept_by_its_hash_without_its_configuration(desk: Desk) -
     [
         (config(answer="two"), True),
         (config(extra="  compute: {cpu: 1}"), True),
-        (config(extra="  networking: {timeout: 5s}"), True),
+        (config(extra="  networking: {timeout: 5s, max_body_size: 1Mi}"), False),
         (config(extra="  networking: {endpoint: /other}"), False),
         (config(replicas=3), False),
         (config(extra="  update_strategy: {max_surge: 2}"), False),
     ],
 )
-def test_only_what_replicas_are_told_changes_the_revision(desk: Desk, yaml: str, restarts: bool) -> None:
+def test_only_what_replicas_are_told_at_their_start_changes_the_revision(desk: Desk, yaml: str, restarts: bool) -> None:
     desk.deploy()
     before = desk.record()
     assert desk.deploy(yaml) == [Result("iris", "updating iris (RealtimeAPI)")]

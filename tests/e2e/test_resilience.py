@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,30 @@ def test_killed_gateway_is_restarted(cortex: Installation, tmp_path: Path) -> No
             return False
 
     wait_until(answers, timeout_s=20)
+
+
+def test_changed_timeout_reaches_running_replicas_without_a_restart(cortex: Installation, tmp_path: Path) -> None:
+    deploy(cortex, tmp_path, "patient", replicas=1)
+    before = cortex.pids("patient")
+    with cortex.load("/patient", 200) as summary:
+        deploy(cortex, tmp_path, "patient", replicas=1, timeout="1s")
+        assert cortex.pids("patient") == before
+        pause(0.5)
+    all_answered(summary)
+    reply = cortex.post("/patient", {"do": "sleep", "s": 30})
+    assert (reply.status, reply.json["error"]) == (504, "timed out after 1 s")
+
+
+def test_slow_upload_has_its_timeout_from_its_end(cortex: Installation, tmp_path: Path) -> None:
+    deploy(cortex, tmp_path, "uploaded", replicas=1, timeout="1s")
+    with socket.create_connection(("127.0.0.1", cortex.gateway_port)) as client:
+        body = b'{"x": "' + b"x" * 91 + b'"}'
+        head = b"POST /uploaded HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
+        client.sendall(head + body[:10])
+        pause(1.5)
+        client.sendall(body[10:])
+        client.settimeout(5)
+        assert client.recv(4096).startswith(b"HTTP/1.1 200")
 
 
 def test_stuck_calls_time_out_one_by_one_and_never_exceed_the_limit(cortex: Installation, tmp_path: Path) -> None:

@@ -296,3 +296,15 @@ def test_replica_starts_in_a_fraction_of_a_second() -> None:
     with running_replica(HANDLER) as replica:
         replica.wait_ready()
         assert time.monotonic() - started < 3
+
+
+def test_limits_change_while_the_replica_runs() -> None:
+    with running_replica(HANDLER, timeout_s=60) as replica:
+        pid = replica.wait_ready().processes[0].pid
+        replica.command(command="configure", timeout_s=0.5, max_body_bytes=20)
+        wait_until(lambda: replica.request({"long": "x" * 50}).status == 413)
+        assert replica.request({}).json["pid"] == pid
+        answer = replica.request(body=b'{"do":"stuck in C"}')
+        assert answer.status == 504
+        assert answer.seconds < 1.5
+        assert replica.request({}).status == 200

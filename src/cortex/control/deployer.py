@@ -159,16 +159,11 @@ class Deployer:
 
 
 def revision_of(api: Api, project_hash: str, nonce: str) -> str:
-    """Return the hash of all that, when it changes, needs new processes.
-
-    The timeout and the body limit are part of it because replicas enforce both and are told once, at their start.
-    """
+    """Return the hash of all that, when it changes, needs new processes."""
     parts = {
         "name": api.name,
         "handler": api.handler.model_dump(mode="json"),
         "compute": api.compute.model_dump(mode="json"),
-        "timeout_s": api.networking.timeout_s,
-        "max_body_size": api.networking.max_body_size,
         "project": project_hash,
         "nonce": nonce,
     }

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from cortex.config.schema import Api
 from cortex.lifecycle import ProcessState
-from cortex.replica.spec import Failure, ProcessStatus, ReplicaSpec, ReplicaStatus
+from cortex.replica.spec import Failure, Limits, ProcessStatus, ReplicaSpec, ReplicaStatus
 from cortex.state.apis import ApiRecord, Target
 
 
@@ -97,7 +97,15 @@ class Promote:
     target: Target
 
 
-Action = Prepare | Start | Retire | Promote
+@dataclass(frozen=True)
+class Configure:
+    """Tell a replica the limits that its API has now."""
+
+    replica_id: str
+    limits: Limits
+
+
+Action = Prepare | Start | Retire | Promote | Configure
 
 #: Preparations by API and revision.
 Preparations = Mapping[tuple[str, str], Preparation]
@@ -143,6 +151,7 @@ class _ApiPlan:
 
     def decide(self) -> list[Action]:
         self._promote()
+        self._configure()
         self._retire_stuck()
         self._retire_surplus()
         self._retire_old()
@@ -154,6 +163,11 @@ class _ApiPlan:
         is_known = self.record.serving == self.record.target and self.record.failure is None
         if self._new_ready() >= self.wanted and not is_known:
             self.actions.append(Promote(self.record.target))
+
+    def _configure(self) -> None:
+        networking = self.record.spec.networking
+        limits = Limits(networking.timeout_s, networking.max_body_size)
+        self.actions += [Configure(r.spec.id, limits) for r in self.new + self.old if r.spec.limits != limits]
 
     def _retire_stuck(self) -> None:
         stuck = sorted((replica for replica in self.new if replica.is_stuck), key=_age)

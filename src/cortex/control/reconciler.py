@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cortex.control.plan import Action, Preparation, Prepare, Promote, Replica, Retire, Start, plan
+from cortex.control.plan import Action, Configure, Preparation, Prepare, Promote, Replica, Retire, Start, plan
 from cortex.control.preparations import Key, Preparations, Prepared
 from cortex.control.projects import ProjectFolders
 from cortex.control.publisher import Gateway, RoutePublisher
@@ -174,6 +174,8 @@ class Reconciler:
                 await self._start(target)
             case Retire(replica_id):
                 self._retiring[replica_id] = None  # out of the routes first; `_retire` does the rest
+            case Configure(replica_id, limits):
+                await self._engine.configure(replica_id, limits)
             case Promote(target):
                 self._store.mark_serving(target.spec.name, target)
                 self._logger.info("revision is live", api=target.spec.name, revision=target.revision[:8])

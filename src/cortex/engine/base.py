@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from cortex.replica.spec import ReplicaSpec, ReplicaStatus
+from cortex.replica.spec import Limits, ReplicaSpec, ReplicaStatus
 
 
 class Engine(Protocol):
@@ -31,6 +31,9 @@ class Engine(Protocol):
 
         Unknown ids are ignored. Returns at once; the replica disappears from `replicas()` when it is gone.
         """
+
+    async def configure(self, replica_id: str, limits: Limits) -> None:
+        """Change the limits of a running replica, from its next request on. Unknown ids are ignored."""
 
     def replicas(self) -> dict[str, tuple[ReplicaSpec, ReplicaStatus]]:
         """Return every replica that runs, by id, with its newest status; those being stopped included."""

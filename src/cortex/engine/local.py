@@ -14,7 +14,7 @@ import subprocess
 import time
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cortex.engine.logs import LogWriter
@@ -22,7 +22,7 @@ from cortex.engine.session import Identity, kill_session
 from cortex.errors import EngineError
 from cortex.home import Home
 from cortex.lifecycle import ProcessState
-from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus
+from cortex.replica.spec import Limits, ProcessStatus, ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
 
 SPEC_FILE = "spec.json"
@@ -114,6 +114,15 @@ class LocalEngine:
         running.killer = loop.call_later(drain_s + KILL_AFTER_S, self._kill, running)
         self._send_stop(running)
 
+    async def configure(self, replica_id: str, limits: Limits) -> None:
+        """Change the limits of a running replica, from its next request on."""
+        running = self._running.get(replica_id)
+        if running is None:
+            return
+        running.spec = running.spec.with_limits(limits)
+        _write(Path(running.spec.run_dir) / SPEC_FILE, running.spec.to_json())
+        self._send_limits(running)
+
     def replicas(self) -> dict[str, tuple[ReplicaSpec, ReplicaStatus]]:
         """Return every replica that runs, by id, with its newest status; those being stopped included."""
         return {name: (running.spec, running.status) for name, running in self._running.items()}
@@ -185,6 +194,7 @@ class LocalEngine:
                 continue
             was_connected, retry_s = True, _FIRST_RETRY_S
             try:
+                self._send_limits(running)
                 self._send_stop(running)
                 await self._follow(running, reader)
             except (OSError, ValueError):
@@ -232,6 +242,11 @@ class LocalEngine:
             return
         command = {"command": "stop", "drain_s": running.stop_drain_s}
         running.writer.write(json.dumps(command).encode() + b"\n")
+
+    def _send_limits(self, running: _Running) -> None:
+        if running.writer is not None:
+            command = {"command": "configure", **asdict(running.spec.limits)}
+            running.writer.write(json.dumps(command).encode() + b"\n")
 
     def _kill(self, running: _Running) -> None:
         if running.identity is not None:

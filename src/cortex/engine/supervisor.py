@@ -26,7 +26,7 @@ from cortex.engine.worker import Worker
 from cortex.lifecycle import ProcessState
 from cortex.replica.channel import Channel
 from cortex.replica.main import run_worker
-from cortex.replica.spec import ReplicaSpec, ReplicaStatus
+from cortex.replica.spec import Limits, ReplicaSpec, ReplicaStatus
 
 #: How often deadlines and limits are looked at while requests are inside, and while none is.
 BUSY_TICK_S = 0.05
@@ -195,6 +195,11 @@ class Supervisor:
                 worker.listener.close()
                 worker.listener = None
 
+    def _configure(self, limits: Limits) -> None:
+        self._spec = self._spec.with_limits(limits)
+        for worker in self._workers:
+            worker.configure(self._spec)
+
     # Control.
 
     def _on_control(self) -> None:
@@ -224,6 +229,8 @@ class Supervisor:
                 command = json.loads(line)
                 if command["command"] == "stop":
                     self._stop(float(command["drain_s"]))
+                elif command["command"] == "configure":
+                    self._configure(Limits(float(command["timeout_s"]), int(command["max_body_bytes"])))
 
     def _status(self) -> ReplicaStatus:
         return ReplicaStatus(

@@ -165,6 +165,12 @@ class Worker:
         if self.channel is not None:
             self.channel.send("connection", fd=held.sock.fileno(), index=index)
 
+    def configure(self, spec: ReplicaSpec) -> None:
+        """Take changed limits over, and tell the process."""
+        self._spec = spec
+        if self.channel is not None:
+            self.channel.send("configure", timeout_s=spec.timeout_s, max_body_bytes=spec.max_body_bytes)
+
     # Time.
 
     def tick(self, now: float) -> None:

@@ -16,7 +16,7 @@ from cortex.replica.errors import error_body
 from cortex.replica.http import Connection
 from cortex.replica.payload import JSON, encode_json
 from cortex.replica.runner import Runner
-from cortex.replica.spec import ReplicaSpec
+from cortex.replica.spec import Limits, ReplicaSpec
 from cortex.replica.streams import Stream
 
 _NS_PER_S = 1_000_000_000
@@ -30,9 +30,7 @@ class App:
     def __init__(
         self, spec: ReplicaSpec, predictor: BoundPredictor, runner: Runner, loop: asyncio.AbstractEventLoop, slots: int
     ) -> None:
-        self.max_body_bytes = spec.max_body_bytes
-        self._timeout_s = spec.timeout_s
-        self._timeout_ns = int(spec.timeout_s * _NS_PER_S)
+        self.configure(spec.limits)
         self._predictor = predictor
         self._methods = predictor.methods
         self._caller = Caller(spec.api, predictor)
@@ -45,6 +43,12 @@ class App:
         self._paused = False
         self._condemned = False
         self._after = AfterCalls(loop, spec.threads)
+
+    def configure(self, limits: Limits) -> None:
+        """Take other limits, from the next request on."""
+        self.max_body_bytes = limits.max_body_bytes
+        self._timeout_s = limits.timeout_s
+        self._timeout_ns = int(limits.timeout_s * _NS_PER_S)
 
     # Connections.
 

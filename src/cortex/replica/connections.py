@@ -11,6 +11,7 @@ from cortex.replica.app import App
 from cortex.replica.cells import Cells
 from cortex.replica.channel import Channel
 from cortex.replica.http import READ_BYTES, Connection
+from cortex.replica.spec import Limits
 
 
 class Connections:
@@ -35,6 +36,8 @@ class Connections:
             message, fd = received
             if message["kind"] == "connection" and fd is not None:
                 self._add(fd, message["index"])
+            elif message["kind"] == "configure":
+                self._app.configure(Limits(message["timeout_s"], message["max_body_bytes"]))
             elif message["kind"] == "condemn":
                 self._app.condemn()
             elif message["kind"] == "stop":

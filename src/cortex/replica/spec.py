@@ -11,6 +11,14 @@ from cortex.lifecycle import DeathCause, ProcessState
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What a replica enforces on requests; a change of it reaches running replicas and restarts nothing."""
+
+    timeout_s: float
+    max_body_bytes: int
+
+
+@dataclass(frozen=True)
 class ReplicaSpec:
     """Everything that a supervisor needs to run one replica; nothing is looked up elsewhere."""
 
@@ -35,6 +43,15 @@ class ReplicaSpec:
     max_body_bytes: int = 100 * 1024 * 1024
     mem_limit_bytes: int | None = None
     log_level: str = "info"
+
+    @property
+    def limits(self) -> Limits:
+        """What can be changed while the replica runs."""
+        return Limits(self.timeout_s, self.max_body_bytes)
+
+    def with_limits(self, limits: Limits) -> ReplicaSpec:
+        """Return a copy with other limits."""
+        return replace(self, timeout_s=limits.timeout_s, max_body_bytes=limits.max_body_bytes)
 
     def to_json(self) -> str:
         """Return one JSON object; `from_json` is its inverse."""
