@@ -60,12 +60,18 @@ def test_callers_read_why_nothing_answers() -> None:
     ],
 )
 def test_capacity_is_a_few_more_than_run_and_what_is_lent(slots: int, lent: int, limit: int, expected: int) -> None:
-    assert capacity(slots, lent, limit) == expected
+    assert capacity(slots, lent, limit, only_process=False) == expected
+
+
+def test_the_only_process_is_given_more_ahead_as_nobody_else_could_take_it() -> None:
+    assert capacity(1, 0, 1024, only_process=True) == 16
+    assert capacity(1, 0, 4, only_process=True) == 4
+    assert [server.capacity for server in backend([replica("a")]).servers] == [16]
 
 
 def test_the_queue_is_what_the_api_allows_beyond_what_runs() -> None:
     spec = {"processes": 4, "autoscaling": {"max_replica_concurrency": 100}}
-    assert backend([replica("a", *[READY] * 4, slots=5)], **spec).max_queue == 20
+    assert backend([replica("a", *[READY] * 4, slots=5)], **spec).max_queue == 25 - 10
     assert backend([replica("a")], autoscaling={"max_replica_concurrency": 1}).max_queue == 0
 
 

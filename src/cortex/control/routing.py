@@ -11,6 +11,9 @@ from cortex.lifecycle import ProcessState
 from cortex.replica.spec import ProcessStatus
 from cortex.state.apis import ApiRecord
 
+#: Requests that wait in the socket of an API's only process, where they would wait in the gateway otherwise: both then
+#: wake up for many at once, which saves a tenth of their CPU time.
+_AHEAD_OF_ONLY_PROCESS = 15
 #: Lent connections are rounded up to a multiple of it, so that one slow client more changes nothing.
 _LENT_STEP = 8
 
@@ -37,13 +40,15 @@ def server_name(replica_id: str, process: int) -> str:
     return f"{replica_id}-{process}"
 
 
-def capacity(slots: int, lent: int, limit: int) -> int:
+def capacity(slots: int, lent: int, limit: int, only_process: bool) -> int:
     """Return how many requests the gateway may have open at a process that runs `slots` at once.
 
-    A few more than run, or the process idles for a round trip after each; those lent to slow clients, who hold a
-    connection and no slot, come on top. `limit` is the API's own bound on requests inside one process.
+    A few more than run, or the process idles for a round trip after each, but few: they could not go to another
+    process that is free earlier. Those lent to slow clients, who hold a connection and no slot, come on top. `limit` is
+    the API's own bound on requests inside one process.
     """
-    running = min(slots + min(slots, 4) + 1, max(limit, 1))
+    ahead = _AHEAD_OF_ONLY_PROCESS if only_process else min(slots, 4) + 1
+    running = min(slots + ahead, max(limit, 1))
     if not lent:
         return running
     spare = lent + max(4, lent // 2)
@@ -54,19 +59,20 @@ def _backend(record: ApiRecord, replicas: Sequence[Replica], preparation: Prepar
     spec = record.spec
     limit = max(1, spec.autoscaling.max_replica_concurrency // spec.handler.processes_per_replica)
     routed = _routed(replicas)
-    slots = max((replica.status.slots for replica, _ in routed), default=1)
+    only_process = len(routed) == 1
+    inside = max((capacity(replica.status.slots, 0, limit, only_process) for replica, _ in routed), default=1)
     return Backend(
         api=record.name,
         endpoint=spec.networking.endpoint,
         timeout_s=spec.networking.timeout_s,
         max_body_bytes=spec.networking.max_body_size,
-        max_queue=max(0, limit - slots),
+        max_queue=max(0, limit - inside),
         unavailable=_unavailable(record, replicas, preparation),
         servers=tuple(
             Server(
                 name=server_name(replica.spec.id, process.index),
                 socket=process.socket,
-                capacity=capacity(replica.status.slots, process.lent, limit),
+                capacity=capacity(replica.status.slots, process.lent, limit, only_process),
             )
             for replica, process in routed
         ),
