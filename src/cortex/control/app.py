@@ -27,6 +27,8 @@ MAX_CONFIG_BYTES = 1024 * 1024
 #: The archive holds the project, its names and the configuration.
 MAX_UPLOAD_BYTES = MAX_PROJECT_BYTES + 16 * 1024 * 1024
 MAX_WAIT_S = 60.0
+#: How long an answer waits at most for the routes to follow a deletion.
+_DELETED_S = 5.0
 _FOLLOW_POLL_S = 0.2
 _NAME = re.compile(r"[a-z][-a-z0-9]{0,63}")
 _REPLICA = re.compile(r"[a-z0-9][-a-z0-9]{0,127}")
@@ -106,7 +108,9 @@ def _change_routes(operator: Operator) -> APIRouter:
     @router.delete("/apis/{api}")
     async def delete(api: str, keep_cache: bool = False, force: bool = False) -> Json:
         """Delete an API; `keep_cache` keeps its history. `force` is what the CLI asks its user about."""
-        return asdict(await deployer.delete(api, keep_cache))
+        result = await deployer.delete(api, keep_cache)
+        await operator.reconciler.settled(api, _DELETED_S)  # callers may count on it: its endpoint answers no more
+        return asdict(result)
 
     return router
 

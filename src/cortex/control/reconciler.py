@@ -106,10 +106,10 @@ class Reconciler:
         return routes_of(self._store.records(), self._active(), self._preparations.states())
 
     async def settled(self, name: str, timeout_s: float) -> None:
-        """Wait until an API is not `updating` any more and its routes are in force, or it is gone."""
+        """Wait until an API is gone or not `updating` any more, and the routes that follow are in force."""
         try:
             async with asyncio.timeout(timeout_s):
-                while (record := self._store.get(name)) and not self._is_settled(record):
+                while not self._is_settled(self._store.get(name)):
                     await self._changed.wait()
         except TimeoutError:
             pass
@@ -122,10 +122,10 @@ class Reconciler:
         while self._engine.replicas() and time.monotonic() < deadline:
             await asyncio.sleep(_DRAIN_POLL_S)
 
-    def _is_settled(self, record: ApiRecord) -> bool:
+    def _is_settled(self, record: ApiRecord | None) -> bool:
         # A pass that is due may publish other routes.
         routes_follow = self.publisher.is_settled and not self._awake.is_set()
-        return routes_follow and self.state(record).status is not ApiStatus.UPDATING
+        return routes_follow and (record is None or self.state(record).status is not ApiStatus.UPDATING)
 
     def _replicas(self) -> list[Replica]:
         return [Replica(spec, status) for spec, status in self._engine.replicas().values()]
