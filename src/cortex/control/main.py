@@ -183,7 +183,6 @@ def main() -> None:
     try:
         with _only_one(home):
             listener = _listen(settings)
-            # Not uvloop: it closes `pass_fds` after the first of several child processes that share them.
             asyncio.run(_run(home, settings, listener))
     except CortexError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
