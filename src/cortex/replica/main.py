@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import contextlib
 import faulthandler
+import gc
 import os
 import sys
 import traceback
@@ -40,6 +41,7 @@ def run_worker(spec: ReplicaSpec, index: int, channel: Channel, cells: Cells) ->
         sys.stderr.write(text)
         channel.send_failure(f"{type(error).__name__}: {error}", text)
         return 1
+    gc.freeze()  # models stay: no collection has to walk them
     _serve(spec, predictor, channel, cells)
     _run_exit_hooks()
     return 0
