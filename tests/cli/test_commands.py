@@ -110,6 +110,19 @@ def test_deploy_of_code_that_cannot_start_shows_the_users_traceback(running: Ins
     assert running.post("/broken", {"question": 1}).json == {"answer": 1}
 
 
+def test_deploy_of_the_same_code_succeeds_once_what_it_lacked_is_there(running: Installation, tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    source = SOURCE.replace('print("starting", config)', f"open({str(weights)!r})")
+    folder = project(tmp_path / "lacking", "lacking", source)
+    assert cortex(running.home, "deploy", folder).returncode == 1
+    weights.touch()
+
+    done = cortex(running.home, "deploy", folder)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert running.post("/lacking", {"question": 1}).json == {"answer": 1}
+
+
 def test_deploy_without_waiting_returns_at_once(running: Installation, tmp_path: Path) -> None:
     slow = SOURCE.replace('print("starting", config)', "import time; time.sleep(3600)")
 

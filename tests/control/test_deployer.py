@@ -23,13 +23,17 @@ class Desk:
     home: Home
     updating: set[str] = field(default_factory=set)
     changes: int = 0
-    retried: list[str] = field(default_factory=list)
+    failing: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.store = ApiStore(open_sqlite(self.home.database_file))
         self.projects = ProjectFolders(self.home)
         self.deployer = Deployer(
-            self.store, self.projects, lambda record: record.name in self.updating, self._changed, self._retry
+            self.store,
+            self.projects,
+            is_updating=lambda record: record.name in self.updating,
+            is_failing=lambda record: record.name in self.failing,
+            on_change=self._changed,
         )
 
     def deploy(
@@ -49,9 +53,6 @@ class Desk:
     def _changed(self) -> None:
         self.changes += 1
 
-    def _retry(self, record: ApiRecord) -> None:
-        self.retried.append(record.name)
-
 
 @pytest.fixture
 def desk(home: Home) -> Desk:
@@ -62,9 +63,19 @@ def test_a_first_deploy_creates_and_a_second_changes_nothing(desk: Desk) -> None
     assert desk.deploy() == [Result("iris", "creating iris (RealtimeAPI)")]
     before = desk.record()
     assert desk.deploy() == [Result("iris", "iris (RealtimeAPI) is up to date")]
-    assert (desk.record(), desk.changes, desk.retried) == (before, 1, ["iris"])
+    assert (desk.record(), desk.changes) == (before, 1)
     desk.updating.add("iris")
     assert desk.deploy() == [Result("iris", "iris (RealtimeAPI) is already updating")]
+
+
+def test_an_unchanged_deploy_of_an_api_that_fails_tries_it_anew(desk: Desk) -> None:
+    desk.deploy()
+    before = desk.record()
+    desk.failing.add("iris")
+    assert desk.deploy() == [Result("iris", "updating iris (RealtimeAPI)")]
+    after = desk.record()
+    assert (after.spec, after.target.project_hash) == (before.spec, before.target.project_hash)
+    assert after.revision != before.revision
 
 
 def test_the_project_is_kept_by_its_hash_without_its_configuration(desk: Desk) -> None:

@@ -79,8 +79,6 @@ def test_a_failure_is_kept_while_the_next_attempt_runs_and_delays_it_longer_each
         while desk.changes < 2:
             await asyncio.sleep(0)
         assert desk.state.hold_until == 20.0
-        desk.preparations.retry_at_once(KEY)
-        assert desk.state.hold_until == 0.0
         assert await desk.attempt() == Preparation(Stage.DONE)
 
     run(scenario)

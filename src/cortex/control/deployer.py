@@ -42,14 +42,14 @@ class Deployer:
         store: ApiStore,
         projects: ProjectFolders,
         is_updating: Callable[[ApiRecord], bool],
+        is_failing: Callable[[ApiRecord], bool],
         on_change: Callable[[], None],
-        retry: Callable[[ApiRecord], None],
     ) -> None:
         self._store = store
         self._projects = projects
         self._is_updating = is_updating
+        self._is_failing = is_failing
         self._on_change = on_change
-        self._retry = retry
         self._turn = asyncio.Lock()
 
     async def deploy(self, archive: bytes, config_name: str, force: bool = False) -> list[Result]:
@@ -144,7 +144,8 @@ class Deployer:
         change = _change(api, project_hash, record.nonce)
         is_updating = self._is_updating(record)
         if change.spec_id == record.spec_id:
-            self._retry(record)
+            if self._is_failing(record):  # what it lacked may be there now: try it anew, not after its back-off
+                return Result(api.name, f"updating {label}"), _change(api, project_hash, secrets.token_hex(8))
             state = "is already updating" if is_updating else "is up to date"
             return Result(api.name, f"{label} {state}"), None
         if is_updating and not force:

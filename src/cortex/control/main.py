@@ -131,8 +131,8 @@ class _Process:
             self._store,
             projects,
             is_updating=lambda record: reconciler.state(record).status is ApiStatus.UPDATING,
+            is_failing=lambda record: reconciler.state(record).status in (ApiStatus.ERROR, ApiStatus.OOM),
             on_change=reconciler.wake,
-            retry=reconciler.retry_at_once,
         )
         operator = Operator(
             self._home, identity, self._store, self._engine, self._gateway, reconciler, deployer, _logger

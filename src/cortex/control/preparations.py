@@ -102,12 +102,6 @@ class Preparations:
             entry.attempts = 0
             entry.state = replace(entry.state, failure=None)
 
-    def retry_at_once(self, key: Key) -> None:
-        """Let the next attempt be made now, because a user asked for one."""
-        entry = self._entries.get(key)
-        if entry:
-            entry.state = replace(entry.state, hold_until=0.0)
-
     def keep_only(self, keys: Collection[Key]) -> None:
         """Forget all other revisions and end what is being done for them."""
         for key in [key for key in self._entries if key not in keys]:

@@ -70,11 +70,6 @@ class Reconciler:
         """Have a pass made soon."""
         self._awake.set()
 
-    def retry_at_once(self, record: ApiRecord) -> None:
-        """Try a revision that failed again now, not after its back-off."""
-        self._preparations.retry_at_once((record.name, record.revision))
-        self.wake()
-
     async def run(self) -> None:
         """Make passes until cancelled."""
         publishing = asyncio.create_task(self.publisher.run(), name="publish routes")
