@@ -115,6 +115,11 @@ class UserError(CortexError):
         super().__init__(message)
         self.traceback = traceback
 
+    def in_full(self) -> str:
+        """Return the traceback, and the message where that says more: what to do, or what nothing has raised."""
+        told = self.traceback.rstrip()
+        return "\n".join(text for text in (told, "" if str(self) in told else str(self)) if text)
+
 
 class EngineError(CortexError):
     """A replica can't be started, reached or stopped."""

@@ -110,6 +110,23 @@ def test_deploy_of_code_that_cannot_start_shows_the_users_traceback(running: Ins
     assert running.post("/broken", {"question": 1}).json == {"answer": 1}
 
 
+def test_what_to_do_is_said_wherever_a_failure_is_shown_and_said_once(running: Installation, tmp_path: Path) -> None:
+    hint = "add nosuchpackage to requirements.txt"
+    error = "ModuleNotFoundError: No module named 'nosuchpackage'"
+
+    done = cortex(running.home, "deploy", project(tmp_path / "a", "lacks-package", "import nosuchpackage\n" + SOURCE))
+    raising = SOURCE.replace('print("starting", config)', 'raise ValueError("bad weights")')
+    cortex(running.home, "deploy", project(tmp_path / "b", "bad-weights", raising))
+
+    assert hint in done.stderr
+    got = cortex(running.home, "get", "lacks-package").stdout
+    assert got.endswith(f"{error}\n{error}; {hint}\n")
+    assert hint in cortex(running.home, "logs", "lacks-package").stdout
+    assert cortex(running.home, "get", "bad-weights").stdout.count("ValueError: bad weights") == 1
+    first_start, _, _ = cortex(running.home, "logs", "bad-weights").stdout.partition("exited with code 1")
+    assert first_start.count("ValueError: bad weights") == 1
+
+
 def test_deploy_of_the_same_code_succeeds_once_what_it_lacked_is_there(running: Installation, tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     source = SOURCE.replace('print("starting", config)', f"open({str(weights)!r})")

@@ -505,7 +505,9 @@ def test_answers_are_counted_by_class_across_reloads(home: Home) -> None:
             await w.gateway.startup(table(iris))
             for _ in range(3):
                 await ask(w.port, "/iris")
-            assert (await w.gateway.stats())["iris"].responses[2] == 3
+            stats = await w.gateway.stats()
+            assert stats["iris"].responses[2] == 3
+            assert stats["iris"].average_ms is not None
             await w.gateway.apply(table(iris, backend("other")))
             await ask(w.port, "/iris")
             await ask(w.port, "/other")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortex.gateway.counters import ResponseCounters
+from cortex.gateway.counters import ResponseCounters, average_ms
 from cortex.gateway.runtime import (
     BackendState,
     ServerState,
@@ -92,14 +92,15 @@ def test_workers_are_told_from_the_master_and_from_old_ones() -> None:
 
 def test_stat_is_read_by_the_names_of_its_columns() -> None:
     text = (
-        "# pxname,svname,qcur,scur,slim,status,hrsp_1xx,hrsp_2xx,hrsp_3xx,hrsp_4xx,hrsp_5xx,\n"
-        "api:a,s,0,2,4,no check,,,,,,\napi:a,t,0,0,3,MAINT,,,,,,\n"
-        "api:a,BACKEND,5,7,100,UP,0,8,0,1,2,\n\n"
+        "# pxname,svname,qcur,scur,slim,status,hrsp_1xx,hrsp_2xx,hrsp_3xx,hrsp_4xx,hrsp_5xx,qtime,ctime,rtime,\n"
+        "api:a,s,0,2,4,no check,,,,,,,,,\napi:a,t,0,0,3,MAINT,,,,,,,,,\n"
+        "api:a,BACKEND,5,7,100,UP,0,8,0,1,2,4,1,30,\n\n"
     )
     assert parse_stat(text) == {
         "api:a": BackendState(
             queued=5,
             requests=7,
+            average_ms=35.0,
             responses={1: 0, 2: 8, 3: 0, 4: 1, 5: 2},
             servers={"s": BUSY, "t": ServerState(in_flight=0, queued=0, capacity=3, accepts=False)},
         )
@@ -124,3 +125,11 @@ def test_totals_grow_over_workers_that_come_and_go() -> None:
     assert counters.update({1: seen(6), 2: seen(1)})["api:a"][2] == 7
     assert counters.update({2: seen(3)})["api:a"][2] == 9
     assert counters.update({3: {}})["api:a"][2] == 9
+
+
+def test_workers_count_for_the_average_by_the_requests_they_averaged() -> None:
+    assert average_ms([BackendState(), BackendState(average_ms=5.0)]) is None
+    few = BackendState(average_ms=100.0, responses={2: 255, 5: 1})
+    many = BackendState(average_ms=0.0, responses={2: 1_000_000})
+    assert average_ms([few]) == 100.0
+    assert average_ms([few, many]) == 100.0 * 256 / (256 + 1024)

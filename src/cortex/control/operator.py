@@ -107,6 +107,7 @@ class Operator:
                 "requests": {f"{kind}xx": api.responses.get(kind, 0) for kind in range(1, 6)},
                 "in_flight": api.in_flight,
                 "queued": api.queued,
+                "average_ms": api.average_ms,
             }
             for name, api in stats.items()
         }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from cortex.gateway.runtime import BackendState
+
+#: Over so many requests HAProxy averages their times.
+_AVERAGED = 1024
 
 
 class ResponseCounters:
@@ -26,6 +29,13 @@ class ResponseCounters:
             for name, responses in responses_by_name.items():
                 totals[name] = _sum(totals.get(name, {}), responses)
         return totals
+
+
+def average_ms(states: Iterable[BackendState]) -> float | None:
+    """Return the average duration of a backend's latest requests over its workers, or None without any."""
+    weights = [(min(sum(state.responses.values()), _AVERAGED), state.average_ms) for state in states]
+    total = sum(weight for weight, _ in weights)
+    return sum(weight * average for weight, average in weights) / total if total else None
 
 
 def _sum(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:

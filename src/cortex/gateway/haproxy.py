@@ -23,7 +23,7 @@ from cortex.gateway.config import (
     server_options,
     unavailable_text,
 )
-from cortex.gateway.counters import ResponseCounters
+from cortex.gateway.counters import ResponseCounters, average_ms
 from cortex.gateway.process import HaproxyProcess, connection_limit, why_not_listening, write_private
 from cortex.gateway.routes import RoutingTable
 from cortex.gateway.runtime import (
@@ -59,6 +59,7 @@ class BackendStats:
     queued: int  #: requests that wait for a free replica
     servers: Mapping[str, int] = field(default_factory=dict)  #: in flight by server, draining ones included
     responses: Mapping[int, int] = field(default_factory=dict)  #: answers by class, 1 to 5; never goes back
+    average_ms: float | None = None  #: duration of the latest requests
 
 
 class Gateway:
@@ -157,7 +158,7 @@ class Gateway:
             servers = self._in_flight({index: {name: state} for index, state in enumerate(states)})
             queued = sum(state.queued + sum(server.queued for server in state.servers.values()) for state in states)
             stats[name.removeprefix(BACKEND_PREFIX)] = BackendStats(
-                in_flight=sum(servers.values()), queued=queued, servers=servers, responses=totals[name]
+                sum(servers.values()), queued, servers=servers, responses=totals[name], average_ms=average_ms(states)
             )
         return stats
 

@@ -52,6 +52,7 @@ class BackendState:
     """One backend as one worker sees it. `responses`: answers by class of status, 1 to 5, since the worker began."""
 
     queued: int = 0
+    average_ms: float = 0.0  #: until an answer begins, the wait in the queue included; of the latest answers
     requests: int = 0  #: everywhere in it: coming in, queued, in a server, going out
     responses: dict[int, int] = field(default_factory=dict)
     servers: dict[str, ServerState] = field(default_factory=dict)
@@ -135,6 +136,7 @@ def parse_stat(text: str) -> dict[str, BackendState]:
         if server == "BACKEND":
             backend.queued = int(row["qcur"])
             backend.requests = int(row["scur"])
+            backend.average_ms = sum(float(row[name] or 0) for name in ("qtime", "ctime", "rtime"))
             backend.responses = {kind: int(row[f"hrsp_{kind}xx"] or 0) for kind in range(1, 6)}
         else:
             backend.servers[server] = ServerState(

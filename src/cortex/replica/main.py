@@ -33,7 +33,7 @@ def run_worker(spec: ReplicaSpec, index: int, channel: Channel, cells: Cells) ->
         _enter_project(spec, index)
         predictor = load(spec)
     except UserError as error:
-        sys.stderr.write(f"{error.traceback or ''}{error}\n")
+        sys.stderr.write(f"{error.in_full()}\n")
         channel.send_failure(str(error), error.traceback)
         return 1
     except BaseException as error:  # the edge of the process: ours, or the user's beyond Exception

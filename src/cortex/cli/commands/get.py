@@ -12,8 +12,10 @@ from cortex.cli.arguments import add_api, add_env, add_output
 from cortex.cli.connect import client_of
 from cortex.cli.context import Context
 from cortex.client.api import Client
+from cortex.errors import UserError
 
 _WATCH_S = 2.0
+_MS_PER_S = 1000.0
 
 Api = dict[str, Any]
 
@@ -58,8 +60,7 @@ def _show_one(client: Client, api: Api, context: Context) -> None:
     console.line(f"\nendpoint: {api['endpoint']}")
     if failure := status.get("failure"):
         console.line()
-        # A traceback ends with the message.
-        console.line((failure.get("traceback") or failure["message"]).rstrip())
+        console.line(UserError(failure["message"], failure["traceback"]).in_full())
         if status["replica_counts"]["stale"]["ready"]:
             console.line("the version that was live before still serves")
 
@@ -117,4 +118,8 @@ def _responses(api: Api, kind: str) -> str:
 
 def _average(api: Api) -> str:
     average_ms = api["metrics"].get("average_ms")
-    return f"{average_ms:.3g} ms" if average_ms else "-"
+    if average_ms is None:
+        return "-"
+    if average_ms < 1:
+        return "<1 ms"
+    return f"{average_ms:.0f} ms" if average_ms < _MS_PER_S else f"{average_ms / _MS_PER_S:.1f} s"
