@@ -52,7 +52,7 @@ def test_a_file_is_sent_whole_or_by_range(tmp_path):
 
     async def run():
         opened = await open_response(FileResponse(file))
-        assert (b"content-length", b"256000") in opened.headers
+        assert all(name != b"content-length" for name, _ in opened.headers)
         assert await read(opened) == file.read_bytes()
         opened = await open_response(FileResponse(file), [(b"Range", b"bytes=1-3")])
         assert opened.status == 206

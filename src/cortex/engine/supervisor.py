@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from cortex.engine.logs import LogWriter
+from cortex.engine.sockets import accept_one, allow_descriptors, listen
 from cortex.engine.worker import Worker
 from cortex.lifecycle import ProcessState
+from cortex.replica.cells import MAX_CONNECTIONS
 from cortex.replica.channel import Channel
 from cortex.replica.main import run_worker
 from cortex.replica.spec import Limits, ReplicaSpec, ReplicaStatus
@@ -31,6 +33,8 @@ from cortex.replica.spec import Limits, ReplicaSpec, ReplicaStatus
 #: How often deadlines and limits are looked at while requests are inside, and while none is.
 BUSY_TICK_S = 0.05
 IDLE_TICK_S = 0.25
+#: Descriptors beside those of connections, the user's own included.
+_OTHER_DESCRIPTORS = 1024
 _PR_SET_PDEATHSIG = 1
 _OUTPUT_READ_BYTES = 64 * 1024
 #: Raised so that, when memory runs out, the kernel ends the user's code and not what supervises it.
@@ -65,6 +69,7 @@ class Supervisor:
 
     def startup(self) -> None:
         """Open the sockets and start the workers."""
+        allow_descriptors(len(self._spec.sockets) * MAX_CONNECTIONS + _OTHER_DESCRIPTORS)
         self._signals_read.setblocking(False)
         self._signals_write.setblocking(False)
         signal.set_wakeup_fd(self._signals_write.fileno(), warn_on_full_buffer=False)
@@ -72,10 +77,10 @@ class Supervisor:
             signal.signal(number, _remember)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._watch(self._signals_read.fileno(), self._on_signal)
-        self._control = _listen(self._spec.control_socket)
+        self._control = listen(self._spec.control_socket)
         self._watch(self._control.fileno(), self._on_control)
         for index, path in enumerate(self._spec.sockets):
-            listener = _listen(path)
+            listener = listen(path)
             worker = Worker(self._spec, index, listener, self._fork)
             self._watch(listener.fileno(), worker.accept)
             self._workers.append(worker)
@@ -137,10 +142,14 @@ class Supervisor:
                 received = channel.receive()
             except BlockingIOError:
                 return
+            except ValueError:
+                continue  # the user's code wrote into a descriptor that is not its own
             if received is None:
                 self._unwatch(channel.fileno())
+                worker.on_channel_lost()
                 return
-            worker.on_message(received[0])
+            with contextlib.suppress(KeyError, TypeError, ValueError):  # as above
+                worker.on_message(received[0])
 
     def _on_output(self, worker: Worker, fd: int) -> bool:
         try:
@@ -204,9 +213,8 @@ class Supervisor:
 
     def _on_control(self) -> None:
         assert self._control is not None
-        try:
-            client, _ = self._control.accept()
-        except OSError:
+        client = accept_one(self._control)
+        if client is None:
             return
         client.setblocking(False)
         self._clients[client] = b""
@@ -268,10 +276,17 @@ class Supervisor:
     # Forking.
 
     def _fork(self, worker: Worker, channel: Channel) -> tuple[int, int, int]:
-        stdout_read, stdout_write = os.pipe()
-        stderr_read, stderr_write = os.pipe()
-        parent = os.getpid()
-        pid = os.fork()
+        pipes: list[int] = []
+        try:
+            pipes += os.pipe()
+            pipes += os.pipe()
+            parent = os.getpid()
+            pid = os.fork()
+        except OSError:
+            for fd in pipes:
+                os.close(fd)
+            raise
+        stdout_read, stdout_write, stderr_read, stderr_write = pipes
         if pid == 0:
             os.dup2(stdout_write, 1)
             os.dup2(stderr_write, 2)
@@ -311,18 +326,6 @@ def _highest_fd() -> int:
         return max(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208 - names only, no Path objects in a fresh fork
     except OSError:
         return int(os.sysconf("SC_OPEN_MAX"))
-
-
-def _listen(path: str) -> socket.socket:
-    """Open a unix socket that only its owner may use."""
-    with contextlib.suppress(FileNotFoundError):
-        Path(path).unlink()
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.bind(path)
-    Path(path).chmod(0o600)
-    sock.listen(1024)
-    sock.setblocking(False)
-    return sock
 
 
 def _remember(number: int, frame: object) -> None:

@@ -23,6 +23,7 @@ from cortex.engine.deaths import (
     restart_delay_s,
     timed_out,
 )
+from cortex.engine.sockets import accept_one
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.replica.cells import MAX_CONNECTIONS, Cells, ConnectionState
 from cortex.replica.channel import Channel
@@ -37,6 +38,8 @@ LINGER_S = 2.0
 IDLE_BEFORE_STOP_S = 0.2
 #: How long the user's exit hooks may take.
 EXIT_S = 2.0
+#: A process that dies closes its end of the channel a moment before its death is known.
+_CHANNEL_LOST_S = 1.0
 
 _SLOW_CLIENT_STATES = (ConnectionState.READING, ConnectionState.DRAINING)
 _CALL_STATES = (ConnectionState.RUNNING, ConnectionState.ANSWERING)
@@ -71,6 +74,8 @@ class Worker:
         self._fork = fork
         self._held: dict[int, Held] = {}
         self._lingering: list[tuple[float, socket.socket]] = []
+        self._not_handed_over: list[int] = []
+        self._ended: set[int] = set()  # answered here; the process has yet to say that it closed them
         self._free_indexes: list[int] = []
         self._next_index = 0
         self._shares_loop = False
@@ -87,6 +92,7 @@ class Worker:
         self._drain_until: float | None = None
         self._idle_since: float | None = None
         self._exit_until: float | None = None
+        self._channel_lost_at: float | None = None
 
     @property
     def status(self) -> ProcessStatus:
@@ -106,7 +112,7 @@ class Worker:
     @property
     def is_busy(self) -> bool:
         """Tell whether deadlines or limits have to be watched closely."""
-        if self.state is not ProcessState.READY or self._spec.mem_limit_bytes:
+        if self.state is not ProcessState.READY or self._spec.mem_limit_bytes or self._not_handed_over:
             return True
         return any(self.cells.state(index) is not ConnectionState.IDLE for index in self._held)
 
@@ -117,35 +123,59 @@ class Worker:
         self._oom_kills_before = count_kernel_oom_kills()
         self._killed_for = None
         self._condemned = False
-        self.channel, theirs = Channel.pair()
-        self.pid, stdout, stderr = self._fork(self, theirs)
-        theirs.close()
+        self._channel_lost_at = None
+        self._not_handed_over.clear()
+        try:
+            self.channel, theirs = Channel.pair()
+            try:
+                self.pid, stdout, stderr = self._fork(self, theirs)
+            finally:
+                theirs.close()
+        except OSError as error:  # no more processes, descriptors or memory: others may end
+            self._start_refused(error)
+            return
         self.outputs = {stdout: "o", stderr: "e"}
         self.state = ProcessState.STARTING
 
+    def _start_refused(self, error: OSError) -> None:
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+        self._failed_starts += 1
+        self._failure = Failure(f"the process could not be started: {error.strerror or error}")
+        self._start_at = time.monotonic() + restart_delay_s(self._failed_starts, 0)
+        self.state = ProcessState.BACKING_OFF
+
     def on_message(self, message: dict[str, Any]) -> None:
-        """Take a message of the process."""
+        """Take a message of the process. Raises: KeyError, TypeError, ValueError if our code did not write it."""
         kind = message["kind"]
         if kind == "ready" and self.state is ProcessState.STARTING:
+            self.slots, self._shares_loop = int(message["slots"]), bool(message["shares_loop"])
             self.state = ProcessState.READY
-            self.slots = message["slots"]
-            self._shares_loop = message["shares_loop"]
             self._failed_starts = 0
             self._failure = None
             self._ready_at = time.monotonic()
             for index, held in self._held.items():
                 self._hand_over(index, held)
         elif kind == "failed":
-            self._failure = Failure(message["message"], message["traceback"])
+            self._failure = Failure(str(message["message"]), str(message["traceback"]))
         elif kind == "closed":
-            self._close(message["index"])
+            index = message["index"]
+            if index in self._ended:
+                self._ended.discard(index)
+                self._free_indexes.append(index)
+            else:
+                self._close(index)
+
+    def on_channel_lost(self) -> None:
+        """Learn that the process closed its end: it is dying, or the user's code closed what was not its own."""
+        self._channel_lost_at = time.monotonic()
 
     def accept(self) -> None:
         """Take the connections that wait at the listening socket."""
         while self.listener is not None:
-            try:
-                sock, _ = self.listener.accept()
-            except OSError:
+            sock = accept_one(self.listener)
+            if sock is None:
                 return
             if not self._free_indexes and self._next_index >= MAX_CONNECTIONS:
                 sock.close()
@@ -162,8 +192,14 @@ class Worker:
         return self._next_index - 1
 
     def _hand_over(self, index: int, held: Held) -> None:
-        if self.channel is not None:
-            self.channel.send("connection", fd=held.sock.fileno(), index=index)
+        if self.channel is not None and not self.channel.send("connection", fd=held.sock.fileno(), index=index):
+            self._not_handed_over.append(index)  # the process is busy and does not read: again at the next tick
+
+    def _hand_over_again(self) -> None:
+        indexes, self._not_handed_over = self._not_handed_over, []
+        for index in indexes:
+            if index in self._held:
+                self._hand_over(index, self._held[index])
 
     def configure(self, spec: ReplicaSpec) -> None:
         """Take changed limits over, and tell the process."""
@@ -184,9 +220,12 @@ class Worker:
             return
         if self.state in (ProcessState.READY, ProcessState.STOPPING):
             self._enforce_deadlines()
+            self._hand_over_again()
             for index, held in self._held.items():
                 slow = self.cells.state(index) in _SLOW_CLIENT_STATES
                 held.slow, held.was_slow = slow and held.was_slow, slow
+        if self._channel_lost_at is not None and now - self._channel_lost_at > _CHANNEL_LOST_S:
+            self.kill(Death(DeathCause.KILLED, "killed: it closed the socket to its supervisor", time.time()))
         if self._spec.mem_limit_bytes and self.pid is not None:
             used = resident_bytes(self.pid)
             if used > self._spec.mem_limit_bytes:
@@ -311,6 +350,7 @@ class Worker:
                 self._end(index, 504 if expired else 500, message)
             else:
                 self._end(index, 503, f"the process died before it ran this request: {death.message}")
+        self._ended.clear()
         self._free_indexes = [index for index in range(self._next_index) if index not in self._held]
 
     def _answer_waiting(self) -> None:
@@ -340,12 +380,16 @@ class Worker:
         self._lingering.append((time.monotonic() + LINGER_S, held.sock))
         if self.pid is None:
             self._free_indexes.append(index)
-        # Otherwise the process still writes to this row: the index comes back with its "closed" message or its death.
+        else:
+            self._ended.add(index)  # it still writes to this row: the index comes back with its word or its death
 
     def _close(self, index: int) -> None:
         held = self._held.pop(index, None)
-        if held is not None:
-            held.sock.close()
+        if held is None:
+            return
+        with contextlib.suppress(OSError):  # what the user's code started may have inherited the connection
+            held.sock.shutdown(socket.SHUT_RDWR)
+        held.sock.close()
         self._free_indexes.append(index)
 
     def _close_lingering(self, now: float) -> None:

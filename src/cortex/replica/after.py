@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
 from cortex.predictor.frames import format_user_traceback
+from cortex.replica.errors import write_log
 
 
 class AfterCalls:
@@ -35,12 +35,16 @@ class AfterCalls:
         try:
             result = call()
             if inspect.isawaitable(result):
-                asyncio.run_coroutine_threadsafe(_awaited(result), self._loop).result()
+                asyncio.run_coroutine_threadsafe(contained(result), self._loop).result()
         except (CancelledError, asyncio.CancelledError):
             pass  # the client of a streaming answer left
         except BaseException as error:  # the edge of the user's code
-            sys.stderr.write(f"after the answer was sent:\n{format_user_traceback(error)}")
+            write_log(f"after the answer was sent:\n{format_user_traceback(error)}")
 
 
-async def _awaited(awaitable: Any) -> Any:
-    return await awaitable
+async def contained(awaitable: Awaitable[Any]) -> Any:
+    """Await the user's code; what it raises to end a program ends the work, not the event loop and all calls on it."""
+    try:
+        return await awaitable
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        raise RuntimeError(f"{type(error).__name__} was raised") from error

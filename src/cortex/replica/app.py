@@ -161,8 +161,7 @@ class App:
         started = time.perf_counter_ns()
         outcome = self._caller.call(connection, method)
         if isinstance(outcome, Unfinished) and outcome.kind == "generator":
-            self._stream(connection).run(outcome.value, self._caller.log)
-            self._runner.wake(self._release)
+            self._stream_on_thread(connection, outcome)
             return
         duration_ns = time.perf_counter_ns() - started
         self._runner.wake(partial(self._settle_from_thread, connection, outcome, deadline_ns, duration_ns))
@@ -178,10 +177,10 @@ class App:
             connection.answer(encoded.status, encoded.media_type, encoded.body, encoded.headers)
             if outcome.after is not None:
                 self._after.run(outcome.after)
-            self._release()
+            self._release(connection)
         elif isinstance(outcome, Failed):
             self._fail(connection, outcome.status, outcome.message)
-            self._release()
+            self._release(connection)
         elif isinstance(outcome, Unfinished) and outcome.kind == "generator":
             # Each step may block: it belongs on a thread, whatever the method looked like.
             self._runner.require_threads()
@@ -191,7 +190,7 @@ class App:
 
     def _stream_on_thread(self, connection: Connection, outcome: Unfinished) -> None:
         self._stream(connection).run(outcome.value, self._caller.log)
-        self._runner.wake(self._release)
+        self._runner.wake(partial(self._release, connection))
 
     async def _finish(self, connection: Connection, outcome: Outcome, deadline_ns: int) -> None:
         try:
@@ -207,7 +206,7 @@ class App:
             pass  # the client is gone
         finally:
             connection.task = None
-            self._release()
+            self._release(connection)
 
     async def _await(self, connection: Connection, unfinished: Unfinished, deadline_ns: int) -> Outcome:
         try:
@@ -217,8 +216,11 @@ class App:
             if limit.expired():
                 return Failed(504, f"timed out after {self._timeout_s:g} s")
             return self._caller.failed(connection, unfinished.method.name, error)
-        except asyncio.CancelledError:
-            raise
+        except asyncio.CancelledError as error:
+            if not connection.open:
+                raise
+            # Nobody hung up: the user's own code cancelled something that it waited for, or itself.
+            return self._caller.failed(connection, unfinished.method.name, error)
         except BaseException as error:  # the edge of the user's code
             return self._caller.failed(connection, unfinished.method.name, error)
         return self._caller.finished(connection, unfinished, result)
@@ -234,8 +236,9 @@ class App:
                 failed = self._caller.failed(connection, type(encoded.response).__name__, error)
                 self._fail(connection, failed.status, failed.message)
                 return
-            headers = tuple(header for header in opened.headers if header[0] != b"content-length")
-            await self._stream(connection, opened.status, b"", headers).run_async(opened.chunks, self._caller.log)
+            await self._stream(connection, opened.status, b"", opened.headers).run_async(
+                opened.chunks, self._caller.log
+            )
             self._after.run(lambda: opened.done)
         if answered.after is not None:
             self._after.run(answered.after)
@@ -251,12 +254,13 @@ class App:
 
     # It is over.
 
-    def _release(self) -> None:
+    def _release(self, connection: Connection) -> None:
+        connection.call_over()
         self._running -= 1
         while self._queue and self._running < self._slots:
-            connection, method, deadline_ns = self._queue.popleft()
-            if connection.open:
-                self._start(connection, method, deadline_ns)
+            waiting, method, deadline_ns = self._queue.popleft()
+            if waiting.open:
+                self._start(waiting, method, deadline_ns)
         if self._paused and self._running < self._slots:
             self._set_paused(False)
 

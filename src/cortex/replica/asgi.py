@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cortex.errors import UserError
+from cortex.replica.after import contained
+from cortex.replica.payload import checked_head
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -21,7 +23,7 @@ class OpenedResponse(NamedTuple):
     """The head of an answer and its body, piece by piece; `aclose()` the body if nobody reads it to its end."""
 
     status: int
-    headers: tuple[Header, ...]  #: all of them, a content-length among them if the response knows it
+    headers: tuple[Header, ...]  #: less those that the server writes itself
     chunks: AsyncGenerator[bytes, None]
     done: asyncio.Task[None]  #: ends with the response's background task, and raises what that raised
 
@@ -34,13 +36,13 @@ async def open_response(response: Response, headers: Iterable[Header] = (), meth
     run = _Run(response, headers, method)
     try:
         head = await run.next()
+        if head is None:
+            raise UserError(f"{type(response).__name__} ended without an answer")
+        headers_sent = checked_head(head["status"], head.get("headers", ()))
     except BaseException:
         await run.close()
         raise
-    if head is None:
-        raise UserError(f"{type(response).__name__} ended without an answer")
-    names = tuple((name.lower(), value) for name, value in head.get("headers", ()))
-    return OpenedResponse(head["status"], names, run.chunks(), run.task)
+    return OpenedResponse(head["status"], headers_sent, run.chunks(), run.task)
 
 
 class _Run:
@@ -51,6 +53,7 @@ class _Run:
         self._response = response
         self._body_sent = False
         self._error: Exception | None = None
+        self._closing = False
         self._scope = {
             "type": "http",
             # From 2.4 on a response notices a lost client by itself and starts no task to wait for it.
@@ -85,6 +88,7 @@ class _Run:
 
     async def close(self) -> None:
         """Stop the response where it is."""
+        self._closing = True
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
         # The task was waiting for us, not for the user's generator, which has not noticed: let it clean up now.
@@ -94,13 +98,21 @@ class _Run:
 
     async def _run(self) -> None:
         try:
-            await self._response(self._scope, self._receive, self._send)
+            await self._call()
         except Exception as exc:
             if self._body_sent:
                 raise  # the background task's
             self._error = exc
         if not self._body_sent:
             await self._messages.put(None)
+
+    async def _call(self) -> None:
+        try:
+            await contained(self._response(self._scope, self._receive, self._send))
+        except asyncio.CancelledError as error:
+            if self._closing:
+                raise
+            raise RuntimeError("the response cancelled itself") from error
 
     async def _send(self, message: Any) -> None:
         if message["type"] not in ("http.response.start", "http.response.body"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 from cortex.errors import UserError
 from cortex.predictor.frames import format_user_traceback
 from cortex.predictor.loader import BoundMethod, BoundPredictor, Kind, result_kind, split_callback
+from cortex.replica.errors import write_log
 from cortex.replica.http import Connection
 from cortex.replica.payload import BadBody, Encoded, encode, make_headers, make_query_params, parse
 
@@ -94,7 +94,7 @@ class Caller:
     def log(self, connection: Connection, error: BaseException) -> None:
         """Write the user's frames to the log."""
         request_id = connection.request_id.decode("latin-1")
-        sys.stderr.write(f"request {request_id} failed:\n{format_user_traceback(error)}")
+        write_log(f"request {request_id} failed:\n{format_user_traceback(error)}")
 
     def _answered(self, method: BoundMethod, result: Any, arguments: tuple[Any, Any, Any]) -> Answered:
         result, after = split_callback(result, self._interface)

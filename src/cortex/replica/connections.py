@@ -13,6 +13,9 @@ from cortex.replica.channel import Channel
 from cortex.replica.http import READ_BYTES, Connection
 from cortex.replica.spec import Limits
 
+#: The supervisor reads at once unless very many connections close together.
+_TELL_AGAIN_S = 0.05
+
 
 class Connections:
     """Takes the supervisor's messages on the event loop."""
@@ -23,6 +26,7 @@ class Connections:
         self._loop = loop
         self._channel = channel
         self._buffer = memoryview(bytearray(READ_BYTES))
+        self._untold: list[int] = []
 
     def on_message(self, stop: Callable[[], None]) -> None:
         """Read every message that waits; `stop` is called when the supervisor asks for it."""
@@ -51,4 +55,15 @@ class Connections:
         self._app.add(connection)
 
     def _closed(self, connection: Connection) -> None:
-        self._channel.send("closed", index=connection.index)
+        self._tell_closed([connection.index])
+
+    def _tell_closed(self, indexes: list[int]) -> None:
+        """Tell the supervisor, which keeps a descriptor of each connection for as long as it is not told."""
+        untold = [index for index in indexes if not self._channel.send("closed", index=index)]
+        if untold and not self._untold:
+            self._loop.call_later(_TELL_AGAIN_S, self._tell_again)
+        self._untold += untold
+
+    def _tell_again(self) -> None:
+        indexes, self._untold = self._untold, []
+        self._tell_closed(indexes)

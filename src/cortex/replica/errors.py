@@ -1,8 +1,10 @@
-"""The one form of error answers: JSON `{"error", "request_id"}`, written by replicas and by their supervisors."""
+"""How errors are told: answers of one form, JSON `{"error", "request_id"}`, and the replica's log."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 
 _PHRASES = {
     400: "Bad Request",
@@ -18,6 +20,12 @@ _PHRASES = {
 def error_body(message: str, request_id: str) -> bytes:
     """Return the body of an error answer."""
     return json.dumps({"error": message, "request_id": request_id}).encode()
+
+
+def write_log(text: str) -> None:
+    """Write to the replica's log, whatever the user's code has done to `sys.stderr`: a lost line ends no request."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(text)
 
 
 def error_answer(status: int, message: str, request_id: str) -> bytes:

@@ -32,6 +32,9 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 Header = tuple[bytes, bytes]
 
+#: Answers of these statuses have no body, whatever their headers say.
+BODILESS = frozenset({204, 304})
+
 
 class Application(Protocol):
     """What a connection needs of the application."""
@@ -58,6 +61,7 @@ class Connection:
     """One connection from the gateway, and the request that is inside."""
 
     __slots__ = (
+        "_abandoned",
         "_app",
         "_backlog",
         "_body",
@@ -68,6 +72,7 @@ class Connection:
         "_flushed",
         "_loop",
         "_on_close",
+        "_headers_read",
         "_parser",
         "_reading",
         "_buffer",
@@ -114,6 +119,7 @@ class Connection:
         self._flushed: asyncio.Event | None = None
         self._reading = False
         self._close_after = False
+        self._abandoned = False
         self._reset()
 
     # What the application reads.
@@ -173,8 +179,17 @@ class Connection:
         with contextlib.suppress(OSError):  # the peer was faster
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
-        self._on_close(self)
+        # The supervisor enforces the deadline of a call for as long as it knows the connection.
+        self._abandoned = self._state in (ConnectionState.RUNNING, ConnectionState.ANSWERING)
+        if not self._abandoned:
+            self._on_close(self)
         self._app.gone(self)
+
+    def call_over(self) -> None:
+        """Learn that the user's code is done with a request of this connection, which may have closed meanwhile."""
+        if self._abandoned:
+            self._abandoned = False
+            self._on_close(self)
 
     # Reading. The parser calls the on_… methods.
 
@@ -204,7 +219,9 @@ class Connection:
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take one header; names come in any case."""
+        """Take one header; names come in any case. Trailers are not headers: the gateway has not looked at them."""
+        if self._headers_read:
+            return
         name = name.lower()
         if name == b"content-type":
             self.content_type = value
@@ -218,6 +235,7 @@ class Connection:
 
     def on_headers_complete(self) -> None:
         """Let a waiting client send its body."""
+        self._headers_read = True
         if self.expects_continue:
             self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -251,6 +269,7 @@ class Connection:
         self.headers: list[Header] = []
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._headers_read = False
         self._refused = False
 
     # Writing.
@@ -259,6 +278,8 @@ class Connection:
         """Write a whole answer and make the connection ready for the next request."""
         if not self.open:
             return
+        if status in BODILESS:
+            body = b""
         head = _head(status, media_type, headers) + b"content-length: %d\r\n\r\n" % len(body)
         if len(body) < _JOIN_BYTES:
             self._send(head + body)
@@ -270,6 +291,7 @@ class Connection:
     def start_stream(self, status: int, media_type: bytes | None, headers: tuple[Header, ...] = ()) -> None:
         """Begin an answer whose length is not known."""
         if self.open:
+            self._close_after = status in BODILESS  # what chunks it has must not be taken for the next answer
             self.set_state(ConnectionState.ANSWERING)
             self._send(_head(status, media_type, headers) + b"transfer-encoding: chunked\r\n\r\n")
 

@@ -5,6 +5,7 @@ It knows content types and JSON, not connections. starlette is imported only onc
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +29,11 @@ MAX_FORM_PARTS = 1000
 
 _FORM = b"application/x-www-form-urlencoded"
 _MULTIPART = b"multipart/form"
+_SERVERS_HEADERS = frozenset(
+    (b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"proxy-connection", b"upgrade")
+)
+_HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_NOT_IN_HEADER = re.compile(rb"[\0\r\n]")
 _UTF8_BOM = b"\xef\xbb\xbf"
 
 
@@ -127,6 +133,24 @@ def stream_media_type(first: Any) -> bytes:
     return BYTES if isinstance(first, bytes | bytearray | memoryview) else JSON_LINES
 
 
+def checked_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the headers of an answer, in lower case, less those that are the server's own business.
+
+    Raises: UserError for what is not HTTP: the gateway would wait for more, or take a part for another answer.
+    """
+    if not isinstance(status, int) or not 200 <= status <= 599:
+        raise UserError(f"the response has the status {status!r}; use one from 200 to 599")
+    kept = []
+    for name, value in headers:
+        if not isinstance(name, bytes) or not _HEADER_NAME.fullmatch(name):
+            raise UserError(f"the response has a header with the name {name!r}; use letters, digits and dashes")
+        if not isinstance(value, bytes) or _NOT_IN_HEADER.search(value):
+            raise UserError(f"the value of the response's header {name.decode()!r} is not one line of text")
+        if (name := name.lower()) not in _SERVERS_HEADERS:
+            kept.append((name, value))
+    return tuple(kept)
+
+
 def _parse_json(body: bytes) -> Any:
     try:
         return orjson.loads(body)
@@ -193,10 +217,10 @@ def _encode_text(text: str) -> bytes:
 def _encode_response(response: Response, plain: type[Response]) -> Encoded:
     headers: list[tuple[bytes, bytes]] = []
     media_type = None
-    for name, value in response.raw_headers:
+    for name, value in checked_head(response.status_code, response.raw_headers):
         if name == b"content-type":
             media_type = value
-        elif name != b"content-length":
+        else:
             headers.append((name, value))
     if type(response).__call__ is not plain.__call__:  # streams, files, and subclasses that send by themselves
         return Encoded(response.status_code, media_type, b"", tuple(headers), None, response)

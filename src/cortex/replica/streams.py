@@ -82,9 +82,9 @@ class Stream:
                     self._extend()
                     if self._connection.unsent_bytes > MAX_UNSENT_BYTES:
                         await self._connection.flushed()
-        except asyncio.CancelledError:
-            pass  # the client is gone
         except BaseException as error:  # the edge of the user's code
+            if isinstance(error, asyncio.CancelledError) and not self._connection.open:
+                return  # the client is gone
             log(self._connection, error)
             self._break(error)
         finally:
