@@ -140,6 +140,21 @@ def test_deploy_of_the_same_code_succeeds_once_what_it_lacked_is_there(running: 
     assert running.post("/lacking", {"question": 1}).json == {"answer": 1}
 
 
+def test_an_interrupted_deploy_says_that_it_goes_on(running: Installation, tmp_path: Path) -> None:
+    folder = project(tmp_path, "long", SOURCE.replace('print("starting", config)', "import time; time.sleep(3600)"))
+    command = [*CORTEX, "deploy", str(folder)]
+    with subprocess.Popen(
+        command, env=environ(running.home), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"creating long (RealtimeAPI)\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+
+    assert (process.returncode, err) == (130, b"the deploy goes on; `cortex get` shows how\n")
+    assert cortex(running.home, "delete", "long").returncode == 0
+
+
 def test_deploy_without_waiting_returns_at_once(running: Installation, tmp_path: Path) -> None:
     slow = SOURCE.replace('print("starting", config)', "import time; time.sleep(3600)")
 
@@ -242,6 +257,7 @@ def test_check_tries_a_sample_without_operator(tmp_path: Path) -> None:
 
     assert (good.returncode, good.stdout) == (0, 'tried answers with status 200: {"answer":42}\n')
     assert bad.returncode == 1
+    assert "request sample failed:" in bad.stderr
     assert "KeyError: 'question'" in bad.stderr
     assert not (tmp_path / "home" / "run").exists()
 

@@ -136,6 +136,15 @@ def test_closed_output_is_no_error(tmp_path: Path) -> None:
     assert subprocess.run(["sh", "-c", command], env=environ(tmp_path), timeout=60).returncode == 0
 
 
+def test_output_that_can_not_be_written_is_said_in_one_line(tmp_path: Path) -> None:
+    command = f"exec {sys.executable} -m cortex.cli.main version >/dev/full"
+    buffered = {**environ(tmp_path), "PYTHONUNBUFFERED": ""}
+
+    done = subprocess.run(["sh", "-c", command], env=buffered, capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stderr) == (1, "error: the output can't be written: No space left on device\n")
+
+
 def test_an_interrupt_is_silent_and_exits_with_130(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -53,6 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         console.abandon()
         return _BROKEN_PIPE
+    except OSError as error:  # a full disk, say; all others end in `_run`
+        console.abandon()
+        console.error(f"the output can't be written: {error.strerror or error}")
+        return 1
 
 
 def command_parser(name: str) -> Parser:

@@ -113,12 +113,12 @@ class Console:
         self.out.flush()
 
     def abandon(self) -> None:
-        """Write nothing any more: the reader is gone, and the interpreter must not complain of it at its end."""
+        """Write no more to a stream that can't be written, of which the interpreter must not complain at its end."""
         null = os.open(os.devnull, os.O_WRONLY)
         for stream in (self.out, self.err):
             try:
                 stream.flush()
-            except BrokenPipeError:
+            except OSError:
                 os.dup2(null, stream.fileno())
         os.close(null)
 

@@ -27,6 +27,8 @@ from cortex.telemetry import Logger
 
 _PROJECT = "project"
 _REVISION = "trial"
+#: What the gateway would send, so that answer and log name the request.
+_REQUEST_ID = "x-cortex-request-id"
 #: On top of the API's own timeout, after which its supervisor ends the call.
 _GRACE_S = 5.0
 _STOP_TIMEOUT_S = 10.0
@@ -120,7 +122,7 @@ def _check_started(api: str, status: ReplicaStatus) -> None:
 def _ask(spec: ReplicaSpec, body: bytes, content_type: str) -> Answer:
     connection = _UnixConnection(spec.sockets[0], spec.timeout_s + _GRACE_S)
     try:
-        connection.request("POST", "/", body, {"content-type": content_type})
+        connection.request("POST", "/", body, {"content-type": content_type, _REQUEST_ID: "sample"})
         return read(connection.getresponse())
     except (OSError, HTTPException) as error:
         raise CortexError(f"{spec.api} gave no answer ({reason(error)})") from None

@@ -51,10 +51,14 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
         if as_json:
             context.console.json(_refusals(error, file.parent))
         raise located(error, file.parent) from None
-    for result in results if not as_json else ():
-        _tell(result, context)
-    if not arguments.no_wait:
-        results = [_wait(client, result, file.parent, context, as_json) for result in results]
+    try:
+        for result in results if not as_json else ():
+            _tell(result, context)
+        if not arguments.no_wait:
+            results = [_wait(client, result, file.parent, context, as_json) for result in results]
+    except KeyboardInterrupt:
+        context.console.note("the deploy goes on; `cortex get` shows how")
+        raise
     if as_json:
         context.console.json(results)
     return 1 if any(result["error"] for result in results) else 0
