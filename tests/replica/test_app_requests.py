@@ -44,6 +44,22 @@ def test_get_of_an_older_api_says_how_to_call_it() -> None:
         assert replica.request("setosa").body == b'"setosa"'
 
 
+def test_an_older_api_logs_sample_and_prediction_on_demand() -> None:
+    source = "def predict(sample, metadata):\n    return [sample['id']] * 1000 if sample['id'] else 1 / 0\n"
+    with running_replica(source, interface="functions") as replica:
+        replica.wait_ready()
+        assert replica.request({"id": 1}, path="/api?nodebug=true").status == 200
+        assert replica.request({"id": 2, "text": "x" * 9999}, path="/api?a=b&debug=true").status == 200
+        assert replica.request({"id": 0}, path="/api?debug=True").status == 500
+        wait_until(lambda: "ZeroDivisionError" in replica.log(), message="the log has the failed request")
+        log = replica.log()
+        assert "sample: {'id': 1" not in log
+        assert "sample: {'id': 2, 'text': 'xxx" in log
+        assert "prediction: [2, 2, 2, 2, 2, 2, 2, 2, 2, 2, ...]" in log
+        assert "sample: {'id': 0}" in log
+        assert max(map(len, log.splitlines())) < 700
+
+
 def test_generator_is_streamed_while_it_runs() -> None:
     source = """
         import time

@@ -40,6 +40,7 @@ class Generation:
     after_hook: str | None = None  #: the hook that runs after each answer
     returns_callback: bool = False  #: `(result, callback)` answers with `result`, then runs `callback()`
     json_only: bool = False  #: the payload is JSON or None; str results are JSON strings
+    logs_on_demand: bool = False  #: `?debug=true` has the payload and the result logged
 
 
 #: Names that a signature may declare, but that need what this version does not have yet.
@@ -74,6 +75,7 @@ GENERATIONS: Mapping[str, Generation] = {
         yaml_form="`kind: api` with `predictor:`",
         summary="make a prediction by sending a post request to this endpoint with a json sample",
         json_only=True,
+        logs_on_demand=True,
     ),
     "predictor": Generation(
         key="predictor",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from reprlib import Repr
 from typing import Any
 
 from cortex.errors import UserError
@@ -13,6 +14,11 @@ from cortex.predictor.loader import BoundMethod, BoundPredictor, Kind, result_ki
 from cortex.replica.errors import write_log
 from cortex.replica.http import Connection
 from cortex.replica.payload import BadBody, Encoded, encode, make_headers, make_query_params, parse
+
+_SHOWN_ITEMS, _SHOWN_CHARACTERS = 10, 500
+_SHORT = Repr()
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHOWN_ITEMS
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = _SHOWN_CHARACTERS
 
 _PLAIN = frozenset({dict, list, str, bytes, int, float, bool, tuple, type(None)})
 
@@ -52,6 +58,7 @@ class Caller:
     def __init__(self, api: str, predictor: BoundPredictor) -> None:
         self._api = api
         self._json_only = predictor.generation.json_only
+        self._logs_on_demand = predictor.generation.logs_on_demand
         self._interface = predictor.generation.key
 
     def call(self, connection: Connection, method: BoundMethod) -> Outcome:
@@ -64,7 +71,12 @@ class Caller:
                 query_params = make_query_params(connection.url.partition(b"?")[2])
             if method.needs_headers:
                 headers = make_headers(connection.headers)
+            is_logged = self._logs_on_demand and _asks_for_log(connection)
+            if is_logged:
+                _log_value(connection, "sample", payload)
             result = method.call(payload, query_params, headers)
+            if is_logged:
+                _log_value(connection, "prediction", result)
             if method.kind != "sync":
                 return Unfinished(method.kind, result, method, (payload, query_params, headers))
             if type(result) not in _PLAIN and (kind := result_kind(result)) != "sync":
@@ -93,8 +105,7 @@ class Caller:
 
     def log(self, connection: Connection, error: BaseException) -> None:
         """Write the user's frames to the log."""
-        request_id = connection.request_id.decode("latin-1")
-        write_log(f"request {request_id} failed:\n{format_user_traceback(error)}")
+        write_log(f"request {_id(connection)} failed:\n{format_user_traceback(error)}")
 
     def _answered(self, method: BoundMethod, result: Any, arguments: tuple[Any, Any, Any]) -> Answered:
         result, after = split_callback(result, self._interface)
@@ -104,6 +115,22 @@ class Caller:
         if encoded.background is not None:
             after = encoded.background if after is None else partial(_both, after, encoded.background)
         return Answered(encoded, after)
+
+
+def _id(connection: Connection) -> str:
+    return connection.request_id.decode("latin-1")
+
+
+def _asks_for_log(connection: Connection) -> bool:
+    query = connection.url.partition(b"?")[2]
+    return b"debug=" in query and make_query_params(query).get("debug", "").lower() == "true"
+
+
+def _log_value(connection: Connection, name: str, value: Any) -> None:
+    """Log a value shortened: a caller can ask for this, and must not be able to fill the log."""
+    text = _SHORT.repr(value)
+    shown = text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
+    write_log(f"request {_id(connection)} {name}: {shown}\n")
 
 
 async def _both(after: Callable[[], Any], background: Callable[[], Any]) -> None:

@@ -24,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "sample", metavar="SAMPLE", help="file to send, its content type told by its suffix; `-` is JSON from stdin"
     )
     add_env(parser)
-    parser.add_argument("--debug", action="store_true", help="have the request logged; show status, headers and time")
+    parser.add_argument("--debug", action="store_true", help="show status, headers and time; send `?debug=true`")
 
 
 def run(arguments: argparse.Namespace, context: Context) -> int:
