@@ -22,6 +22,7 @@ from cortex.replica.cells import Cells, ConnectionState
 
 #: Size of the buffer that all connections of a process read into; a fresh one per read would cost page faults.
 READ_BYTES = 256 * 1024
+_LINGER_S = 2.0
 #: Above this the body is sent beside its head instead of copied behind it.
 _JOIN_BYTES = 64 * 1024
 
@@ -203,6 +204,8 @@ class Connection:
         if not size:
             self.close()
             return
+        if self._refused:
+            return  # the rest of what was refused
         if self._state == ConnectionState.IDLE:
             self.set_state(ConnectionState.READING)
         elif self._state != ConnectionState.READING:
@@ -365,12 +368,20 @@ class Connection:
 
     def _next_request(self) -> None:
         if self._close_after:
-            self.close()
+            self._linger()
             return
         self._reset()
         self._state = ConnectionState.IDLE
         self._cells.set_state(self.index, ConnectionState.IDLE)
         self._app.idle(self)
+
+    def _linger(self) -> None:
+        """Close once the peer has read the answer: closing over unread bytes would reset the connection."""
+        self._refused = True
+        self.set_state(ConnectionState.DRAINING)
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+        self._loop.call_later(_LINGER_S, self.close)
 
 
 def _head(status: int, media_type: bytes | None, headers: tuple[Header, ...]) -> bytes:
