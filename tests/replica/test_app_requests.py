@@ -60,6 +60,24 @@ def test_an_older_api_logs_sample_and_prediction_on_demand() -> None:
         assert max(map(len, log.splitlines())) < 700
 
 
+def test_a_result_that_is_not_json_is_told_to_caller_and_log_in_one_line() -> None:
+    source = """
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self):
+                return {"labels": {1}}
+    """
+    told = "result['labels']: set is not JSON serializable; return a list: list(value)"
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        answer = replica.request({})
+        assert (answer.status, answer.json["error"]) == (500, f"internal server error: {told}")
+        wait_until(lambda: told in replica.log(), message="the log says it too")
+        assert "Error" not in replica.log()
+
+
 def test_generator_is_streamed_while_it_runs() -> None:
     source = """
         import time

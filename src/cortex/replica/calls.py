@@ -100,12 +100,15 @@ class Caller:
         if isinstance(error, BadBody):
             return Failed(400, str(error))
         self.log(connection, error)
-        what = str(error) if isinstance(error, UserError) else f"{type(error).__name__} in {name}()"
+        if isinstance(error, UserError):  # a result that can't be sent: no code of the user's raised
+            return Failed(500, f"internal server error: {error}")
+        what = f"{type(error).__name__} in {name}()"
         return Failed(500, f"internal server error: {what}; `cortex logs {self._api}` shows the traceback")
 
     def log(self, connection: Connection, error: BaseException) -> None:
-        """Write the user's frames to the log."""
-        write_log(f"request {_id(connection)} failed:\n{format_user_traceback(error)}")
+        """Write the user's frames to the log, or what is wrong with the result."""
+        text = f"{error}\n" if isinstance(error, UserError) else format_user_traceback(error)
+        write_log(f"request {_id(connection)} failed:\n{text}")
 
     def _answered(self, method: BoundMethod, result: Any, arguments: tuple[Any, Any, Any]) -> Answered:
         result, after = split_callback(result, self._interface)

@@ -114,7 +114,8 @@ def encode_json(result: Any) -> bytes:
     try:
         return orjson.dumps(result, from_numpy)
     except TypeError:
-        return dumps_slowly(result)
+        pass  # what is raised from here on must not look like a consequence of this
+    return dumps_slowly(result)
 
 
 def encode_chunk(item: Any) -> bytes:
