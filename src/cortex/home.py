@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from cortex.errors import EngineError
 
 #: Longest path that a unix socket can have on every system we run on (104 on macOS, 108 on Linux), less a file name.
 SOCKET_DIR_MAX_LENGTH = 70
@@ -86,3 +89,16 @@ class Home:
             self.sockets_dir,
         ):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _require_private(self.sockets_dir)
+
+
+def _require_private(folder: Path) -> None:
+    """Refuse a folder that others can change: where it is not in the home, anyone could have made it before us.
+
+    Raises: EngineError.
+    """
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise EngineError(f"{folder} is not a folder of yours; remove it, or choose a CORTEX_HOME with a shorter path")
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        folder.chmod(0o700)

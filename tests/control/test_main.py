@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
+import socket
 import stat
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,6 +148,32 @@ def test_a_taken_port_is_a_clear_error(operator: RunningOperator, tmp_path: Any)
     _, stderr = process.communicate(timeout=20)
     assert process.returncode == 1
     assert f"127.0.0.1:{operator.port}: address already in use" in stderr.decode()
+
+
+def test_a_flood_of_silent_connections_stops_neither_the_operator_nor_the_gateway(operator: RunningOperator) -> None:
+    assert operator.process is not None
+    operator.deploy(config())
+    operator.wait()
+    gateway = operator.call("GET", "/v1/status")[1]["gateway"]["pid"]
+    resource.prlimit(operator.process.pid, resource.RLIMIT_NOFILE, (100, 100))
+    with contextlib.ExitStack() as stack:
+        for _ in range(150):
+            stack.enter_context(socket.create_connection(("127.0.0.1", operator.port)))
+        # Longer than it takes to find that a gateway hangs, which one that can't be asked must not be mistaken for.
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            assert operator.predict({})[0] == 200
+    assert wait_until(lambda: operator.call("GET", "/v1/status")[1]["gateway"]["pid"] == gateway)
+
+
+def test_silent_connections_give_way_to_others(operator: RunningOperator) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(("127.0.0.1", operator.port)))
+        assert operator.call("GET", "/v1/apis") == (200, [])
+        assert operator.process is not None
+        open_files = sum(1 for _ in Path(f"/proc/{operator.process.pid}/fd").iterdir())
+        assert open_files < 200
 
 
 def test_the_token_and_the_identity_are_private(operator: RunningOperator) -> None:

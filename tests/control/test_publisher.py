@@ -19,13 +19,14 @@ class Recorder:
     def __init__(self) -> None:
         self.applied: list[str] = []
         self.errors = 0
+        self.error: Exception = GatewayError("not now")
         self.gate = asyncio.Event()
 
     async def apply(self, table: RoutingTable) -> None:
         await self.gate.wait()
         if self.errors:
             self.errors -= 1
-            raise GatewayError("not now")
+            raise self.error
         self.applied.append(table.backends[0].api)
 
     async def drained(self, names: Collection[str]) -> set[str]:
@@ -74,6 +75,18 @@ def test_the_same_table_is_applied_once_unless_it_may_be_lost() -> None:
 def test_a_table_that_is_refused_is_tried_again() -> None:
     async def scenario(gateway: Recorder, publisher: RoutePublisher) -> None:
         gateway.errors = 1
+        gateway.gate.set()
+        publisher.publish(table("a"))
+        await publisher.applied()
+        assert gateway.applied == ["a"]
+
+    run(scenario)
+
+
+def test_an_unexpected_error_does_not_end_the_publishing_of_routes() -> None:
+    async def scenario(gateway: Recorder, publisher: RoutePublisher) -> None:
+        gateway.errors = 1
+        gateway.error = OSError(28, "no space left on device")
         gateway.gate.set()
         publisher.publish(table("a"))
         await publisher.applied()

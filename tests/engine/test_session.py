@@ -53,6 +53,16 @@ def test_an_identity_is_that_of_one_process_only(sleeper: subprocess.Popen[bytes
         sleeper.wait()
 
 
+def test_a_session_that_got_the_number_of_an_ended_one_is_left_alone(sleeper: subprocess.Popen[bytes]) -> None:
+    stranger = Identity.of(sleeper.pid)
+    kill_session(replace(stranger, created_at=stranger.created_at - 100))
+    try:
+        assert sleeper.poll() is None
+    finally:
+        kill_session(stranger)
+        sleeper.wait()
+
+
 def test_a_process_that_does_not_run_has_no_identity(tmp_path: Path) -> None:
     assert Identity.read(tmp_path / "none") is None
     with pytest.raises(ProcessLookupError):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import signal
 import socket
 from functools import partial
@@ -14,7 +15,8 @@ import psutil
 import pytest
 
 from cortex.errors import GatewayError
-from cortex.gateway.haproxy import Gateway, GatewaySettings
+from cortex.gateway.config import CONFIG_FILE, ROUTES_MAP
+from cortex.gateway.haproxy import HUNG_AFTER_PROBES, Gateway, GatewaySettings
 from cortex.gateway.process import TRIM_ABOVE_BYTES
 from cortex.gateway.runtime import Runtime
 from cortex.home import Home
@@ -601,6 +603,48 @@ def test_a_hung_worker_is_replaced(home: Home) -> None:
 
             await eventually(replaced, timeout_s=20)
             assert (await ask(w.port, "/iris")).status == 200
+
+    run(scenario())
+
+
+def test_a_lack_of_our_own_descriptors_is_not_taken_for_a_hung_gateway(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(backend("iris", await w.server("a"))))
+            pid = w.gateway.pid
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+            try:
+                for _ in range(HUNG_AFTER_PROBES + 1):
+                    with pytest.raises(GatewayError):
+                        await w.gateway.ensure_running()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            await w.gateway.ensure_running()
+            assert w.gateway.pid == pid
+            assert (await ask(w.port, "/iris")).status == 200
+
+    run(scenario())
+
+
+def test_a_full_disk_stops_reloads_with_a_clear_error_and_no_change_of_servers(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(backend("iris", await w.server("a"))))
+            blockers = [home.run_dir / "gateway" / f"{name}.new" for name in (CONFIG_FILE, ROUTES_MAP)]
+            for blocker in blockers:
+                blocker.mkdir()
+            await w.gateway.apply(table(backend("iris", await w.server("b"))))
+            await w.upstreams["a"].stop()
+            assert (await ask(w.port, "/iris")).status == 200
+            wanted = table(backend("iris", await w.server("b")), backend("rose", await w.server("c")))
+            with pytest.raises(GatewayError, match="files can't be written"):
+                await w.gateway.apply(wanted)
+            assert (await ask(w.port, "/iris")).status == 200
+            for blocker in blockers:
+                blocker.rmdir()
+            await w.gateway.apply(wanted)
+            assert (await ask(w.port, "/rose")).status == 200
 
     run(scenario())
 

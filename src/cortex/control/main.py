@@ -26,8 +26,10 @@ from cortex.control.operator import Identity, Operator
 from cortex.control.preparing import prepare_revision
 from cortex.control.projects import ProjectFolders
 from cortex.control.reconciler import Reconciler
+from cortex.control.serving import create_server
 from cortex.control.settings import Settings
 from cortex.engine.local import LocalEngine
+from cortex.engine.sockets import allow_descriptors
 from cortex.errors import ConflictError, CortexError, GatewayError
 from cortex.gateway.haproxy import Gateway, GatewaySettings
 from cortex.home import Home
@@ -40,15 +42,9 @@ from cortex.telemetry import Logger, configure
 _GATEWAY_CHECK_S = 1.0
 #: What `cortex down` grants the requests that are inside replicas.
 _DOWN_DRAIN_S = 10.0
+#: Connections of clients, one socket per replica, files of logs that are followed.
+_DESCRIPTORS = 16_384
 _logger = Logger("cortex.operator")
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: it would end the process before replicas are let go of."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class _Process:
@@ -125,7 +121,7 @@ class _Process:
             started_at=datetime.now(UTC),
         )
 
-    def _server(self, identity: Identity, projects: ProjectFolders) -> _Server:
+    def _server(self, identity: Identity, projects: ProjectFolders) -> uvicorn.Server:
         reconciler = self._reconciler
         deployer = Deployer(
             self._store,
@@ -138,26 +134,16 @@ class _Process:
             self._home, identity, self._store, self._engine, self._gateway, reconciler, deployer, _logger
         )
         app = create_app(operator, read_token(self._home), self._settings.host, _logger, self._shut_down, __version__)
-        config = uvicorn.Config(
-            app,
-            loop="none",
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=1,
-        )
-        return _Server(config)
+        return create_server(app)
 
     async def _keep_gateway(self) -> None:
         while True:
             await asyncio.sleep(_GATEWAY_CHECK_S)
             try:
                 await self._gateway.ensure_running()
-            except GatewayError as error:
-                _logger.error("gateway can't be kept running", error=error)
+            except Exception as error:  # whatever it is, it must be tried again
+                expected = isinstance(error, GatewayError)
+                _logger.error("gateway can't be kept running", None if expected else error, error=error)
 
 
 def read_token(home: Home) -> str:
@@ -177,6 +163,7 @@ def read_token(home: Home) -> str:
 def main() -> None:
     """Run the operator of `CORTEX_HOME`."""
     settings = Settings.parse(sys.argv[1:])
+    allow_descriptors(_DESCRIPTORS)
     home = Home.from_environ(os.environ)
     home.create()
     configure(home.logs_dir / "operator.log")

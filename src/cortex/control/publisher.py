@@ -72,8 +72,9 @@ class RoutePublisher:
                 continue
             try:
                 await self._gateway.apply(table)
-            except GatewayError as error:
-                self._logger.error("routes could not be applied", error=error)
+            except Exception as error:  # whatever it is, routes must be tried again
+                expected = isinstance(error, GatewayError)
+                self._logger.error("routes could not be applied", None if expected else error, error=error)
                 self._wake.set()
                 await asyncio.sleep(_RETRY_S)
                 continue

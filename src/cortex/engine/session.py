@@ -58,15 +58,22 @@ class Identity:
 def kill_session(leader: Identity) -> None:
     """Kill every process of the session that `leader` made, the leader included.
 
-    A session's number is not given out again while a process of it lives, so the members can't be someone else's,
-    unless the machine was restarted.
+    A session's number is not given out again while a process of it lives. Once all have ended, somebody else's session
+    may get it: then its leader is another process than ours.
     """
-    if leader.boot_id != _boot_id():
+    if leader.boot_id != _boot_id() or _is_someone_elses(leader):
         return
     for pid in psutil.pids():
         with contextlib.suppress(OSError):
             if os.getsid(pid) == leader.pid and _is_younger(pid, leader):
                 os.kill(pid, signal.SIGKILL)
+
+
+def _is_someone_elses(leader: Identity) -> bool:
+    try:
+        return abs(psutil.Process(leader.pid).create_time() - leader.created_at) >= _SAME_TIME_S
+    except psutil.Error:
+        return False  # no leader: what is left of the session is ours
 
 
 def _is_younger(pid: int, leader: Identity) -> bool:

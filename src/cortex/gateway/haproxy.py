@@ -7,6 +7,8 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+import psutil
+
 from cortex.errors import GatewayError
 from cortex.gateway.config import (
     BACKEND_PREFIX,
@@ -84,6 +86,7 @@ class Gateway:
         self._lock = asyncio.Lock()
         self._table = RoutingTable()
         self._synced: tuple[RoutingTable, int | None] | None = None
+        self._unwritten: OSError | None = None  # why the newest files are not on disk
         self._leaving = False  # some worker still has a server that the table has not
         self._failed_probes = 0
         self._counters = ResponseCounters()
@@ -207,16 +210,26 @@ class Gateway:
             INFO_MAP: rendered.info,
             UNAVAILABLE_MAP: rendered.unavailable,
         }
-        for name, text in files.items():
-            path = self._folder / name
-            if not path.exists() or path.read_text() != text:
-                write_private(path, text)
+        self._unwritten = None
+        try:
+            for name, text in files.items():
+                path = self._folder / name
+                if not path.exists() or path.read_text() != text:
+                    write_private(path, text)
+        except OSError as error:  # a full disk; what needs no file goes on
+            self._unwritten = error
         return rendered
+
+    def _require_files(self) -> None:
+        """Make sure that HAProxy reads what was rendered. Raises: GatewayError."""
+        if self._unwritten is not None:
+            raise GatewayError(f"the gateway's files can't be written: {self._unwritten}") from self._unwritten
 
     async def _follow(self, rendered: Rendered) -> None:
         """Bring the running HAProxy to the table: through its socket if that is enough, else by a reload."""
         workers = await self._runtime.workers()
         if workers.current is None or await self._runtime.structure(workers.current) != rendered.structure:
+            self._require_files()
             log_start = self._process.log_size()
             try:
                 await self._runtime.reload()
@@ -290,8 +303,13 @@ class Gateway:
         self._unwatch()
         await self._process.stop()
         rendered = self._write(self._table)
+        self._require_files()
         log_start = self._process.log_size()
-        self._process.start()
+        try:
+            self._process.start()
+        except (OSError, psutil.Error) as error:
+            await self._process.stop()
+            raise GatewayError(f"HAProxy can't be started: {error}") from error
         try:
             await self._wait_until_serving(rendered, log_start)
         except GatewayError:
@@ -366,5 +384,5 @@ class Gateway:
     async def _recover(self) -> None:
         try:
             await self.ensure_running()
-        except GatewayError as error:
+        except GatewayError as error:  # `ensure_running` is called again
             self._logger.error("gateway can't be started again", reason=str(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import errno
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ RELOAD_TIMEOUT_S = 30.0
 #: Commands sent in one connection; HAProxy reads them as they come.
 _BATCH = 200
 _SERVERS_AND_BACKENDS = "show stat -1 6 -1"
+#: What we lack ourselves when we can't ask; it says nothing of HAProxy.
+_OUR_LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _NOT_PLAIN = re.compile(r"([^A-Za-z0-9_])")
 
 
@@ -100,6 +103,8 @@ class Runtime:
             async with asyncio.timeout(timeout_s):
                 return await self._exchange(text)
         except OSError as error:  # TimeoutError is one
+            if error.errno in _OUR_LACKS:
+                raise GatewayError(f"HAProxy can't be asked: {error.strerror}") from error
             raise Unresponsive(f"HAProxy does not answer on {self._socket}: {error or 'timed out'}") from error
 
     async def _exchange(self, text: str) -> str:
