@@ -177,7 +177,10 @@ def test_silent_connections_give_way_to_others(operator: RunningOperator) -> Non
 
 
 def test_the_token_and_the_identity_are_private(operator: RunningOperator) -> None:
-    for file in (operator.home.token_file, operator.home.run_dir / "operator.json", operator.home.database_file):
+    files = [operator.home.token_file, operator.home.run_dir / "operator.json"]
+    files += operator.home.path.glob(f"{operator.home.database_file.name}*")
+    assert len(files) > 3
+    for file in files:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 

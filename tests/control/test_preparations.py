@@ -91,11 +91,22 @@ def test_lost_replicas_are_replaced_later_and_later_until_a_while_goes_well() ->
             desk.preparations.lost(KEY, was_ready=True)
             delays.append(desk.state.hold_until - desk.now)
             desk.now += delays[-1]
+            desk.now += 1
         assert delays == [0, 1, 2, 4, 8, 16, 32, 60, 60]
         desk.now += 1000
         desk.preparations.lost(KEY, was_ready=True)
         assert desk.state.hold_until == desk.now
         assert desk.state.failure is None
+
+    run(scenario)
+
+
+def test_replicas_lost_at_one_blow_are_replaced_at_once() -> None:
+    async def scenario(desk: Desk) -> None:
+        for _ in range(20):
+            desk.preparations.lost(KEY, was_ready=True)
+            desk.now += 0.01
+        assert desk.state.hold_until <= desk.now
 
     run(scenario)
 

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
@@ -20,7 +21,7 @@ from replicas import Replica, new_request_id, running_replica
 from wait import wait_until
 
 HANDLER = """
-    import asyncio, ctypes, os, socket, sys, time
+    import asyncio, ctypes, os, socket, sys, threading, time
     from starlette.responses import Response
 
     RESPONSES = {
@@ -64,6 +65,8 @@ HANDLER = """
                 for fd, kind in list(own_sockets()):
                     if kind == socket.SOCK_SEQPACKET:
                         os.close(fd)
+            elif do == "block all threads soon":
+                threading.Timer(0.2, ctypes.PyDLL(None).sleep, [3600]).start()
             elif do == "leave a daemon and die":
                 def chunks():
                     yield "first"
@@ -154,6 +157,17 @@ def test_caller_of_a_stuck_call_that_hangs_up_does_not_take_the_slot_along(do: s
         death = replica.wait_ready().processes[0].death
         assert death is not None
         assert death.cause is DeathCause.TIMED_OUT
+        assert replica.request({}).status == 200
+
+
+def test_process_that_reads_no_request_any_more_is_replaced() -> None:
+    with running_replica(HANDLER, timeout_s=1.0) as replica, ThreadPoolExecutor() as pool:
+        replica.wait_ready()
+        assert replica.request({"do": "block all threads soon"}).status == 200
+        threading.Event().wait(0.5)
+        unread = pool.submit(replica.request, {})
+        wait_until(lambda: replica.status().processes[0].restarts == 1)
+        assert unread.result(5).status == 504
         assert replica.request({}).status == 200
 
 

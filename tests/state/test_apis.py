@@ -112,3 +112,13 @@ def test_a_delete_keeps_the_history_if_asked(open_store: Open, keeps: bool) -> N
     store.write([change("r2")])
     record = store.get("iris")
     assert record is not None and record.serving is None
+
+
+def test_a_spec_that_can_not_be_read_back_is_refused_and_blocks_no_other(open_store: Open) -> None:
+    store = open_store()
+    store.write([change("r1")])
+    unreadable = spec("rose")
+    object.__setattr__(unreadable.networking, "timeout_s", float("nan"))
+    with pytest.raises(ValueError, match="timeout_s"):
+        store.write([change("r2", unreadable)])
+    assert [record.name for record in store.records()] == ["iris"]

@@ -19,6 +19,9 @@ from pydantic_core import PydanticCustomError
 NULL = ("cannot be null", "specify a value, or remove the key to use the default value")
 
 _SHOWN_LENGTH = 80
+#: What fits 64 bits everywhere, in nanoseconds and in bytes, with room to add to it.
+_MAX_SECONDS = 100 * 365 * 24 * 3600
+_MAX_BYTES = 2**62
 _DECIMAL_UNITS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY_UNITS = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _QUANTITY = re.compile(
@@ -172,7 +175,10 @@ def cores(value: object) -> float:
 
 def memory_bytes(value: object) -> int:
     """Read a quantity of memory, in bytes: `1Ki` is 1024."""
-    return math.ceil(_quantity(value, '"512Mi" or "2Gi"'))
+    size = math.ceil(_quantity(value, '"512Mi" or "2Gi"'))
+    if size > _MAX_BYTES:
+        raise problem(f"must be at most 4Ei (got {quote(value)})", "write a smaller amount")
+    return size
 
 
 def duration_s(
@@ -210,6 +216,8 @@ def _seconds(value: object) -> float:
             seconds = 0.0 if written == "0" else math.nan
     if not math.isfinite(seconds):
         raise problem(f"{quote(value)}: invalid duration", 'write something like "30s", "500ms" or "5m"')
+    if abs(seconds) > _MAX_SECONDS:
+        raise problem(f"must be at most {_MAX_SECONDS // 3600}h (got {value})", "write a shorter time")
     return round(seconds, 9)
 
 

@@ -45,7 +45,7 @@ class Guard:
         if not self._is_ours(host):
             return _refusal(403, "forbidden", f"this operator is not called {host!r}")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and not _is_of(origin, host):
             return _refusal(403, "forbidden", f"requests from pages of {origin} are refused")
         if path not in OPEN_PATHS and not self._has_token(headers.get("authorization", "")):
             error = UnauthorizedError("the operator's token is missing or wrong")
@@ -65,6 +65,13 @@ class Guard:
         except ValueError:
             return False
         return name in self._hosts or (self._any_address and _is_address(name))
+
+
+def _is_of(origin: str, host: str) -> bool:
+    try:
+        return urlsplit(origin).netloc.lower() == host.lower()
+    except ValueError:
+        return False
 
 
 def _is_address(name: str) -> bool:

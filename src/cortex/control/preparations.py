@@ -24,6 +24,7 @@ _MAX_RETRY_S = 300.0
 _MAX_LOSS_DELAY_S = 60.0
 #: Replicas lost longer ago than this don't slow down the next start.
 _LOSSES_FORGOTTEN_AFTER_S = 300.0
+_ONE_BLOW_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,11 @@ class Preparations:
     def lost(self, key: Key, was_ready: bool) -> None:
         """Record that a replica vanished: the first is replaced at once, those that follow later and later."""
         entry, now = self._entry(key), self._clock()
-        entry.losses = entry.losses + 1 if now - entry.lost_at < _LOSSES_FORGOTTEN_AFTER_S else 1
-        entry.lost_at = now
+        ago = now - entry.lost_at
+        # Whatever ended several replicas that served at one blow, such as a lack of memory, is one loss.
+        if not was_ready or not entry.losses or ago > _ONE_BLOW_S:
+            entry.losses = entry.losses + 1 if ago < _LOSSES_FORGOTTEN_AFTER_S else 1
+            entry.lost_at = now
         delay = min(2.0 ** (entry.losses - 2), _MAX_LOSS_DELAY_S) if entry.losses > 1 else 0.0
         failure = entry.state.failure
         if not was_ready:

@@ -91,6 +91,7 @@ class LocalEngine:
         """Start a replica; returns before it is ready. Raises: EngineError if its supervisor can't be started."""
         run_dir = Path(spec.run_dir)
         try:
+            self._home.create()  # somebody may have cleaned up
             run_dir.mkdir(mode=0o700, parents=True)
             _write(run_dir / SPEC_FILE, spec.to_json())
             process = self._spawn(spec, run_dir)

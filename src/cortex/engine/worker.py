@@ -12,7 +12,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from cortex.engine.deaths import (
@@ -23,6 +22,7 @@ from cortex.engine.deaths import (
     restart_delay_s,
     timed_out,
 )
+from cortex.engine.held import DEADLINE_STATES, Hearing, Held, has_unread
 from cortex.engine.sockets import accept_one
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.replica.cells import MAX_CONNECTIONS, Cells, ConnectionState
@@ -43,19 +43,9 @@ _CHANNEL_LOST_S = 1.0
 
 _SLOW_CLIENT_STATES = (ConnectionState.READING, ConnectionState.DRAINING)
 _CALL_STATES = (ConnectionState.RUNNING, ConnectionState.ANSWERING)
-_DEADLINE_STATES = (ConnectionState.RUNNING, ConnectionState.ANSWERING, ConnectionState.QUEUED)
 
 #: Forks; returns (pid, read end of stdout, read end of stderr) in the parent and never in the child.
 Fork = Callable[["Worker", Channel], tuple[int, int, int]]
-
-
-@dataclass
-class Held:
-    """The supervisor's duplicate of one connection."""
-
-    sock: socket.socket
-    was_slow: bool = False  #: at the last tick, only its client was slow
-    slow: bool = False  #: … and at the tick before as well: the call slot is lent
 
 
 class Worker:
@@ -93,6 +83,7 @@ class Worker:
         self._idle_since: float | None = None
         self._exit_until: float | None = None
         self._channel_lost_at: float | None = None
+        self._hearing = Hearing()
 
     @property
     def status(self) -> ProcessStatus:
@@ -124,6 +115,7 @@ class Worker:
         self._killed_for = None
         self._condemned = False
         self._channel_lost_at = None
+        self._hearing = Hearing()
         self._not_handed_over.clear()
         try:
             self.channel, theirs = Channel.pair()
@@ -221,6 +213,8 @@ class Worker:
         if self.state in (ProcessState.READY, ProcessState.STOPPING):
             self._enforce_deadlines()
             self._hand_over_again()
+            if self._hearing.deaf_for_s(now, self._held, self.cells) > self._spec.timeout_s:
+                self.kill(timed_out(self._spec.timeout_s))
             for index, held in self._held.items():
                 slow = self.cells.state(index) in _SLOW_CLIENT_STATES
                 held.slow, held.was_slow = slow and held.was_slow, slow
@@ -238,7 +232,7 @@ class Worker:
         expired, running = [], False
         for index in self._held:
             state = self.cells.state(index)
-            if state in _DEADLINE_STATES and self.cells.deadline_ns(index) < now_ns:
+            if state in DEADLINE_STATES and self.cells.deadline_ns(index) < now_ns:
                 expired.append((index, state))
             elif state in _CALL_STATES:
                 running = True
@@ -357,15 +351,10 @@ class Worker:
         """While the user's code can't start: answer the requests that wait in the sockets."""
         reason = self._failure.message if self._failure else "starting"
         for index, held in list(self._held.items()):
-            try:
-                waiting = held.sock.recv(1, socket.MSG_PEEK)
-            except BlockingIOError:
-                continue
-            except OSError:
-                waiting = b""
-            if waiting:
+            unread = has_unread(held.sock)
+            if unread:
                 self._end(index, 503, f"no replica is ready: {reason}")
-            else:
+            elif unread is None:
                 self._close(index)
 
     def _end(self, index: int, status: int, message: str) -> None:

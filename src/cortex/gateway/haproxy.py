@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -302,6 +303,9 @@ class Gateway:
         """End whatever is left of the last HAProxy and start one that serves the table."""
         self._unwatch()
         await self._process.stop()
+        with contextlib.suppress(OSError):  # then the files can't be written either, which is told
+            self._home.create()
+            self._folder.mkdir(mode=0o700, exist_ok=True)
         rendered = self._write(self._table)
         self._require_files()
         log_start = self._process.log_size()

@@ -195,6 +195,8 @@ def _time_id(now: datetime) -> str:
 
 def _target_values(target: Target) -> dict[str, str]:
     spec = target.spec.model_dump_json()
+    # What can't be read back would be in the way of every later reading, of all APIs.
+    Api.model_validate_json(spec)
     return {"revision": target.revision, "spec": spec, "project_hash": target.project_hash}
 
 

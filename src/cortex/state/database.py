@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,8 @@ def open_sqlite(path: Path) -> Engine:
 
     Raises: DatabaseVersionError if it is newer than this code or can't be read as a database.
     """
+    with contextlib.suppress(OSError):  # SQLite says it better
+        path.touch(mode=0o600)  # the files that SQLite puts beside it get its mode
     engine = create_engine(URL.create("sqlite", database=str(path)))
     event.listen(engine, "connect", _configure_sqlite)
     event.listen(engine, "begin", _begin_at_once)
