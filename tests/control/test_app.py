@@ -70,6 +70,7 @@ def test_nothing_that_resembles_liveness_is_open(operator: RunningOperator, path
         ({"host": ""}, 403),
         ({"host": "localhost", "origin": "http://evil.example"}, 403),
         ({"host": "localhost", "origin": "null"}, 403),
+        ({"host": "localhost", "origin": "http://["}, 403),
         ({"host": "localhost:8889", "origin": "http://localhost:8889"}, 200),
         ({"host": "localhost:8889", "origin": "http://localhost:1234"}, 403),
     ],
