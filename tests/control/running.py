@@ -50,7 +50,7 @@ def config(name: str = "iris", replicas: int = 1, answer: str = "one", extra: st
 def project(yaml: str, handler: str = HANDLER, **files: str) -> bytes:
     """Pack an upload: a handler, its configuration, other files."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as packed:
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
         for name, text in {"cortex.yaml": yaml, "handler.py": handler, **files}.items():
             packed.writestr(name, text)
     return buffer.getvalue()

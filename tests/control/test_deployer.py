@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -223,3 +224,18 @@ def test_a_deployment_that_is_updating_is_not_changed_in_part(desk: Desk) -> Non
     results = desk.deploy(deployment("a", "b"), FUNCTIONS + "\n# changed\n")
     assert {result.error for result in results} == {"previous flowers deployment is updating (override with --force)"}
     assert desk.store.records() == before
+
+
+def test_a_huge_upload_does_not_hold_up_the_operator(desk: Desk) -> None:
+    archive = project(config(), HANDLER, zeros="\0" * (250 * 1024**2))
+
+    async def scenario() -> float:
+        deploying = asyncio.create_task(desk.deployer.deploy(archive, "cortex.yaml"))
+        longest, last = 0.0, time.monotonic()
+        while not deploying.done():
+            await asyncio.sleep(0.005)
+            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+        await deploying
+        return longest
+
+    assert asyncio.run(scenario()) < 0.4

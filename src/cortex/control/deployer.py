@@ -62,7 +62,7 @@ class Deployer:
         _check_config_name(config_name)
         async with self._turn:
             deployed = [record.spec for record in self._store.records()]
-            with self._projects.unpacked(archive) as folder:
+            async with self._projects.unpacked(archive) as folder:
                 diagnosis, project_hash = await asyncio.to_thread(_diagnose, folder, config_name, deployed)
                 (folder / config_name).unlink()  # it is no file of the project
                 results, changes, deletions = self._diff(diagnosis.apis, project_hash, force)

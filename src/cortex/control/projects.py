@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from cortex.config.project import unpack
@@ -26,15 +26,16 @@ class ProjectFolders:
         """Return the folder of a project; its code must not write there."""
         return self._root / project_hash
 
-    @contextmanager
-    def unpacked(self, archive: bytes) -> Iterator[Path]:
+    @asynccontextmanager
+    async def unpacked(self, archive: bytes) -> AsyncIterator[Path]:
         """Unpack an upload into a folder that lasts as long as the block. Raises: InputError."""
         folder = self._root / f"{_TEMPORARY}{secrets.token_hex(8)}"
         try:
-            unpack(archive, folder)
+            # It may take seconds, in which everything else goes on.
+            await asyncio.to_thread(unpack, archive, folder)
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     def adopt(self, folder: Path, project_hash: str) -> None:
         """Move an unpacked project to its place, unless the same one is there already."""
