@@ -47,7 +47,7 @@ def create_app(
     operator: Operator, token: str, host: str, logger: Logger, shut_down: Callable[[bool], None], version: str
 ) -> FastAPI:
     """Return the application. `shut_down(all)` ends the operator soon, with replicas and gateway if `all`."""
-    app = FastAPI(title="cortex operator", version=version, redoc_url=None)
+    app = FastAPI(title="cortex operator", version=version, docs_url=None, redoc_url=None)
     _answer_errors(app, logger)
     app.include_router(_own_routes(operator, shut_down))
     app.include_router(_change_routes(operator))
