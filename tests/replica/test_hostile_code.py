@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cortex.lifecycle import DeathCause, ProcessState
@@ -77,6 +78,8 @@ HANDLER = """
                     time.sleep(0.2)
                     os._exit(3)
                 return chunks()
+            elif do == "large answer":
+                return "x" * 3_000_000
             elif do in RESPONSES:
                 return RESPONSES[do]()
             return {"pid": os.getpid(), "names": sorted(headers)}
@@ -180,6 +183,22 @@ def test_hang_ups_while_a_call_runs_leave_no_connection_behind() -> None:
             begin(replica, {"do": "sleep", "s": 0.02}).close()
         wait_until(lambda: (descriptors(supervisor), descriptors(worker)) <= before, message="connections stay open")
         assert replica.pid == worker
+
+
+def test_hang_ups_in_large_answers_and_bodies_leave_no_memory_behind() -> None:
+    with running_replica(HANDLER) as replica:
+        make_calls_slow(replica)
+        worker = psutil.Process(replica.pid)
+        large = b'{"do": "large answer"}'
+        for size, body in ((len(large), large), (4_000_000, b"x" * 3_000_000)):
+            head = b"POST / HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % size
+            for _ in range(300):
+                with replica_socket(replica) as sock, contextlib.suppress(OSError):
+                    sock.sendall(head + body)
+                    if body is large:
+                        sock.recv(1000)
+        wait_until(lambda: descriptors(worker.pid) < 30)
+        assert worker.memory_info().rss < 200 * 1024**2
 
 
 @pytest.mark.parametrize(

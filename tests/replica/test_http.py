@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.replica.http import _date
+from cortex.replica.heads import _date
 from replicas import running_replica
 
 ECHO = "def predict(sample, metadata):\n    return sample\n"

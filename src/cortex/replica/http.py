@@ -9,32 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import time
 from collections import deque
 from collections.abc import Callable
-from functools import lru_cache
-from http import HTTPStatus
 from typing import Protocol
 
 from httptools import HttpRequestParser
 
 from cortex.replica.cells import Cells, ConnectionState
+from cortex.replica.heads import BODILESS, Header, head
 
 #: Size of the buffer that all connections of a process read into; a fresh one per read would cost page faults.
 READ_BYTES = 256 * 1024
 _LINGER_S = 2.0
 #: Above this the body is sent beside its head instead of copied behind it.
 _JOIN_BYTES = 64 * 1024
-
-_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-
-_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-
-Header = tuple[bytes, bytes]
-
-#: Answers of these statuses have no body, whatever their headers say.
-BODILESS = frozenset({204, 304})
 
 
 class Application(Protocol):
@@ -182,7 +170,10 @@ class Connection:
         self._sock.close()
         # The supervisor enforces the deadline of a call for as long as it knows the connection.
         self._abandoned = self._state in (ConnectionState.RUNNING, ConnectionState.ANSWERING)
+        # This object and its parser refer to each other, so it is freed some time later: the big things go now.
+        self._backlog.clear()
         if not self._abandoned:
+            self._body.clear()
             self._on_close(self)
         self._app.gone(self)
 
@@ -190,6 +181,7 @@ class Connection:
         """Learn that the user's code is done with a request of this connection, which may have closed meanwhile."""
         if self._abandoned:
             self._abandoned = False
+            self._body.clear()
             self._on_close(self)
 
     # Reading. The parser calls the on_… methods.
@@ -283,11 +275,11 @@ class Connection:
             return
         if status in BODILESS:
             body = b""
-        head = _head(status, media_type, headers) + b"content-length: %d\r\n\r\n" % len(body)
+        start = head(status, media_type, headers) + b"content-length: %d\r\n\r\n" % len(body)
         if len(body) < _JOIN_BYTES:
-            self._send(head + body)
+            self._send(start + body)
         else:
-            self._send(head)
+            self._send(start)
             self._send(body)
         self._finish()
 
@@ -296,7 +288,7 @@ class Connection:
         if self.open:
             self._close_after = status in BODILESS  # what chunks it has must not be taken for the next answer
             self.set_state(ConnectionState.ANSWERING)
-            self._send(_head(status, media_type, headers) + b"transfer-encoding: chunked\r\n\r\n")
+            self._send(head(status, media_type, headers) + b"transfer-encoding: chunked\r\n\r\n")
 
     def stream(self, chunk: bytes) -> None:
         """Write a piece of such an answer."""
@@ -382,18 +374,3 @@ class Connection:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
         self._loop.call_later(_LINGER_S, self.close)
-
-
-def _head(status: int, media_type: bytes | None, headers: tuple[Header, ...]) -> bytes:
-    line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
-    extra = b"".join(b"%b: %b\r\n" % header for header in headers)
-    content_type = b"content-type: %b\r\n" % media_type if media_type else b""
-    return line + _date(int(time.time())) + content_type + extra
-
-
-@lru_cache(maxsize=2)
-def _date(second: int) -> bytes:
-    # Not strftime, whose names follow the locale; not email.utils, which is slow to import.
-    year, month, day, hour, minute, second, weekday, *_ = time.gmtime(second)
-    date = f"{_DAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year} {hour:02}:{minute:02}:{second:02} GMT"
-    return f"date: {date}\r\n".encode()

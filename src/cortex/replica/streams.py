@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any
 
 from cortex.replica.errors import error_body
-from cortex.replica.http import Connection, Header
+from cortex.replica.heads import Header
+from cortex.replica.http import Connection
 from cortex.replica.payload import encode_chunk, stream_media_type
 from cortex.replica.runner import Runner
 

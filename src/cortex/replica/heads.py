@@ -1,0 +1,33 @@
+"""The head of an answer, as bytes."""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache
+from http import HTTPStatus
+
+Header = tuple[bytes, bytes]
+
+#: Answers of these statuses have no body, whatever their headers say.
+BODILESS = frozenset({204, 304})
+
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+def head(status: int, media_type: bytes | None, headers: tuple[Header, ...]) -> bytes:
+    """Write the head of an answer, but for what says where its body ends."""
+    line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
+    extra = b"".join(b"%b: %b\r\n" % header for header in headers)
+    content_type = b"content-type: %b\r\n" % media_type if media_type else b""
+    return line + _date(int(time.time())) + content_type + extra
+
+
+@lru_cache(maxsize=2)
+def _date(second: int) -> bytes:
+    # Not strftime, whose names follow the locale; not email.utils, which is slow to import.
+    year, month, day, hour, minute, second, weekday, *_ = time.gmtime(second)
+    date = f"{_DAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year} {hour:02}:{minute:02}:{second:02} GMT"
+    return f"date: {date}\r\n".encode()
