@@ -39,7 +39,7 @@ def all_routes(operator: RunningOperator) -> list[tuple[str, str]]:
     """List method and path of every route, those of the documentation included."""
     schema: dict[str, Any] = operator.call("GET", "/openapi.json")[1]
     routes = [(method.upper(), path) for path, item in schema["paths"].items() for method in item]
-    return [*routes, ("GET", "/openapi.json"), ("GET", "/other")]
+    return [*routes, ("GET", "/openapi.json"), ("GET", "/docs"), ("GET", "/other")]
 
 
 def test_every_route_but_liveness_needs_the_token(operator: RunningOperator) -> None:
@@ -84,6 +84,7 @@ def test_requests_of_foreign_pages_are_refused(
 
 def test_the_routes_are_described_to_programs_with_the_token(operator: RunningOperator) -> None:
     assert request(operator, "GET", "/openapi.json", authorization=f"Bearer {operator.token}")[0] == 200
+    assert request(operator, "GET", "/docs", authorization=f"Bearer {operator.token}")[0] == 200
 
 
 def test_mistakes_come_back_as_diagnostics(operator: RunningOperator) -> None:

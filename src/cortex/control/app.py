@@ -11,11 +11,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Header, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from cortex.config.archive import MAX_PROJECT_BYTES
 from cortex.control.guard import Guard
+from cortex.control.docs_page import docs_page
 from cortex.control.operator import Operator
 from cortex.engine.log_files import LogLine, replicas
 from cortex.engine.logs import LogFollower, read_logs
@@ -53,6 +54,12 @@ def create_app(
     app.include_router(_change_routes(operator))
     app.include_router(_api_routes(operator))
     app.add_middleware(Guard, token=token, host=host)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        """Return the OpenAPI description as a page."""
+        return HTMLResponse(docs_page(app.openapi()))
+
     return app
 
 
