@@ -15,8 +15,8 @@ from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from cortex.config.archive import MAX_PROJECT_BYTES
-from cortex.control.guard import Guard
 from cortex.control.docs_page import docs_page
+from cortex.control.guard import Guard
 from cortex.control.operator import Operator
 from cortex.engine.log_files import LogLine, replicas
 from cortex.engine.logs import LogFollower, read_logs
