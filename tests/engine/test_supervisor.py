@@ -70,6 +70,8 @@ def test_process_that_dies_in_a_call_is_named_and_replaced(payload: object, word
         assert replica.request({}).json["pid"] != before.processes[0].pid
         process = replica.wait_ready().processes[0]
         assert process.restarts == 1
+        assert f"{words}" in replica.log()
+        assert f"inside: request {request_id}" in replica.log()
         assert process.death is not None
         assert process.death.cause is cause
 

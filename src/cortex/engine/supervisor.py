@@ -191,7 +191,9 @@ class Supervisor:
         worker.outputs = {}
         stopping = worker.state is ProcessState.STOPPING
         death = worker.on_death(wait_status)
-        self._log.line(worker.index, "s", f"process {pid} {'stopped' if stopping else death.message}")
+        inside = f", inside: request {', '.join(worker.failed_requests)}" if worker.failed_requests else ""
+        worker.failed_requests.clear()
+        self._log.line(worker.index, "s", f"process {pid} {'stopped' if stopping else death.message}{inside}")
         self._watch_worker(worker)
 
     def _stop(self, drain_s: float) -> None:

@@ -60,6 +60,7 @@ class Worker:
         self.slots = spec.threads
         self.channel: Channel | None = None
         self.outputs: dict[int, str] = {}
+        self.failed_requests: list[str] = []  #: ids of those inside the process when it died or was to be killed
         self._spec = spec
         self._fork = fork
         self._held: dict[int, Held] = {}
@@ -361,6 +362,8 @@ class Worker:
         """Write a last answer to a connection and close it once the peer has had time to read it."""
         held = self._held.pop(index)
         request_id = self.cells.request_id(index) if status != 503 else ""
+        if request_id:
+            self.failed_requests.append(request_id)
         try:
             held.sock.send(error_answer(status, message, request_id))
             held.sock.shutdown(socket.SHUT_WR)
