@@ -29,6 +29,10 @@ class ConnectionState(IntEnum):
     DRAINING = 5  #: the user's code is done; the client has yet to take the answer
 
 
+#: A plain number: an enumeration's member would have to be turned into one for each request.
+_RUNNING = int(ConnectionState.RUNNING)
+
+
 class Cells:
     """Rows of one process: `state`, `deadline` (monotonic ns) and request id, one row per connection index."""
 
@@ -57,7 +61,7 @@ class Cells:
         self._cells[base + 2] = length
         start = index * _ROW_BYTES + _ID_OFFSET
         self._bytes[start : start + length] = request_id[:length]
-        self._cells[base] = ConnectionState.RUNNING
+        self._cells[base] = _RUNNING
 
     def extend(self, index: int, deadline_ns: int) -> None:
         """Move the deadline of a streaming answer."""

@@ -19,13 +19,17 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 def head(status: int, media_type: bytes | None, headers: tuple[Header, ...]) -> bytes:
     """Write the head of an answer, but for what says where its body ends."""
+    plain = _plain_head(status, media_type, int(time.time()))
+    return plain + b"".join(b"%b: %b\r\n" % header for header in headers) if headers else plain
+
+
+@lru_cache(maxsize=16)
+def _plain_head(status: int, media_type: bytes | None, second: int) -> bytes:
     line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
-    extra = b"".join(b"%b: %b\r\n" % header for header in headers)
     content_type = b"content-type: %b\r\n" % media_type if media_type else b""
-    return line + _date(int(time.time())) + content_type + extra
+    return line + _date(second) + content_type
 
 
-@lru_cache(maxsize=2)
 def _date(second: int) -> bytes:
     # Not strftime, whose names follow the locale; not email.utils, which is slow to import.
     year, month, day, hour, minute, second, weekday, *_ = time.gmtime(second)

@@ -25,6 +25,11 @@ _LINGER_S = 2.0
 _JOIN_BYTES = 64 * 1024
 
 
+# Looked up for each request: attributes of an enumeration are slow.
+_IDLE, _READING, _RUNNING = ConnectionState.IDLE, ConnectionState.READING, ConnectionState.RUNNING
+_DRAINING = ConnectionState.DRAINING
+
+
 class Application(Protocol):
     """What a connection needs of the application."""
 
@@ -71,7 +76,6 @@ class Connection:
         "_state",
         "asks_for_info",
         "content_type",
-        "expects_continue",
         "headers",
         "index",
         "open",
@@ -103,7 +107,7 @@ class Connection:
         self._loop = loop
         self._on_close = on_close
         self._parser = HttpRequestParser(self)
-        self._state = ConnectionState.IDLE
+        self._state = _IDLE
         self._backlog: deque[memoryview] = deque()
         self._flushed: asyncio.Event | None = None
         self._reading = False
@@ -140,7 +144,7 @@ class Connection:
     @property
     def is_idle(self) -> bool:
         """Tell whether no request is inside."""
-        return self._state == ConnectionState.IDLE
+        return self._state is _IDLE
 
     def set_state(self, state: ConnectionState) -> None:
         """Say what the request is at, here and in the cell."""
@@ -149,7 +153,7 @@ class Connection:
 
     def begin(self, deadline_ns: int) -> None:
         """Say that the user's code gets the request, until `deadline_ns` (monotonic)."""
-        self._state = ConnectionState.RUNNING
+        self._state = _RUNNING
         self._cells.begin(self.index, deadline_ns, self.request_id)
 
     def extend(self, deadline_ns: int) -> None:
@@ -169,7 +173,7 @@ class Connection:
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
         # The supervisor enforces the deadline of a call for as long as it knows the connection.
-        self._abandoned = self._state in (ConnectionState.RUNNING, ConnectionState.ANSWERING)
+        self._abandoned = self._state in (_RUNNING, ConnectionState.ANSWERING)
         # This object and its parser refer to each other, so it is freed some time later: the big things go now.
         self._backlog.clear()
         if not self._abandoned:
@@ -198,15 +202,15 @@ class Connection:
             return
         if self._refused:
             return  # the rest of what was refused
-        if self._state == ConnectionState.IDLE:
-            self.set_state(ConnectionState.READING)
-        elif self._state != ConnectionState.READING:
+        if self._state is _IDLE:
+            self.set_state(_READING)
+        elif self._state is not _READING:
             self.close()  # the gateway never pipelines
             return
         try:
             self._parser.feed_data(self._buffer[:size])
         except Exception:  # httptools raises its own kinds and re-raises ours
-            if self.open and self._state == ConnectionState.READING and not self._refused:
+            if self.open and self._state is _READING and not self._refused:
                 self._refuse(self._app.malformed)
 
     def on_url(self, url: bytes) -> None:
@@ -217,21 +221,16 @@ class Connection:
         """Take one header; names come in any case. Trailers are not headers: the gateway has not looked at them."""
         if self._headers_read:
             return
-        name = name.lower()
-        if name == b"content-type":
-            self.content_type = value
-        elif name == b"x-cortex-request-id":
-            self.request_id = value
-        elif name == b"x-cortex-info":
-            self.asks_for_info = True
-        elif name == b"expect":
-            self.expects_continue = True
-        self.headers.append((name, value))
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Let a waiting client send its body."""
+        """Read what we need of the headers; let a waiting client send its body."""
         self._headers_read = True
-        if self.expects_continue:
+        headers = dict(self.headers)
+        self.content_type = headers.get(b"content-type")
+        self.request_id = headers.get(b"x-cortex-request-id", b"")
+        self.asks_for_info = b"x-cortex-info" in headers
+        if b"expect" in headers:
             self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, data: bytes) -> None:
@@ -259,7 +258,6 @@ class Connection:
         self.url = b""
         self.content_type = None
         self.request_id = b""
-        self.expects_continue = False
         self.asks_for_info = False
         self.headers: list[Header] = []
         self._body: list[bytes] = []
@@ -347,14 +345,14 @@ class Connection:
         if self._flushed is not None:
             self._flushed.set()
             self._flushed = None
-        if self._state == ConnectionState.DRAINING:
+        if self._state is _DRAINING:
             self._next_request()
 
     def _finish(self) -> None:
         if not self.open:
             return
         if self._backlog:
-            self.set_state(ConnectionState.DRAINING)
+            self.set_state(_DRAINING)
         else:
             self._next_request()
 
@@ -363,14 +361,14 @@ class Connection:
             self._linger()
             return
         self._reset()
-        self._state = ConnectionState.IDLE
-        self._cells.set_state(self.index, ConnectionState.IDLE)
+        self._state = _IDLE
+        self._cells.set_state(self.index, _IDLE)
         self._app.idle(self)
 
     def _linger(self) -> None:
         """Close once the peer has read the answer: closing over unread bytes would reset the connection."""
         self._refused = True
-        self.set_state(ConnectionState.DRAINING)
+        self.set_state(_DRAINING)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
         self._loop.call_later(_LINGER_S, self.close)
