@@ -173,7 +173,9 @@ def _check_signature(target: Any, name: str, signature: Signature, generation: G
     if declared is None:
         return
     static = inspect.getattr_static(target, name)
-    is_bound_later = hasattr(type(static), "__get__") and not isinstance(static, staticmethod | classmethod)
+    # A partial has `__get__` from Python 3.13 on, but binds nothing before 3.14.
+    never_bound = isinstance(static, staticmethod | classmethod | functools.partial)
+    is_bound_later = hasattr(type(static), "__get__") and not never_bound
     problems = find_problems(signature, declared, takes_self=generation.class_name is not None and is_bound_later)
     if not problems:
         return
