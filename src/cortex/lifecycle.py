@@ -1,4 +1,4 @@
-"""Every status and every allowed transition, as data. Nothing outside this file invents one."""
+"""Every status, as data. Nothing outside this file invents one."""
 
 from __future__ import annotations
 
@@ -37,15 +37,6 @@ class ProcessState(StrEnum):
     BACKING_OFF = "backing_off"  #: died; waits before the next start
     STOPPING = "stopping"  #: takes no new request; finishes those inside
     STOPPED = "stopped"  #: gone for good
-
-
-PROCESS_TRANSITIONS: dict[ProcessState, frozenset[ProcessState]] = {
-    ProcessState.STARTING: frozenset({ProcessState.READY, ProcessState.BACKING_OFF, ProcessState.STOPPING}),
-    ProcessState.READY: frozenset({ProcessState.STARTING, ProcessState.BACKING_OFF, ProcessState.STOPPING}),
-    ProcessState.BACKING_OFF: frozenset({ProcessState.STARTING, ProcessState.STOPPING}),
-    ProcessState.STOPPING: frozenset({ProcessState.STOPPED}),
-    ProcessState.STOPPED: frozenset(),
-}
 
 
 class DeathCause(StrEnum):

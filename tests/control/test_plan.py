@@ -193,7 +193,9 @@ class World:
 
     def become(self, item: Replica, state: ProcessState, **changes: object) -> None:
         old = item.status.processes[0]
-        status = item.status.with_process(replace(old, state=state, **changes))  # type: ignore[arg-type]
+        process = replace(old, state=state, **changes)  # type: ignore[arg-type]
+        processes = tuple(process if other is old else other for other in item.status.processes)
+        status = replace(item.status, processes=processes)
         self.replicas[item.spec.id] = Replica(item.spec, status)
 
     def crash(self, position: int) -> None:

@@ -9,7 +9,6 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +108,7 @@ def _replicas(home: Home) -> list[dict[str, Any]]:
     for file in sorted(home.replicas_dir.glob("*/spec.json")):
         status = _ask(file)
         if status is not None:
-            found += _rows(status)
+            found += status.describe_processes()
     return found
 
 
@@ -121,20 +120,3 @@ def _ask(spec_file: Path) -> ReplicaStatus | None:
             return ReplicaStatus.from_json(connection.makefile().readline())
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _rows(status: ReplicaStatus) -> list[dict[str, Any]]:
-    return [
-        {
-            "api": status.api,
-            "id": status.id,
-            "pid": process.pid,
-            "process": process.index,
-            "state": process.state.value,
-            "revision": status.revision,
-            "supervisor_pid": status.supervisor_pid,
-            "restarts": process.restarts,
-            "last_death": asdict(process.death) if process.death else None,
-        }
-        for process in status.processes
-    ]

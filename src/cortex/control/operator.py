@@ -66,21 +66,8 @@ class Operator:
 
     def describe_processes(self) -> list[Json]:
         """Return one entry per process of each replica."""
-        return [
-            {
-                "api": status.api,
-                "id": status.id,
-                "pid": process.pid,
-                "process": process.index,
-                "state": process.state.value,
-                "revision": status.revision,
-                "supervisor_pid": status.supervisor_pid,
-                "restarts": process.restarts,
-                "last_death": asdict(process.death) if process.death else None,
-            }
-            for _, status in sorted(self.engine.replicas().values(), key=lambda pair: pair[1].id)
-            for process in status.processes
-        ]
+        statuses = sorted((status for _, status in self.engine.replicas().values()), key=lambda status: status.id)
+        return [row for status in statuses for row in status.describe_processes()]
 
     def describe_self(self) -> Json:
         """Return what `cortex status` shows."""

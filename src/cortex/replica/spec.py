@@ -129,10 +129,22 @@ class ReplicaStatus:
         data = json.loads(text)
         return cls(**{**data, "processes": tuple(_process(item) for item in data["processes"])})
 
-    def with_process(self, process: ProcessStatus) -> ReplicaStatus:
-        """Return a copy in which `process` replaces the one of its index."""
-        processes = tuple(process if old.index == process.index else old for old in self.processes)
-        return replace(self, processes=processes)
+    def describe_processes(self) -> list[dict[str, Any]]:
+        """Return one JSON object per process, as `cortex status` shows them."""
+        return [
+            {
+                "api": self.api,
+                "id": self.id,
+                "pid": process.pid,
+                "process": process.index,
+                "state": process.state.value,
+                "revision": self.revision,
+                "supervisor_pid": self.supervisor_pid,
+                "restarts": process.restarts,
+                "last_death": asdict(process.death) if process.death else None,
+            }
+            for process in self.processes
+        ]
 
 
 def _process(data: dict[str, Any]) -> ProcessStatus:
