@@ -9,6 +9,7 @@ CortexError
 ├── EnvironmentBuildError         a project's dependencies can't be installed
 ├── StorageError                  s3://, gs:// or a local path can't be read
 ├── UserError                     the user's code raised; carries the user's frames only
+│   └── ModelError                no such model or version, or it can't be fetched, loaded or run
 ├── EngineError                   a replica can't be started, reached or stopped
 ├── GatewayError                  HAProxy can't be started, reloaded or reached
 └── OperatorUnavailableError           the operator does not answer
@@ -119,6 +120,12 @@ class UserError(CortexError):
         """Return the traceback, and the message where that says more: what to do, or what nothing has raised."""
         told = self.traceback.rstrip()
         return "\n".join(text for text in (told, "" if str(self) in told else str(self)) if text)
+
+
+class ModelError(UserError):
+    """A model that the user's code asked for does not exist, or can't be fetched, loaded or run as asked."""
+
+    code = "model"
 
 
 class EngineError(CortexError):

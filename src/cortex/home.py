@@ -53,6 +53,11 @@ class Home:
         return self.path / "models"
 
     @property
+    def model_agent_socket(self) -> Path:
+        """Unix socket of this machine's model agent."""
+        return self.sockets_dir / "models"
+
+    @property
     def logs_dir(self) -> Path:
         """Logs: `logs/<api>/<replica id>.log`, `logs/operator.log`, `logs/gateway.log`."""
         return self.path / "logs"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cortex.lifecycle import DeathCause, ProcessState
+from cortex.models.spec import ModelSource, Problem
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,13 @@ class ReplicaSpec:
     max_body_bytes: int = 100 * 1024 * 1024
     mem_limit_bytes: int | None = None
     log_level: str = "info"
+    type: str = "python"  #: "python", "tensorflow" or "onnx"
+    models: ModelSource | None = None  #: None: the API has no models that we load
+    model_agent_socket: str | None = None  #: unix socket of this machine's model agent; set wherever `models` is
+    tensorflow_serving: str | None = None  #: `host:port` of a server, "local" to start one, None to choose
+    gpu: int = 0  #: GPUs that this replica wants for itself
+    gpu_ids: tuple[str, ...] = ()  #: those that the engine gave it
+    inf: int = 0  #: Inferentia chips that this replica wants
 
     @property
     def limits(self) -> Limits:
@@ -62,7 +70,15 @@ class ReplicaSpec:
         """Read what `to_json` wrote; unknown keys of a newer version are ignored."""
         data = json.loads(text)
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
-        return cls(**{**known, "sockets": tuple(data["sockets"])})
+        models = data.get("models")
+        return cls(
+            **{
+                **known,
+                "sockets": tuple(data["sockets"]),
+                "gpu_ids": tuple(data.get("gpu_ids", ())),
+                "models": ModelSource.from_data(models) if models else None,
+            }
+        )
 
     @classmethod
     def read(cls, path: Path) -> ReplicaSpec:
@@ -103,6 +119,28 @@ class ProcessStatus:
 
 
 @dataclass(frozen=True)
+class ServedVersion:
+    """One version of a model as a replica knows it."""
+
+    model: str
+    version: str
+    digest: str
+    modified_at: float  #: UNIX time, seconds
+    is_latest: bool
+    is_loaded: bool  #: False: loaded when it is first asked for
+
+
+@dataclass(frozen=True)
+class ModelsStatus:
+    """The models of one replica: those its processes serve, and why others are not served."""
+
+    versions: tuple[ServedVersion, ...] = ()  #: sorted by model and version; the first few hundred
+    version_count: int = 0  #: how many there are
+    problems: tuple[Problem, ...] = ()  #: the first few
+    is_loading: bool = False  #: other versions are being loaded beside those
+
+
+@dataclass(frozen=True)
 class ReplicaStatus:
     """One replica as its supervisor reports it."""
 
@@ -113,6 +151,7 @@ class ReplicaStatus:
     started_at: float  #: UNIX time, seconds
     processes: tuple[ProcessStatus, ...]
     slots: int = 1  #: calls that each process runs at once: threads, or more for async methods (known once ready)
+    models: ModelsStatus | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -127,7 +166,9 @@ class ReplicaStatus:
     def from_json(cls, text: str) -> ReplicaStatus:
         """Read what `to_json` wrote."""
         data = json.loads(text)
-        return cls(**{**data, "processes": tuple(_process(item) for item in data["processes"])})
+        processes = tuple(_process(item) for item in data["processes"])
+        models = data.get("models")
+        return cls(**{**data, "processes": processes, "models": _models(models) if models else None})
 
     def describe_processes(self) -> list[dict[str, Any]]:
         """Return one JSON object per process, as `cortex status` shows them."""
@@ -157,3 +198,8 @@ def _process(data: dict[str, Any]) -> ProcessStatus:
             "failure": Failure(**failure) if failure else None,
         }
     )
+
+
+def _models(data: dict[str, Any]) -> ModelsStatus:
+    versions = tuple(ServedVersion(**item) for item in data["versions"])
+    return ModelsStatus(**{**data, "versions": versions, "problems": tuple(Problem(**i) for i in data["problems"])})
