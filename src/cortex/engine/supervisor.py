@@ -191,8 +191,8 @@ class Supervisor:
         worker.outputs = {}
         stopping = worker.state is ProcessState.STOPPING
         death = worker.on_death(wait_status)
-        inside = f", inside: request {', '.join(worker.failed_requests)}" if worker.failed_requests else ""
-        worker.failed_requests.clear()
+        failed = worker.take_failed_requests()
+        inside = f", inside: request {', '.join(failed)}" if failed else ""
         self._log.line(worker.index, "s", f"process {pid} {'stopped' if stopping else death.message}{inside}")
         self._watch_worker(worker)
 

@@ -1,12 +1,15 @@
 """One worker process of a replica, as its supervisor holds it: fork, connections, deadlines, death, successor.
 
 The supervisor keeps a duplicate of every connection. When the process dies, the requests that were inside are
-answered here with the cause; connections without a request go to the next process unharmed.
+answered here with the cause; connections without a request go to the next process unharmed. A standby is a worker
+without connections, which loads models beside the one that serves; once it takes over, that one retires: it finishes
+its requests and lets go of each connection that has none.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -22,18 +25,17 @@ from cortex.engine.deaths import (
     restart_delay_s,
     timed_out,
 )
-from cortex.engine.held import DEADLINE_STATES, Hearing, Held, has_unread
+from cortex.engine.held import DEADLINE_STATES, Hearing
+from cortex.engine.holding import Holding
 from cortex.engine.sockets import accept_one
+from cortex.engine.worker_models import WorkerModels
 from cortex.lifecycle import DeathCause, ProcessState
-from cortex.replica.cells import MAX_CONNECTIONS, Cells, ConnectionState
+from cortex.replica.cells import Cells, ConnectionState
 from cortex.replica.channel import Channel
-from cortex.replica.errors import error_answer
 from cortex.replica.spec import Death, Failure, ProcessStatus, ReplicaSpec
 
 #: A process that served for less than this before it died is counted as dying quickly.
 QUICK_DEATH_S = 1.0
-#: How long a connection stays open after its last answer, so that the answer is read before the close is seen.
-LINGER_S = 2.0
 #: A process that is being stopped must be without requests for this long.
 IDLE_BEFORE_STOP_S = 0.2
 #: How long the user's exit hooks may take.
@@ -41,7 +43,6 @@ EXIT_S = 2.0
 #: A process that dies closes its end of the channel a moment before its death is known.
 _CHANNEL_LOST_S = 1.0
 
-_SLOW_CLIENT_STATES = (ConnectionState.READING, ConnectionState.DRAINING)
 _CALL_STATES = (ConnectionState.RUNNING, ConnectionState.ANSWERING)
 
 #: Forks; returns (pid, read end of stdout, read end of stderr) in the parent and never in the child.
@@ -51,24 +52,22 @@ Fork = Callable[["Worker", Channel], tuple[int, int, int]]
 class Worker:
     """The slot of one process; processes come and go in it, the listening socket and the connections stay."""
 
-    def __init__(self, spec: ReplicaSpec, index: int, listener: socket.socket, fork: Fork) -> None:
+    def __init__(
+        self, spec: ReplicaSpec, index: int, listener: socket.socket | None, fork: Fork, is_standby: bool = False
+    ) -> None:
         self.index = index
-        self.listener: socket.socket | None = listener
-        self.cells = Cells()
+        self.listener = listener
+        self.is_standby = is_standby  #: a death is final
+        self.models = WorkerModels()
         self.state = ProcessState.BACKING_OFF
         self.pid: int | None = None
         self.slots = spec.threads
         self.channel: Channel | None = None
         self.outputs: dict[int, str] = {}
-        self.failed_requests: list[str] = []  #: ids of those inside the process when it died or was to be killed
         self._spec = spec
         self._fork = fork
-        self._held: dict[int, Held] = {}
-        self._lingering: list[tuple[float, socket.socket]] = []
+        self._holding = Holding()
         self._not_handed_over: list[int] = []
-        self._ended: set[int] = set()  # answered here; the process has yet to say that it closed them
-        self._free_indexes: list[int] = []
-        self._next_index = 0
         self._shares_loop = False
         self._condemned = False
         self._killed_for: Death | None = None
@@ -85,6 +84,18 @@ class Worker:
         self._exit_until: float | None = None
         self._channel_lost_at: float | None = None
         self._hearing = Hearing()
+        self._heir: Callable[[], Worker] | None = None
+        self._retire_told = False
+
+    @property
+    def cells(self) -> Cells:
+        """The memory in which the process writes what its connections are at."""
+        return self._holding.cells
+
+    def take_failed_requests(self) -> list[str]:
+        """Return the ids of the requests that were answered here since the last time."""
+        ids, self._holding.failed_requests = self._holding.failed_requests, []
+        return ids
 
     @property
     def status(self) -> ProcessStatus:
@@ -96,7 +107,7 @@ class Worker:
             pid=self.pid,
             restarts=self._restarts,
             failed_starts=self._failed_starts,
-            lent=sum(held.slow for held in self._held.values()),
+            lent=self._holding.lent,
             death=self._death,
             failure=self._failure,
         )
@@ -105,8 +116,8 @@ class Worker:
     def is_busy(self) -> bool:
         """Tell whether deadlines or limits have to be watched closely."""
         if self.state is not ProcessState.READY or self._spec.mem_limit_bytes or self._not_handed_over:
-            return True
-        return any(self.cells.state(index) is not ConnectionState.IDLE for index in self._held)
+            return self.pid is not None or self.state is not ProcessState.STARTING
+        return self._holding.is_busy
 
     # Start, messages, connections.
 
@@ -118,6 +129,7 @@ class Worker:
         self._channel_lost_at = None
         self._hearing = Hearing()
         self._not_handed_over.clear()
+        self.models.on_start()
         try:
             self.channel, theirs = Channel.pair()
             try:
@@ -148,17 +160,16 @@ class Worker:
             self._failed_starts = 0
             self._failure = None
             self._ready_at = time.monotonic()
-            for index, held in self._held.items():
-                self._hand_over(index, held)
+            for index in self._holding.held:
+                self._hand_over(index)
         elif kind == "failed":
             self._failure = Failure(str(message["message"]), str(message["traceback"]))
         elif kind == "closed":
-            index = message["index"]
-            if index in self._ended:
-                self._ended.discard(index)
-                self._free_indexes.append(index)
-            else:
-                self._close(index)
+            self._holding.on_closed(int(message["index"]))
+        elif kind == "released":
+            self._pass_on(int(message["index"]))
+        else:
+            self.models.on_message(message)
 
     def on_channel_lost(self) -> None:
         """Learn that the process closed its end: it is dying, or the user's code closed what was not its own."""
@@ -170,29 +181,25 @@ class Worker:
             sock = accept_one(self.listener)
             if sock is None:
                 return
-            if not self._free_indexes and self._next_index >= MAX_CONNECTIONS:
-                sock.close()
-                continue
             sock.setblocking(False)
-            index = self._free_indexes.pop() if self._free_indexes else self._take_index()
-            self.cells.clear(index)
-            held = self._held[index] = Held(sock)
-            if self.state in (ProcessState.READY, ProcessState.STOPPING):
-                self._hand_over(index, held)
+            self.hold(sock)
 
-    def _take_index(self) -> int:
-        self._next_index += 1
-        return self._next_index - 1
+    def hold(self, sock: socket.socket) -> None:
+        """Take a connection over; the process gets it as soon as it is ready."""
+        index = self._holding.add(sock)
+        if index is not None and self.state in (ProcessState.READY, ProcessState.STOPPING):
+            self._hand_over(index)
 
-    def _hand_over(self, index: int, held: Held) -> None:
-        if self.channel is not None and not self.channel.send("connection", fd=held.sock.fileno(), index=index):
+    def _hand_over(self, index: int) -> None:
+        fd = self._holding.held[index].sock.fileno()
+        if self.channel is not None and not self.channel.send("connection", fd=fd, index=index):
             self._not_handed_over.append(index)  # the process is busy and does not read: again at the next tick
 
     def _hand_over_again(self) -> None:
         indexes, self._not_handed_over = self._not_handed_over, []
         for index in indexes:
-            if index in self._held:
-                self._hand_over(index, self._held[index])
+            if index in self._holding.held:
+                self._hand_over(index)
 
     def configure(self, spec: ReplicaSpec) -> None:
         """Take changed limits over, and tell the process."""
@@ -200,25 +207,63 @@ class Worker:
         if self.channel is not None:
             self.channel.send("configure", timeout_s=spec.timeout_s, max_body_bytes=spec.max_body_bytes)
 
+    # Waiting and models.
+
+    def wait(self, reason: str | None) -> None:
+        """Put the first start off until `start` is called; `reason` is what is wrong, if anything is."""
+        self._failure = Failure(reason) if reason else None
+        self.state = ProcessState.BACKING_OFF if reason else ProcessState.STARTING
+        self._start_at = math.inf
+
+    def take_over(self, other: Worker, heir: Callable[[], Worker]) -> None:
+        """Serve instead of `other`, which finishes what is inside it; `heir` gets the connections that it lets go."""
+        self.is_standby = False
+        self.listener, other.listener = other.listener, None
+        self._restarts, self._death = other._restarts, other._death
+        other._heir = heir
+        if other.state is ProcessState.READY:
+            other.state = ProcessState.STOPPING
+            other._drain_until = time.monotonic() + other._spec.timeout_s
+            other._tell_retire()
+        else:
+            other.kill()
+            other.state = ProcessState.STOPPING
+            if other.pid is None:
+                other._become_stopped()
+
+    def _tell_retire(self) -> None:
+        if self._heir is not None and not self._retire_told and self.channel is not None:
+            self._retire_told = self.channel.send("retire")
+
+    def _pass_on(self, index: int) -> None:
+        sock = self._holding.take(index)
+        if sock is None:
+            return
+        if self._heir is None:
+            sock.close()
+        else:
+            self._heir().hold(sock)
+
     # Time.
 
     def tick(self, now: float) -> None:
         """Enforce deadlines and limits, restart what is due, carry on with a stop."""
-        self._close_lingering(now)
+        self._holding.close_lingering(now)
         if self.state is ProcessState.BACKING_OFF:
             if self._failed_starts:
-                self._answer_waiting()
+                self._holding.answer_waiting(self._failure.message if self._failure else "starting")
             if now >= self._start_at:
                 self.start()
             return
         if self.state in (ProcessState.READY, ProcessState.STOPPING):
             self._enforce_deadlines()
             self._hand_over_again()
-            if self._hearing.deaf_for_s(now, self._held, self.cells) > self._spec.timeout_s:
+            self._tell_retire()
+            if self.channel is not None:
+                self.models.tell(self.channel)
+            if self._hearing.deaf_for_s(now, self._holding.held, self.cells) > self._spec.timeout_s:
                 self.kill(timed_out(self._spec.timeout_s))
-            for index, held in self._held.items():
-                slow = self.cells.state(index) in _SLOW_CLIENT_STATES
-                held.slow, held.was_slow = slow and held.was_slow, slow
+            self._holding.mark_slow_clients()
         if self._channel_lost_at is not None and now - self._channel_lost_at > _CHANNEL_LOST_S:
             self.kill(Death(DeathCause.KILLED, "killed: it closed the socket to its supervisor", time.time()))
         if self._spec.mem_limit_bytes and self.pid is not None:
@@ -231,14 +276,13 @@ class Worker:
     def _enforce_deadlines(self) -> None:
         now_ns = time.monotonic_ns()
         expired, running = [], False
-        for index in self._held:
-            state = self.cells.state(index)
+        for index, state in self._holding.states():
             if state in DEADLINE_STATES and self.cells.deadline_ns(index) < now_ns:
                 expired.append((index, state))
             elif state in _CALL_STATES:
                 running = True
         for index, _ in expired:
-            self._end(index, 504, timed_out(self._spec.timeout_s).message)
+            self._holding.end(index, 504, timed_out(self._spec.timeout_s).message)
         if not self._condemned and not any(state in _CALL_STATES for _, state in expired):
             return
         if running and not self._shares_loop:
@@ -261,7 +305,9 @@ class Worker:
         starting = self.state is ProcessState.STARTING
         self.state = ProcessState.STOPPING
         self._drain_until = now + drain_s
-        if starting:
+        if starting and self.pid is None:
+            self._become_stopped()
+        elif starting:
             self.kill()
 
     def _carry_on_stop(self, now: float) -> None:
@@ -270,7 +316,7 @@ class Worker:
             if now > self._exit_until:
                 self.kill()
             return
-        busy = any(self.cells.state(index) != ConnectionState.IDLE for index in self._held)
+        busy = self._holding.is_busy or bool(self._heir and self._holding.held)
         if busy and now < self._drain_until:
             self._idle_since = None
             return
@@ -300,7 +346,7 @@ class Worker:
         if self.channel is not None:
             self.channel.close()
             self.channel = None
-        self._answer_inside(death)
+        self._holding.answer_inside(death)
         if self.state is ProcessState.STOPPING:
             self._become_stopped()
             return death
@@ -314,6 +360,9 @@ class Worker:
             self._restarts += 1
             quick = self._killed_for is None and now - self._ready_at < QUICK_DEATH_S
             self._quick_deaths = self._quick_deaths + 1 if quick else 0
+        if self.is_standby:
+            self._become_stopped()
+            return death
         delay = restart_delay_s(self._failed_starts, self._quick_deaths)
         self._start_at = now + delay
         self.state = ProcessState.BACKING_OFF
@@ -323,67 +372,7 @@ class Worker:
 
     def _become_stopped(self) -> None:
         self.state = ProcessState.STOPPED
-        for index in list(self._held):
-            self._close(index)
-        for _, sock in self._lingering:
-            sock.close()
-        self._lingering.clear()
-
-    # Answers on behalf of a process that can't.
-
-    def _answer_inside(self, death: Death) -> None:
-        now_ns = time.monotonic_ns()
-        for index in list(self._held):
-            state = self.cells.state(index)
-            if state is ConnectionState.IDLE:
-                self._held[index].slow = False
-            elif state in (ConnectionState.ANSWERING, ConnectionState.DRAINING):
-                self._close(index)
-            elif state is ConnectionState.RUNNING:
-                expired = death.cause is DeathCause.TIMED_OUT and self.cells.deadline_ns(index) < now_ns
-                message = death.message if expired else f"the process that handled this request died: {death.message}"
-                self._end(index, 504 if expired else 500, message)
-            else:
-                self._end(index, 503, f"the process died before it ran this request: {death.message}")
-        self._ended.clear()
-        self._free_indexes = [index for index in range(self._next_index) if index not in self._held]
-
-    def _answer_waiting(self) -> None:
-        """While the user's code can't start: answer the requests that wait in the sockets."""
-        reason = self._failure.message if self._failure else "starting"
-        for index, held in list(self._held.items()):
-            unread = has_unread(held.sock)
-            if unread:
-                self._end(index, 503, f"no replica is ready: {reason}")
-            elif unread is None:
-                self._close(index)
-
-    def _end(self, index: int, status: int, message: str) -> None:
-        """Write a last answer to a connection and close it once the peer has had time to read it."""
-        held = self._held.pop(index)
-        request_id = self.cells.request_id(index) if status != 503 else ""
-        if request_id:
-            self.failed_requests.append(request_id)
-        try:
-            held.sock.send(error_answer(status, message, request_id))
-            held.sock.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass  # the peer is gone
-        self._lingering.append((time.monotonic() + LINGER_S, held.sock))
-        if self.pid is None:
-            self._free_indexes.append(index)
-        else:
-            self._ended.add(index)  # it still writes to this row: the index comes back with its word or its death
-
-    def _close(self, index: int) -> None:
-        held = self._held.pop(index, None)
-        if held is None:
-            return
-        with contextlib.suppress(OSError):  # what the user's code started may have inherited the connection
-            held.sock.shutdown(socket.SHUT_RDWR)
-        held.sock.close()
-        self._free_indexes.append(index)
-
-    def _close_lingering(self, now: float) -> None:
-        while self._lingering and self._lingering[0][0] < now:
-            self._lingering.pop(0)[1].close()
+        if self._heir is not None:
+            for index in list(self._holding.held):
+                self._pass_on(index)
+        self._holding.close_all()
