@@ -14,6 +14,8 @@ import socket
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
 
 from wait import wait_until
@@ -62,7 +64,8 @@ class SwiftServer:
 
     folder: Path
     ports: dict[str, int] = field(default_factory=dict)
-    _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _token: str = ""
 
     @property
     def url(self) -> str:
@@ -86,7 +89,9 @@ class SwiftServer:
         (self.folder / "devices" / "d1").mkdir(parents=True)
         self.ports = {name: _free_port() for name in ("proxy", "memcached", *SERVICES)}
         user = pwd.getpwuid(os.getuid()).pw_name
-        self._run("memcached", "-l", "127.0.0.1", "-p", str(self.ports["memcached"]), "-u", user, "-m", "16")
+        self._run(
+            "memcached", "memcached", "-l", "127.0.0.1", "-p", str(self.ports["memcached"]), "-u", user, "-m", "16"
+        )
         for service in SERVICES:
             self._build_ring(service)
             common = COMMON.format(port=self.ports[service], folder=self.folder, user=user)
@@ -97,9 +102,9 @@ class SwiftServer:
 
     def stop(self) -> None:
         """End the servers."""
-        for process in self._processes:
+        for process in self._processes.values():
             process.terminate()
-        for process in self._processes:
+        for process in self._processes.values():
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
@@ -108,12 +113,40 @@ class SwiftServer:
 
     def create_bucket(self, name: str) -> None:
         """Create a bucket by Swift's own API, so that no test of a client depends on that client."""
-        base = self.url
-        login = Request(f"{base}/auth/v1.0", headers={"X-Storage-User": ACCESS_KEY, "X-Storage-Pass": SECRET_KEY})
+        self._send("PUT", name)
+
+    def put(self, bucket: str, key: str, data: bytes) -> None:
+        """Create or replace an object."""
+        self._send("PUT", f"{bucket}/{quote(key)}", data)
+
+    def delete(self, bucket: str, key: str) -> None:
+        """Remove an object, if it is there."""
+        try:
+            self._send("DELETE", f"{bucket}/{quote(key)}")
+        except HTTPError as error:
+            if error.code != 404:
+                raise
+
+    def go_down(self) -> None:
+        """Refuse connections until `come_back`; what is stored stays."""
+        process = self._processes["proxy"]
+        process.kill()
+        process.wait()
+
+    def come_back(self) -> None:
+        """Answer again, on the same port."""
+        self._run("proxy", "swift-proxy-server", str(self.folder / "proxy-server.conf"))
+        wait_until(lambda: self._answers("proxy"), 30, "the proxy of Swift listens again")
+
+    def _send(self, method: str, path: str, data: bytes | None = None) -> None:
         direct = build_opener(ProxyHandler({}))
-        with direct.open(login) as answer:
-            token = answer.headers["X-Auth-Token"]
-        direct.open(Request(f"{base}/v1/AUTH_test/{name}", method="PUT", headers={"X-Auth-Token": token})).close()
+        if not self._token:
+            login = {"X-Storage-User": ACCESS_KEY, "X-Storage-Pass": SECRET_KEY}
+            with direct.open(Request(f"{self.url}/auth/v1.0", headers=login)) as answer:
+                self._token = answer.headers["X-Auth-Token"]
+        headers = {"X-Auth-Token": self._token, "content-type": "application/octet-stream"}
+        request = Request(f"{self.url}/v1/AUTH_test/{path}", data, headers, method=method)
+        direct.open(request, timeout=60).close()
 
     def _build_ring(self, service: str) -> None:
         builder = str(self.folder / f"{service}.builder")
@@ -137,15 +170,15 @@ class SwiftServer:
     def _serve(self, service: str, configuration: str) -> None:
         file = self.folder / f"{service}-server.conf"
         file.write_text(configuration)
-        self._run(f"swift-{service}-server", str(file))
+        self._run(service, f"swift-{service}-server", str(file))
 
-    def _run(self, *command: str) -> None:
+    def _run(self, name: str, *command: str) -> None:
         with (self.folder / "servers.log").open("ab") as log:
             # Should the test run be killed, so are they.
             process = subprocess.Popen(
                 command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent
             )
-        self._processes.append(process)
+        self._processes[name] = process
 
     def _answers(self, name: str) -> bool:
         with socket.socket() as client:

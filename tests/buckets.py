@@ -1,0 +1,119 @@
+"""Where test models are put: a bucket of S3, one of GCS, or a folder; written to as other people's tools would."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+import gcs
+import s3
+from gcs import FakeGcsServer
+from s3 import SwiftServer
+
+BUCKET = "models"
+
+
+class Bucket(Protocol):
+    """A place that models can be served from."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def environ(self) -> dict[str, str]: ...  #: what an operator needs to read it
+
+    def put(self, key: str, data: bytes) -> None: ...
+
+    def delete(self, key: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class RemoteBucket:
+    """A bucket of a server."""
+
+    url: str
+    server: SwiftServer | FakeGcsServer
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The server's address and credentials."""
+        return self.server.environ
+
+    def put(self, key: str, data: bytes) -> None:
+        """Create or replace an object."""
+        self.server.put(BUCKET, key, data)
+
+    def delete(self, key: str) -> None:
+        """Remove an object."""
+        self.server.delete(BUCKET, key)
+
+
+@dataclass(frozen=True)
+class LocalBucket:
+    """A folder."""
+
+    folder: Path
+
+    @property
+    def url(self) -> str:
+        """The folder itself."""
+        return str(self.folder)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Nothing."""
+        return {}
+
+    def put(self, key: str, data: bytes) -> None:
+        """Create or replace a file, in place."""
+        path = self.folder / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    def delete(self, key: str) -> None:
+        """Remove a file, and its folders if they are empty then."""
+        path = self.folder / key
+        path.unlink(missing_ok=True)
+        while (path := path.parent) != self.folder and not any(path.iterdir()):
+            path.rmdir()
+
+
+def upload(bucket: Bucket, key: str, folder: Path) -> None:
+    """Put all files of a folder below `key`."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            bucket.put(f"{key}/{path.relative_to(folder)}", path.read_bytes())
+
+
+def start_swift(folder: Path) -> SwiftServer:
+    """Start Swift with an empty bucket; skips the test where it is not installed."""
+    if not s3.is_installed():
+        _lacks("Swift", "scripts/test-services")
+    server = SwiftServer(folder)
+    try:
+        server.start()
+        server.create_bucket(BUCKET)
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def start_gcs(folder: Path) -> FakeGcsServer:
+    """Start the GCS server with an empty bucket; skips the test where it is not installed."""
+    if not gcs.is_installed():
+        _lacks("fake-gcs-server", "make test")
+    server = FakeGcsServer(folder)
+    server.start()
+    server.create_bucket(BUCKET)
+    return server
+
+
+def _lacks(what: str, installer: str) -> None:
+    if os.environ.get("CI"):
+        pytest.fail(f"{what} is not installed: {installer}")
+    pytest.skip(f"{what} is not installed: {installer}")
