@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import pytest
 import yaml
@@ -90,8 +90,15 @@ def schema_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[st
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
-    types = [field.annotation, *getattr(field.annotation, "__args__", ())]
-    return next((kind for kind in types if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+    """Find the model that a field holds, also in a list, also if it may be absent."""
+    pending: list[Any] = [field.annotation]
+    while pending:
+        kind = pending.pop()
+        if get_args(kind):
+            pending += [] if get_origin(kind) is dict else get_args(kind)
+        elif isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
 
 
 def test_every_field_is_documented_and_no_other() -> None:

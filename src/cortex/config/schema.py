@@ -31,6 +31,9 @@ from cortex.config.values import (
 
 Interface = Literal["functions", "predictor", "handler"]
 
+STORES = ("s3://", "gs://")
+DEFAULT_MODEL = "_cortex_default"  #: what the one model of `path` is called inside
+LOCAL_SERVING = "local"  #: a TensorFlow Serving server that we start
 MAX_NAME_LENGTH = 42
 MAX_ENDPOINT_LENGTH = 1000
 MIN_CORES = 0.02  #: of files from 0.13 on
@@ -117,18 +120,112 @@ class Dependencies(Model):
     shell: ProjectPath = "dependencies.sh"
 
 
+def _model_name(value: object) -> str:
+    name = text(value)
+    if name == DEFAULT_MODEL:
+        raise problem(f"{quote(name)} is a reserved name", "rename the model")
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        suggestion = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")
+        raise problem(
+            f"{quote(name)} must contain only letters, numbers, underscores, and dashes",
+            f"write {quote(suggestion or 'my-model')}",
+        )
+    return name
+
+
+def _model_location(value: object) -> str:
+    """Read where a model is; whether it is there is a rule's business."""
+    location = text(value)
+    if location.startswith(STORES):
+        if not location.split("://", 1)[1].strip("/"):
+            raise problem(f"{quote(location)} names no bucket", f'write "{location[:5]}bucket/path"')
+        return location
+    if "://" in location or location.startswith("~"):
+        raise problem(
+            f"{quote(location)} must be a path, or start with s3:// or gs://",
+            f"write {quote(_as_store(location) or 's3://bucket/path')}",
+        )
+    if ".." in location.split("/"):
+        fix = "move it into the project folder, or write an absolute path"
+        raise problem(f"{quote(location)} must not go up with ..", fix)
+    return location
+
+
+def _as_store(url: str) -> str | None:
+    """Turn the HTTP address of an object into the store's own form."""
+    found = re.fullmatch(
+        r"https?://(?:(?P<bucket>[^./]+)\.)?(?:s3[^/]*\.amazonaws\.com|(?P<google>storage\.(?:cloud\.)?google(?:apis)?\.com))"
+        r"/(?P<path>[^?#]+).*",
+        url,
+    )
+    if found is None:
+        return None
+    bucket = f"{found['bucket']}/" if found["bucket"] else ""
+    return f"{'gs' if found['google'] else 's3'}://{bucket}{found['path']}"
+
+
+def _serving_address(value: object) -> str:
+    address = text(value)
+    if address == LOCAL_SERVING:
+        return address
+    found = re.fullmatch(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", address)
+    if found is None or not 0 < int(found[1]) < 65536:
+        host = re.sub(r"^[a-z+]+://", "", address).split("/")[0].split(":")[0]
+        raise problem(
+            f"{quote(address)} must be host:port, or {quote(LOCAL_SERVING)}",
+            f"write {quote(f'{host}:8500')}" if re.fullmatch(r"[A-Za-z0-9_.-]+", host) else 'write "localhost:8500"',
+        )
+    return address
+
+
+ModelLocation = Annotated[str, BeforeValidator(_model_location)]
+
+
+class ModelEntry(Model):
+    """One of several models."""
+
+    null_means_default = frozenset({"signature_key"})
+
+    name: Annotated[str, BeforeValidator(_model_name)]
+    path: ModelLocation
+    signature_key: Text | None = None
+
+
+class Models(Model):
+    """The exported models that an API serves: exactly one of `path`, `paths` and `dir`, and how many are held."""
+
+    null_means_default = frozenset({"path", "paths", "dir", "cache_size", "disk_cache_size", "cache_memory"})
+
+    path: ModelLocation | None = None
+    paths: Annotated[list[ModelEntry], BeforeValidator(a_list)] | None = None
+    dir: ModelLocation | None = None  #: its folders are models
+    signature_key: Text | None = None  #: of each model that has none of its own
+    poll_interval_s: Annotated[float, BeforeValidator(duration_s(at_least=1))] = 10.0
+    cache_size: Count | None = None  #: model versions in memory
+    disk_cache_size: Count | None = None  #: model versions on disk
+    cache_memory: Annotated[int, BeforeValidator(memory_bytes)] | None = None
+
+    @property
+    def is_cached(self) -> bool:
+        """Tell whether models are loaded when first asked for, and dropped again to stay within a limit."""
+        return self.cache_size is not None or self.cache_memory is not None
+
+
 class Handler(Model):
     """The user's code: where it is, how it is written, and what it is given."""
 
     null_means_default = frozenset({"config", "env"})
 
     interface: Interface
-    type: Annotated[str, BeforeValidator(enum("python"))]
+    type: Annotated[str, BeforeValidator(enum("python", "tensorflow", "onnx"))]
     path: ProjectPath
     python_path: Annotated[str, BeforeValidator(_python_path)] | None = None
     config: Annotated[dict[str, Any], BeforeValidator(a_map)] = {}
     env: Annotated[dict[EnvName, EnvValue], BeforeValidator(a_map)] = {}
-    model: Text | None = None  #: a path or s3:// URL; only module functions have it
+    model: ModelLocation | None = None  #: handed to module functions, which load it themselves
+    models: Models | None = None  #: `multi_model_reloading` of Python code
+    signature_key: Text | None = None  #: TensorFlow: of each model that `models` says no other for
+    tensorflow_serving: Annotated[str, BeforeValidator(_serving_address)] | None = None  #: host:port, or LOCAL_SERVING
     processes_per_replica: Annotated[int, BeforeValidator(integer(at_least=1, at_most=100))] = 1
     threads_per_process: Annotated[int, BeforeValidator(integer(at_least=1))] = 1
     log_level: Annotated[str, BeforeValidator(enum("debug", "info", "warning", "error"))] = "info"

@@ -1,0 +1,57 @@
+"""What a configuration says about models → the `ModelSource` that the model agent and the replicas work with.
+
+Pure; whether anything is there is for others to find out.
+"""
+
+from __future__ import annotations
+
+import os.path
+from pathlib import Path
+
+from cortex.config.schema import STORES, Api, Models
+from cortex.models.spec import DEFAULT_MODEL, Layout, ModelPath, ModelSource
+
+
+def model_source(api: Api, project_dir: Path | None) -> ModelSource | None:
+    """Say where the models of an API come from; None if it has none that we load.
+
+    Relative paths are in `project_dir`, the unpacked project; without one they stay as they are.
+    """
+    models, handler = api.handler.models, api.handler
+    if models is None:
+        return None
+    default_key = models.signature_key or handler.signature_key
+    return ModelSource(
+        layout=_layout(api),
+        paths=_paths(models, default_key, project_dir),
+        dir=None if models.dir is None else _location(models.dir, project_dir),
+        signature_key=default_key,
+        poll_interval_s=models.poll_interval_s,
+        is_live=api.kind == "RealtimeAPI" and not (api.compute.inf and handler.processes_per_replica > 1),
+        cache_size=models.cache_size,
+        disk_cache_size=models.disk_cache_size,
+        cache_memory_bytes=models.cache_memory,
+    )
+
+
+def _layout(api: Api) -> Layout:
+    if api.handler.type == "tensorflow":
+        return "neuron" if api.compute.inf else "tensorflow"
+    return "onnx" if api.handler.type == "onnx" else "python"
+
+
+def _paths(models: Models, default_key: str | None, project_dir: Path | None) -> tuple[ModelPath, ...]:
+    if models.path is not None:
+        return (ModelPath(DEFAULT_MODEL, _location(models.path, project_dir), default_key),)
+    return tuple(
+        ModelPath(entry.name, _location(entry.path, project_dir), entry.signature_key or default_key)
+        for entry in models.paths or ()
+    )
+
+
+def _location(written: str, project_dir: Path | None) -> str:
+    """Write a location in one way, so that those who share a prefix are seen to share it."""
+    if written.startswith(STORES):
+        scheme, _, rest = written.partition("://")
+        return f"{scheme}://{rest.strip('/')}"
+    return os.path.normpath(written if project_dir is None else project_dir / written)
