@@ -25,6 +25,7 @@ from cortex.errors import EngineError, GatewayError
 from cortex.gateway.routes import RoutingTable
 from cortex.home import Home
 from cortex.lifecycle import ApiStatus, ProcessState
+from cortex.models.source import model_source
 from cortex.replica.spec import ReplicaSpec
 from cortex.state.apis import ApiRecord, ApiStore, StoredFailure, Target
 from cortex.telemetry import Logger
@@ -263,12 +264,14 @@ def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
     replica_id = f"{api.name}-{target.revision[:8]}-{unique}"
     sockets = home.sockets_dir / secrets.token_hex(5)  # short: socket paths may have 104 characters
     processes = handler.processes_per_replica
+    project_dir = home.projects_dir / target.project_hash
+    models = model_source(api, project_dir)
     return ReplicaSpec(
         id=replica_id,
         api=api.name,
         revision=target.revision,
         interface=handler.interface,
-        project_dir=str(home.projects_dir / target.project_hash),
+        project_dir=str(project_dir),
         path=handler.path,
         python=prepared.python,
         run_dir=str(home.replicas_dir / replica_id),
@@ -285,6 +288,12 @@ def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
         max_body_bytes=api.networking.max_body_size,
         mem_limit_bytes=api.compute.mem_limit,
         log_level=handler.log_level,
+        type=handler.type,
+        models=models,
+        model_agent_socket=str(home.model_agent_socket) if models else None,
+        tensorflow_serving=handler.tensorflow_serving,
+        gpu=api.compute.gpu,
+        inf=api.compute.inf,
     )
 
 
