@@ -79,3 +79,44 @@ EXAMPLES = [
         answer={"digit": 7, "probability": 0.9999},
     ),
 ]
+
+
+@dataclass(frozen=True)
+class ModelExample:
+    """One whose models cortex loads; `make_model.py` makes them."""
+
+    name: str
+    sample: Any
+    answers: dict[str, Any]  #: query string → answer
+
+    @property
+    def folder(self) -> Path:
+        """The project folder, which holds its cortex.yaml."""
+        return EXAMPLES_DIR / self.name
+
+
+MODEL_EXAMPLES = [
+    ModelExample(
+        name="onnx-iris",
+        sample={"sepal_length": 6.0, "sepal_width": 2.7, "petal_length": 5.1, "petal_width": 1.6},
+        answers={"": {"label": "virginica", "probability": 0.6275}},
+    ),
+    ModelExample(
+        name="tensorflow-iris",
+        sample={"sepal_length": 6.0, "sepal_width": 2.7, "petal_length": 5.1, "petal_width": 1.6},
+        answers={"": {"label": "virginica", "probability": 0.6501}},
+    ),
+    ModelExample(
+        name="onnx-multi-model",
+        sample=[6.0, 2.7, 5.1, 1.6],
+        answers={
+            "?model=iris": {"class": 2, "probability": 0.6275},
+            "?model=iris&version=1": {"class": 2, "probability": 0.7},
+        },
+    ),
+    ModelExample(
+        name="sklearn-live-reload",
+        sample=[0.0381, 0.0507, 0.0617, 0.0219, -0.0442, -0.0348, -0.0434, -0.0026, 0.0199, -0.0176],
+        answers={"": {"progression": 179.4, "patients": 100}},
+    ),
+]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from example_cases import EXAMPLES, EXAMPLES_DIR, Example
+from example_cases import EXAMPLES, EXAMPLES_DIR, MODEL_EXAMPLES, Example, ModelExample
 
 MEBIBYTE = 1024 * 1024
 
@@ -25,7 +25,7 @@ each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: 
 
 def test_every_folder_has_a_case() -> None:
     folders = {path.parent.name for path in EXAMPLES_DIR.glob("*/cortex.yaml")}
-    assert folders == {example.name for example in EXAMPLES}
+    assert folders == {example.name for example in [*EXAMPLES, *MODEL_EXAMPLES]}
 
 
 @each_example
@@ -42,6 +42,19 @@ def test_readme_shows_the_right_endpoint_and_answer(example: Example) -> None:
     assert f"localhost:8888{example.endpoint} " in readme
     answer = example.answer if isinstance(example.answer, str) else json.dumps(example.answer)
     assert answer.strip() in readme
+
+
+@pytest.mark.parametrize("example", MODEL_EXAMPLES, ids=lambda example: example.name)
+def test_example_with_models_is_complete_and_its_readme_right(example: ModelExample) -> None:
+    for name in ("cortex.yaml", "make_model.py", "requirements.txt"):
+        assert (example.folder / name).is_file(), name
+    assert json.loads((example.folder / "sample.json").read_text()) == example.sample
+    readme = (example.folder / "README.md").read_text()
+    for command in (f"python examples/{example.name}/make_model.py\n", f"cortex deploy examples/{example.name}\n"):
+        assert command in readme
+    for query, answer in example.answers.items():
+        assert f"localhost:8888/{example.name}{query}" in readme
+        assert json.dumps(answer) in readme
 
 
 @each_example

@@ -1,0 +1,11 @@
+"""Classify with the model, and the version of it, that the query asks for."""
+
+
+class ONNXPredictor:
+    def __init__(self, onnx_client, config):
+        self.client = onnx_client
+
+    def predict(self, payload, query_params):
+        name, version = query_params["model"], query_params.get("version", "latest")
+        classes, probabilities = self.client.predict([payload], name, version)
+        return {"class": classes[0], "probability": round(float(probabilities[0].max()), 4)}
