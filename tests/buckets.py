@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -117,3 +119,24 @@ def _lacks(what: str, installer: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(f"{what} is not installed: {installer}")
     pytest.skip(f"{what} is not installed: {installer}")
+
+
+@contextlib.contextmanager
+def all_kinds(folder: Path) -> Iterator[dict[str, Bucket]]:
+    """Start a server of each kind: the buckets `s3`, `gs` and `local`."""
+    with contextlib.ExitStack() as stack:
+        swift = start_swift(folder / "s3")
+        stack.callback(swift.stop)
+        google = start_gcs(folder / "gs")
+        stack.callback(google.stop)
+        yield {
+            "s3": RemoteBucket(f"s3://{BUCKET}", swift),
+            "gs": RemoteBucket(f"gs://{BUCKET}", google),
+            "local": LocalBucket(folder / "local"),
+        }
+
+
+def variables(buckets: Iterable[Bucket]) -> dict[str, str]:
+    """Return what an operator needs to read all of them."""
+    merged = {name: value for bucket in buckets for name, value in bucket.environ.items()}
+    return {name: value for name, value in merged.items() if name != "HOME"}

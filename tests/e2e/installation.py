@@ -14,8 +14,8 @@ import textwrap
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,11 @@ class Installation:
     home: Path
     gateway_port: int
     operator_port: int
+    variables: Mapping[str, str] = field(default_factory=dict)  #: of the operator, beside those of the test run
 
     @property
     def environ(self) -> dict[str, str]:
-        return {**os.environ, "CORTEX_HOME": str(self.home), "NO_COLOR": "1"}
+        return {**os.environ, **self.variables, "CORTEX_HOME": str(self.home), "NO_COLOR": "1"}
 
     def cortex(
         self, *arguments: str | Path, check: bool = True, timeout_s: float = 90
@@ -132,10 +133,10 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def installation() -> Iterator[Installation]:
+def installation(variables: Mapping[str, str] | None = None) -> Iterator[Installation]:
     """Start an installation; everything of it is gone afterwards."""
     home = Path(tempfile.mkdtemp(prefix="cx-"))
-    made = Installation(home, free_port(), free_port())
+    made = Installation(home, free_port(), free_port(), variables or {})
     try:
         made.up()
         yield made

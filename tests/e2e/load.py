@@ -13,6 +13,8 @@ from collections import Counter
 from urllib.parse import urlsplit
 
 BODY = b'{"x": 1}'
+#: Of how many different answers the number is counted.
+DISTINCT = 1000
 
 
 class Load:
@@ -21,14 +23,16 @@ class Load:
     def __init__(self, url: str, rate: float, connections: int) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
+        target = f"{parts.path}?{parts.query}" if parts.query else parts.path
         self._request = (
-            f"POST {parts.path} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
+            f"POST {target} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(BODY)}\r\n\r\n"
         ).encode() + BODY
         self._rate = rate
         self._connections = connections
         self._due: asyncio.Queue[float] = asyncio.Queue()
         self.statuses: Counter[str] = Counter()
+        self.answers: Counter[str] = Counter()
         self.latencies: list[float] = []
         self.failures: list[dict[str, object]] = []
 
@@ -64,6 +68,8 @@ class Load:
                 reader = writer = None
             self.latencies.append(time.monotonic() - due)
             self.statuses[status] += 1
+            if status == "200" and (detail in self.answers or len(self.answers) < DISTINCT):
+                self.answers[detail] += 1
             if status != "200" and len(self.failures) < 50:
                 self.failures.append({"status": status, "detail": detail, "at": time.time()})
             self._due.task_done()
@@ -73,6 +79,7 @@ class Load:
         return {
             "sent": len(self.latencies),
             "statuses": dict(self.statuses),
+            "answers": dict(self.answers),
             "failures": self.failures,
             "p50_s": ordered[len(ordered) // 2],
             "p99_s": ordered[int(len(ordered) * 0.99)],
