@@ -8,7 +8,6 @@ operator: whoever connects to the control socket is told the status and may ask 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import os
@@ -19,15 +18,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
+from cortex.engine.agent_link import AgentLink
+from cortex.engine.forking import fork
 from cortex.engine.logs import LogWriter
+from cortex.engine.reloading import Reloading
 from cortex.engine.sockets import accept_one, allow_descriptors, listen
 from cortex.engine.worker import Worker
 from cortex.lifecycle import ProcessState
 from cortex.replica.cells import MAX_CONNECTIONS
 from cortex.replica.channel import Channel
-from cortex.replica.main import run_worker
 from cortex.replica.spec import Limits, ReplicaSpec, ReplicaStatus
 
 #: How often deadlines and limits are looked at while requests are inside, and while none is.
@@ -35,12 +35,7 @@ BUSY_TICK_S = 0.05
 IDLE_TICK_S = 0.25
 #: Descriptors beside those of connections, the user's own included.
 _OTHER_DESCRIPTORS = 1024
-_PR_SET_PDEATHSIG = 1
 _OUTPUT_READ_BYTES = 64 * 1024
-#: Raised so that, when memory runs out, the kernel ends the user's code and not what supervises it.
-_WORKER_OOM_SCORE = 500
-
-_libc = ctypes.CDLL(None)
 
 
 class Supervisor:
@@ -53,16 +48,20 @@ class Supervisor:
         self._control: socket.socket | None = None
         self._clients: dict[socket.socket, bytes] = {}
         self._workers: list[Worker] = []
+        self._others: list[Worker] = []  # standbys, and those that retire
+        self._reloading: Reloading | None = None
+        self._link: AgentLink | None = None
         self._watched: dict[int, Callable[[], object]] = {}
         self._started_at = time.time()
         self._last_status: ReplicaStatus | None = None
+        self._is_stopping = False
         self._signals_read, self._signals_write = socket.socketpair()
 
     def run(self) -> None:
         """Serve until every worker has stopped."""
         self.startup()
         try:
-            while any(worker.state is not ProcessState.STOPPED for worker in self._workers):
+            while any(worker.state is not ProcessState.STOPPED for worker in self._everyone()):
                 self._run_once()
         finally:
             self.shutdown()
@@ -86,8 +85,26 @@ class Supervisor:
             self._workers.append(worker)
         gc.collect()
         gc.freeze()  # keeps these pages shared with the workers
-        for worker in self._workers:
-            self._start(worker)
+        if self._spec.models is not None and self._spec.model_agent_socket is not None:
+            self._reloading = Reloading(
+                self._spec.models,
+                Path(self._spec.run_dir),
+                self._workers,
+                self,
+                in_place=self._spec.models.is_cached or ":" in (self._spec.tensorflow_serving or ""),
+            )
+            self._link = AgentLink(
+                self._spec.model_agent_socket,
+                self._spec.api,
+                self._spec.models,
+                self._watch,
+                self._unwatch,
+                self._reloading.on_catalogue,
+            )
+            self._tend_models(time.monotonic())
+        else:
+            for worker in self._workers:
+                self.start(worker)
 
     def shutdown(self) -> None:
         """Tell the last status, and leave no socket behind."""
@@ -100,18 +117,30 @@ class Supervisor:
     # The loop.
 
     def _run_once(self) -> None:
-        busy = any(worker.is_busy for worker in self._workers)
+        busy = any(worker.is_busy for worker in self._everyone())
         for key, _ in self._selector.select(BUSY_TICK_S if busy else IDLE_TICK_S):
             callback = self._watched.get(key.fd)
             if callback is not None and callback is key.data:  # an earlier one may have closed or replaced it
                 callback()
         now = time.monotonic()
-        for worker in self._workers:
+        for worker in self._everyone():
             pid = worker.pid
             worker.tick(now)
             if worker.pid != pid:
                 self._watch_worker(worker)
+        self._others = [worker for worker in self._others if worker.state is not ProcessState.STOPPED]
+        self._tend_models(now)
         self._tell_status()
+
+    def _everyone(self) -> list[Worker]:
+        return [*self._workers, *self._others]
+
+    def _tend_models(self, now: float) -> None:
+        if self._reloading is None or self._link is None or self._is_stopping:
+            return
+        self._link.tick(now)
+        self._reloading.tick(now, self._link.lost_since)
+        self._link.using(self._reloading.using)
 
     def _watch(self, fd: int, callback: Callable[[], object]) -> None:
         self._selector.register(fd, selectors.EVENT_READ, callback)
@@ -123,9 +152,26 @@ class Supervisor:
 
     # Workers.
 
-    def _start(self, worker: Worker) -> None:
+    def start(self, worker: Worker) -> None:
+        """Fork its process."""
         worker.start()
         self._watch_worker(worker)
+
+    def create_standby(self, index: int) -> Worker:
+        """Make a worker without connections for a slot, and do not start it yet."""
+        worker = Worker(self._spec, index, None, self._fork, is_standby=True)
+        self._others.append(worker)
+        return worker
+
+    def swap(self, old: Worker, new: Worker) -> None:
+        """Let `new` take connections instead of `old`, which retires."""
+        if old.listener is not None:
+            self._unwatch(old.listener.fileno())
+        new.take_over(old, heir=lambda: self._workers[new.index])
+        self._others = [worker for worker in self._others if worker is not new] + [old]
+        if new.listener is not None:
+            self._watch(new.listener.fileno(), new.accept)
+        self._log.line(new.index, "s", f"process {new.pid} takes over from process {old.pid}: it has newer models")
 
     def _watch_worker(self, worker: Worker) -> None:
         if worker.channel is not None:
@@ -168,7 +214,7 @@ class Supervisor:
         for number in self._signals_read.recv(4096):
             if number == signal.SIGTERM:
                 self._stop(self._spec.timeout_s)
-        for worker in self._workers:
+        for worker in self._everyone():
             self._reap(worker)
 
     def _reap(self, worker: Worker) -> None:
@@ -190,15 +236,19 @@ class Supervisor:
                 os.close(fd)
         worker.outputs = {}
         stopping = worker.state is ProcessState.STOPPING
+        starting = worker.state is ProcessState.STARTING
         death = worker.on_death(wait_status)
         failed = worker.take_failed_requests()
         inside = f", inside: request {', '.join(failed)}" if failed else ""
         self._log.line(worker.index, "s", f"process {pid} {'stopped' if stopping else death.message}{inside}")
+        if self._reloading is not None and not stopping:
+            self._reloading.on_death(worker, starting)
         self._watch_worker(worker)
 
     def _stop(self, drain_s: float) -> None:
         now = time.monotonic()
-        for worker in self._workers:
+        self._is_stopping = True
+        for worker in self._everyone():
             worker.stop(now, drain_s)
             if worker.listener is not None:
                 self._unwatch(worker.listener.fileno())
@@ -208,7 +258,7 @@ class Supervisor:
 
     def _configure(self, limits: Limits) -> None:
         self._spec = self._spec.with_limits(limits)
-        for worker in self._workers:
+        for worker in self._everyone():
             worker.configure(self._spec)
 
     # Control.
@@ -251,6 +301,7 @@ class Supervisor:
             started_at=self._started_at,
             processes=tuple(worker.status for worker in self._workers),
             slots=min(worker.slots for worker in self._workers),
+            models=self._reloading.status if self._reloading else None,
         )
 
     def _tell_status(self) -> None:
@@ -275,59 +326,8 @@ class Supervisor:
         self._clients.pop(client, None)
         client.close()
 
-    # Forking.
-
     def _fork(self, worker: Worker, channel: Channel) -> tuple[int, int, int]:
-        pipes: list[int] = []
-        try:
-            pipes += os.pipe()
-            pipes += os.pipe()
-            parent = os.getpid()
-            pid = os.fork()
-        except OSError:
-            for fd in pipes:
-                os.close(fd)
-            raise
-        stdout_read, stdout_write, stderr_read, stderr_write = pipes
-        if pid == 0:
-            os.dup2(stdout_write, 1)
-            os.dup2(stderr_write, 2)
-            _become_worker(self._spec, worker, channel, parent)
-        for fd in (stdout_write, stderr_write):
-            os.close(fd)
-        for fd in (stdout_read, stderr_read):
-            os.set_blocking(fd, False)
-        return pid, stdout_read, stderr_read
-
-
-def _become_worker(spec: ReplicaSpec, worker: Worker, channel: Channel, parent: int) -> NoReturn:
-    """Turn a fresh fork into a worker. Never returns, so that no inherited object is ever finalised here."""
-    code = 1
-    try:
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
-        os.setpgid(0, 0)
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-        with contextlib.suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text(str(_WORKER_OOM_SCORE))
-        keep = channel.fileno()
-        os.closerange(3, keep)
-        os.closerange(keep + 1, _highest_fd() + 1)
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-        code = run_worker(spec, worker.index, channel, worker.cells)
-    finally:
-        os._exit(code)
-
-
-def _highest_fd() -> int:
-    try:
-        return max(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208 - names only, no Path objects in a fresh fork
-    except OSError:
-        return int(os.sysconf("SC_OPEN_MAX"))
+        return fork(self._spec, worker, channel)
 
 
 def _remember(number: int, frame: object) -> None:

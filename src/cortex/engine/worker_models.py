@@ -5,18 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from cortex.engine.model_plan import Loaded, also_loaded
 from cortex.models.spec import Catalogue, Problem
 from cortex.replica.channel import Channel
-
-
-class Loaded(NamedTuple):
-    """One version of a model with the content that is (being) loaded."""
-
-    model: str
-    number: str
-    digest: str
+from cortex.replica.models import ModelStart
 
 
 @dataclass
@@ -32,11 +26,17 @@ class WorkerModels:
     _told: Catalogue | None = None
 
     def on_start(self) -> None:
-        """Forget the process before: a new one starts with `catalogue`."""
+        """Forget the process before: a new one starts with `catalogue`, and with the versions that one had loaded."""
+        if self.loaded and self.catalogue is not None:
+            self.also = also_loaded(self.loaded, self.catalogue)
         self.loaded = frozenset()
         self.loading = None
         self.problems.clear()
         self._told = self.catalogue
+
+    def start(self, is_standby: bool) -> ModelStart | None:
+        """Return what a new process is to load; None for an API without models."""
+        return ModelStart(self.catalogue, self.also, is_standby) if self.catalogue is not None else None
 
     def on_message(self, message: dict[str, Any]) -> None:
         """Take a message about models. Raises: KeyError, TypeError, ValueError if our code did not write it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 from cortex.predictor.loader import BoundMethod, BoundPredictor
@@ -42,6 +43,7 @@ class App:
         self._connections: set[Connection] = set()
         self._paused = False
         self._condemned = False
+        self._release_to: Callable[[Connection], None] | None = None
         self._after = AfterCalls(loop, spec.threads)
 
     def configure(self, limits: Limits) -> None:
@@ -55,7 +57,9 @@ class App:
     def add(self, connection: Connection) -> None:
         """Serve a connection."""
         self._connections.add(connection)
-        if not self._paused:
+        if self._release_to is not None:
+            self._let_go(connection)
+        elif not self._paused:
             connection.resume()
 
     def gone(self, connection: Connection) -> None:
@@ -66,8 +70,21 @@ class App:
 
     def idle(self, connection: Connection) -> None:
         """Learn that the connection is ready for its next request."""
-        if self._paused:
+        if self._release_to is not None:
+            self._let_go(connection)
+        elif self._paused:
             connection.pause()
+
+    def retire(self, release_to: Callable[[Connection], None]) -> None:
+        """Finish the requests inside and take no other: each connection without one goes to `release_to`."""
+        self._release_to = release_to
+        for connection in [connection for connection in self._connections if connection.is_idle]:
+            self._let_go(connection)
+
+    def _let_go(self, connection: Connection) -> None:
+        assert self._release_to is not None
+        connection.release()
+        self._release_to(connection)
 
     def condemn(self) -> None:
         """Take no new request: another call is stuck, and this process ends once the rest is done."""

@@ -20,13 +20,21 @@ _TELL_AGAIN_S = 0.05
 class Connections:
     """Takes the supervisor's messages on the event loop."""
 
-    def __init__(self, app: App, cells: Cells, loop: asyncio.AbstractEventLoop, channel: Channel) -> None:
+    def __init__(
+        self,
+        app: App,
+        cells: Cells,
+        loop: asyncio.AbstractEventLoop,
+        channel: Channel,
+        on_catalogue: Callable[[str], None],
+    ) -> None:
         self._app = app
+        self._on_catalogue = on_catalogue
         self._cells = cells
         self._loop = loop
         self._channel = channel
         self._buffer = memoryview(bytearray(READ_BYTES))
-        self._untold: list[int] = []
+        self._untold: list[tuple[str, int]] = []
 
     def on_message(self, stop: Callable[[], None]) -> None:
         """Read every message that waits; `stop` is called when the supervisor asks for it."""
@@ -42,6 +50,10 @@ class Connections:
                 self._add(fd, message["index"])
             elif message["kind"] == "configure":
                 self._app.configure(Limits(message["timeout_s"], message["max_body_bytes"]))
+            elif message["kind"] == "catalogue":
+                self._on_catalogue(message["path"])
+            elif message["kind"] == "retire":
+                self._app.retire(self._released)
             elif message["kind"] == "condemn":
                 self._app.condemn()
             elif message["kind"] == "stop":
@@ -55,15 +67,18 @@ class Connections:
         self._app.add(connection)
 
     def _closed(self, connection: Connection) -> None:
-        self._tell_closed([connection.index])
+        self._tell([("closed", connection.index)])
 
-    def _tell_closed(self, indexes: list[int]) -> None:
+    def _released(self, connection: Connection) -> None:
+        self._tell([("released", connection.index)])
+
+    def _tell(self, news: list[tuple[str, int]]) -> None:
         """Tell the supervisor, which keeps a descriptor of each connection for as long as it is not told."""
-        untold = [index for index in indexes if not self._channel.send("closed", index=index)]
+        untold = [(kind, index) for kind, index in news if not self._channel.send(kind, index=index)]
         if untold and not self._untold:
             self._loop.call_later(_TELL_AGAIN_S, self._tell_again)
         self._untold += untold
 
     def _tell_again(self) -> None:
-        indexes, self._untold = self._untold, []
-        self._tell_closed(indexes)
+        news, self._untold = self._untold, []
+        self._tell(news)

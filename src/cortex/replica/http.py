@@ -181,6 +181,13 @@ class Connection:
             self._on_close(self)
         self._app.gone(self)
 
+    def release(self) -> None:
+        """Let go of an idle connection and leave it open: another process carries on with it."""
+        self.open = False
+        self.pause()
+        self._sock.close()
+        self._app.gone(self)
+
     def call_over(self) -> None:
         """Learn that the user's code is done with a request of this connection, which may have closed meanwhile."""
         if self._abandoned:

@@ -21,17 +21,19 @@ from cortex.replica.app import App
 from cortex.replica.cells import Cells
 from cortex.replica.channel import Channel
 from cortex.replica.connections import Connections
+from cortex.replica.models import ModelStart, in_background
 from cortex.replica.payload import make_headers
 from cortex.replica.runner import Runner
 from cortex.replica.spec import ReplicaSpec
 
 
-def run_worker(spec: ReplicaSpec, index: int, channel: Channel, cells: Cells) -> int:
+def run_worker(spec: ReplicaSpec, index: int, channel: Channel, cells: Cells, models: ModelStart | None) -> int:
     """Serve as process `index` of a replica; returns the exit code."""
     faulthandler.enable()
     try:
         _enter_project(spec, index)
-        predictor = load(spec)
+        with in_background(models is not None and models.is_standby):
+            predictor = load(spec)
     except UserError as error:
         sys.stderr.write(f"{error.in_full()}\n")
         channel.send_failure(str(error), error.traceback)
@@ -69,7 +71,7 @@ def _serve(spec: ReplicaSpec, predictor: BoundPredictor, channel: Channel, cells
     slots = max(spec.threads, spec.max_concurrency) if shares_loop else spec.threads
     runner = Runner(loop, spec.threads, always_threads="generator" in kinds)
     app = App(spec, predictor, runner, loop, slots)
-    connections = Connections(app, cells, loop, channel)
+    connections = Connections(app, cells, loop, channel, lambda path: None)
 
     def stop() -> None:
         loop.remove_reader(channel.fileno())

@@ -1,0 +1,116 @@
+"""A supervisor's connection to this machine's model agent: asks for an API's models and is told of every change.
+
+Non-blocking, for the supervisor's loop. The agent may be restarted at any time: the link connects again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from cortex.models.spec import ModelSource
+
+_RETRY_S = 0.25
+_READ_BYTES = 65536
+
+Watch = Callable[[int, Callable[[], object]], None]
+Unwatch = Callable[[int], None]
+
+
+class AgentLink:
+    """Calls `on_catalogue` with each message; `using` is told again after a reconnect."""
+
+    def __init__(
+        self,
+        path: str,
+        api: str,
+        source: ModelSource,
+        watch: Watch,
+        unwatch: Unwatch,
+        on_catalogue: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._path = path
+        self._api = api
+        self._source = source
+        self._watch = watch
+        self._unwatch = unwatch
+        self._on_catalogue = on_catalogue
+        self._sock: socket.socket | None = None
+        self._read = b""
+        self._unsent = b""
+        self._using: list[str] = []
+        self._retry_at = 0.0
+        self.lost_since: float | None = 0.0  #: monotonic; None while connected
+
+    def using(self, digests: Iterable[str]) -> None:
+        """Say which contents have to stay on disk."""
+        wanted = sorted(digests)
+        if wanted != self._using:
+            self._using = wanted
+            self._send({"op": "using", "digests": wanted})
+
+    def tick(self, now: float) -> None:
+        """Connect where that is due; send what could not be sent."""
+        if self._sock is None and now >= self._retry_at:
+            self._connect(now)
+        elif self._unsent:
+            self._flush()
+
+    def close(self) -> None:
+        """Let go of the agent."""
+        if self._sock is not None:
+            self._unwatch(self._sock.fileno())
+            self._sock.close()
+            self._sock = None
+
+    def _connect(self, now: float) -> None:
+        self._retry_at = now + _RETRY_S
+        self.lost_since = self.lost_since or now
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            sock.connect(self._path)
+        except OSError:
+            sock.close()
+            return
+        self._sock, self._read, self._unsent, self.lost_since = sock, b"", b"", None
+        self._watch(sock.fileno(), self._on_readable)
+        self._send({"op": "watch", "api": self._api, "source": self._source.to_data()})
+        self._send({"op": "using", "digests": self._using})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._sock is not None:
+            self._unsent += json.dumps(message).encode() + b"\n"
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._sock is None:
+            return
+        try:
+            self._unsent = self._unsent[self._sock.send(self._unsent) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+
+    def _on_readable(self) -> None:
+        if self._sock is None:
+            return
+        try:
+            data = self._sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        *lines, self._read = (self._read + data).split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError, KeyError, TypeError, OSError):  # another version's, or files gone
+                message = json.loads(line)
+                if message["op"] == "catalogue":
+                    self._on_catalogue(message)

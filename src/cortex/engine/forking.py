@@ -1,0 +1,76 @@
+"""Forks a worker off its supervisor: nothing of the supervisor's is left in it but code and its end of the channel."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from cortex.engine.worker import Worker
+from cortex.replica.channel import Channel
+from cortex.replica.main import run_worker
+from cortex.replica.spec import ReplicaSpec
+
+_PR_SET_PDEATHSIG = 1
+#: Raised so that, when memory runs out, the kernel ends the user's code and not what supervises it.
+_WORKER_OOM_SCORE = 500
+
+_libc = ctypes.CDLL(None)
+
+
+def fork(spec: ReplicaSpec, worker: Worker, channel: Channel) -> tuple[int, int, int]:
+    """Start a process of `worker`: its pid, and the read ends of its stdout and stderr. Raises: OSError."""
+    pipes: list[int] = []
+    try:
+        pipes += os.pipe()
+        pipes += os.pipe()
+        parent = os.getpid()
+        pid = os.fork()
+    except OSError:
+        for fd in pipes:
+            os.close(fd)
+        raise
+    stdout_read, stdout_write, stderr_read, stderr_write = pipes
+    if pid == 0:
+        os.dup2(stdout_write, 1)
+        os.dup2(stderr_write, 2)
+        _become_worker(spec, worker, channel, parent)
+    for fd in (stdout_write, stderr_write):
+        os.close(fd)
+    for fd in (stdout_read, stderr_read):
+        os.set_blocking(fd, False)
+    return pid, stdout_read, stderr_read
+
+
+def _become_worker(spec: ReplicaSpec, worker: Worker, channel: Channel, parent: int) -> NoReturn:
+    """Turn a fresh fork into a worker. Never returns, so that no inherited object is ever finalised here."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        os.setpgid(0, 0)
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(str(_WORKER_OOM_SCORE))
+        keep = channel.fileno()
+        os.closerange(3, keep)
+        os.closerange(keep + 1, _highest_fd() + 1)
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        code = run_worker(spec, worker.index, channel, worker.cells, worker.models.start(worker.is_standby))
+    finally:
+        os._exit(code)
+
+
+def _highest_fd() -> int:
+    try:
+        return max(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208 - names only, no Path objects in a fresh fork
+    except OSError:
+        return int(os.sysconf("SC_OPEN_MAX"))
