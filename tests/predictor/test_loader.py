@@ -7,6 +7,7 @@ import pytest
 from user_project import user_project
 
 from cortex.errors import UserError
+from cortex.predictor.interface import GENERATIONS
 from cortex.predictor.loader import format_user_traceback, result_kind, split_callback
 
 FUNCTIONS = """
@@ -211,10 +212,10 @@ def test_post_predict_gets_the_request_and_the_response(project):
 
 def test_only_handlers_return_callbacks():
     callback = print
-    assert split_callback((1, callback), "handler") == (1, callback)
-    assert split_callback((1, callback), "predictor") == ((1, callback), None)
-    assert split_callback((1, 2), "handler") == ((1, 2), None)
-    assert split_callback([1, callback], "handler") == ([1, callback], None)
+    assert split_callback((1, callback), GENERATIONS["handler", "python", False]) == (1, callback)
+    assert split_callback((1, callback), GENERATIONS["predictor", "python", False]) == ((1, callback), None)
+    assert split_callback((1, 2), GENERATIONS["handler", "python", False]) == ((1, 2), None)
+    assert split_callback([1, callback], GENERATIONS["handler", "python", False]) == ([1, callback], None)
 
 
 def test_results_that_have_yet_to_run_are_recognized():
@@ -306,7 +307,7 @@ CLASS = "class PythonPredictor:\n    def __init__(self, config): pass\n    "
         ("predictor", "x = 1", ["predictor.py: class PythonPredictor is not defined"]),
         ("predictor", "class PythonPredictr: pass", ['rename it to "PythonPredictor"']),
         ("predictor", "class Handler: pass", ["Handler belongs to `kind: RealtimeAPI` with `handler:`"]),
-        ("predictor", "class ONNXPredictor: pass", ["`type: onnx` is not available"]),
+        ("predictor", "class ONNXPredictor: pass", ["class ONNXPredictor belongs to `type: onnx`"]),
         ("predictor", "PythonPredictor = 3", ["must be a class, but is a int"]),
         ("predictor", CLASS, ["predict() is not defined"]),
         ("predictor", "class PythonPredictor:\n  def predict(self): pass", ["__init__(self, config) is not defined"]),
@@ -320,7 +321,7 @@ CLASS = "class PythonPredictor:\n    def __init__(self, config): pass\n    "
         ("predictor", "class PythonPredictor:\n  def __init__(self): pass\n  def predict(self): pass",
          ['"config" is a required argument, but was not provided']),
         ("predictor", "class PythonPredictor:\n  def __init__(self, config, python_client): 0\n  def predict(self): 0",
-         ['"python_client" is not available; this version does not serve model folders']),
+         ['"python_client" is not available; cortex.yaml names no models; add `multi_model_reloading:`']),
         ("handler", "class Handler:\n  def __init__(self, config): pass\n  def handle_batch(self, payload): pass",
          ["written for `kind: BatchAPI`"]),
         ("functions", "def predict(metadata, sample): pass", ["must be in the order sample, metadata"]),

@@ -77,7 +77,7 @@ WRONG = [
     ("predictor", "class Handler: ...", "1:7", "PythonPredictor is not defined", "RealtimeAPI` with `handler:`"),
     ("handler", "class PythonPredictor: ...", "1:7", "Handler is not defined", "RealtimeAPI` with `predictor:`"),
     ("predictor", "def predict(sample, metadata): ...", "1:5", "is not defined", "`kind: api` with `predictor:`"),
-    ("predictor", "class TensorFlowPredictor: ...", "1:7", "is not defined", "`type: tensorflow` is not available"),
+    ("predictor", "class TensorFlowPredictor: ...", "1:7", "is not defined", "belongs to `type: tensorflow`"),
     ("predictor", HEAD + "def predict(self): ...\nclass PythonPredictor: ...", "4:7", "defined twice, first on line 1", ""),
     # Its methods.
     ("predictor", "class PythonPredictor:\n def predict(self): ...", "1:7", "__init__(self, config) is not", "add it"),
@@ -109,7 +109,7 @@ WRONG = [
     ("predictor", "class PythonPredictor:\n def __init__(self, confg): ...\n def predict(self): ...", "2:21",
      '"confg" is not a supported argument', '"config"?'),
     ("predictor", "class PythonPredictor:\n def __init__(self, config, python_client): ...\n def predict(self): ...", "2:29",
-     '"python_client" is not available', "model folders"),
+     '"python_client" is not available', "multi_model_reloading"),
     ("predictor", "class B:\n def predict(self, x): ...\nclass PythonPredictor(B):\n def __init__(self, config): ...", "2:20",
      '"x" is not a supported argument', ""),
     # Functions.
@@ -137,6 +137,59 @@ def test_a_mistake_is_reported_once_with_its_place_and_fix(interface, text, wher
     assert reported[0][2]
 
 
+INIT = "class PythonPredictor:\n    def __init__(self, config, python_client): ...\n"
+PREDICT = "    def predict(self): ...\n"
+LOAD = "    def load_model(self, model_path): ...\n"
+ONNX = "class ONNXPredictor:\n    def __init__(self, onnx_client, config): ...\n"
+
+RIGHT_WITH_MODELS = [
+    ("predictor", "python", INIT + PREDICT + LOAD),
+    ("predictor", "python", INIT + PREDICT + "    load_model = joblib.load\n"),
+    ("predictor", "python", INIT + PREDICT + "    @staticmethod\n    def load_model(model_path): ...\n"),
+    ("predictor", "python", "from b import Base\nclass PythonPredictor(Base):\n" + PREDICT),
+    ("predictor", "onnx", ONNX + PREDICT),
+    ("predictor", "tensorflow", ONNX.replace("ONNX", "TensorFlow").replace("onnx", "tensorflow") + PREDICT),
+    ("handler", "tensorflow", HANDLER.replace("config", "config, tensorflow_client") + "def handle_post(self): ..."),
+    ("handler", "onnx", HANDLER.replace("config", "config, onnx_client") + "def handle_post(self): ..."),
+]
+
+
+@pytest.mark.parametrize(("interface", "type_", "text"), RIGHT_WITH_MODELS)
+def test_what_is_right_with_models_is_not_reported(interface, type_, text):
+    assert inspect_source(text, "p.py", interface, type_, has_models=True) == []
+
+
+def test_a_load_model_is_the_users_own_affair_without_models():
+    assert found("predictor", HEAD + "def predict(self): ...\n    def load_model(self, a, b): ...") == []
+
+
+WRONG_WITH_MODELS = [
+    ("predictor", "python", INIT + PREDICT, "1:7", "load_model(self, model_path) is not defined", "add it"),
+    ("predictor", "python", INIT + PREDICT + LOAD.replace("load_model", "load_modle"), "4:9",
+     "load_model(self, model_path) is not defined", 'rename "load_modle" to "load_model"'),
+    ("predictor", "python", INIT + PREDICT + LOAD.replace("model_path", "path, more"), "4:9",
+     '"model_path" is a required argument', "add"),
+    ("predictor", "python", HEAD + PREDICT[4:] + LOAD, "2:9", '"python_client" is a required argument', "add"),
+    ("handler", "python", HANDLER + "def handle_post(self): ...\n" + LOAD, "2:9", '"model_client" is a required', "add"),
+    ("handler", "python", HANDLER.replace("config", "config, modl_client") + "def handle_post(self): ...\n" + LOAD, "2:32",
+     '"modl_client" is not a supported argument', '"model_client"?'),
+    ("predictor", "onnx", INIT + PREDICT, "1:7", "class ONNXPredictor is not defined", "PythonPredictor belongs to `type: python`"),
+    ("predictor", "onnx", "class ONNXPredictor:\n" + PREDICT, "1:7", "__init__(self, onnx_client, config) is not", "add it"),
+    ("predictor", "tensorflow", ONNX + PREDICT, "1:7", "class TensorFlowPredictor is not", "belongs to `type: onnx`"),
+    ("handler", "tensorflow", HANDLER + "def handle_post(self): ...", "2:9", '"tensorflow_client" is a required', "add"),
+    ("predictor", "python", INIT.replace("python_client", "python_client, onnx_client") + PREDICT + LOAD, "2:47",
+     '"onnx_client" is not available', "`type: onnx`"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("interface", "type_", "text", "where", "message", "fix"), WRONG_WITH_MODELS)
+def test_a_mistake_with_models_is_reported_with_its_place_and_fix(interface, type_, text, where, message, fix):
+    first, *_ = inspect_source(text, "p.py", interface, type_, has_models=True)
+    assert f"{first.line}:{first.column}" == where
+    assert message in first.message
+    assert fix in first.fix
+
+
 def test_every_mistake_is_reported_in_order():
     reported = found("handler", "class Handler:\n def __init__(self): ...\n def handle_post(self, a, b): ...")
     assert [where for where, _, _ in reported] == ["2:6", "3:24", "3:27"]
@@ -162,8 +215,8 @@ def test_a_deeply_nested_source_is_an_error_not_a_crash():
 
 
 @given(st.text(), st.sampled_from(sorted(GENERATIONS)))
-def test_any_text_is_answered(text, interface):
-    for diagnostic in inspect_source(text, "p.py", interface):
+def test_any_text_is_answered(text, row):
+    for diagnostic in inspect_source(text, "p.py", *row):
         assert diagnostic.line <= text.count("\n") + text.count("\r") + 2
         assert (diagnostic.column >= 1) == (diagnostic.line >= 1)
 
@@ -179,6 +232,6 @@ def test_reading_and_loading_agree_on_signatures(names, marker):
     text = f"class PythonPredictor:\n def __init__(self, config): ...\n def predict({declared}): ..."
     namespace = {}
     exec(text, namespace)
-    signature = GENERATIONS["predictor"].method_signature
+    signature = GENERATIONS["predictor", "python", False].method_signature
     problems = find_problems(signature, from_function(namespace["PythonPredictor"].predict), takes_self=True)
     assert [p.message for p in problems] == [message.partition('": ')[2] for _, message, _ in found("predictor", text)]

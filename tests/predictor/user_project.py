@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cortex.models.spec import ModelSource
 from cortex.predictor.loader import BoundPredictor, load
 
 
@@ -25,6 +26,10 @@ class Spec:
     config: dict[str, Any] = field(default_factory=dict)
     model_path: str | None = None
     api: str = "iris"
+    type: str = "python"
+    models: ModelSource | None = None
+    tensorflow_serving: str | None = None
+    gpu_ids: tuple[str, ...] = ()
 
 
 class UserProject:

@@ -54,6 +54,8 @@ def _project_problems(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Di
     for path in dict.fromkeys(["requirements.txt", *(api.handler.dependencies.pip for api in apis)]):
         if project.contains(path):
             yield from parse_requirements((project.root / path).read_text(errors="replace"), path)
-    for path, interface in dict.fromkeys((api.handler.path, api.handler.interface) for api in apis):
+    forms = ((h.path, h.interface, h.type, h.models is not None) for h in (api.handler for api in apis))
+    for path, interface, type_, has_models in dict.fromkeys(forms):
         if path.endswith(".py") and project.contains(path):
-            yield from inspect_source((project.root / path).read_text(errors="replace"), path, interface)
+            text = (project.root / path).read_text(errors="replace")
+            yield from inspect_source(text, path, interface, type_, has_models)

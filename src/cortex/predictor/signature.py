@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from cortex.predictor.interface import UNAVAILABLE_ARGUMENTS, Signature
+from cortex.predictor.interface import Signature
 
 
 class ArgumentKind(Enum):
@@ -90,10 +90,9 @@ def _unsupported(signature: Signature, numbered: Sequence[tuple[int, Argument]])
             continue
         elif name in signature.allowed and argument.kind is ArgumentKind.POSITIONAL_ONLY and not signature.positional:
             yield Problem(f'"{name}" can\'t be passed by name', 'remove the "/" from the arguments', index)
-        elif name in signature.allowed:
-            if name in UNAVAILABLE_ARGUMENTS:
-                yield Problem(f'"{name}" is not available', UNAVAILABLE_ARGUMENTS[name], index)
-        else:
+        elif name in signature.refused:
+            yield Problem(f'"{name}" is not available', signature.refused[name], index)
+        elif name not in signature.allowed:
             guess = nearest(name, [allowed for allowed in signature.allowed if allowed not in declared])
             others = f"write ({_list(signature)})" if signature.positional else f"supported: {_list(signature)}"
             fix = f'did you mean "{guess}"?' if guess else f"{others}; any other needs a default"
@@ -109,7 +108,7 @@ def _missing(signature: Signature, arguments: Sequence[Argument]) -> Iterator[Pr
 
 def _is_misspelt(name: str, signature: Signature, declared: Iterable[str]) -> bool:
     """Tell whether one of the names declared is reported as a misspelling of `name`: one mistake, one message."""
-    unknown = [other for other in declared if other not in signature.allowed]
+    unknown = [other for other in declared if other not in signature.allowed and other not in signature.refused]
     return any(nearest(other, signature.allowed) == name for other in unknown)
 
 
@@ -134,4 +133,4 @@ def _positional_problems(signature: Signature, arguments: Sequence[Argument]) ->
 
 
 def _list(signature: Signature) -> str:
-    return ", ".join(name for name in signature.allowed if name not in UNAVAILABLE_ARGUMENTS) or "none"
+    return ", ".join(signature.allowed) or "none"

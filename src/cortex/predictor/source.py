@@ -10,7 +10,8 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from cortex.errors import Diagnostic
-from cortex.predictor.interface import FOREIGN_CLASSES, FOREIGN_METHODS, GENERATIONS, Generation, Signature
+from cortex.predictor.belonging import find_foreign_class, find_foreign_method
+from cortex.predictor.interface import FOREIGN_METHODS, GENERATIONS, Generation, Signature
 from cortex.predictor.outline import FunctionNode, Scope, Source, arguments_of, scope_of
 from cortex.predictor.signature import find_problems, nearest
 
@@ -18,9 +19,11 @@ from cortex.predictor.signature import find_problems, nearest
 _LIKELY = 0.7
 
 
-def inspect_source(text: str, file: str, interface: str) -> list[Diagnostic]:
+def inspect_source(
+    text: str, file: str, interface: str, type_: str = "python", has_models: bool = False
+) -> list[Diagnostic]:
     """Return every mistake in a `.py` that can be known without running it; `file` is the name to show."""
-    generation = GENERATIONS[interface]
+    generation = GENERATIONS[interface, type_, has_models]
     try:
         source = Source(text, file)
     except SyntaxError as exc:
@@ -76,12 +79,15 @@ class _Checker:
         if constructor not in scope.bindings and is_complete:
             at = self._guess(constructor, scope)
             fix = _rename(at, constructor) if at else "add it"
-            yield self._at_name(scope, at, node, f"{self._of_class}__init__(self, config) is not defined", fix)
+            shown = ", ".join(("self", *generation.constructor_signature.required))
+            yield self._at_name(scope, at, node, f"{self._of_class}__init__({shown}) is not defined", fix)
         if is_complete and not any(name in scope.bindings for name in generation.methods):
             yield self._missing_method(scope, node)
         elif is_complete:  # else it may override what an unseen base calls
-            for name in (*generation.methods, *generation.hooks):
+            for name in sorted({*generation.methods, *generation.hooks} - generation.required_hooks):
                 yield from self._misspelt(scope, name)
+        if is_complete:
+            yield from self._missing_hooks(scope, node)
         yield from self._check_member(scope, constructor, generation.constructor_signature)
         for name in generation.methods:
             yield from self._check_member(scope, name, generation.method_signature)
@@ -136,10 +142,8 @@ class _Checker:
     def _missing_function(self, name: str) -> Diagnostic:
         message = f"function {name}({', '.join(self._generation.method_signature.required)}) is not defined"
         classes = self._scope.classes()
-        for other in GENERATIONS.values():
-            if other.class_name in classes:
-                fix = f"class {other.class_name} belongs to {other.yaml_form}"
-                return self._at(classes[other.class_name], message, fix)
+        if foreign := find_foreign_class(self._generation, classes):
+            return self._at(classes[foreign[0]], message, foreign[1])
         guess = nearest(name, self._scope.functions())
         fix = _rename(guess, name) if guess else "define it at the top level of the file"
         return self._at_name(self._scope, guess, None, message, fix)
@@ -147,17 +151,12 @@ class _Checker:
     def _missing_class(self, name: str) -> Diagnostic:
         message = f"class {name} is not defined"
         classes = self._scope.classes()
-        for other, reason in FOREIGN_CLASSES.items():
-            if other in classes:
-                return self._at(classes[other], message, reason)
-        for generation in GENERATIONS.values():
-            if generation.class_name in classes:
-                fix = f"class {generation.class_name} belongs to {generation.yaml_form}"
-                return self._at(classes[generation.class_name], message, fix)
+        if foreign := find_foreign_class(self._generation, classes):
+            return self._at(classes[foreign[0]], message, foreign[1])
         guess = nearest(name, classes) or self._class_that_serves(classes)
         if guess:
             return self._at(classes[guess], message, _rename(guess, name))
-        functions = GENERATIONS["functions"]
+        functions = GENERATIONS["functions", "python", False]
         for function, node in self._scope.functions().items():
             if function in functions.methods:
                 return self._at(node, message, f"functions of the module belong to {functions.yaml_form}")
@@ -177,15 +176,21 @@ class _Checker:
         for name, kind in FOREIGN_METHODS.items():
             if name in functions:
                 return self._at(functions[name], message, f"{name} belongs to `kind: {kind}`")
-        for other in GENERATIONS.values():
-            name = next((name for name in other.methods if name in functions), "")
-            if name and other.class_name:
-                fix = f"{name} belongs to {other.yaml_form}; name it {next(iter(generation.methods))}"
-                return self._at(functions[name], message, fix)
+        if foreign := find_foreign_method(generation, functions):
+            fix = f"{foreign[1]}; name it {next(iter(generation.methods))}"
+            return self._at(functions[foreign[0]], message, fix)
         guesses = [self._guess(name, scope) or nearest(name, functions, _LIKELY) for name in generation.methods]
         guess = next(filter(None, guesses), None)
         fix = _rename(guess, nearest(guess, generation.methods) or "") if guess else "add it"
         return self._at_name(scope, guess, node, message, fix)
+
+    def _missing_hooks(self, scope: Scope, node: ast.ClassDef) -> Iterator[Diagnostic]:
+        for name in sorted(self._generation.required_hooks):
+            if name not in scope.bindings:
+                arguments = ", ".join(("self", *self._generation.hooks[name].required))
+                guess = self._guess(name, scope)
+                fix = _rename(guess, name) if guess else "add it: it makes a model of the files at a path"
+                yield self._at_name(scope, guess, node, f"{self._of_class}{name}({arguments}) is not defined", fix)
 
     def _misspelt(self, scope: Scope, name: str) -> Iterator[Diagnostic]:
         """Report a function that nobody uses and whose name is almost `name`, which nobody defines."""

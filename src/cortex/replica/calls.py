@@ -59,7 +59,7 @@ class Caller:
         self._api = api
         self._json_only = predictor.generation.json_only
         self._logs_on_demand = predictor.generation.logs_on_demand
-        self._interface = predictor.generation.key
+        self._generation = predictor.generation
 
     def call(self, connection: Connection, method: BoundMethod) -> Outcome:
         """Parse, call, encode. Never raises."""
@@ -111,7 +111,7 @@ class Caller:
         write_log(f"request {_id(connection)} failed:\n{text}")
 
     def _answered(self, method: BoundMethod, result: Any, arguments: tuple[Any, Any, Any]) -> Answered:
-        result, after = split_callback(result, self._interface)
+        result, after = split_callback(result, self._generation)
         if method.after is not None:
             after = partial(method.after, result, *arguments)
         encoded = encode(result, self._json_only)

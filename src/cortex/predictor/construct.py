@@ -1,0 +1,50 @@
+"""Construct the user's class, or initialize the user's module, with what the generation hands it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cortex.predictor.checking import declared_names
+from cortex.predictor.frames import user_code
+from cortex.predictor.interface import Generation
+
+
+def initialize(module: Any, generation: Generation, model_path: str | None, metadata: dict[str, Any]) -> None:
+    """Call the module's constructing function, if it has one. Raises: UserError."""
+    init = getattr(module, generation.constructor, None)
+    if init is not None:
+        with user_code(f"by {generation.constructor}()"):
+            init(model_path, metadata)
+
+
+def construct(
+    target: type,
+    generation: Generation,
+    values: Mapping[str, Any],
+    before_init: Callable[[object], None] | None = None,
+) -> object:
+    """Make the user's object; `before_init` gets it before its `__init__` runs, to bind what that may call.
+
+    Raises: UserError.
+    """
+    declared = declared_names(target.__init__, generation.constructor_signature)  # type: ignore[misc]
+    chosen = {name: values[name] for name in declared if name in values}
+    with user_code(f"by {target.__name__}.__init__()"):
+        if before_init is None:
+            return target(**chosen)
+        # What calling the class does, with one step between.
+        passed = {} if target.__new__ is object.__new__ else chosen
+        instance: Any = target.__new__(target, **passed)
+        before_init(instance)
+        instance.__init__(**chosen)
+    return instance
+
+
+def constructor_values(
+    api: str, section: Mapping[str, Any], config: dict[str, Any], generation: Generation, client: object
+) -> dict[str, Any]:
+    """Return everything that a constructor may ask for, by name; `section` is what the API's file says of the code."""
+    api_spec = {"name": api, "kind": "RealtimeAPI", "predictor": {**section, "config": config}}
+    values = {"config": config, "api_spec": api_spec, "job_spec": None}
+    return values if generation.client is None else {**values, generation.client: client}
