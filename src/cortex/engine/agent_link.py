@@ -6,31 +6,30 @@ Non-blocking, for the supervisor's loop. The agent may be restarted at any time:
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 from collections.abc import Callable, Iterable
-from typing import Any
 
+from cortex.models.protocol import CatalogueNews, Request, Using, Watch, read_answer, write
 from cortex.models.spec import ModelSource
 
 _RETRY_S = 0.25
 _READ_BYTES = 65536
 
-Watch = Callable[[int, Callable[[], object]], None]
-Unwatch = Callable[[int], None]
+WatchFd = Callable[[int, Callable[[], object]], None]
+UnwatchFd = Callable[[int], None]
 
 
 class AgentLink:
-    """Calls `on_catalogue` with each message; `using` is told again after a reconnect."""
+    """Calls `on_catalogue` with all news; `using` is told again after a reconnect."""
 
     def __init__(
         self,
         path: str,
         api: str,
         source: ModelSource,
-        watch: Watch,
-        unwatch: Unwatch,
-        on_catalogue: Callable[[dict[str, Any]], None],
+        watch: WatchFd,
+        unwatch: UnwatchFd,
+        on_catalogue: Callable[[CatalogueNews], None],
     ) -> None:
         self._path = path
         self._api = api
@@ -41,16 +40,16 @@ class AgentLink:
         self._sock: socket.socket | None = None
         self._read = b""
         self._unsent = b""
-        self._using: list[str] = []
+        self._using: frozenset[str] = frozenset()
         self._retry_at = 0.0
         self.lost_since: float | None = 0.0  #: monotonic; None while connected
 
     def using(self, digests: Iterable[str]) -> None:
         """Say which contents have to stay on disk."""
-        wanted = sorted(digests)
+        wanted = frozenset(digests)
         if wanted != self._using:
             self._using = wanted
-            self._send({"op": "using", "digests": wanted})
+            self._send(Using(wanted))
 
     def tick(self, now: float) -> None:
         """Connect where that is due; send what could not be sent."""
@@ -78,12 +77,12 @@ class AgentLink:
             return
         self._sock, self._read, self._unsent, self.lost_since = sock, b"", b"", None
         self._watch(sock.fileno(), self._on_readable)
-        self._send({"op": "watch", "api": self._api, "source": self._source.to_data()})
-        self._send({"op": "using", "digests": self._using})
+        self._send(Watch(self._api, self._source))
+        self._send(Using(self._using))
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: Request) -> None:
         if self._sock is not None:
-            self._unsent += json.dumps(message).encode() + b"\n"
+            self._unsent += write(message)
             self._flush()
 
     def _flush(self) -> None:
@@ -111,6 +110,6 @@ class AgentLink:
         *lines, self._read = (self._read + data).split(b"\n")
         for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError, OSError):  # another version's, or files gone
-                message = json.loads(line)
-                if message["op"] == "catalogue":
-                    self._on_catalogue(message)
+                answer = read_answer(line)
+                if isinstance(answer, CatalogueNews):
+                    self._on_catalogue(answer)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from cortex.engine.model_plan import (
     Loaded,
@@ -22,6 +22,7 @@ from cortex.engine.model_plan import (
 )
 from cortex.engine.worker import Worker
 from cortex.lifecycle import ProcessState
+from cortex.models.protocol import CatalogueNews
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelSource, Problem
 from cortex.replica.spec import ModelsStatus, ServedVersion
 
@@ -92,15 +93,13 @@ class Reloading:
         """The contents that processes have loaded, or that their successors may need."""
         return self._using
 
-    def on_catalogue(self, message: dict[str, Any]) -> None:
-        """Take the agent's message. Raises: OSError, ValueError, KeyError, TypeError if its files can't be read."""
-        error = message["error"]
-        if error != self._error:
-            self._error, self._error_since = error, time.time()
-        candidate = message["candidate"]
-        if message["confirmed"]:
-            self._confirmed = Catalogue.from_json(Path(message["confirmed"]).read_bytes())
-        self._candidate = Catalogue.from_json(Path(candidate).read_bytes()) if candidate else None
+    def on_catalogue(self, news: CatalogueNews) -> None:
+        """Take what the agent says. Raises: OSError, ValueError, KeyError, TypeError if its files can't be read."""
+        if news.error != self._error:
+            self._error, self._error_since = news.error, time.time()
+        if news.confirmed:
+            self._confirmed = Catalogue.from_json(Path(news.confirmed).read_bytes())
+        self._candidate = Catalogue.from_json(Path(news.candidate).read_bytes()) if news.candidate else None
 
     # Time.
 
