@@ -11,6 +11,7 @@ CortexError
 ├── UserError                     the user's code raised; carries the user's frames only
 │   └── ModelError                no such model or version, or it can't be fetched, loaded or run
 ├── EngineError                   a replica can't be started, reached or stopped
+│   └── ComputeUnavailableError   the devices it wants are taken; it starts once they are free
 ├── GatewayError                  HAProxy can't be started, reloaded or reached
 └── OperatorUnavailableError           the operator does not answer
 """
@@ -132,6 +133,13 @@ class EngineError(CortexError):
     """A replica can't be started, reached or stopped."""
 
     code = "engine"
+
+
+class ComputeUnavailableError(EngineError):
+    """A replica wants devices of this machine that others hold."""
+
+    code = "compute_unavailable"
+    http_status = 503
 
 
 class GatewayError(CortexError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from cortex.engine.devices import Inventory
 from cortex.replica.spec import Limits, ReplicaSpec, ReplicaStatus
 
 
@@ -23,8 +24,17 @@ class Engine(Protocol):
     async def shutdown(self) -> None:
         """Let go of all replicas without stopping one."""
 
+    async def find_devices(self) -> Inventory:
+        """Look again which devices there are for replicas."""
+
+    def devices(self) -> Inventory:
+        """Return the devices that were found last; those that replicas hold included."""
+
     async def start(self, spec: ReplicaSpec) -> None:
-        """Start a replica; returns before it is ready. Raises: EngineError if its supervisor can't be started."""
+        """Start a replica with devices of its own; returns before it is ready. They are free again once it is gone.
+
+        Raises: ComputeUnavailableError if too few are free; EngineError if its supervisor can't be started.
+        """
 
     async def stop(self, replica_id: str, drain_s: float) -> None:
         """Ask a replica to finish the requests inside it and end; after `drain_s` it is killed.

@@ -17,11 +17,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cortex.engine.devices import DEVICE_DIR, Inventory, assign, find_devices
 from cortex.engine.logs import LogWriter
 from cortex.engine.session import Identity, kill_session
 from cortex.errors import EngineError
 from cortex.home import Home
 from cortex.lifecycle import ProcessState
+from cortex.replica.devices import gpu_environ
 from cortex.replica.spec import Limits, ProcessStatus, ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
 
@@ -64,17 +66,19 @@ class _Running:
 class LocalEngine:
     """Replicas on this machine; see `engine/base.py` for what each method promises."""
 
-    def __init__(self, home: Home, environ: Mapping[str, str], logger: Logger) -> None:
+    def __init__(self, home: Home, environ: Mapping[str, str], logger: Logger, device_dir: Path = DEVICE_DIR) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self._home = home
         self._environ = replica_environ(environ)
         self._logger = logger
+        self._device_dir = device_dir
+        self._devices: Inventory | None = None
         self._running: dict[str, _Running] = {}
 
     async def startup(self) -> None:
         """Adopt every replica that already runs and clean up after those that died meanwhile."""
         folders = sorted(self._home.replicas_dir.iterdir()) if self._home.replicas_dir.is_dir() else []
-        await asyncio.gather(*map(self._adopt, folders))
+        await asyncio.gather(self.find_devices(), *map(self._adopt, folders))
 
     async def shutdown(self) -> None:
         """Let go of all replicas without stopping one."""
@@ -87,8 +91,23 @@ class LocalEngine:
         await asyncio.gather(*watchers, return_exceptions=True)
         self._running.clear()
 
+    async def find_devices(self) -> Inventory:
+        """Look again which devices there are for replicas."""
+        self._devices = await find_devices(self._environ, self._device_dir)
+        return self._devices
+
+    def devices(self) -> Inventory:
+        """Return the devices that were found last; those that replicas hold included."""
+        return self._devices or Inventory()
+
     async def start(self, spec: ReplicaSpec) -> None:
-        """Start a replica; returns before it is ready. Raises: EngineError if its supervisor can't be started."""
+        """Start a replica with devices of its own; returns before it is ready. They are free again once it is gone.
+
+        Raises: ComputeUnavailableError if too few are free; EngineError if its supervisor can't be started.
+        """
+        devices = self._devices or await self.find_devices()
+        # Nothing is awaited from here until it is kept: no other start can take the same devices.
+        spec = assign(spec, devices, [running.spec for running in self._running.values()])
         run_dir = Path(spec.run_dir)
         try:
             self._home.create()  # somebody may have cleaned up
@@ -136,7 +155,7 @@ class LocalEngine:
                 stdout=output,
                 stderr=output,
                 cwd=spec.project_dir,
-                env={**self._environ, **spec.env},
+                env={**self._environ, **spec.env, **gpu_environ(spec, has_gpus=bool(self.devices().gpus))},
                 start_new_session=True,
             )
 

@@ -50,7 +50,8 @@ class ReplicaSpec:
     tensorflow_serving: str | None = None  #: `host:port` of a server, "local" to start one, None to choose
     gpu: int = 0  #: GPUs that this replica wants for itself
     gpu_ids: tuple[str, ...] = ()  #: those that the engine gave it
-    inf: int = 0  #: Inferentia chips that this replica wants
+    inf: int = 0  #: Inferentia chips that this replica wants for itself
+    inf_ids: tuple[int, ...] = ()  #: those that the engine gave it, by the numbers of their devices
 
     @property
     def limits(self) -> Limits:
@@ -76,6 +77,7 @@ class ReplicaSpec:
                 **known,
                 "sockets": tuple(data["sockets"]),
                 "gpu_ids": tuple(data.get("gpu_ids", ())),
+                "inf_ids": tuple(data.get("inf_ids", ())),
                 "models": ModelSource.from_data(models) if models else None,
             }
         )

@@ -1,0 +1,125 @@
+"""Finds this machine's GPUs and Inferentia chips, and decides which replica gets which. Never touches a device."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cortex.errors import ComputeUnavailableError
+from cortex.replica.devices import CUDA_DEVICES
+from cortex.replica.spec import ReplicaSpec
+
+DEVICE_DIR = Path("/dev")
+_PROGRAM = "nvidia-smi"
+#: A driver that wakes up takes seconds per GPU.
+_QUERY_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The devices that replicas may be given."""
+
+    gpus: tuple[str, ...] = ()  #: as CUDA_VISIBLE_DEVICES names them, so that no order of devices matters
+    chips: tuple[int, ...] = ()  #: Inferentia: N of /dev/neuronN
+    why_no_gpus: str = ""  #: where there are none
+
+    def free(self, running: Iterable[ReplicaSpec]) -> Inventory:
+        """Return what no running replica holds."""
+        held = [(spec.gpu_ids, spec.inf_ids) for spec in running]
+        gpus = {gpu for ids, _ in held for gpu in ids}
+        chips = {chip for _, ids in held for chip in ids}
+        return replace(
+            self,
+            gpus=tuple(gpu for gpu in self.gpus if gpu not in gpus),
+            chips=tuple(chip for chip in self.chips if chip not in chips),
+        )
+
+
+def assign(spec: ReplicaSpec, inventory: Inventory, running: Iterable[ReplicaSpec]) -> ReplicaSpec:
+    """Return the spec with the devices that it is to have. Raises: ComputeUnavailableError if too few are free."""
+    free = inventory.free(running)
+    if spec.gpu > len(free.gpus):
+        raise ComputeUnavailableError(f"{len(free.gpus)} of the {spec.gpu} GPUs that it wants are free")
+    if spec.inf > len(free.chips):
+        raise ComputeUnavailableError(f"{len(free.chips)} of the {spec.inf} Inferentia chips that it wants are free")
+    return replace(spec, gpu_ids=free.gpus[: spec.gpu], inf_ids=free.chips[: spec.inf])
+
+
+async def find_devices(environ: Mapping[str, str], device_dir: Path = DEVICE_DIR) -> Inventory:
+    """Look at what this machine has; `CUDA_VISIBLE_DEVICES` in `environ` narrows it down. Never raises."""
+    chips = await asyncio.to_thread(_chips, device_dir)
+    try:
+        found = parse_gpus(await _query(environ))
+    except _NoAnswerError as error:
+        return Inventory(chips=chips, why_no_gpus=str(error))
+    visible = visible_gpus(found, environ.get(CUDA_DEVICES))
+    why = "" if visible else f"{CUDA_DEVICES} of the operator leaves none" if found else f"{_PROGRAM} lists none"
+    return Inventory(visible, chips, why)
+
+
+def parse_gpus(text: str) -> dict[str, str]:
+    """Read `index, uuid` lines into a map."""
+    found = (re.fullmatch(r"\s*(\d+)\s*,\s*(\S+)\s*", line) for line in text.splitlines())
+    return {match[1]: match[2] for match in found if match}
+
+
+def visible_gpus(found: Mapping[str, str], variable: str | None) -> tuple[str, ...]:
+    """Apply `CUDA_VISIBLE_DEVICES` as CUDA does: indices or beginnings of ids; what follows a wrong one is ignored."""
+    if variable is None:
+        return tuple(found.values())
+    visible: list[str] = []
+    for item in map(str.strip, variable.split(",")):
+        gpu = found.get(item) or (item if item.startswith("MIG-") else _by_beginning(found.values(), item))
+        if gpu is None:
+            break
+        visible.append(gpu)
+    return tuple(dict.fromkeys(visible))
+
+
+def _by_beginning(ids: Iterable[str], beginning: str) -> str | None:
+    matches = [gpu for gpu in ids if beginning.startswith("GPU-") and gpu.startswith(beginning)]
+    return matches[0] if len(matches) == 1 else None
+
+
+class _NoAnswerError(Exception):
+    """Why it is not known which GPUs there are."""
+
+
+async def _query(environ: Mapping[str, str]) -> str:
+    program = shutil.which(_PROGRAM, path=environ.get("PATH"))
+    if program is None:
+        raise _NoAnswerError(f"{_PROGRAM} is not on PATH")
+    command = [program, "--query-gpu=index,uuid", "--format=csv,noheader"]
+    try:
+        code, output = await _run(command, environ)
+    except TimeoutError:
+        raise _NoAnswerError(f"{_PROGRAM} did not answer within {_QUERY_TIMEOUT_S:.0f} s") from None
+    except OSError as error:
+        raise _NoAnswerError(f"{_PROGRAM} can't be run: {error.strerror or error}") from None
+    if code:
+        words = next(iter(output.split("\n")), "").strip() or f"it ended with exit code {code}"
+        raise _NoAnswerError(f"{_PROGRAM} failed: {words}")
+    return output
+
+
+async def _run(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, str]:
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(
+        *command, env=dict(environ), stdin=null, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        async with asyncio.timeout(_QUERY_TIMEOUT_S):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()  # and no waiting for its end: a driver that hangs keeps it from ending
+        raise
+    return process.returncode or 0, output.decode(errors="replace")
+
+
+def _chips(device_dir: Path) -> tuple[int, ...]:
+    names = (re.fullmatch(r"neuron(\d+)", path.name) for path in device_dir.glob("neuron*"))
+    return tuple(sorted(int(match[1]) for match in names if match))

@@ -1,0 +1,36 @@
+"""Which accelerators the processes of a replica see, as environment variables of CUDA and the Neuron runtime. Pure."""
+
+from __future__ import annotations
+
+from cortex.replica.spec import ReplicaSpec
+
+NEURON_CORES_PER_CHIP = 4
+#: What CUDA goes by, and what the NVIDIA container tools go by.
+CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
+_CONTAINER_DEVICES = "NVIDIA_VISIBLE_DEVICES"
+
+
+def gpu_environ(spec: ReplicaSpec, has_gpus: bool) -> dict[str, str]:
+    """Return the variables for all processes of a replica: the GPUs it was given, or none of those there are.
+
+    A replica without `gpu` keeps what its API's own `env` says. `has_gpus` tells whether the machine has any.
+    """
+    if spec.gpu_ids:
+        return {CUDA_DEVICES: ",".join(spec.gpu_ids), _CONTAINER_DEVICES: ",".join(spec.gpu_ids)}
+    if has_gpus and not spec.gpu and CUDA_DEVICES not in spec.env:
+        return {CUDA_DEVICES: "", _CONTAINER_DEVICES: "void"}
+    return {}
+
+
+def process_environ(spec: ReplicaSpec, index: int) -> dict[str, str]:
+    """Return the variables of process `index`: its share of the NeuronCores, of which no two processes see the same."""
+    if not spec.inf_ids:
+        return {}
+    cores = [chip * NEURON_CORES_PER_CHIP + core for chip in spec.inf_ids for core in range(NEURON_CORES_PER_CHIP)]
+    share = len(cores) // len(spec.sockets)
+    mine = cores[index * share : (index + 1) * share]
+    return {
+        "NEURON_RT_VISIBLE_CORES": ",".join(map(str, mine)),
+        "NEURON_RT_NUM_CORES": str(share),
+        "NEURONCORE_GROUP_SIZES": str(share),  # of runtimes before 1.14
+    }

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_local import engine_of, is_ready, make_spec, run, until
+
+from cortex.errors import ComputeUnavailableError
+from cortex.home import Home
+from cortex.replica.spec import ReplicaSpec
+
+HANDLER = """
+import os
+class Handler:
+    def __init__(self, config):
+        print("sees", repr(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    def handle_post(self, payload):
+        return payload
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A PATH with an `nvidia-smi` of a machine that has two GPUs."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nprintf '0, GPU-a\\n1, GPU-b\\n'\n")
+    program.chmod(0o755)
+    return f"{program.parent}:/usr/bin:/bin"
+
+
+def spec_of(home: Home, tmp_path: Path, gpu: int, number: int = 1) -> ReplicaSpec:
+    return replace(make_spec(home, tmp_path, HANDLER, f"iris-aaaaaaaa-00000{number}"), gpu=gpu)
+
+
+def test_replicas_hold_different_gpus_across_a_restart_of_the_engine_and_give_them_back(
+    home: Home, tmp_path: Path, path: str
+) -> None:
+    async def scenario() -> None:
+        first, second, third = (spec_of(home, tmp_path, 1, number) for number in (1, 2, 3))
+        async with engine_of(home, stop_all=False, PATH=path) as engine:
+            await asyncio.gather(engine.start(first), engine.start(second))
+            await until(lambda: is_ready(engine, first) and is_ready(engine, second))
+        async with engine_of(home, PATH=path) as engine:
+            assert engine.replicas()[first.id][0].gpu_ids == ("GPU-a",)
+            assert engine.replicas()[second.id][0].gpu_ids == ("GPU-b",)
+            with pytest.raises(ComputeUnavailableError):
+                await engine.start(third)
+            assert not Path(third.run_dir).exists()
+            await engine.stop(first.id, 0)
+            await until(lambda: first.id not in engine.replicas())
+            await engine.start(third)
+            await until(lambda: is_ready(engine, third))
+            assert engine.replicas()[third.id][0].gpu_ids == ("GPU-a",)
+            assert "sees 'GPU-a'" in Path(third.log_path).read_text()
+            assert "sees 'GPU-b'" in Path(second.log_path).read_text()
+
+    run(scenario)
+
+
+def test_a_replica_that_wants_no_gpu_sees_none(home: Home, tmp_path: Path, path: str) -> None:
+    async def scenario() -> None:
+        spec = spec_of(home, tmp_path, 0)
+        async with engine_of(home, PATH=path) as engine:
+            await engine.start(spec)
+            await until(lambda: is_ready(engine, spec))
+            assert "sees ''" in Path(spec.log_path).read_text()
+
+    run(scenario)

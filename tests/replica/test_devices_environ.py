@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cortex.replica.devices import gpu_environ, process_environ
+from cortex.replica.spec import ReplicaSpec
+
+SPEC = ReplicaSpec(
+    id="iris-1",
+    api="iris",
+    revision="r1",
+    interface="handler",
+    project_dir="/project",
+    path="handler.py",
+    python="python",
+    run_dir="/run",
+    sockets=("/s-0",),
+    control_socket="/s-c",
+    log_path="/log",
+)
+
+
+def test_a_replica_sees_its_own_gpus_whatever_its_environment_says() -> None:
+    spec = replace(SPEC, gpu=2, gpu_ids=("GPU-a", "GPU-b"), env={"CUDA_VISIBLE_DEVICES": "7"})
+    assert gpu_environ(spec, has_gpus=True)["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
+
+
+def test_a_replica_that_asked_for_no_gpu_sees_none() -> None:
+    assert gpu_environ(SPEC, has_gpus=True)["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_where_there_are_no_gpus_nothing_is_set() -> None:
+    assert gpu_environ(SPEC, has_gpus=False) == {}
+
+
+def test_an_api_may_choose_gpus_by_itself() -> None:
+    assert gpu_environ(replace(SPEC, env={"CUDA_VISIBLE_DEVICES": "0"}), has_gpus=True) == {}
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_processes_share_the_cores_of_their_chip(processes: int) -> None:
+    spec = replace(SPEC, inf=1, inf_ids=(2,), sockets=tuple(f"/s-{index}" for index in range(processes)))
+    environs = [process_environ(spec, index) for index in range(processes)]
+    cores = [core for environ in environs for core in environ["NEURON_RT_VISIBLE_CORES"].split(",")]
+    assert cores == ["8", "9", "10", "11"]
+    assert {environ["NEURON_RT_NUM_CORES"] for environ in environs} == {str(4 // processes)}
+    assert {environ["NEURONCORE_GROUP_SIZES"] for environ in environs} == {str(4 // processes)}
+
+
+def test_without_inferentia_no_process_is_told_of_cores() -> None:
+    assert process_environ(SPEC, 0) == {}
