@@ -1,0 +1,322 @@
+"""Keeps model contents on this machine's disk: each is put there once, is whole or not there, and leaves when unneeded.
+
+`content/<digest>/` is a content, `content/.part-*` one that comes or goes, `index/<digest>.json` what is known of one.
+Knows nothing of sources or sockets; what goes is decided by `retention`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import orjson
+
+from cortex.errors import StorageError
+from cortex.models.retention import Held, choose_victim, unneeded
+from cortex.telemetry import Logger
+
+_PART = ".part-"
+#: How long a download waits for the disk limit of its API to allow it.
+ROOM_TIMEOUT_S = 30.0
+#: Left free on the disk for everything else.
+_SPARE_BYTES = 16 * 1024 * 1024
+
+#: Puts all files into a new folder; of the files in the mapping, by name, there is a copy on this machine to take.
+Fill = Callable[[Path, Mapping[str, Path]], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Order:
+    """A content that is wanted on disk."""
+
+    digest: str
+    api: str
+    size_bytes: int
+    fill: Fill
+    limit: int | None = None  #: how many contents of the API may be on disk
+    #: What each file is, by name: equal marks mean equal bytes. Empty: files are never taken from another content.
+    marks: Mapping[str, str] = field(default_factory=dict)
+
+
+class Contents:
+    """The contents of one home; for one event loop. `client` is whatever tells clients apart."""
+
+    def __init__(self, folder: Path, logger: Logger) -> None:
+        self._folder = folder / "content"
+        self._index = folder / "index"
+        self._logger = logger
+        self._held: dict[str, Held] = {}
+        self._flights: dict[str, asyncio.Task[None]] = {}
+        self._coming: Counter[tuple[str, str]] = Counter()  #: (API, digest) with a place kept for them
+        self._leaving: Counter[str] = Counter()  #: by API, still counted
+        self._leases: dict[object, set[str]] = {}
+        self._using: dict[object, frozenset[str]] = {}
+        self._wanted: dict[str, frozenset[str]] = {}
+        self._unneeded_since: dict[str, float] = {}
+        self._freed = asyncio.Event()
+        self._parts = itertools.count(1)
+        #: Nothing is removed before: whoever holds contents has not said so yet. Monotonic time, seconds.
+        self.settled_at = 0.0
+
+    def startup(self) -> None:
+        """Find what is there and clear away what an earlier process left half done."""
+        for folder in (self._folder, self._index):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for part in self._folder.glob(f"{_PART}*"):
+            shutil.rmtree(part, ignore_errors=True)
+        for path in filter(Path.is_dir, self._folder.iterdir()):
+            self._held[path.name] = Held(path.name, *self._read_index(path.name))
+        for file in self._index.iterdir():
+            if file.stem not in self._held or file.suffix != ".json":
+                file.unlink(missing_ok=True)
+
+    async def shutdown(self) -> None:
+        """Give up all downloads; what they have so far is removed."""
+        for flight in self._flights.values():
+            flight.cancel()
+        await asyncio.gather(*self._flights.values(), return_exceptions=True)
+
+    def find(self, digest: str) -> Path | None:
+        """Return where a content is, if it is all there."""
+        if digest in self._held:
+            path = self._folder / digest
+            if path.is_dir():
+                return path
+            del self._held[digest]  # somebody cleaned up
+        return None
+
+    async def obtain(self, order: Order) -> Path:
+        """Return a content's folder once it is there; it is downloaded once, however many ask.
+
+        Hold a lease of it first, or it may leave again. Raises: StorageError.
+        """
+        place = (order.api, order.digest)
+        await self._make_room(order)
+        self._coming[place] += 1
+        try:
+            while (path := self.find(order.digest)) is None:
+                flight = self._flights.get(order.digest)
+                if flight is None:
+                    flight = asyncio.create_task(self._download(order), name=f"download {order.digest}")
+                    self._flights[order.digest] = flight
+                    flight.add_done_callback(lambda done: self._landed(order.digest, done))
+                await asyncio.shield(flight)
+            self._touch(order)
+            return path
+        finally:
+            self._coming[place] -= 1
+            self._coming += Counter()  # forget what is zero
+            self._freed.set()
+
+    def _landed(self, digest: str, flight: asyncio.Task[None]) -> None:
+        del self._flights[digest]
+        if not flight.cancelled():
+            flight.exception()  # those who asked may all have gone
+
+    # Who needs what.
+
+    def lease(self, client: object, digest: str) -> None:
+        """Keep a content for a client until it is released or the client goes."""
+        self._leases.setdefault(client, set()).add(digest)
+
+    def release(self, client: object, digest: str) -> None:
+        """End a lease; one that was not taken is no harm."""
+        self._leases.get(client, set()).discard(digest)
+        self._freed.set()
+
+    def use(self, client: object, digests: Collection[str]) -> None:
+        """Keep these contents for a client; replaces those of before."""
+        self._using[client] = frozenset(digests)
+        self._freed.set()
+
+    def forget(self, client: object) -> None:
+        """End all that a client leases and uses."""
+        self._leases.pop(client, None)
+        self._using.pop(client, None)
+        self._freed.set()
+
+    def want(self, api: str, digests: Collection[str] | None) -> None:
+        """Say which contents an API's catalogues name; None: it has no catalogue any more."""
+        if digests is None:
+            self._wanted.pop(api, None)
+        else:
+            self._wanted[api] = frozenset(digests)
+
+    async def collect(self, grace_s: float) -> None:
+        """Remove what nobody has needed for `grace_s`."""
+        now = time.monotonic()
+        gone = unneeded(self._held.values(), self._wanted, self._kept())
+        self._unneeded_since = {digest: self._unneeded_since.get(digest, now) for digest in gone}
+        if now < self.settled_at:
+            return
+        for digest, since in sorted(self._unneeded_since.items()):
+            if now - since >= grace_s and digest not in self._kept():
+                await self._remove(digest)
+
+    def _kept(self) -> set[str]:
+        coming = {digest for _, digest in self._coming}
+        return coming.union(*self._leases.values(), *self._using.values())
+
+    # The limit of an API.
+
+    async def _make_room(self, order: Order) -> None:
+        """Return once the content has a place among those that its API may have. Raises: StorageError."""
+        if order.limit is None:
+            return
+        deadline = time.monotonic() + ROOM_TIMEOUT_S
+        while (count := self._count(order)) >= order.limit:
+            now = time.monotonic()
+            victim = choose_victim(self._held.values(), order.api, self._kept()) if now >= self.settled_at else None
+            if victim is not None and count - self._leaving[order.api] >= order.limit:
+                await self._evict(victim, order.api)
+                continue
+            if now >= deadline:
+                raise StorageError(
+                    f"all {order.limit} versions that disk_cache_size allows on disk are in use; set disk_cache_size "
+                    "to cache_size times the number of processes on this machine, or more"
+                )
+            self._freed.clear()
+            until = self.settled_at if now < self.settled_at else deadline
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._freed.wait(), max(until - now, 0.01))
+
+    def _count(self, order: Order) -> int:
+        """Count the contents of the API on disk, those that come and go included; -1 if this one is among them."""
+        present = {digest for digest, item in self._held.items() if order.api in item.apis}
+        present |= {digest for api, digest in self._coming if api == order.api}
+        return -1 if order.digest in present else len(present) + self._leaving[order.api]
+
+    async def _evict(self, victim: Held, api: str) -> None:
+        """Take a content from an API; it stays on disk if others have it."""
+        is_others = len(victim.apis) > 1 or any(
+            victim.digest in wanted for name, wanted in self._wanted.items() if name != api
+        )
+        if is_others:
+            self._keep(replace(victim, apis=victim.apis - {api}))
+        else:
+            await self._remove(victim.digest)
+
+    # The disk.
+
+    async def _download(self, order: Order) -> None:
+        if not self._has_space(order.size_bytes):
+            await self.collect(0)
+            if not self._has_space(order.size_bytes):
+                raise StorageError(self._full(order.size_bytes))
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have cleaned up
+        part = Path(tempfile.mkdtemp(prefix=_PART, dir=self._folder))
+        try:
+            started_at = time.monotonic()
+            copies = await asyncio.to_thread(self._copies, order)
+            await order.fill(part, copies)
+            self._write_index(order.digest, {order.api}, order.marks)
+            part.rename(self._folder / order.digest)
+        except BaseException as error:
+            await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
+            if _is_full(error):
+                raise StorageError(self._full(order.size_bytes)) from error
+            if isinstance(error, OSError):
+                raise StorageError(f"{part} can't be written: {error}") from error
+            raise
+        self._held[order.digest] = Held(order.digest, frozenset({order.api}), time.time())
+        seconds = round(time.monotonic() - started_at, 3)
+        self._logger.info(
+            "model downloaded", api=order.api, digest=order.digest, size_bytes=order.size_bytes, seconds=seconds
+        )
+
+    def _has_space(self, size_bytes: int) -> bool:
+        try:
+            return shutil.disk_usage(self._folder).free >= size_bytes + _SPARE_BYTES
+        except OSError:
+            return True  # what is wrong will show
+
+    def _full(self, size_bytes: int) -> str:
+        try:
+            free = f"{shutil.disk_usage(self._folder).free} bytes are free"
+        except OSError as error:
+            free = str(error)
+        return f"the disk is full: {size_bytes} bytes are needed in {self._folder}, {free}; make room there"
+
+    async def _remove(self, digest: str) -> None:
+        held = self._held.pop(digest)
+        self._unneeded_since.pop(digest, None)
+        part = self._folder / f"{_PART}gone-{next(self._parts)}"
+        for api in held.apis:
+            self._leaving[api] += 1
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                (self._folder / digest).rename(part)
+            (self._index / f"{digest}.json").unlink(missing_ok=True)
+            await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
+        finally:
+            self._leaving -= Counter(held.apis)
+            self._freed.set()
+        self._logger.info("model removed from disk", digest=digest)
+
+    def _copies(self, order: Order) -> dict[str, Path]:
+        """Find files of the order in the contents that are on disk."""
+        found: dict[str, Path] = {}
+        wanted = {mark: name for name, mark in order.marks.items()}
+        for digest, item in list(self._held.items()):
+            if order.api not in item.apis or len(found) == len(wanted):
+                continue
+            for name, mark in self._read(digest).get("marks", {}).items():
+                if mark in wanted:
+                    found.setdefault(wanted[mark], self._folder / digest / name)
+        return found
+
+    # What is known of a content.
+
+    def _touch(self, order: Order) -> None:
+        held = self._held[order.digest]
+        if order.api not in held.apis:
+            held = replace(held, apis=held.apis | {order.api})
+            self._keep(held)
+        self._held[order.digest] = replace(held, used_at=time.time())
+        with contextlib.suppress(OSError):
+            os.utime(self._index / f"{order.digest}.json")
+
+    def _keep(self, held: Held) -> None:
+        self._held[held.digest] = held
+        with contextlib.suppress(OSError):
+            self._write_index(held.digest, held.apis, self._read(held.digest).get("marks", {}))
+        self._freed.set()
+
+    def _read_index(self, digest: str) -> tuple[frozenset[str], float]:
+        file = self._index / f"{digest}.json"
+        try:
+            return frozenset(self._read(digest).get("apis", ())), file.stat().st_mtime
+        except (OSError, TypeError):
+            return frozenset(), 0.0
+
+    def _read(self, digest: str) -> dict[str, dict[str, str]]:
+        try:
+            data = orjson.loads((self._index / f"{digest}.json").read_bytes())
+            return data if isinstance(data, dict) else {}
+        except (OSError, ValueError):
+            return {}
+
+    def _write_index(self, digest: str, apis: Collection[str], marks: Mapping[str, str]) -> None:
+        self._index.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = self._index / f"{digest}.part"
+        part.write_bytes(orjson.dumps({"apis": sorted(apis), "marks": dict(marks)}))
+        part.rename(self._index / f"{digest}.json")
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Tell whether something failed because no more can be written."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
