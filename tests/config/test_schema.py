@@ -131,6 +131,15 @@ def test_an_api_cannot_be_changed() -> None:
         ("handler.config", None, {}),
         ("handler.env", None, {}),
         ("handler.env", {"EMPTY": ""}, {"EMPTY": ""}),
+        ("handler.models.poll_interval_s", "1500ms", 1.5),
+        ("handler.models.poll_interval_s", 1, 1.0),
+        ("handler.models.cache_memory", "500Mi", 500 * 1024**2),
+        ("handler.models.cache_size", None, None),
+        ("handler.models.dir", "gs://bucket", "gs://bucket"),
+        ("handler.models.path", "s3/m", "s3/m"),
+        ("handler.tensorflow_serving", "serving.local:8500", "serving.local:8500"),
+        ("handler.tensorflow_serving", "[::1]:8500", "[::1]:8500"),
+        ("handler.tensorflow_serving", "local", "local"),
     ],
 )
 def test_a_value_is_read_in_our_units(place: str, written: object, value: object) -> None:
@@ -268,3 +277,48 @@ def test_any_text_is_a_quantity_and_a_duration_or_refused(text: str) -> None:
 def test_quantities_grow_with_their_units(amount: int, unit: str) -> None:
     factor = {"": 1, "k": 10**3, "Ki": 2**10, "M": 10**6, "Mi": 2**20, "G": 10**9, "Gi": 2**30}[unit]
     assert parse_quantity(f"{amount}{unit}") == amount * factor
+
+
+@pytest.mark.parametrize(
+    ("place", "written", "fix"),
+    [
+        ("handler.models.path", "gcs://b/m", 'write "gs://b/m"'),
+        ("handler.models.path", "s3a://b/m", 'write "s3://b/m"'),
+        ("handler.models.path", "s3:b/m", 'write "s3://b/m"'),
+        ("handler.models.path", "gs//b/m", 'write "gs://b/m"'),
+        ("handler.models.path", "https://s3.eu-west-1.amazonaws.com/b/m?x=1", 'write "s3://b/m"'),
+        ("handler.models.path", "https://storage.cloud.google.com/b/m", 'write "gs://b/m"'),
+        ("handler.models.path", "http://host/m", 'write "s3://bucket/path"'),
+        ("handler.models.dir", "file:///models", 'write "s3://bucket/path"'),
+        ("handler.tensorflow_serving", "http://host:8501/v1", 'write "host:8500"'),
+        ("handler.tensorflow_serving", "host:0", 'write "host:8500"'),
+        ("handler.tensorflow_serving", "host :1", 'write "localhost:8500"'),
+        ("handler.tensorflow_serving", "LOCAL", 'write "local"'),
+    ],
+)
+def test_what_was_nearly_right_is_written_out(place: str, written: str, fix: str) -> None:
+    assert refusal(place, written)[1] == fix
+
+
+NAMES = st.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True).filter(lambda name: name != "_cortex_default")
+LOCATIONS = st.builds("{}{}".format, st.sampled_from(["s3://b/", "gs://b/", "/", ""]), NAMES)
+MODELS = st.fixed_dictionaries(
+    {},
+    optional={
+        "path": LOCATIONS,
+        "paths": st.lists(st.fixed_dictionaries({"name": NAMES, "path": LOCATIONS}), min_size=1, max_size=3),
+        "dir": LOCATIONS,
+        "signature_key": NAMES,
+        "poll_interval_s": st.floats(1, 1e6).map(lambda seconds: round(seconds, 9)),
+        "cache_size": st.integers(1, 10**6),
+        "disk_cache_size": st.integers(1, 10**6),
+        "cache_memory": st.integers(1, 2**60),
+    },
+)
+
+
+@given(MODELS)
+def test_models_lose_nothing_on_their_way_to_json_and_back(models: dict[str, Any]) -> None:
+    api = api_with("handler.models", models)
+    assert Api.model_validate(api.model_dump(mode="json")) == api
+    assert Api.model_validate_json(api.model_dump_json()) == api

@@ -163,7 +163,8 @@ def test_dependency_files_must_exist_only_if_they_are_named(tmp_path: Path) -> N
         ("./models/", None),
         ("/", None),
         ("/nowhere/at/all", '"/nowhere/at/all": path does not exist'),
-        ("iris.pkl", '"iris.pkl": file does not exist'),
+        ("iris.pkl", '"iris.pkl": path does not exist'),
+        ("../iris.pkl", '"../iris.pkl" must not go up with ..'),
         ("s3://", '"s3://" names no bucket'),
         ("http://host/model", '"http://host/model" must be a path, or start with s3:// or gs://'),
         ("~/model", '"~/model" must be a path, or start with s3:// or gs://'),
@@ -220,7 +221,7 @@ def test_apis_with_known_code_are_readable_though_they_are_wrong(tmp_path: Path)
         realtime("a", "    log_level: loud\n  compute: 5\n")
         + realtime("b", path="nothing.py")
         + "- name: c\n  kind: RealtimeAPI\n  handler: {type: python}\n"
-        + "- name: d\n  kind: RealtimeAPI\n  predictor: {type: onnx, path: predictor.py}\n"
+        + "- name: d\n  kind: RealtimeAPI\n  predictor: {type: onyx, path: predictor.py}\n"
     )
     reading = examine_text(tmp_path, text)
     assert reading.apis == ()

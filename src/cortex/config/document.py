@@ -18,7 +18,7 @@ from yaml.reader import Reader, ReaderError
 from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 
-from cortex.config.values import quote
+from cortex.config.values import NULL, quote
 from cortex.config.yaml_errors import explain
 from cortex.errors import ConfigError, Diagnostic
 
@@ -87,6 +87,12 @@ class Document:
     def at_key(self, node: Node, message: str, fix: str = "") -> Diagnostic:
         """Make a diagnostic that points at the key of a value."""
         return self.diagnostic(node.key_line, node.key_column, node.path, message, fix)
+
+    def wrong_type(self, node: Node, expected: str, fix: str) -> Diagnostic:
+        """Make the diagnostic for a value of the wrong type; `expected` has its article."""
+        if node.value is None:
+            return self.at_value(node, *NULL)
+        return self.at_value(node, f"{quote(node.plain())}: invalid type (expected {expected})", fix)
 
 
 def parse(data: bytes, file: str) -> Document:

@@ -18,17 +18,20 @@ from cortex.config.generations import (
     HANDLER,
     IGNORED,
     KINDLESS,
+    MODEL_SECTIONS,
     NOT_YET,
-    NOT_YET_FIX,
     NOT_YET_KEYS,
     NOT_YET_KINDS,
-    NOT_YET_TYPES,
     ONLY,
     PREDICTOR,
     Generation,
 )
-from cortex.config.values import NULL, dashed, nearest, quote
+from cortex.config.model_forms import misplaced_section, read_entries, section_fix
+from cortex.config.values import dashed, nearest, quote
 from cortex.errors import Diagnostic
+
+MODELS = "handler.models"
+MODEL_ENTRIES = "handler.models.paths"
 
 _NULLABLE_SECTIONS = frozenset({"tracker", "monitoring"})
 _TOP_KEYS = frozenset(name for generation in GENERATIONS for name in generation.keys_of(""))
@@ -44,32 +47,52 @@ class Draft:
     constants: dict[str, object]  #: what the generation implies, by place
     fields: dict[str, Node] = field(default_factory=dict)
     sections: dict[str, Node] = field(default_factory=dict)  #: the user's maps, by key as written
-    broken: set[str] = field(default_factory=set)  #: what was refused here: sections that are no maps, the type
+    homes: dict[str, Node] = field(default_factory=dict)  #: the section of the models, by place, even if it is empty
+    broken: set[str] = field(default_factory=set)  #: what was refused here: sections that are no maps
     problems: list[Diagnostic] = field(default_factory=list)
+
+    @property
+    def type(self) -> str:
+        """Tell which type of code the user asked for, or probably meant to."""
+        node = self.item.at(self.generation.section, "type")
+        return node.value if node is not None and isinstance(node.value, str) else "python"
 
     def data(self) -> dict[str, Any]:
         """Build the current form as plain nested maps."""
         data: dict[str, Any] = {}
+        for place in self.homes:
+            _inner(data, place.split("."))
         for place, value in {**self.constants, **{place: node.plain() for place, node in self.fields.items()}}.items():
             *parents, leaf = place.split(".")
-            inner = data
-            for parent in parents:
-                inner = inner.setdefault(parent, {})
-            inner[leaf] = value
+            _inner(data, parents)[leaf] = value
         return data
 
     def written(self, place: str) -> str:
         """Say how this generation writes a place: of several ways the one whose section is there, or the newest."""
-        ways = [written for written, target in self.generation.fields.items() if target == place]
-        used = [written for written in ways if written.rpartition(".")[0] in self.sections.keys() - {""}]
-        return (used or ways or [place])[-1]
+        fields = self.generation.fields.items()
+        ways = [written for written, target in fields if target == place]
+        if place == MODELS:
+            ways = [written.rpartition(".")[0] for written, target in fields if target == MODEL_ENTRIES]
+        fitting = [written for written in ways if not self.is_foreign(written)]
+        used = [written for written in fitting if written.rpartition(".")[0] in self.sections.keys() - {""}]
+        return (used or fitting or ways or [place])[-1]
+
+    def key(self, place: str) -> str:
+        """Say which key the user wrote for a place, or would have to write."""
+        node = self.fields.get(place)
+        return str(node.path[-1]) if node else self.written(place).rpartition(".")[2]
+
+    def is_foreign(self, written: str) -> bool:
+        """Tell whether a key is of a section for the models of other types."""
+        types = [MODEL_SECTIONS[part] for part in written.split(".") if part in MODEL_SECTIONS]
+        return any(self.type not in some for some in types)
 
     def find(self, *place: str | int) -> Node | None:
         """Find the user's node for a place, also one inside a value that the user wrote as a whole."""
         for length in range(len(place), 0, -1):
             if node := self.fields.get(".".join(map(str, place[:length]))):
-                return node.at(*place[length:])
-        return None
+                return node.at(*(int(part) if str(part).isdecimal() else part for part in place[length:]))
+        return self.homes.get(".".join(map(str, place)))
 
     def missing(self, place: str) -> tuple[Node, Path]:
         """Find where the user should have written a place: the innermost map there is, and the key to add to it."""
@@ -79,6 +102,12 @@ class Draft:
             depth -= 1
         holder = self.sections[".".join(written[:depth])] if depth else self.item
         return holder, (*holder.path, written[depth])
+
+
+def _inner(data: dict[str, Any], path: list[str]) -> dict[str, Any]:
+    for part in path:
+        data = data.setdefault(part, {})
+    return data
 
 
 @dataclass(frozen=True)
@@ -106,7 +135,7 @@ def translate(document: Document) -> Translation:
             continue
         draft = Draft(document, item, generation, _implied(generation, deployment))
         _move(draft, item, "")
-        _refuse_types(draft)
+        draft.problems += misplaced_section(draft.document, draft.sections, draft.type, draft.generation)
         problems += draft.problems
         drafts.append(draft)
     problems += _check_deployment(document, kinds, deployments)
@@ -147,7 +176,7 @@ def _read_deployments(document: Document, deployments: list[Node]) -> tuple[str 
             document.diagnostic(item.line, item.column, path, "must be defined", 'write "name: my-deployment"')
         )
     elif not isinstance(name.value, str):
-        problems.append(_wrong_type(document, name, "a string", "write text"))
+        problems.append(document.wrong_type(name, "a string", "write text"))
     elif not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name.value):
         message = (
             f"{quote(name.value)} must contain only lower case letters, numbers, and dashes, "
@@ -192,7 +221,7 @@ def _choose(
             return KINDLESS, None
         return by_shape or HANDLER, _missing_kind(document, item, "RealtimeAPI")
     if not isinstance(kind.value, str):
-        return by_shape, _wrong_type(document, kind, "a string", 'write "RealtimeAPI"')
+        return by_shape, document.wrong_type(kind, "a string", 'write "RealtimeAPI"')
     generation_of: dict[str, Callable[[], Generation]] = {
         "RealtimeAPI": lambda: by_shape or HANDLER,
         "SyncAPI": lambda: KINDLESS,
@@ -211,12 +240,6 @@ def _choose(
 
 def _missing_kind(document: Document, item: Node, kind: str) -> Diagnostic:
     return document.diagnostic(item.line, item.column, (*item.path, "kind"), "must be defined", f'write "kind: {kind}"')
-
-
-def _wrong_type(document: Document, node: Node, expected: str, fix: str) -> Diagnostic:
-    if node.value is None:
-        return document.at_value(node, *NULL)
-    return document.at_value(node, f"{quote(node.plain())}: invalid type (expected {expected})", fix)
 
 
 def _by_shape(item: Node) -> Generation | None:
@@ -240,69 +263,75 @@ def _move(draft: Draft, holder: Node, section: str) -> None:
         if written in draft.generation.fields or written in draft.generation.sections:
             _place(draft, written, node)
             continue
-        fix, meant = _suggest(draft.generation, section, key, node)
+        fix, meant = _suggest(draft, section, key, node)
         draft.problems.append(draft.document.at_key(node, f"key {quote(key)} is not supported", fix))
-        if meant is not None and not _is_taken(draft, holder.value, meant):
+        if meant is not None and not _is_taken(draft, section, holder.value, meant):
             _place(draft, meant, node)
 
 
-def _is_taken(draft: Draft, siblings: Mapping[str, Node], written: str) -> bool:
-    section, _, key = written.rpartition(".")
-    holder = draft.item.at(*section.split(".")) if section else draft.item
-    return key in siblings or (holder is not None and holder.at(key) is not None) or written in draft.sections
+def _is_taken(draft: Draft, section: str, siblings: Mapping[str, Node], written: str) -> bool:
+    home, _, key = written.rpartition(".")
+    holder = draft.item.at(*home.split(".")) if home else draft.item
+    beside = home == section and key in siblings
+    return beside or (holder is not None and holder.at(key) is not None) or written in draft.sections
 
 
 def _place(draft: Draft, written: str, node: Node) -> None:
     if written in draft.generation.sections:
-        if isinstance(node.value, dict):
-            _move(draft, node, written)
-        elif not (node.value is None and written in _NULLABLE_SECTIONS):
-            draft.broken.add(written)
-            draft.problems.append(_wrong_type(draft.document, node, "a map", 'write "key: value" lines below it'))
+        _place_section(draft, written, node)
         return
     place = draft.generation.fields[written]
     if place == NOT_YET:
         key = written.rpartition(".")[2]
-        type_node = draft.item.at(draft.generation.section, "type")
-        if type_node is None or not _is_later_type(type_node):
-            about, fix = NOT_YET_KEYS[key]
-            draft.problems.append(
-                draft.document.at_key(node, f"key {quote(key)} ({about}) is not available: {ONLY}", fix)
-            )
+        about, fix = NOT_YET_KEYS[key]
+        message = f"key {quote(key)} ({about}) is not available: {ONLY}"
+        draft.problems.append(draft.document.at_key(node, message, fix))
         if key == written:  # it stands where the code would be described
             draft.broken.add(draft.generation.section)
     elif place in draft.fields:
         other = ".".join(str(part) for part in draft.fields[place].path[1:])
         draft.problems.append(draft.document.at_key(node, f"says the same as {quote(other)}", "remove one of them"))
+    elif place == MODEL_ENTRIES:
+        entries, problems = read_entries(draft.document, node, draft.generation)
+        draft.problems += problems
+        if entries is None:
+            draft.broken.add(place)
+        else:
+            draft.fields[place] = entries
     elif place not in (IGNORED, "kind"):
         draft.fields[place] = node
 
 
-def _is_later_type(node: Node) -> bool:
-    return isinstance(node.value, str) and node.value in NOT_YET_TYPES
+def _place_section(draft: Draft, written: str, node: Node) -> None:
+    holds_models = written.rpartition(".")[2] in MODEL_SECTIONS
+    if node.value is None and (holds_models or written in _NULLABLE_SECTIONS):
+        return
+    if holds_models:
+        draft.homes[MODELS] = node
+    if isinstance(node.value, dict):
+        _move(draft, node, written)
+    elif holds_models and isinstance(node.value, tuple) and draft.generation is not HANDLER:
+        draft.sections[written] = node
+        _place(draft, f"{written}.paths", node)
+    else:
+        draft.broken |= {written, MODELS} if holds_models else {written}
+        fix = section_fix(node) if holds_models else 'write "key: value" lines below it'
+        draft.problems.append(draft.document.wrong_type(node, "a map", fix))
 
 
-def _refuse_types(draft: Draft) -> None:
-    node = draft.fields.get("handler.type")
-    if node is not None and _is_later_type(node):
-        draft.problems.append(
-            draft.document.at_value(node, f"type {quote(node.value)} is not available: {ONLY}", NOT_YET_FIX)
-        )
-        del draft.fields["handler.type"]
-        draft.constants["handler.type"] = "python"
-        draft.broken.add("handler.type")
-
-
-def _suggest(generation: Generation, section: str, key: str, node: Node) -> tuple[str, str | None]:
+def _suggest(draft: Draft, section: str, key: str, node: Node) -> tuple[str, str | None]:
     """Say what to do about an unknown key, and which key (as written) it probably is."""
-    if meant := _elsewhere(generation, section, key):
+    generation = draft.generation
+    subsections = [inner for inner in MODEL_SECTIONS if f"{section}.{inner}" in generation.sections]
+    near = nearest(key, [inner for inner in subsections if not draft.is_foreign(inner)])
+    if near is not None and isinstance(node.value, dict):
+        return f'did you mean "{near}"?', f"{section}.{near}"
+    if meant := _elsewhere(draft, section, key):
         parent, _, leaf = meant.rpartition(".")
         return (f'write "{leaf}"' if parent == section else f'move it to "{meant}"'), meant
-    siblings = generation.keys_of(section)
+    siblings = [other for other in generation.keys_of(section) if not draft.is_foreign(other)]
     # What another generation has here is no misspelling.
-    known = any(_as_in(other, generation, section, key) in other.fields for other in GENERATIONS) or any(
-        key in other.sections for other in GENERATIONS if not section
-    )
+    known = any(_as_in(other, generation, section, key) in {*other.fields, *other.sections} for other in GENERATIONS)
     near = None if known else nearest(key, siblings)
     if near is not None:
         return f'did you mean "{near}"?', f"{section}.{near}" if section else near
@@ -311,19 +340,23 @@ def _suggest(generation: Generation, section: str, key: str, node: Node) -> tupl
     return f"remove it; there can be: {', '.join(siblings)}", None
 
 
-def _elsewhere(generation: Generation, section: str, key: str) -> str | None:
+def _elsewhere(draft: Draft, section: str, key: str) -> str | None:
     """Find a key that another generation, or another section, has: what does this generation write for it?"""
+    generation = draft.generation
+    served = generation.written.keys() - {IGNORED, NOT_YET}
     for other in GENERATIONS:
         place = other.fields.get(_as_in(other, generation, section, key))
-        if place and place in generation.written and place not in (IGNORED, NOT_YET):
-            return generation.written[place]
+        if place in served:
+            return draft.written(place)
     places = {
         place
         for other in GENERATIONS
         for written, place in other.fields.items()
-        if written.rpartition(".")[2] == key and place in generation.written and place not in (IGNORED, NOT_YET)
+        if written.rpartition(".")[2] == key and place in served
     }
-    return generation.written[places.pop()] if len(places) == 1 else None
+    # Of a key that models have as well, the other one is meant.
+    likely = {place for place in places if not place.startswith(f"{MODELS}.")} or places
+    return draft.written(likely.pop()) if len(likely) == 1 else None
 
 
 def _as_in(other: Generation, generation: Generation, section: str, key: str) -> str:

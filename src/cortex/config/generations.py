@@ -15,26 +15,26 @@ from cortex.config.schema import Interface
 IGNORED = "ignored"  #: accepted, since its generation had it; means nothing here
 NOT_YET = "not yet"  #: refused with the reason in `NOT_YET_KEYS`
 
-# What this version does not serve yet: later work deletes from these three.
-ONLY = "this version of cortex serves Python RealtimeAPIs only"
+# What this version does not serve yet: later work deletes from these two.
+ONLY = "this version of cortex serves RealtimeAPIs only"
 NOT_YET_KINDS = frozenset({"BatchAPI", "AsyncAPI", "TaskAPI", "TrafficSplitter"})
-NOT_YET_TYPES = frozenset({"tensorflow", "onnx"})
-NOT_YET_FIX = "load the model in Python code"
 NOT_YET_KEYS = MappingProxyType(
     {  # what the key is about, and what to do instead
-        "model": ("model folders", NOT_YET_FIX),
-        "model_path": ("model folders", NOT_YET_FIX),
-        "models": ("model folders", NOT_YET_FIX),
-        "multi_model_reloading": ("model folders", NOT_YET_FIX),
-        "onnx": ("ONNX models", NOT_YET_FIX),
+        "onnx": ("ONNX request handlers", 'write "predictor:" with "type: onnx" and "model"'),
         "pod": ("containers", "write a Python handler"),
         "protobuf_path": ("gRPC", "answer JSON over HTTP"),
         "server_side_batching": ("server-side batching", "remove it"),
-        "signature_key": ("TensorFlow models", NOT_YET_FIX),
-        "tensorflow": ("TensorFlow models", NOT_YET_FIX),
-        "tensorflow_serving_image": ("TensorFlow models", NOT_YET_FIX),
+        "tensorflow": ("TensorFlow request handlers", 'write "predictor:" with "type: tensorflow" and "model"'),
     }
 )
+
+#: Which types of code have their models in which section; files up to 0.24 had one for all.
+MODEL_SECTIONS = MappingProxyType(
+    {"models": frozenset({"tensorflow", "onnx"}), "multi_model_reloading": frozenset({"python"})}
+)
+#: What one of several models may say: each key as written → the current one; the older keys up to 0.24.
+MODEL_KEYS = MappingProxyType({"name": "name", "path": "path", "signature_key": "signature_key"})
+OLDER_MODEL_KEYS = MappingProxyType({"model": "path", "model_path": "path"})
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,18 @@ _UPDATE_STRATEGY = _rows("update_strategy", "max_surge max_unavailable")
 _TRACKER = _rows("tracker", "key model_type")
 _MONITORING = _rows("monitoring", "key model_type", "tracker")
 _CLASS = "type path python_path config env"
-_TENSORFLOW_KEYS = "signature_key tensorflow_serving_image"
+_TENSORFLOW = "signature_key tensorflow_serving"
 _PROCESSES = "processes_per_replica threads_per_process"
 _LATE = "log_level dependencies.pip dependencies.conda dependencies.shell"
-_LATE_NOT_YET = f"models multi_model_reloading server_side_batching protobuf_path {_TENSORFLOW_KEYS}"
+_LATE_NOT_YET = "server_side_batching protobuf_path"
+
+
+def _models(section: str) -> dict[str, str]:
+    keys = "path paths dir signature_key cache_size disk_cache_size cache_memory"
+    return {
+        **_rows(section, keys, "handler.models"),
+        f"{section}.poll_interval": "handler.models.poll_interval_s",
+    }
 
 
 def _generation(interface: Interface, section: str, *rows: dict[str, str]) -> Generation:
@@ -128,8 +136,9 @@ DEPLOYED_CLASS = _generation(
     "predictor",
     _NAMES,
     {"endpoint": "networking.endpoint"},
-    _rows("predictor", _CLASS, "handler"),
-    _rows("predictor", "model signature_key", NOT_YET),
+    _rows("predictor", f"{_CLASS} {_TENSORFLOW}", "handler"),
+    {"predictor.model": "handler.models.path"},
+    _models("predictor.models"),
     _TRACKER,
     _REPLICAS_IN_COMPUTE,
     _COMPUTE,
@@ -142,14 +151,15 @@ KINDLESS = _generation(
     "predictor",
     _NAMES,
     {"endpoint": "networking.endpoint", "local_port": IGNORED},
-    _rows("predictor", _CLASS, "handler"),
-    _rows("predictor", "image", IGNORED),
+    _rows("predictor", f"{_CLASS} {_TENSORFLOW}", "handler"),
+    _rows("predictor", "image tensorflow_serving_image", IGNORED),
     {
         "autoscaling.workers_per_replica": "handler.processes_per_replica",
         "autoscaling.threads_per_worker": "handler.threads_per_process",
     },
     _rows("predictor", _PROCESSES, "handler"),
-    _rows("predictor", f"model model_path models {_TENSORFLOW_KEYS}", NOT_YET),
+    {"predictor.model_path": "handler.models.path", "predictor.model": "handler.models.path"},
+    _models("predictor.models"),
     _TRACKER,
     _MONITORING,
     _REPLICAS_IN_COMPUTE,
@@ -167,9 +177,12 @@ PREDICTOR = _generation(
     "predictor",
     "predictor",
     _NAMES,
-    _rows("predictor", f"{_CLASS} {_PROCESSES} {_LATE}", "handler"),
-    _rows("predictor", "image shm_size", IGNORED),
-    _rows("predictor", f"model_path {_LATE_NOT_YET}", NOT_YET),
+    _rows("predictor", f"{_CLASS} {_TENSORFLOW} {_PROCESSES} {_LATE}", "handler"),
+    _rows("predictor", "image tensorflow_serving_image shm_size", IGNORED),
+    {"predictor.model_path": "handler.models.path"},
+    _models("predictor.multi_model_reloading"),
+    _models("predictor.models"),
+    _rows("predictor", _LATE_NOT_YET, NOT_YET),
     _MONITORING,
     {"networking.endpoint": "networking.endpoint"},
     _rows("networking", "local_port api_gateway", IGNORED),
@@ -185,8 +198,10 @@ HANDLER = _generation(
     "handler",
     "handler",
     _NAMES,
-    _rows("handler", f"{_CLASS} {_PROCESSES} {_LATE}"),
-    _rows("handler", "image shm_size", IGNORED),
+    _rows("handler", f"{_CLASS} {_TENSORFLOW} {_PROCESSES} {_LATE}"),
+    _rows("handler", "image tensorflow_serving_image shm_size", IGNORED),
+    _models("handler.multi_model_reloading"),
+    _models("handler.models"),
     _rows("handler", _LATE_NOT_YET, NOT_YET),
     {"networking.endpoint": "networking.endpoint", "pod": NOT_YET},
     _COMPUTE,

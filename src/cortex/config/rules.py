@@ -7,25 +7,13 @@ the line and the key as the user wrote it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from pathlib import PurePosixPath
 
+from cortex.config.model_rules import model_file_violations, model_violations
 from cortex.config.project import ProjectFiles
 from cortex.config.schema import MAX_NAME_LENGTH, MIN_CORES, MIN_MEMORY_BYTES, Api
 from cortex.config.values import nearest, quote
-
-_STORES = ("s3://", "gs://")
-
-
-class Violation(NamedTuple):
-    """A broken rule. It points at the first of `places` that the user wrote, and needs all of them to be right.
-
-    `{got}` in the message stands for what the user wrote there.
-    """
-
-    places: tuple[str, ...]
-    message: str
-    fix: str = ""
+from cortex.config.violations import Violation, absent, closest_file
 
 
 def field_violations(api: Api) -> Iterator[Violation]:
@@ -33,6 +21,7 @@ def field_violations(api: Api) -> Iterator[Violation]:
     yield from _replica_violations(api)
     yield from _concurrency_violations(api)
     yield from _compute_violations(api)
+    yield from model_violations(api)
     strategy = api.update_strategy
     if {strategy.max_surge.rstrip("%"), strategy.max_unavailable.rstrip("%")} == {"0"}:
         places = ("update_strategy.max_unavailable", "update_strategy.max_surge")
@@ -89,6 +78,8 @@ def _compute_violations(api: Api) -> Iterator[Violation]:
                 yield Violation((f"compute.{name}",), "must be greater than or equal to 20Mi (got {got})", fix)
     if compute.mem is not None and compute.mem_limit is not None and compute.mem_limit < compute.mem:
         yield Violation(("compute.mem_limit", "compute.mem"), "mem_limit cannot be less than mem", "raise mem_limit")
+    if compute.inf and api.handler.type == "onnx":
+        yield Violation(("compute.inf", "handler.type"), "inf cannot be used with type onnx", "remove inf")
     if compute.inf and compute.gpu:
         yield Violation(("compute.inf", "compute.gpu"), "inf and gpu cannot be used together", "remove one of them")
     processes = api.handler.processes_per_replica
@@ -111,52 +102,15 @@ def project_violations(api: Api, project: ProjectFiles, named: frozenset[str]) -
     for name in ("pip", "conda", "shell"):
         place, file = f"handler.dependencies.{name}", getattr(api.handler.dependencies, name)
         if place in named and not project.contains(file):
-            yield Violation((place,), *_absent(file, project))
-    if api.handler.model is not None:
-        yield from _model_violations(api.handler.model, project)
+            yield Violation((place,), *absent(file, project))
+    yield from model_file_violations(api, project)
 
 
 def _code_violations(api: Api, project: ProjectFiles) -> Iterator[Violation]:
     path = api.handler.path
     suffixes = (".py",) if api.handler.interface == "functions" else (".py", ".pickle")
     if not project.contains(path):
-        yield Violation(("handler.path",), *_absent(path, project, suffixes))
+        yield Violation(("handler.path",), *absent(path, project, suffixes))
     elif not path.endswith(suffixes):
         message = f"{quote(path)} must be a {' or '.join(suffixes)} file"
-        yield Violation(("handler.path",), message, _closest_file(path, project, suffixes))
-
-
-def _absent(file: str, project: ProjectFiles, suffixes: tuple[str, ...] = ()) -> tuple[str, str]:
-    if (project.root / file).is_dir():
-        return f"{quote(file)}: is a folder, not a file", _closest_file(file, project, suffixes)
-    if (project.root / file).is_file():
-        return f"{quote(file)}: has been excluded from your project directory", "see .cortexignore, or rename the file"
-    return f"{quote(file)}: file does not exist", _closest_file(file, project, suffixes)
-
-
-def _closest_file(file: str, project: ProjectFiles, suffixes: tuple[str, ...]) -> str:
-    candidates = [name for name in project.files if not suffixes or name.endswith(suffixes)]
-    same_name = [name for name in candidates if PurePosixPath(name).name == PurePosixPath(file).name]
-    inside = [name for name in candidates if suffixes and name.startswith(f"{file}/")]
-    found = (same_name or inside or [""])[0] or nearest(file, candidates)
-    if found is None and len(candidates) == 1 and suffixes:
-        found = candidates[0]
-    return f"did you mean {quote(found)}?" if found else "create it, or correct the path"
-
-
-def _model_violations(model: str, project: ProjectFiles) -> Iterator[Violation]:
-    if model.startswith(_STORES):
-        if not model.split("://", 1)[1].strip("/"):
-            yield Violation(("handler.model",), f"{quote(model)} names no bucket", 'write "s3://bucket/path"')
-        return
-    if "://" in model or model.startswith("~"):
-        yield Violation(
-            ("handler.model",),
-            f"{quote(model)} must be a path, or start with s3:// or gs://",
-            'write a path, or "s3://bucket/path"',
-        )
-    elif model.startswith("/"):
-        if not Path(model).exists():
-            yield Violation(("handler.model",), f"{quote(model)}: path does not exist", "correct the path")
-    elif not project.contains(model) and not project.has_folder(model):
-        yield Violation(("handler.model",), *_absent(model, project))
+        yield Violation(("handler.path",), message, closest_file(path, project, suffixes))

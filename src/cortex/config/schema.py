@@ -133,6 +133,13 @@ def _model_name(value: object) -> str:
     return name
 
 
+_ALMOST_STORE = re.compile(r"(s3[an]?|gc?s)(?::/*|//)([^/].*)", re.IGNORECASE)
+_STORE_OVER_HTTP = re.compile(
+    r"https?://(?:(?P<bucket>[^./]+)\.)?"
+    r"(?:s3[^/]*\.amazonaws\.com|(?P<google>storage\.(?:cloud\.)?google(?:apis)?\.com))/(?P<path>[^?#]+).*"
+)
+
+
 def _model_location(value: object) -> str:
     """Read where a model is; whether it is there is a rule's business."""
     location = text(value)
@@ -140,7 +147,7 @@ def _model_location(value: object) -> str:
         if not location.split("://", 1)[1].strip("/"):
             raise problem(f"{quote(location)} names no bucket", f'write "{location[:5]}bucket/path"')
         return location
-    if "://" in location or location.startswith("~"):
+    if "://" in location or location.startswith("~") or _ALMOST_STORE.match(location):
         raise problem(
             f"{quote(location)} must be a path, or start with s3:// or gs://",
             f"write {quote(_as_store(location) or 's3://bucket/path')}",
@@ -152,12 +159,10 @@ def _model_location(value: object) -> str:
 
 
 def _as_store(url: str) -> str | None:
-    """Turn the HTTP address of an object into the store's own form."""
-    found = re.fullmatch(
-        r"https?://(?:(?P<bucket>[^./]+)\.)?(?:s3[^/]*\.amazonaws\.com|(?P<google>storage\.(?:cloud\.)?google(?:apis)?\.com))"
-        r"/(?P<path>[^?#]+).*",
-        url,
-    )
+    """Turn the HTTP address of an object, or what was nearly right, into the store's own form."""
+    if found := _ALMOST_STORE.match(url):
+        return f"{'s3' if found[1].lower().startswith('s3') else 'gs'}://{found[2]}"
+    found = _STORE_OVER_HTTP.fullmatch(url)
     if found is None:
         return None
     bucket = f"{found['bucket']}/" if found["bucket"] else ""
@@ -170,6 +175,8 @@ def _serving_address(value: object) -> str:
         return address
     found = re.fullmatch(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", address)
     if found is None or not 0 < int(found[1]) < 65536:
+        if address.lower() == LOCAL_SERVING:
+            raise problem(f"{quote(address)} must be host:port, or {quote(LOCAL_SERVING)}", f'write "{LOCAL_SERVING}"')
         host = re.sub(r"^[a-z+]+://", "", address).split("/")[0].split(":")[0]
         raise problem(
             f"{quote(address)} must be host:port, or {quote(LOCAL_SERVING)}",

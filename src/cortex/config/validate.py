@@ -5,6 +5,7 @@ Owns the order of checks and the rules between APIs; fields are `schema.py`'s, o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,10 @@ from pydantic_core import ErrorDetails
 from cortex.config.document import Document, Node, parse
 from cortex.config.eras import Draft, translate
 from cortex.config.project import ProjectFiles
-from cortex.config.rules import Violation, field_violations, project_violations
+from cortex.config.rules import field_violations, project_violations
 from cortex.config.schema import Api
 from cortex.config.values import quote
+from cortex.config.violations import Violation
 from cortex.errors import ConfigError, Diagnostic
 
 #: What to write where something required is missing, by place in the current form.
@@ -29,6 +31,9 @@ _EXAMPLES = MappingProxyType(
         "handler": "{section}:",
         "handler.type": "type: python",
         "handler.path": "path: {section}.py",
+        "handler.models.path": "path: s3://bucket/path",
+        "handler.models.paths.name": "name: my-model",
+        "handler.models.paths.path": "path: s3://bucket/path",
         "tracker.model_type": "model_type: classification",
     }
 )
@@ -38,6 +43,9 @@ _STAND_INS = MappingProxyType(
 )
 
 
+#: A place in the message of a broken rule.
+_PLACE = re.compile(r"\{(handler(?:\.[a-z_]+)+)\}")
+
 #: Places whose mistakes leave no doubt about which code is meant.
 _BESIDE_THE_CODE = frozenset(
     {
@@ -45,6 +53,9 @@ _BESIDE_THE_CODE = frozenset(
         "handler.config",
         "handler.env",
         "handler.model",
+        "handler.models",
+        "handler.signature_key",
+        "handler.tensorflow_serving",
         "handler.processes_per_replica",
         "handler.threads_per_process",
         "handler.log_level",
@@ -63,7 +74,8 @@ class _Checked:
     @property
     def is_readable(self) -> bool:
         """Tell whether the user's code can be found and its interface is known."""
-        return not any(place.startswith("handler") and place not in _BESIDE_THE_CODE for place in self.wrong)
+        aside = tuple(f"{place}." for place in _BESIDE_THE_CODE)
+        return not any(place.startswith("handler") and not f"{place}.".startswith(aside) for place in self.wrong)
 
     def point_at(self, violation: Violation) -> Diagnostic | None:
         """Locate a broken rule; None if one of the values it is about is wrong in itself."""
@@ -72,8 +84,11 @@ class _Checked:
         draft = self.draft
         for place in violation.places:
             if node := draft.find(*place.split(".")):
-                message = violation.message.replace("{got}", str(node.plain()))
-                return draft.document.at_value(node, message, violation.fix)
+                message = re.sub(_PLACE, lambda found: draft.key(found[1]), violation.message)
+                message = message.replace("{got}", str(node.plain()))
+                # A section is where its key is; its value starts on the next line.
+                at = draft.document.at_key if isinstance(node.value, dict) else draft.document.at_value
+                return at(node, message, violation.fix)
         holder, path = draft.missing(violation.places[0])
         return draft.document.diagnostic(holder.key_line, holder.key_column, path, violation.message, violation.fix)
 
@@ -89,6 +104,11 @@ class Reading:
     apis: tuple[Api, ...]
     readable: tuple[Api, ...]
     problems: tuple[Diagnostic, ...]
+    checked: tuple[_Checked, ...] = ()
+
+    def point_at(self, api: Api, violation: Violation) -> Diagnostic | None:
+        """Locate what is wrong with one of these APIs; None if the value is wrong already, for another reason."""
+        return next((checked.point_at(violation) for checked in self.checked if checked.api is api), None)
 
 
 def read_apis(config_file: Path, display_name: str, project: ProjectFiles, deployed: Sequence[Api] = ()) -> list[Api]:
@@ -127,7 +147,7 @@ def examine(config_file: Path, display_name: str, project: ProjectFiles, deploye
     problems += _against_deployed(checked, deployed, translation.deployment)
     readable = tuple(result.api for result in checked if result.is_readable)
     apis = () if problems else tuple(result.api for result in checked)
-    return Reading(apis, readable, tuple(sorted(_without_echoes(document, problems))))
+    return Reading(apis, readable, tuple(sorted(_without_echoes(document, problems))), tuple(checked))
 
 
 def _read(config_file: Path, display_name: str) -> bytes:
@@ -190,7 +210,7 @@ def _replace(data: dict[str, Any], place: str) -> None:
 
 def _diagnose(draft: Draft, detail: ErrorDetails, place: str) -> Diagnostic | None:
     if detail["type"] == "missing":
-        return _diagnose_missing(draft, place)
+        return _diagnose_missing(draft, place) if place not in draft.fields else _missing_inside(draft, detail["loc"])
     at_key = detail["loc"][-1] == "[key]"
     node = draft.find(*(detail["loc"][:-1] if at_key else detail["loc"]))
     if node is None:  # a default that follows from another value, which is wrong
@@ -198,6 +218,16 @@ def _diagnose(draft: Draft, detail: ErrorDetails, place: str) -> Diagnostic | No
     context = detail.get("ctx", {})
     message, fix = str(context.get("text", detail["msg"])), str(context.get("fix", ""))
     return draft.document.at_key(node, message, fix) if at_key else draft.document.at_value(node, message, fix)
+
+
+def _missing_inside(draft: Draft, location: tuple[int | str, ...]) -> Diagnostic | None:
+    """Say that an item of a list lacks a key."""
+    item = draft.find(*location[:-1])
+    if item is None:
+        return None
+    place = ".".join(part for part in location if isinstance(part, str))
+    path = (*item.path, location[-1])
+    return draft.document.diagnostic(item.line, item.column, path, "must be defined", f'write "{_EXAMPLES[place]}"')
 
 
 def _diagnose_missing(draft: Draft, place: str) -> Diagnostic | None:
