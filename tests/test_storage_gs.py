@@ -42,7 +42,7 @@ def test_objects_are_listed_with_etags_and_read(environ: dict[str, str]) -> None
     assert all(item.etag and '"' not in item.etag and item.modified_at.tzinfo for item in listed)
     assert [asyncio.run(read(f"gs://models/{item.key}", environ)) for item in listed] == [b"one", b"a", b"odd"]
     [alone] = asyncio.run(list_objects("gs://models/net/1/model.bin", environ))
-    assert alone == listed[0]
+    assert alone == listed[0]._replace(name="")
 
 
 def test_an_etag_changes_with_the_content(bucket: RemoteBucket, environ: dict[str, str]) -> None:

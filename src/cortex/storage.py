@@ -1,6 +1,7 @@
 """Lists, reads, writes and downloads at s3://, gs:// and local paths; knows nothing of models or APIs.
 
-The only module that knows the library. What others set up for their own tools holds: see `storage_settings`.
+The only module that knows the library. What others set up for their own tools holds: see `storage_settings`. Local
+files are listed and copied by `storage_files`.
 """
 
 from __future__ import annotations
@@ -9,19 +10,21 @@ import asyncio
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import obstore
-from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.exceptions import BaseError, GenericError, InvalidPathError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import GCSStore, LocalStore, ObjectStore, S3Store
 
 from cortex.errors import StorageError
 from cortex.filelock import locked
+from cortex.storage_entries import StoredObject, flaw_of_name, printable
+from cortex.storage_files import copy, file_batches
+from cortex.storage_pages import Page, page_query, read_page
 from cortex.storage_settings import StoreSettings, endpoint_name, gs_settings, s3_settings
 
 T = TypeVar("T")
@@ -32,16 +35,8 @@ _RETRIES: Any = {"max_retries": 3}
 _TIMEOUTS: Any = {"connect_timeout": "5s", "read_timeout": "60s", "timeout": "24h"}
 _PARALLEL_DOWNLOADS = 8
 _CHUNK_BYTES = 4 * 1024 * 1024
-
-
-@dataclass(frozen=True)
-class StoredObject:
-    """One object."""
-
-    key: str  #: from the root of the bucket
-    size_bytes: int
-    etag: str  #: without quotes; empty where a store has none
-    modified_at: datetime
+#: As many as a page of a listing has.
+_BATCH = 1000
 
 
 def is_remote(path: str) -> bool:
@@ -52,10 +47,26 @@ def is_remote(path: str) -> bool:
 async def list_objects(url: str, environ: Mapping[str, str]) -> list[StoredObject]:
     """Return the object at `url`, or all below it as a folder, sorted by key; nothing there is an empty list.
 
-    Markers of folders are left out. Raises: StorageError.
+    Raises: StorageError.
+    """
+    found = [item async for batch in walk(url, environ) for item in batch]
+    return sorted(found, key=lambda item: item.key)
+
+
+async def walk(url: str, environ: Mapping[str, str]) -> AsyncGenerator[list[StoredObject], None]:
+    """Go through what `list_objects` returns, in batches as they arrive: memory doesn't grow with their number.
+
+    Marks of folders with something in them are left out. Objects that can't be downloaded say so by their `flaw`.
+    A bucket's come sorted. Close it if you leave early. Raises: StorageError.
     """
     place = _Place.of(url)
-    return await place.run(environ, lambda store: _list(store, place.key))
+    if place.scheme == "file":
+        batches = _local_batches(place)
+    else:
+        batches = _without_marks(_remote_batches(place, environ))
+    async for batch in batches:
+        if batch:
+            yield batch
 
 
 async def read(url: str, environ: Mapping[str, str]) -> bytes:
@@ -79,9 +90,18 @@ async def download(url: str, destination: Path, environ: Mapping[str, str]) -> N
 
     Raises: StorageError, also if something is already at `destination` or an object changes meanwhile.
     """
+    await download_objects(url, await _existing(url, environ), destination, environ)
+
+
+async def download_objects(
+    url: str, objects: Sequence[StoredObject], destination: Path, environ: Mapping[str, str]
+) -> None:
+    """Download just these objects, as they were listed at `url`, to the new path `destination`: all or nothing.
+
+    An object that is `url` itself becomes the file `destination`. Raises: StorageError as `download`.
+    """
     place = _Place.of(url)
-    objects = await _existing(place, environ)
-    await place.run(environ, lambda store: _download(store, objects, place, destination))
+    await place.run(environ, lambda store: _download(store, objects, destination))
 
 
 async def fetch(url: str, cache: Path, environ: Mapping[str, str]) -> Path:
@@ -90,13 +110,13 @@ async def fetch(url: str, cache: Path, environ: Mapping[str, str]) -> Path:
     However many ask at once, in however many processes, it is downloaded once. Raises: StorageError.
     """
     place = _Place.of(url)
-    objects = await _existing(place, environ)
+    objects = await _existing(url, environ)
     folder = cache / _digest(url, objects)
     found = folder / (PurePosixPath(place.key).name or "model")
     if not found.exists():
         async with locked(cache / f"{folder.name}.lock"):
             if not found.exists():
-                await place.run(environ, lambda store: _download(store, objects, place, found))
+                await place.run(environ, lambda store: _download(store, objects, found))
     return found
 
 
@@ -125,42 +145,60 @@ class _Place:
             path = Path(url).expanduser().absolute()
         return cls(url, "file", "", str(path).strip("/"))
 
+    @property
+    def base(self) -> str:
+        """Return what the keys below begin with."""
+        return f"{self.key}/" if self.key else ""
+
     async def run(self, environ: Mapping[str, str], action: Callable[[ObjectStore], Awaitable[T]]) -> T:
         """Do something in the store. Raises: StorageError, in plain words."""
         settings = StoreSettings()
         try:
-            settings = await asyncio.to_thread(self._settings, environ)
+            settings = await asyncio.to_thread(self.settings, environ)
             try:
-                return await action(self._open(settings.config, settings.allow_http))
+                return await action(self.open(settings))
             except BaseError as error:
                 if not (settings.may_be_unsigned and _is_without_credentials(error)):
                     raise
-                return await action(self._open({**settings.config, "skip_signature": "true"}, settings.allow_http))
+                return await action(self.open(settings.unsigned()))
         except (BaseError, OSError, ValueError) as error:
-            raise StorageError(self._explain(error, settings)) from error
+            raise StorageError(self.explain(error, settings)) from error
 
-    def _settings(self, environ: Mapping[str, str]) -> StoreSettings:
+    def settings(self, environ: Mapping[str, str]) -> StoreSettings:
+        """Return how it is reached; may ask S3 for a region, so it blocks."""
         if self.scheme == "s3":
             return s3_settings(self.bucket, environ)
         return gs_settings(environ) if self.scheme == "gs" else StoreSettings()
 
-    def _open(self, config: Mapping[str, str], allow_http: bool) -> ObjectStore:
-        options: Any = {"allow_http": allow_http, **_TIMEOUTS}
-        settings: Any = dict(config)
+    def open(self, settings: StoreSettings, query: str = "") -> ObjectStore:
+        """Return the store. With a query, the object "" of it is the bucket's answer to that query."""
+        options: Any = {"allow_http": settings.allow_http, **_TIMEOUTS}
+        config: Any = dict(settings.config)
+        bucket = self.bucket
+        if query:
+            # The library appends "/" and the key to the address of the bucket: here, to the value of "x".
+            if self.scheme == "s3" and "endpoint" in config and config.get("virtual_hosted_style_request") == "true":
+                config["endpoint"] += f"/?{query}&x="
+            else:
+                bucket += f"?{query}&x="
+                config["virtual_hosted_style_request"] = "false"
         if self.scheme == "s3":
-            return S3Store(self.bucket, config=settings, client_options=options, retry_config=_RETRIES)
+            return S3Store(bucket, config=config, client_options=options, retry_config=_RETRIES)
         if self.scheme == "gs":
-            return GCSStore(self.bucket, config=settings, client_options=options, retry_config=_RETRIES)
+            config.pop("virtual_hosted_style_request", None)
+            return GCSStore(bucket, config=config, client_options=options, retry_config=_RETRIES)
         return LocalStore("/", mkdir=True)
 
-    def _explain(self, error: Exception, settings: StoreSettings) -> str:
+    def explain(self, error: Exception, settings: StoreSettings) -> str:
         text = str(error)
         host = endpoint_name(settings, self.scheme)
         if "NoSuchBucket" in text or "The specified bucket does not exist" in text:
             return f"{self.url}: there is no bucket {self.bucket} at {host}"
         if isinstance(error, FileNotFoundError):
             return f"{self.url} does not exist"
-        if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError) or "AccessDenied" in text:
+        if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError) or any(
+            mark in text for mark in ("AccessDenied", "status code: 403", "status code: 401")
+        ):
             return f"{self.url}: {host if self.bucket else 'the file system'} denies access; {self._credentials_hint()}"
         if _is_without_credentials(error):
             return f"{self.url}: there are no credentials for {host}; {self._credentials_hint()}"
@@ -175,54 +213,133 @@ class _Place:
         }.get(self.scheme, "check who may read it")
 
 
-async def _existing(place: _Place, environ: Mapping[str, str]) -> list[StoredObject]:
-    objects = await place.run(environ, lambda store: _list(store, place.key))
+async def _existing(url: str, environ: Mapping[str, str]) -> list[StoredObject]:
+    objects = await list_objects(url, environ)
     if not objects:
-        raise StorageError(f"{place.url} does not exist, or is an empty folder")
+        raise StorageError(f"{url} does not exist, or is an empty folder")
     return objects
 
 
-async def _list(store: ObjectStore, key: str) -> list[StoredObject]:
-    alone: StoredObject | None = None
-    if key:
-        try:
-            alone = _stored(await obstore.head_async(store, key))
-        except FileNotFoundError as error:
-            if "NoSuchBucket" in str(error):
-                raise
-        if alone and alone.size_bytes:
-            return [alone]
-    found: list[StoredObject] = []
+async def _local_batches(place: _Place) -> AsyncIterator[list[StoredObject]]:
+    batches = file_batches(Path("/") / place.key)
     try:
-        async for batch in obstore.list(store, f"{key}/" if key else None):
-            found += [_stored(item) for item in batch]
+        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+            yield batch
+    except OSError as error:
+        raise StorageError(place.explain(error, StoreSettings())) from error
+
+
+async def _remote_batches(place: _Place, environ: Mapping[str, str]) -> AsyncIterator[list[StoredObject]]:
+    settings = StoreSettings()
+    try:
+        settings = await asyncio.to_thread(place.settings, environ)
+        try:
+            async for batch in _batches_or_object(place, settings):
+                yield batch
+        except BaseError as error:  # only with the first request, before there is a batch
+            if not (settings.may_be_unsigned and _is_without_credentials(error)):
+                raise
+            async for batch in _batches_or_object(place, settings.unsigned()):
+                yield batch
+    except (BaseError, OSError, ValueError) as error:
+        raise StorageError(place.explain(error, settings)) from error
+
+
+async def _batches_or_object(place: _Place, settings: StoreSettings) -> AsyncIterator[list[StoredObject]]:
+    is_empty = True
+    try:
+        async for batch in _batches(place, settings):
+            is_empty = is_empty and not batch
+            yield batch
+        if is_empty and place.key:
+            yield [_stored(await obstore.head_async(place.open(settings), place.key), place)]
     except FileNotFoundError as error:
         if "NoSuchBucket" in str(error):
             raise
-    # An empty object with others below it only marks the folder; the library hides the slash that its name ends in.
-    folders = {str(folder) for item in found for folder in PurePosixPath(item.key).parents} | {key}
-    objects = [item for item in found if item.size_bytes or item.key not in folders]
-    return sorted(objects, key=lambda item: item.key) or ([alone] if alone else [])
 
 
-def _stored(meta: Any) -> StoredObject:
-    return StoredObject(meta["path"], meta["size"], (meta["e_tag"] or "").strip('"'), meta["last_modified"])
+async def _batches(place: _Place, settings: StoreSettings) -> AsyncIterator[list[StoredObject]]:
+    """List by the library; where it refuses a page for an odd key, read that page ourselves and go on after it."""
+    store, last = place.open(settings), ""
+    while True:
+        try:
+            found = obstore.list(store, place.base or None, offset=last or None, chunk_size=_BATCH)
+            async for batch in found:
+                objects = [_stored(item, place) for item in batch]
+                last = objects[-1].key
+                yield objects
+            return
+        except (InvalidPathError, GenericError) as error:
+            refusal = error
+        if not _is_about_names(refusal):
+            raise refusal
+        after: str | None = last
+        while after is not None:
+            page = await _page(place, settings, after, refusal)
+            yield [item for item in page.objects if item.key != last]
+            after = page.last_key
+            if after is not None and flaw_of_name(after) is None:
+                last = after
+                break
+        else:
+            return
 
 
-async def _download(store: ObjectStore, objects: Sequence[StoredObject], place: _Place, destination: Path) -> None:
+async def _page(place: _Place, settings: StoreSettings, after: str, refusal: BaseError) -> Page:
+    """Read one page of the listing with the library's own connection and signature, but none of its parsing."""
+    store = place.open(settings, page_query(place.base, after))
+    try:
+        data = bytes(await (await obstore.get_async(store, "")).bytes_async())
+        return await asyncio.to_thread(read_page, data, place.base)
+    except (BaseError, OSError, ValueError):
+        raise refusal from None
+
+
+async def _without_marks(batches: AsyncIterator[list[StoredObject]]) -> AsyncIterator[list[StoredObject]]:
+    """Leave out empty objects that only mark a folder: the listing goes on with what is in that folder.
+
+    The library hides the slash that their names end in.
+    """
+    held: StoredObject | None = None
+    async for batch in batches:
+        kept: list[StoredObject] = []
+        for item in batch:
+            if held and not item.key.startswith(f"{held.key}/"):
+                kept.append(held)
+            held = None if item.size_bytes else item
+            if item.size_bytes:
+                kept.append(item)
+        yield kept
+    if held:
+        yield [held]
+
+
+def _stored(meta: Any, place: _Place) -> StoredObject:
+    key, etag = meta["path"], (meta["e_tag"] or "").strip('"')
+    name = key[len(place.base) :]
+    return StoredObject(key, name, meta["size"], etag, meta["last_modified"], flaw_of_name(name))
+
+
+async def _download(store: ObjectStore, objects: Sequence[StoredObject], destination: Path) -> None:
+    if flawed := next((item for item in objects if item.flaw), None):
+        raise StorageError(f"{printable(flawed.key)} can't be downloaded: {flawed.flaw}")
     destination.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=".part-", dir=destination.parent))
-    try:
-        targets = [(item, _inside(part, item.key.removeprefix(place.key).strip("/"))) for item in objects]
-        turns = asyncio.Semaphore(_PARALLEL_DOWNLOADS)
+    waiting = iter(objects)
 
-        async def get(item: StoredObject, target: Path) -> None:
-            async with turns:
+    async def take_turns() -> None:
+        for item in waiting:
+            target = part / "content" / item.name
+            await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
+            if isinstance(store, LocalStore):
+                await asyncio.to_thread(copy, item, target)
+            else:
                 await _get(store, item, target)
 
+    try:
         async with asyncio.TaskGroup() as group:
-            for item, target in targets:
-                group.create_task(get(item, target))
+            for _ in range(_PARALLEL_DOWNLOADS):
+                group.create_task(take_turns())
         if destination.exists():
             raise StorageError(f"{destination} is already there")
         (part / "content").rename(destination)
@@ -239,28 +356,27 @@ async def _get(store: ObjectStore, item: StoredObject, target: Path) -> None:
         if not item.size_bytes:
             return  # the mark of a folder without anything in it
         raise StorageError(f"{item.key} was removed while it was read; try again") from None
+    if (answer.meta["size"], (answer.meta["e_tag"] or "").strip('"')) != (item.size_bytes, item.etag):
+        raise StorageError(f"{item.key} changed while it was read; try again")
     size_bytes = 0
-    await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
     with target.open("xb") as file:
         async for chunk in answer.stream(min_chunk_size=_CHUNK_BYTES):
             size_bytes += len(chunk)
             await asyncio.to_thread(file.write, chunk)
-    if (size_bytes, _stored(answer.meta).etag) != (item.size_bytes, item.etag):
-        raise StorageError(f"{item.key} changed while it was read; try again")
-
-
-def _inside(part: Path, relative: str) -> Path:
-    """Return where an object goes. Raises: StorageError if its name, which comes from outside, leads out of there."""
-    names = ["content", *(relative.split("/") if relative else [])]
-    if any(name in ("", ".", "..") or "\0" in name for name in names):
-        raise StorageError(f"the object {relative!r} has a name that no file can have")
-    return part.joinpath(*names)
+    if size_bytes != item.size_bytes:
+        raise StorageError(f"{item.key} was cut off while it was read; try again")
 
 
 def _digest(url: str, objects: Sequence[StoredObject]) -> str:
-    # The time counts only where there is no better mark of a change.
-    marks = [(item.key, item.size_bytes, item.etag or item.modified_at.isoformat()) for item in objects]
+    marks = [(item.key, item.size_bytes, item.mark) for item in objects]
     return hashlib.sha256(repr([url.rstrip("/"), marks]).encode()).hexdigest()[:32]
+
+
+def _is_about_names(error: BaseError) -> bool:
+    """Tell whether the library refused a listing for what is in it."""
+    # A control character makes the XML unreadable, and at some servers unwritable.
+    text = str(error)
+    return isinstance(error, InvalidPathError) or "list response" in text or "status code: 500" in text
 
 
 def _is_without_credentials(error: Exception) -> bool:

@@ -47,6 +47,10 @@ class StoreSettings:
     allow_http: bool = False
     may_be_unsigned: bool = False
 
+    def unsigned(self) -> StoreSettings:
+        """Return the settings for a public bucket."""
+        return StoreSettings({**self.config, "skip_signature": "true"}, self.allow_http)
+
 
 def s3_settings(bucket: str, environ: Mapping[str, str]) -> StoreSettings:
     """Return the settings for an S3 bucket: of the environment first, then of AWS's files.

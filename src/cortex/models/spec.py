@@ -77,6 +77,7 @@ class Version:
     size_bytes: int
     modified_at: float  #: of the newest file; UNIX time, seconds
     path: str | None = None  #: the folder with its files on this machine; None: not downloaded
+    url: str = ""  #: where its files are in the source
 
     @property
     def order(self) -> int:

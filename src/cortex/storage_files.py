@@ -1,0 +1,100 @@
+"""Lists and copies local files as if they were objects; knows no library.
+
+The library's own listing of local folders ends at the first odd name or circle of links, so it isn't used for them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cortex.errors import StorageError
+from cortex.storage_entries import StoredObject, flaw_of_name, printable
+
+_BATCH = 1000
+
+
+def file_batches(root: Path) -> Iterator[list[StoredObject]]:
+    """Go through the file, or all files below the folder, at `root`, in batches sorted by folder; blocks.
+
+    Links are followed, except in circles. What is neither file nor folder is passed over. Nothing there: no batch.
+    Raises: OSError, StorageError if a folder vanishes meanwhile.
+    """
+    try:
+        found = root.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if stat.S_ISREG(found.st_mode):
+        yield [_stored(str(root), "", found)]
+    if not stat.S_ISDIR(found.st_mode):
+        return
+    batch: list[StoredObject] = []
+    for item in _walk(root, "", (_identity(found),)):
+        batch.append(item)
+        if len(batch) == _BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def copy(item: StoredObject, target: Path) -> None:
+    """Copy a listed file to the new file `target`. Raises: OSError, StorageError if it isn't as it was listed."""
+    path = Path("/") / item.key
+    try:
+        with path.open("rb") as source, target.open("xb") as file:
+            before = os.fstat(source.fileno())
+            if _etag(before) == item.etag:
+                shutil.copyfileobj(source, file)
+            after = os.fstat(source.fileno())
+    except FileNotFoundError:
+        raise StorageError(f"{path} was removed while it was read; try again") from None
+    if {_etag(before), _etag(after)} != {item.etag}:
+        raise StorageError(f"{path} changed while it was read; try again")
+
+
+def _walk(folder: Path, name: str, above: tuple[tuple[int, int], ...]) -> Iterator[StoredObject]:
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries)
+    except (FileNotFoundError, NotADirectoryError):
+        raise StorageError(f"{folder} was removed while it was listed") from None
+    except PermissionError:
+        yield _flawed(folder, name, "the file system denies access to it")
+        return
+    for each in names:
+        path, below = folder / each, f"{name}/{each}" if name else each
+        try:
+            found = path.stat()
+        except OSError:
+            continue  # a link to nothing, or just removed
+        if stat.S_ISREG(found.st_mode):
+            yield _stored(str(path), below, found)
+        elif stat.S_ISDIR(found.st_mode):
+            if _identity(found) in above:
+                yield _flawed(path, below, "it is a link to a folder that it is in")
+            else:
+                yield from _walk(path, below, (*above, _identity(found)))
+
+
+def _stored(path: str, name: str, found: os.stat_result) -> StoredObject:
+    modified_at = datetime.fromtimestamp(found.st_mtime, UTC)
+    return StoredObject(path.strip("/"), name, found.st_size, _etag(found), modified_at, flaw_of_name(name))
+
+
+def _flawed(path: Path, name: str, flaw: str) -> StoredObject:
+    if not name:
+        raise StorageError(f"{printable(str(path))}: {flaw}")
+    return StoredObject(str(path).strip("/"), name, 0, flaw, datetime.fromtimestamp(0, UTC), flaw)
+
+
+def _etag(found: os.stat_result) -> str:
+    return f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
