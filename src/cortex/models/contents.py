@@ -15,8 +15,8 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import orjson
@@ -31,8 +31,8 @@ ROOM_TIMEOUT_S = 30.0
 #: Left free on the disk for everything else.
 _SPARE_BYTES = 16 * 1024 * 1024
 
-#: Puts all files into a new folder; of the files in the mapping, by name, there is a copy on this machine to take.
-Fill = Callable[[Path, Mapping[str, Path]], Awaitable[None]]
+#: Makes the folder and puts all files into it.
+Fill = Callable[[Path], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,6 @@ class Order:
     size_bytes: int
     fill: Fill
     limit: int | None = None  #: how many contents of the API may be on disk
-    #: What each file is, by name: equal marks mean equal bytes. Empty: files are never taken from another content.
-    marks: Mapping[str, str] = field(default_factory=dict)
 
 
 class Contents:
@@ -217,18 +215,18 @@ class Contents:
         part = Path(tempfile.mkdtemp(prefix=_PART, dir=self._folder))
         try:
             started_at = time.monotonic()
-            copies = await asyncio.to_thread(self._copies, order)
-            await order.fill(part, copies)
-            self._write_index(order.digest, {order.api}, order.marks)
-            part.rename(self._folder / order.digest)
+            await order.fill(part / order.digest)
+            self._write_index(order.digest, {order.api})
+            (part / order.digest).rename(self._folder / order.digest)
+            self._held[order.digest] = Held(order.digest, frozenset({order.api}), time.time())
         except BaseException as error:
-            await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
             if _is_full(error):
                 raise StorageError(self._full(order.size_bytes)) from error
             if isinstance(error, OSError):
                 raise StorageError(f"{part} can't be written: {error}") from error
             raise
-        self._held[order.digest] = Held(order.digest, frozenset({order.api}), time.time())
+        finally:
+            await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
         seconds = round(time.monotonic() - started_at, 3)
         self._logger.info(
             "model downloaded", api=order.api, digest=order.digest, size_bytes=order.size_bytes, seconds=seconds
@@ -263,18 +261,6 @@ class Contents:
             self._freed.set()
         self._logger.info("model removed from disk", digest=digest)
 
-    def _copies(self, order: Order) -> dict[str, Path]:
-        """Find files of the order in the contents that are on disk."""
-        found: dict[str, Path] = {}
-        wanted = {mark: name for name, mark in order.marks.items()}
-        for digest, item in list(self._held.items()):
-            if order.api not in item.apis or len(found) == len(wanted):
-                continue
-            for name, mark in self._read(digest).get("marks", {}).items():
-                if mark in wanted:
-                    found.setdefault(wanted[mark], self._folder / digest / name)
-        return found
-
     # What is known of a content.
 
     def _touch(self, order: Order) -> None:
@@ -289,27 +275,20 @@ class Contents:
     def _keep(self, held: Held) -> None:
         self._held[held.digest] = held
         with contextlib.suppress(OSError):
-            self._write_index(held.digest, held.apis, self._read(held.digest).get("marks", {}))
+            self._write_index(held.digest, held.apis)
         self._freed.set()
 
     def _read_index(self, digest: str) -> tuple[frozenset[str], float]:
         file = self._index / f"{digest}.json"
         try:
-            return frozenset(self._read(digest).get("apis", ())), file.stat().st_mtime
-        except (OSError, TypeError):
+            return frozenset(map(str, orjson.loads(file.read_bytes())["apis"])), file.stat().st_mtime
+        except (OSError, ValueError, KeyError, TypeError):
             return frozenset(), 0.0
 
-    def _read(self, digest: str) -> dict[str, dict[str, str]]:
-        try:
-            data = orjson.loads((self._index / f"{digest}.json").read_bytes())
-            return data if isinstance(data, dict) else {}
-        except (OSError, ValueError):
-            return {}
-
-    def _write_index(self, digest: str, apis: Collection[str], marks: Mapping[str, str]) -> None:
+    def _write_index(self, digest: str, apis: Collection[str]) -> None:
         self._index.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = self._index / f"{digest}.part"
-        part.write_bytes(orjson.dumps({"apis": sorted(apis), "marks": dict(marks)}))
+        part.write_bytes(orjson.dumps({"apis": sorted(apis)}))
         part.rename(self._index / f"{digest}.json")
 
 
