@@ -42,6 +42,8 @@ class Judged:
 
     models: tuple[Model, ...]  #: sorted by name; with at least one valid version each
     problems: tuple[Problem, ...]
+    invalid: frozenset[tuple[str, str | None]] = frozenset()  #: there, but not valid: model and version, None: all
+    is_cut: bool = False  #: what is missing may be there all the same
 
 
 def judge(layout: Layout, name: str, signature_key: str | None, listing: Listing, now: float) -> Judged:
@@ -51,14 +53,16 @@ def judge(layout: Layout, name: str, signature_key: str | None, listing: Listing
         return _judge_folder(layout, name, signature_key, listing.prefix.url, folder, now)
     models: list[Model] = []
     problems: list[Problem] = []
+    invalid: set[tuple[str, str | None]] = set()
     for each, folder in sorted(listing.models.items()):
         one = _judge_dir_folder(layout, each, signature_key, listing.prefix.url, folder, now)
         models += one.models
         problems += one.problems
+        invalid |= one.invalid
     if listing.is_cut:
         message = f"{listing.prefix.url} has more than {MAX_MODELS:,} models and versions; the rest was left out"
         problems.append(Problem("", None, message, now))
-    return Judged(tuple(models), tuple(problems))
+    return Judged(tuple(models), tuple(problems), frozenset(invalid), listing.is_cut)
 
 
 def catalogue_models(
@@ -136,7 +140,7 @@ def _judge_folder(layout: Layout, name: str, signature_key: str | None, url: str
     if folder.versions and folder.rest:
         example = folder.rest.flaw or folder.rest.example
         message = f"{url} mixes folders of versions (integers) with other files: {example}"
-        return Judged((), (problem(None, message),))
+        return Judged((), (problem(None, message),), frozenset({(name, None)}))
     if not folder.versions:
         return _judge_unversioned(layout, name, signature_key, url, folder.rest, now)
     twins = _twins(folder.versions)
@@ -156,7 +160,7 @@ def _judge_folder(layout: Layout, name: str, signature_key: str | None, url: str
     versions.sort(key=lambda version: version.order)
     problems.sort(key=lambda each: int(each.version or 0))
     models = (Model(name, tuple(versions), signature_key),) if versions else ()
-    return Judged(models, tuple(problems))
+    return Judged(models, tuple(problems), frozenset((name, each.version) for each in problems))
 
 
 def _judge_unversioned(
@@ -166,7 +170,7 @@ def _judge_unversioned(
         return Judged((), (Problem(name, None, f"there is no model at {url}", now),))
     reason = why_invalid(layout, content)
     if reason:
-        return Judged((), (Problem(name, None, f"{url}: {reason}", now),))
+        return Judged((), (Problem(name, None, f"{url}: {reason}", now),), frozenset({(name, None)}))
     return Judged((Model(name, (_version(_UNVERSIONED, content, url),), signature_key),), ())
 
 

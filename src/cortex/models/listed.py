@@ -87,6 +87,17 @@ class Listing:
     is_cut: bool = False  #: there is more than MAX_MODELS; the rest was not looked at
 
 
+def newest_file(listing: Listing) -> float:
+    """Return when the newest file of a listing was modified; UNIX time, 0 if there is none."""
+    contents = (
+        content
+        for folder in listing.models.values()
+        for content in (*folder.versions.values(), folder.rest)
+        if content is not None
+    )
+    return max((content.modified_at for content in contents), default=0.0)
+
+
 class Tally:
     """Adds up the files of one version."""
 
@@ -122,17 +133,8 @@ class Tally:
     def content(self) -> Content:
         """Return the sum."""
         digest = hashlib.sha256(f"{self.files} {self.sum % _MODULUS}".encode()).hexdigest()[:32]
-        example = printable(self.example)
-        return Content(
-            digest,
-            self.files,
-            self.size_bytes,
-            self.modified_at,
-            self.marks,
-            self.onnx_files,
-            example,
-            self.flaw,
-        )
+        sums = self.files, self.size_bytes, self.modified_at, self.marks, self.onnx_files
+        return Content(digest, *sums, printable(self.example), self.flaw)
 
 
 @dataclass
