@@ -4,6 +4,9 @@ The rules, in the order in which they bind:
 1. A change never leaves fewer ready replicas than before, unless `max_surge: 0` asks for replacing in place.
 2. While the newest revision can't start, the one that served before it keeps its full number of replicas.
 3. At most one replica that fails to start is kept at a time; its supervisor retries it.
+4. No replica is started without free devices for it. If the old replicas of its API hold them, just as many of these go
+   first as it takes, in spite of rule 1: nothing else would ever let an update begin. If the new revision then fails,
+   it makes room again for the one that served, and is not tried anew before the next deploy.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cortex.config.schema import Api
+from cortex.control.room import Room, wants_devices
 from cortex.lifecycle import ProcessState
 from cortex.replica.spec import Failure, Limits, ProcessStatus, ReplicaSpec, ReplicaStatus
 from cortex.state.apis import ApiRecord, Target
@@ -67,6 +71,7 @@ class Preparation:
     stage: Stage = Stage.NEEDED
     failure: Failure | None = None  #: of the last attempt, kept while the next one runs
     hold_until: float = 0.0  #: UNIX time before which nothing is prepared or started
+    lack: str = ""  #: what of the machine's devices the next replica is short of
 
 
 @dataclass(frozen=True)
@@ -117,15 +122,22 @@ def wanted_replicas(api: Api) -> int:
 
 
 def plan(
-    records: Iterable[ApiRecord], replicas: Iterable[Replica], preparations: Preparations, now: float
+    records: Iterable[ApiRecord],
+    replicas: Iterable[Replica],
+    preparations: Preparations,
+    now: float,
+    room: Room = Room(),  # noqa: B008 - it is frozen
 ) -> list[Action]:
-    """Return the next actions, in the order in which to apply them; none once what runs is what is wanted."""
+    """Return the next actions, in the order in which to apply them; none once what runs is what is wanted.
+
+    `room` is what `replicas` leave free of the machine's devices.
+    """
     by_api: dict[str, list[Replica]] = {}
     for replica in replicas:
         by_api.setdefault(replica.spec.api, []).append(replica)
     actions: list[Action] = []
     for record in records:
-        actions += _ApiPlan.of(record, by_api.pop(record.name, []), preparations, now).decide()
+        actions += _ApiPlan.of(record, by_api.pop(record.name, []), preparations, now, room).decide()
     for orphans in by_api.values():
         actions += [Retire(replica.spec.id) for replica in orphans]
     return actions
@@ -141,13 +153,16 @@ class _ApiPlan:
     preparations: Preparations
     now: float
     wanted: int
+    room: Room
     actions: list[Action] = field(default_factory=list)
 
     @classmethod
-    def of(cls, record: ApiRecord, replicas: Sequence[Replica], preparations: Preparations, now: float) -> _ApiPlan:
+    def of(
+        cls, record: ApiRecord, replicas: Sequence[Replica], preparations: Preparations, now: float, room: Room
+    ) -> _ApiPlan:
         new = [replica for replica in replicas if replica.spec.revision == record.revision]
         old = [replica for replica in replicas if replica.spec.revision != record.revision]
-        return cls(record, new, old, preparations, now, wanted_replicas(record.spec))
+        return cls(record, new, old, preparations, now, wanted_replicas(record.spec), room)
 
     def decide(self) -> list[Action]:
         self._promote()
@@ -171,7 +186,7 @@ class _ApiPlan:
 
     def _retire_stuck(self) -> None:
         stuck = sorted((replica for replica in self.new if replica.is_stuck), key=_age)
-        for replica in stuck[1:]:
+        for replica in stuck if self._is_in_the_way() else stuck[1:]:
             self._retire(replica, self.new)
 
     def _retire_surplus(self) -> None:
@@ -189,12 +204,13 @@ class _ApiPlan:
         ranked = sorted(
             self.old, key=lambda replica: (not replica.is_ready, replica.spec.revision != served, *_age(replica))
         )
+        keep = min(keep, len(ranked) - self._leaving_for_room(ranked))
         for replica in ranked[keep:]:
             self._retire(replica, self.old)
 
     def _start_new(self) -> None:
         missing = self.wanted - len(self.new)
-        if missing <= 0 or any(replica.has_failed for replica in self.new):
+        if missing <= 0 or any(replica.has_failed for replica in self.new) or self._yields():
             return
         if self.old and self._preparation(self.record.target).stage is Stage.DONE:
             missing = min(missing, self.wanted + self._surge() - len(self.new) - len(self.old))
@@ -217,14 +233,59 @@ class _ApiPlan:
         preparation = self._preparation(target)
         if count <= 0 or self.now < preparation.hold_until:
             return
-        if preparation.stage is Stage.DONE:
-            self.actions += [Start(target)] * count
-        elif preparation.stage is Stage.NEEDED:
+        if preparation.stage is Stage.NEEDED:
             self.actions.append(Prepare(target))
+        while count and preparation.stage is Stage.DONE and self.room.fits(target.spec.compute):
+            self.room = self.room.take(target.spec.compute)
+            self.actions.append(Start(target))
+            count -= 1
 
     def _retire(self, replica: Replica, group: list[Replica]) -> None:
         group.remove(replica)
+        self.room = self.room.give_back(replica.spec)
         self.actions.append(Retire(replica.spec.id))
+
+    def _leaving_for_room(self, ranked: Sequence[Replica]) -> int:
+        """Count the old replicas, from the end of `ranked`, without which the next new one finds room.
+
+        None if it finds room anyway, if it can't start for another reason, or if not even all of them hold enough.
+        """
+        preparation, compute, room = self._preparation(self.record.target), self.record.spec.compute, self.room
+        is_next = len(self.new) < self.wanted and all(replica.is_ready for replica in self.new)
+        can_start = preparation.stage is Stage.DONE and self.now >= preparation.hold_until
+        if not is_next or not can_start or self.record.failure or self._new_fails():
+            return 0
+        for count, replica in enumerate(reversed(ranked)):
+            if room.fits(compute):
+                return count
+            room = room.give_back(replica.spec)
+        return len(ranked) if room.fits(compute) else 0
+
+    def _is_in_the_way(self) -> bool:
+        """Tell whether the newest revision, which failed, holds devices that the one that served lacks."""
+        serving = self._overtaken()
+        if serving is None or not self._lost_old() or self.room.fits(serving.spec.compute):
+            return False
+        return wants_devices(self.record.spec.compute)
+
+    def _yields(self) -> bool:
+        """Tell whether the newest revision, which failed, would take devices that the one that served lacks."""
+        serving, room = self._overtaken(), self.room
+        if serving is None or not wants_devices(self.record.spec.compute):
+            return False
+        for _ in range(self._lost_old()):
+            room = room.take(serving.spec.compute)
+        return not room.fits(self.record.spec.compute)
+
+    def _overtaken(self) -> Target | None:
+        """Return what served before, if the newest revision failed to take over."""
+        serving = self.record.serving
+        is_other = serving is not None and serving.revision != self.record.revision
+        return serving if is_other and self.record.failure is not None else None
+
+    def _lost_old(self) -> int:
+        """Count the replicas that the revision which served is short of."""
+        return max(0, self._floor() - sum(replica.has_served for replica in self.new) - len(self.old))
 
     def _new_ready(self) -> int:
         return sum(replica.is_ready for replica in self.new)

@@ -17,11 +17,12 @@ from cortex.control.plan import Action, Configure, Preparation, Prepare, Promote
 from cortex.control.preparations import Key, Preparations, Prepared
 from cortex.control.projects import ProjectFolders
 from cortex.control.publisher import Gateway, RoutePublisher
+from cortex.control.room import Room
 from cortex.control.routing import routes_of, server_name
-from cortex.control.status import ApiState, failure_of, status_of
+from cortex.control.status import ApiState, failure_of, lack_of, status_of
 from cortex.engine.base import Engine
 from cortex.engine.logs import prune as prune_logs
-from cortex.errors import EngineError, GatewayError
+from cortex.errors import ComputeUnavailableError, EngineError, GatewayError
 from cortex.gateway.routes import RoutingTable
 from cortex.home import Home
 from cortex.lifecycle import ApiStatus, ProcessState
@@ -94,12 +95,13 @@ class Reconciler:
         mine = [replica for replica in self._replicas() if replica.spec.api == record.name]
         active = [replica for replica in mine if self._is_active(replica)]
         leaving = [replica for replica in mine if not self._is_active(replica)]
-        preparation = self._preparations.states().get((record.name, record.revision), Preparation())
+        preparation = self._states([record]).get((record.name, record.revision), Preparation())
         return status_of(record, active, leaving, preparation, datetime.fromtimestamp(self._clock(), UTC))
 
     def routes(self) -> RoutingTable:
         """Return the routes to what runs now."""
-        return routes_of(self._store.records(), self._active(), self._preparations.states())
+        records = self._store.records()
+        return routes_of(records, self._active(), self._states(records))
 
     async def settled(self, name: str, timeout_s: float) -> None:
         """Wait until an API is gone or not `updating` any more, and the routes that follow are in force."""
@@ -133,6 +135,18 @@ class Reconciler:
     def _active(self) -> list[Replica]:
         return [replica for replica in self._replicas() if self._is_active(replica)]
 
+    def _room(self) -> Room:
+        return Room.of(self._engine.devices(), [replica.spec for replica in self._active()])
+
+    def _states(self, records: Sequence[ApiRecord]) -> dict[Key, Preparation]:
+        """Return how far each revision is, and what the newest of `records` lack."""
+        states, active, room = self._preparations.states(), self._active(), self._room()
+        for record in records:
+            key = (record.name, record.revision)
+            if key in states:
+                states[key] = replace(states[key], lack=lack_of(record, active, room))
+        return states
+
     async def _one_pass(self) -> None:
         self._awake.clear()
         try:
@@ -152,7 +166,7 @@ class Reconciler:
         for replica in self._active():
             if replica.is_ready:
                 self._preparations.became_ready(_key(replica))
-        actions = plan(records, self._active(), self._preparations.states(), self._clock())
+        actions = plan(records, self._active(), self._preparations.states(), self._clock(), self._room())
         for action in actions:
             await self._apply(action)
         records = self._store.records()
@@ -185,6 +199,8 @@ class Reconciler:
             await self._engine.start(spec)
             self._logger.info("replica started", api=spec.api, replica=spec.id)
             self._in_background(self._prune_logs(), "prune logs")
+        except ComputeUnavailableError:
+            pass  # a replica that is being stopped still holds what it needs; its end wakes us
         except EngineError as error:
             self._preparations.start_failed(target, error)
             self._logger.error("replica could not be started", api=spec.api, error=error)

@@ -89,4 +89,4 @@ def _routed(replicas: Sequence[Replica]) -> list[tuple[Replica, ProcessStatus]]:
 
 def _unavailable(record: ApiRecord, replicas: Sequence[Replica], preparation: Preparation) -> str:
     failure = failure_of(record, (r for r in replicas if r.spec.revision == record.revision), preparation)
-    return failure.message if failure else "starting"
+    return failure.message if failure else preparation.lack or "starting"

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from cortex.control.plan import Preparation, Replica, Stage, wanted_replicas
+from cortex.control.room import Room
 from cortex.lifecycle import ApiStatus, DeathCause, ProcessState
 from cortex.replica.spec import Failure, ProcessStatus
 from cortex.state.apis import ApiRecord
@@ -73,12 +74,30 @@ def status_of(
     stale = _count((r for r in replicas if r.spec.revision != record.revision), terminating=leaving.count(False))
     updated = _count(new, terminating=leaving.count(True))
     missing = max(0, requested - len(new))
-    if missing and _is_stalled(record, new, preparation, now):
+    lack = preparation.lack if missing and preparation.stage is Stage.DONE else ""
+    if lack or (missing and _is_stalled(record, new, preparation, now)):
         updated = _with(updated, stalled=missing)
     else:
         updated = _with(updated, pending=missing)
     failure = None if updated.ready >= requested else failure_of(record, new, preparation)
-    return ApiState(_code(record, updated, requested, failure), requested, updated, stale, failure)
+    status = _code(record, updated, requested, failure)
+    if status is ApiStatus.STALLED and lack:
+        failure = Failure(lack)
+    return ApiState(status, requested, updated, stale, failure)
+
+
+def lack_of(record: ApiRecord, replicas: Sequence[Replica], room: Room) -> str:
+    """Say what the next replica is short of, even once all of older revisions are gone; empty if none is missing.
+
+    `replicas` are those that run and stay, of any API; `room` is what they leave.
+    """
+    mine = [replica for replica in replicas if replica.spec.api == record.name]
+    old = [replica for replica in mine if replica.spec.revision != record.revision]
+    if len(mine) - len(old) >= wanted_replicas(record.spec):
+        return ""
+    for replica in old:
+        room = room.give_back(replica.spec)
+    return room.lack(record.spec.compute)
 
 
 def failure_of(record: ApiRecord, replicas: Iterable[Replica], preparation: Preparation) -> Failure | None:
