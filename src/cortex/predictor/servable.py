@@ -8,14 +8,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from cortex.errors import ModelError
+from cortex.models.loading import LoadRequest
 from cortex.models.spec import DEFAULT_MODEL
 from cortex.predictor.tensors import DTYPES, Array, TensorError, TensorSpec, to_array, to_flat
-
-if TYPE_CHECKING:
-    from cortex.models.registry import LoadRequest
 
 #: Tried in this order where nobody said which signature to run and there are several. Exporters of TensorFlow 2 and
 #: Keras write the second beside signatures of other purposes, and TensorFlow Serving takes it when none is named.
@@ -204,8 +202,23 @@ def named(request: LoadRequest) -> str:
     return f"model {request.model!r} of version {request.version}"
 
 
+def read_signature(definition: Any) -> SignatureInfo:
+    """Read a `SignatureDef`, of our classes or of TensorFlow's; names are sorted, for maps have no order."""
+    return SignatureInfo(
+        inputs={name: _read_spec(definition.inputs[name]) for name in sorted(definition.inputs)},
+        outputs={name: _read_spec(definition.outputs[name]) for name in sorted(definition.outputs)},
+        method_name=definition.method_name,
+    )
+
+
 def _expected(wanted: Mapping[str, TensorSpec]) -> str:
     return "expected: " + ", ".join(f"{name!r} ({spec})" for name, spec in wanted.items())
+
+
+def _read_spec(info: Any) -> TensorSpec:
+    shape = info.tensor_shape
+    sizes = None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim)
+    return TensorSpec(info.dtype, sizes, info.name)
 
 
 def _zeros(shape: tuple[int, ...], spec: TensorSpec) -> Any:

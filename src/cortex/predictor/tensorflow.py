@@ -12,16 +12,14 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cortex.errors import ModelError
-from cortex.predictor.servable import SignatureInfo, named
-from cortex.predictor.tensors import DTYPES, Array, TensorSpec
-
-if TYPE_CHECKING:
-    from cortex.models.registry import LoadRequest
+from cortex.models.loading import LoadRequest
+from cortex.predictor.servable import SignatureInfo, named, read_signature
+from cortex.predictor.tensors import DTYPES, Array
 
 #: For TensorFlow, unless the user's environment says otherwise. Models of one GPU share its memory only if each takes
 #: no more than it needs; of its logs, warnings and errors are of use. The number of threads is left to the user.
@@ -48,7 +46,7 @@ class EmbeddedTensorFlow:
             return EmbeddedModel(request, session, meta.signature_def)
         except (tf.errors.OpError, OSError, ValueError, RuntimeError, TypeError, KeyError) as e:
             session.close()
-            raise ModelError(f"{named(request)} can't be loaded by TensorFlow: {_first_lines(e)}") from e
+            raise ModelError(f"TensorFlow can't load it: {_first_lines(e)}") from e
         except BaseException:
             session.close()
             raise
@@ -69,26 +67,42 @@ class EmbeddedModel:
     def __init__(self, request: LoadRequest, session: Any, signature_defs: Mapping[str, Any]) -> None:
         self._request = request
         self._session = session
-        self.signatures = {key: _signature(value) for key, value in signature_defs.items()}
+        self.signatures = {key: read_signature(value) for key, value in signature_defs.items()}
         self._calls: dict[str, Callable[[Mapping[str, Array]], dict[str, Array]]] = {}
+        self._turn = threading.Lock()
+        self._running = 0
+        self._is_closing = False
         self._op_error: type[Exception] = _import_tensorflow().errors.OpError
 
     def run(self, signature_key: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """Run a signature. Raises: ModelError with TensorFlow's words."""
-        call = self._calls.get(signature_key)
-        if call is None:
-            # Two threads may both prepare it; the second replaces the first with its like.
-            call = self._calls[signature_key] = self._prepare(self.signatures[signature_key])
+        with self._turn:
+            if self._is_closing:
+                raise ModelError(f"{named(self._request)} has been unloaded")
+            call = self._calls.get(signature_key)
+            if call is None:
+                call = self._calls[signature_key] = self._prepare(self.signatures[signature_key])
+            self._running += 1
         try:
             return call(inputs)
         except self._op_error as e:
             raise ModelError(f"{named(self._request)} failed: {_first_lines(e)}") from None
+        finally:
+            with self._turn:
+                self._running -= 1
+                self._close_if_idle()
 
     def close(self) -> None:
-        """Release what it holds; it can't be run any more."""
-        self._calls.clear()
-        self._session.close()
-        self._session = None
+        """Release what it holds, once the calls inside have ended; it can't be run any more."""
+        with self._turn:
+            self._is_closing = True
+            self._close_if_idle()
+
+    def _close_if_idle(self) -> None:
+        if self._is_closing and not self._running and self._session is not None:
+            self._calls.clear()
+            self._session.close()
+            self._session = None
 
     def _prepare(self, signature: SignatureInfo) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
         """Bind a call to its tensors once: `Session.run` would look them up by name each time."""
@@ -147,20 +161,6 @@ def _without_deprecations(tf: Any) -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(keep)
-
-
-def _signature(definition: Any) -> SignatureInfo:
-    return SignatureInfo(
-        inputs={name: _spec(definition.inputs[name]) for name in sorted(definition.inputs)},
-        outputs={name: _spec(definition.outputs[name]) for name in sorted(definition.outputs)},
-        method_name=definition.method_name,
-    )
-
-
-def _spec(info: Any) -> TensorSpec:
-    shape = info.tensor_shape
-    sizes = None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim)
-    return TensorSpec(info.dtype, sizes, info.name)
 
 
 def _array(value: Any, dtype: int) -> Array:

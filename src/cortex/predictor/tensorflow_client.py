@@ -17,6 +17,7 @@ from cortex.predictor.servable import Backend, TensorFlowLoader, TensorFlowModel
 #: `tensorflow_serving: local` in a configuration: start a server for each process.
 LOCAL = "local"
 SERVER = "tensorflow_model_server"
+_GRPC = {"grpc": "grpcio", "google.protobuf": "protobuf"}
 
 
 class Models(Protocol):
@@ -71,22 +72,38 @@ def choose_backend(tensorflow_serving: str | None) -> Backend[Any]:
 
     None prefers TensorFlow in this process to a server on PATH. Raises: ModelError if there is neither.
     """
-    if tensorflow_serving is None and importlib.util.find_spec("tensorflow") is not None:
+    if tensorflow_serving is None and _is_installed("tensorflow"):
         from cortex.predictor.tensorflow import EmbeddedTensorFlow  # noqa: PLC0415 - needs TensorFlow
 
         return EmbeddedTensorFlow()
-    if shutil.which(SERVER) is None:
+    executable = shutil.which(SERVER)
+    if executable is None:
         fix = f"put {SERVER} on PATH"
         if tensorflow_serving is None:
             fix = f"add tensorflow-cpu (or tensorflow) to requirements.txt, or {fix}"
         raise ModelError(f"nothing here can run TensorFlow models: {fix}")
-    from cortex.predictor.tensorflow_serving import LocalServer  # noqa: PLC0415 - needs grpcio
+    _require_grpc(f"the {SERVER} on PATH")
+    from cortex.predictor.serving_process import LocalServer  # noqa: PLC0415 - needs grpcio
 
-    return LocalServer()
+    return LocalServer(executable)
 
 
 def external_models(address: str, source: ModelSource) -> Models:
     """Return the models of the TensorFlow Serving server at `host:port`; it is first asked when a model is."""
+    _require_grpc(f"TensorFlow Serving at {address}")
     from cortex.predictor.tensorflow_serving import ExternalModels  # noqa: PLC0415 - needs grpcio
 
     return ExternalModels(address, source)
+
+
+def _require_grpc(what: str) -> None:
+    missing = [package for module, package in _GRPC.items() if not _is_installed(module)]
+    if missing:
+        raise ModelError(f"{what} can't be called: add {' and '.join(missing)} to requirements.txt")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it would be in
+        return False
