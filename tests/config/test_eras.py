@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from config_files import examine_text, lines_of
 
-from cortex.config.schema import Api, ModelEntry, Models
+from cortex.config.schema import Api, ModelEntry
 
 CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"
 
@@ -79,6 +79,42 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "compute.node_groups": ["gpu-nodes"],
         "autoscaling.init_replicas": 2,
         "update_strategy.max_surge": "2",
+    },
+}
+
+
+EXPECTED |= {
+    "0.12-models.yaml": {
+        "handler.type": "tensorflow",
+        "handler.models.path": "s3://my-bucket/iris/tensorflow",
+        "handler.signature_key": "predict",
+        "compute.gpu": 1,
+    },
+    "0.18-models.yaml": {
+        "handler.type": "tensorflow",
+        "handler.models.paths": [
+            ModelEntry(name="generator", path="s3://my-bucket/generator/", signature_key="generate"),
+            ModelEntry(name="sentiment", path="s3://my-bucket/sentiment/"),
+        ],
+        "handler.signature_key": "predict",
+        "compute.inf": 1,
+    },
+    "0.23-models.yaml": {
+        "handler.type": "python",
+        "handler.models.path": None,
+        "handler.models.cache_size": 1,
+        "handler.models.disk_cache_size": 2,
+    },
+    "0.31-models.yaml": {
+        "handler.type": "onnx",
+        "handler.models.dir": None,
+        "handler.models.cache_size": 1,
+        "handler.models.poll_interval_s": 10.0,
+    },
+    "0.35-models.yaml": {
+        "handler.models.dir": "s3://my-bucket/",
+        "handler.models.cache_memory": 500 * 1024**2,
+        "handler.models.poll_interval_s": 1.0,
     },
 }
 
@@ -198,123 +234,3 @@ def test_a_kind_not_served_yet_is_one_mistake(kind: str, tmp_path: Path) -> None
     (problem,) = reading.problems
     assert (problem.line, problem.column) == (2, 9)
     assert "this version of cortex serves RealtimeAPIs only" in problem.message
-
-
-def with_models(form: str, type_: str, body: str) -> str:
-    """Write an API of a generation with lines that say what its models are."""
-    lines = "".join(f"    {line}\n" for line in body.splitlines())
-    if form == "class":
-        head = "- kind: deployment\n  name: d\n- kind: api\n  name: a\n  predictor:\n"
-    elif form == "handler":
-        head = "- name: a\n  kind: RealtimeAPI\n  handler:\n"
-    else:
-        kind = {"kindless": "", "sync": "  kind: SyncAPI\n", "predictor": "  kind: RealtimeAPI\n"}[form]
-        head = f"- name: a\n{kind}  predictor:\n"
-    return f"{head}    type: {type_}\n    path: predictor.py\n{lines}"
-
-
-ONE = Models(path="s3://b/m")
-SEVERAL = Models(
-    paths=[
-        ModelEntry(name="a", path="s3://b/a", signature_key="k"),
-        ModelEntry(name="b", path="s3://b/b"),
-    ]
-)
-LIST = "- name: a\n  {key}: s3://b/a\n  signature_key: k\n- name: b\n  {key}: s3://b/b"
-
-
-def indented(text: str, spaces: int) -> str:
-    return "".join(f"{' ' * spaces}{line}\n" for line in text.splitlines())
-
-
-FORMS = [
-    # One model.
-    ("class", "tensorflow", "model: s3://b/m", ONE),
-    ("class", "onnx", "model: s3://b/m", ONE),
-    ("kindless", "tensorflow", "model: s3://b/m", ONE),
-    ("kindless", "onnx", "model_path: s3://b/m", ONE),
-    ("sync", "tensorflow", "model_path: s3://b/m", ONE),
-    ("predictor", "tensorflow", "model_path: s3://b/m", ONE),
-    ("predictor", "python", "model_path: s3://b/m", ONE),
-    ("predictor", "onnx", "models: {path: s3://b/m}", ONE),
-    ("predictor", "python", "multi_model_reloading: {path: s3://b/m}", ONE),
-    ("handler", "tensorflow", "models: {path: s3://b/m}", ONE),
-    ("handler", "onnx", "models: {path: s3://b/m}", ONE),
-    ("handler", "python", "multi_model_reloading: {path: s3://b/m}", ONE),
-    # Several, as a list.
-    ("kindless", "tensorflow", "models:\n" + LIST.format(key="model"), SEVERAL),
-    ("sync", "tensorflow", "models:\n" + LIST.format(key="model_path"), SEVERAL),
-    ("predictor", "tensorflow", "models:\n" + LIST.format(key="model_path"), SEVERAL),
-    ("predictor", "tensorflow", "models:\n" + indented(LIST.format(key="path"), 2), SEVERAL),
-    # Several, in a map.
-    ("predictor", "tensorflow", "models:\n  paths:\n" + indented(LIST.format(key="model_path"), 4), SEVERAL),
-    ("predictor", "tensorflow", "models:\n  paths:\n" + indented(LIST.format(key="path"), 4), SEVERAL),
-    ("handler", "tensorflow", "models:\n  paths:\n" + indented(LIST.format(key="path"), 4), SEVERAL),
-    # A folder of them.
-    ("predictor", "python", "models: {dir: s3://b/}", Models(dir="s3://b/")),
-    ("predictor", "python", "models: {dir: s3://b/, cache_size: 1, disk_cache_size: 2}",
-     Models(dir="s3://b/", cache_size=1, disk_cache_size=2)),
-    ("predictor", "python", "models: {paths: [{name: a, model_path: s3://b/a}]}",
-     Models(paths=[ModelEntry(name="a", path="s3://b/a")])),
-    ("handler", "python", "multi_model_reloading: {dir: s3://b/, cache_memory: 500Mi, poll_interval: 1s}",
-     Models(dir="s3://b/", cache_memory=500 * 1024**2, poll_interval_s=1)),
-    ("handler", "python", "multi_model_reloading: null", None),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("form", "type_", "body", "models"), FORMS)
-def test_every_form_of_models_comes_to_the_current_one(
-    form: str, type_: str, body: str, models: Models | None, tmp_path: Path
-) -> None:
-    reading = examine_text(tmp_path, with_models(form, type_, body))
-    assert lines_of(reading) == []
-    (api,) = reading.apis
-    assert (api.handler.type, api.handler.models) == (type_, models)
-    assert Api.model_validate(api.model_dump(mode="json")) == api
-
-
-@pytest.mark.parametrize("form", ["class", "kindless", "sync", "predictor", "handler"])
-def test_a_signature_key_stands_beside_the_models_or_in_them(form: str, tmp_path: Path) -> None:
-    models = "model: s3://b/m" if form in ("class", "kindless", "sync") else "models: {path: s3://b/m}"
-    body = f"{models}\nsignature_key: predict\ntensorflow_serving: local"
-    reading = examine_text(tmp_path, with_models(form, "tensorflow", body))
-    assert lines_of(reading) == []
-    handler = reading.apis[0].handler
-    assert (handler.signature_key, handler.tensorflow_serving, handler.models) == ("predict", "local", ONE)
-
-
-def test_an_image_for_tensorflow_serving_means_nothing_here(tmp_path: Path) -> None:
-    body = "models: {path: s3://b/m}\ntensorflow_serving_image: mine:1"
-    for form in ("predictor", "handler"):
-        assert lines_of(examine_text(tmp_path, with_models(form, "tensorflow", body))) == []
-
-
-def test_module_functions_load_their_model_themselves(tmp_path: Path) -> None:
-    text = "- kind: deployment\n  name: d\n- kind: api\n  name: a\n  predictor:\n    path: predictor.py\n"
-    reading = examine_text(tmp_path, text + "    model: s3://b/m\n")
-    assert (reading.apis[0].handler.model, reading.apis[0].handler.models) == ("s3://b/m", None)
-
-
-@pytest.mark.parametrize(
-    ("form", "type_", "body"),
-    [
-        ("handler", "python", "models: {dir: s3://b/}"),
-        ("predictor", "python", "models: {path: s3://b/m}"),
-        ("predictor", "python", "models: {paths: [{name: a, path: s3://b/a}]}"),
-        ("predictor", "onnx", "multi_model_reloading: {dir: s3://b/}"),
-        ("handler", "tensorflow", "multi_model_reloading: {dir: s3://b/}"),
-    ],
-)
-def test_models_in_the_section_of_another_type_are_one_mistake(
-    form: str, type_: str, body: str, tmp_path: Path
-) -> None:
-    (problem,) = examine_text(tmp_path, with_models(form, type_, body)).problems
-    right = "multi_model_reloading" if type_ == "python" else "models"
-    assert problem.message.endswith(f'is not supported with type "{type_}"')
-    assert problem.fix == f'did you mean "{right}"?'
-
-
-def test_what_is_wrong_with_models_leaves_the_code_readable(tmp_path: Path) -> None:
-    for models in ("models: 5", "models: {paths: [5]}", "models: {path: 'https://x/y', poll_interval: 0s}"):
-        reading = examine_text(tmp_path, with_models("handler", "onnx", models))
-        assert [api.handler.models is not None for api in reading.readable] == [True]

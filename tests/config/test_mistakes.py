@@ -16,6 +16,7 @@ FOLDERS = sorted(path.name for path in CORPUS.iterdir() if path.is_dir())
 def test_the_corpus_is_as_large_as_promised() -> None:
     assert len(FOLDERS) >= 60
     assert sum(name.startswith("src-") for name in FOLDERS) >= 12
+    assert sum(name.startswith("models-") for name in FOLDERS) >= 25
 
 
 @pytest.mark.parametrize("name", FOLDERS)
