@@ -53,6 +53,10 @@ FORMS = [
     ("handler", "tensorflow", "models: {path: s3://b/m}", ONE),
     ("handler", "onnx", "models: {path: s3://b/m}", ONE),
     ("handler", "python", "multi_model_reloading: {path: s3://b/m}", ONE),
+    ("class", "onnx", "model: s3://b/m\nmodels: {poll_interval: 2s}", Models(path="s3://b/m", poll_interval_s=2)),
+    ("kindless", "onnx", "model: s3://b/m\nmodels: {poll_interval: 2s}", Models(path="s3://b/m", poll_interval_s=2)),
+    ("predictor", "python", "model_path: s3://b/m\nmodels: {cache_memory: 1Mi}",
+     Models(path="s3://b/m", cache_memory=2**20)),
     # Several, as a list.
     ("kindless", "tensorflow", "models:\n" + LIST.format(key="model"), SEVERAL),
     ("sync", "tensorflow", "models:\n" + LIST.format(key="model_path"), SEVERAL),
@@ -136,7 +140,8 @@ WRITTEN = {written.rpartition(".")[2] for generation in GENERATIONS for written 
 KEYS = st.sampled_from(sorted(WRITTEN - {"path", "type"}) + ["models", "multi_model_reloading", "pathes", "unknown"])
 INNER_KEYS = st.sampled_from([*sorted(Models.model_fields), "poll_interval", "name", "model", "model_path", "pathes"])
 LEAVES = st.sampled_from([
-    None, 1, 0, -1, True, 1.5, "", "x", "s3://b/m", "500Mi", "2s", "https://x/y", "~/x", "/tmp", "../x", "{handler.path}",
+    None, 1, 0, -1, True, 1.5, "", "x", "s3://b/m", "500Mi", "2s", "https://x/y", "~/x", "/tmp", "../x",
+    "{handler.path}",
 ])  # fmt: skip
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(INNER_KEYS, inner, max_size=4)

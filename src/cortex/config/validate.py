@@ -28,7 +28,8 @@ from cortex.errors import ConfigError, Diagnostic
 _EXAMPLES = MappingProxyType(
     {
         "name": "name: my-api",
-        "handler": "{section}:",
+        "handler": "{key}:",
+        "tracker": "{key}:",
         "handler.type": "type: python",
         "handler.path": "path: {section}.py",
         "handler.models.path": "path: s3://bucket/path",
@@ -239,7 +240,9 @@ def _diagnose_missing(draft: Draft, place: str) -> Diagnostic | None:
     holder, path = draft.missing(place)
     section = draft.generation.section
     is_section = len(path) - 1 < len(written.split("."))
-    example = _EXAMPLES.get(place.split(".")[0] if is_section and len(path) == 2 else place, "").format(section=section)
+    example = _EXAMPLES.get(place.split(".")[0] if is_section and len(path) == 2 else place, "").format(
+        section=section, key=path[-1]
+    )
     fix = f'write "{example}"' if example else ""
     return draft.document.diagnostic(holder.key_line, holder.key_column, path, "must be defined", fix)
 
