@@ -1,0 +1,85 @@
+"""The memory of this process: how much it takes, and how freed memory gets back to the operating system.
+
+It knows the C library and nothing of models. Where the C library is not glibc, only the measuring and the garbage
+collection are left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+from functools import cache
+from pathlib import Path
+
+_MIB = 1024 * 1024
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# <malloc.h>
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+#: Blocks from this size on are mapped, hence unmapped when freed. glibc would raise it to 32 MiB as soon as one such
+#: block is freed, and the weights of the next models would then leave holes in the heap.
+MAPPED_FROM_BYTES = _MIB
+#: So much free memory may stay at the heap's end, for requests; `trim` gives back all of it.
+KEPT_FREE_BYTES = 16 * _MIB
+#: By default there are eight heaps per core, each with holes of its own.
+ARENAS = 2
+
+
+def configure_allocator() -> bool:
+    """Make freed models' memory return; call it before threads start. Returns False without glibc."""
+    libc = _glibc()
+    if libc is None:
+        return False
+    done = (
+        libc.mallopt(_M_MMAP_THRESHOLD, MAPPED_FROM_BYTES),
+        libc.mallopt(_M_TRIM_THRESHOLD, KEPT_FREE_BYTES),
+        libc.mallopt(_M_ARENA_MAX, ARENAS),
+    )
+    return all(done)
+
+
+def resident_bytes() -> int:
+    """Return the physical memory that this process has mapped, shared pages included."""
+    with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 – on the path of every load; pathlib takes twice as long
+        return int(file.read().split()[1]) * _PAGE_BYTES
+
+
+def peak_bytes() -> int:
+    """Return the most that `resident_bytes` ever was; 0 where the kernel does not say."""
+    for line in Path("/proc/self/status").read_bytes().splitlines():
+        if line.startswith(b"VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def trim() -> None:
+    """Give free memory of the heaps back; the interpreter's lock is free meanwhile."""
+    libc = _glibc()
+    if libc is not None:
+        libc.malloc_trim(0)
+
+
+def give_back(is_frozen: bool = False) -> None:
+    """Collect garbage, then give free memory back.
+
+    `is_frozen` says that the garbage may be from before `gc.freeze()`, which no collection looks at: it is looked at
+    once, and what lives is frozen again.
+    """
+    if is_frozen and gc.get_freeze_count():
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+    else:
+        gc.collect()
+    trim()
+
+
+@cache
+def _glibc() -> ctypes.CDLL | None:
+    try:
+        libc = ctypes.CDLL(None)
+        _ = libc.gnu_get_libc_version  # musl has neither this nor the two functions used above
+        _ = libc.mallopt, libc.malloc_trim
+    except (OSError, AttributeError):
+        return None
+    return libc

@@ -1,0 +1,187 @@
+"""Keeps what a process has loaded within the API's limits: makes room before each load, and measures what it took.
+
+It must not know who asks for models, nor how they are fetched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic
+
+from cortex.errors import ModelError
+from cortex.models import memory
+from cortex.models.loading import T
+from cortex.models.scope import Holder, here
+from cortex.models.shelf import Entry, Shelf, choose
+from cortex.models.sizes import Sizes
+from cortex.models.spec import ModelSource, Version
+
+_MIB = 1024 * 1024
+#: How often a waiter looks for calls that ended without saying so.
+_SWEEP_S = 0.5
+#: So long a newer version waits for a moment without calls before calls have to wait for it.
+_PATIENCE_S = 5.0
+#: The process may be so much above the budget by its own measure before models go for it: requests take memory too.
+_TOLERATED_SHARE, _TOLERATED_BYTES = 0.05, 8 * _MIB
+
+
+class NoRoomError(ModelError):
+    """The limits leave no room for a version."""
+
+
+class TooBigError(NoRoomError):
+    """The limits leave no room for a version at any time."""
+
+
+class Room(Generic[T]):
+    """Makes room on a shelf. Its methods belong to whoever has the turn to load, of which there is one."""
+
+    def __init__(
+        self, source: ModelSource, shelf: Shelf[T], unload: Callable[[Entry[T]], None], timeout_s: float
+    ) -> None:
+        self._count = source.cache_size
+        self._budget = source.cache_memory_bytes
+        self._is_limited = source.is_cached
+        self._shelf = shelf
+        self._unload = unload
+        self._timeout_s = timeout_s
+        self._sizes = Sizes()
+        self._reserved: list[int] = []  #: by the loads under way: a model's loading may load another
+        self._baseline = 0  #: what the process takes without models
+
+    @contextmanager
+    def reserved(
+        self, name: str, version: Version, holder: Holder | None, spared: Entry[T] | None
+    ) -> Iterator[Callable[[], int]]:
+        """Hold room for one version; yields what measures it once it is loaded, in bytes.
+
+        What is least recently used and not in use goes. Raises: NoRoomError if there is none in time, or can be none.
+        """
+        if not self._is_limited:
+            yield lambda: 0
+            return
+        need = self._refuse_or_expect(name, version)
+        self._make(need, name, version, holder, spared)
+        try:
+            self._mind_process()
+            before, peak_before, others = memory.resident_bytes(), memory.peak_bytes(), self._used()
+
+            def measure() -> int:
+                memory.trim()
+                # Models that came or went meanwhile are accounted for already.
+                grown = memory.resident_bytes() - before - (self._used() - others)
+                peak = memory.peak_bytes()
+                kept = self._sizes.learn(
+                    version.digest, version.size_bytes, grown, peak - before if peak > peak_before else None
+                )
+                self._reserved[-1] = kept
+                return kept
+
+            yield measure
+        finally:
+            self._reserved.pop()
+
+    def check(self, name: str, version: Version) -> None:
+        """Refuse a version that can't be within the budget. Raises: TooBigError."""
+        if self._budget is None:
+            return
+        measured = self._sizes.measured(version.digest)
+        taken = version.size_bytes if measured is None else measured
+        if taken > self._budget:
+            what = "has files of" if measured is None else "takes"
+            raise TooBigError(
+                f"model {name} of version {version.number} {what} {_mib(taken)}, more than cache_memory: "
+                f"{_mib(self._budget)}; set cache_memory above that"
+            )
+
+    def settle(self) -> None:
+        """Evict what is not in use if more is loaded than may be, since a model took more than was expected."""
+        while self._budget is not None and self._used() > self._budget:
+            victim = self._take_unused()
+            if victim is None:
+                return
+            self._unload(victim)
+
+    def _refuse_or_expect(self, name: str, version: Version) -> int:
+        self.check(name, version)
+        expected = self._sizes.expect(version.digest, version.size_bytes)
+        # Alone it may still fit: that is known only once it was loaded.
+        return expected.peak_bytes if self._budget is None else min(expected.peak_bytes, self._budget)
+
+    def _make(self, need: int, name: str, version: Version, holder: Holder | None, spared: Entry[T] | None) -> None:
+        began = time.monotonic()
+        place = here()
+        shelf = self._shelf
+        while True:
+            with shelf.changed:
+                shelf.sweep()
+                if self._fits(need):
+                    if not shelf.all and not self._reserved:
+                        self._baseline = memory.resident_bytes()
+                    self._reserved.append(need)
+                    return
+                victim, may_wait = choose(shelf.all, holder, place, spared)
+                if victim is not None:
+                    shelf.remove(victim)
+                elif not may_wait or time.monotonic() - began > self._timeout_s:
+                    raise self._no_room(name, version)
+                else:
+                    if spared is not None and time.monotonic() - began > _PATIENCE_S:
+                        shelf.retire(spared.key)  # else calls that come and go could keep it for ever
+                    shelf.changed.wait(_SWEEP_S)
+            if victim is not None:
+                self._unload(victim)
+                del victim
+
+    def _fits(self, need: int) -> bool:
+        if self._count is not None and len(self._shelf.all) + len(self._reserved) >= self._count:
+            return False
+        return self._budget is None or self._used() + sum(self._reserved) + need <= self._budget
+
+    def _used(self) -> int:
+        return sum(entry.size_bytes for entry in self._shelf.all)
+
+    def _mind_process(self) -> None:
+        """Evict for what the process really takes, which models may have grown to since they were measured."""
+        if self._budget is None:
+            return
+        tolerated = int(self._budget * _TOLERATED_SHARE) + _TOLERATED_BYTES
+        limit = self._baseline + self._budget - sum(self._reserved) + tolerated
+        if memory.resident_bytes() <= limit:
+            return
+        memory.give_back()
+        while (resident := memory.resident_bytes()) > limit and (victim := self._take_unused()) is not None:
+            charged = victim.size_bytes
+            self._unload(victim)
+            del victim
+            now = memory.resident_bytes()
+            if resident - now < charged / 2:  # not the models: to evict them all would not help
+                self._baseline = max(self._baseline, now - self._used())
+                return
+
+    def _take_unused(self) -> Entry[T] | None:
+        with self._shelf.changed:
+            self._shelf.sweep()
+            unused = next((entry for entry in self._shelf.all if not entry.holders), None)
+            if unused is not None:
+                self._shelf.remove(unused)
+            return unused
+
+    def _no_room(self, name: str, version: Version) -> NoRoomError:
+        used = sorted({f"{entry.model} of version {entry.version.number}" for entry in self._shelf.all})
+        limits = []
+        if self._count is not None:
+            limits.append(f"cache_size: {self._count}")
+        if self._budget is not None:
+            limits.append(f"cache_memory: {_mib(self._budget)}")
+        in_use = f"in use: {', '.join(used)}" if used else "another model, which loads it, takes all of it"
+        return NoRoomError(
+            f"there is no room to load model {name} of version {version.number} within {', '.join(limits)}; "
+            f"{in_use}; raise the limit, or let fewer requests run at the same time"
+        )
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / _MIB:,.0f}Mi" if size_bytes >= 10 * _MIB else f"{size_bytes / _MIB:.2f}Mi"

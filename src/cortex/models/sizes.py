@@ -1,0 +1,63 @@
+"""How much memory models take: measured where they were loaded before, else judged by those that were. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+_MIB = 1024 * 1024
+#: From this size on a model's memory is taken to be in proportion to its files.
+_LARGE_BYTES = 4 * _MIB
+_REMEMBERED = 16
+#: Before any model was loaded. A pickle that is read whole, then decoded, takes twice its size for a moment.
+_FIRST_RATIO, _FIRST_PEAK_RATIO = 1.25, 2.0
+_MAX_RATIO = 8.0
+_FIRST_EXTRA_BYTES = _MIB
+_MAX_EXTRA_BYTES = 32 * _MIB
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What loading a version should take."""
+
+    kept_bytes: int  #: for as long as it is loaded
+    peak_bytes: int  #: while it is being loaded, at most
+
+
+class Sizes:
+    """Remembers what was measured, by content."""
+
+    def __init__(self) -> None:
+        self._measured: dict[str, int] = {}
+        self._ratios: deque[float] = deque(maxlen=_REMEMBERED)
+        self._peak_ratios: deque[float] = deque(maxlen=_REMEMBERED)
+        self._extras: deque[int] = deque(maxlen=_REMEMBERED)
+
+    def measured(self, digest: str) -> int | None:
+        """Return what a content took when it was last loaded."""
+        return self._measured.get(digest)
+
+    def expect(self, digest: str, files_bytes: int) -> Expected:
+        """Say what a content should take, rather too much than too little."""
+        extra = max(self._extras, default=_FIRST_EXTRA_BYTES)
+        ratio = max(self._ratios, default=_FIRST_RATIO)
+        peak_ratio = max(self._peak_ratios, default=_FIRST_PEAK_RATIO)
+        kept = self._measured.get(digest) or int(files_bytes * ratio) + extra
+        return Expected(kept, max(kept, int(files_bytes * peak_ratio) + extra))
+
+    def learn(self, digest: str, files_bytes: int, grown_bytes: int, peak_bytes: int | None) -> int:
+        """Take note of what loading a content took, and return what it is taken to need from now on.
+
+        `grown_bytes` is by how much the process grew; requests that ran meanwhile are in it, so it may be anything.
+        `peak_bytes` is by how much it had grown at most; None if that is not known.
+        """
+        # Less than half of its files, and these are mapped but not read yet, or others freed memory meanwhile.
+        kept = grown_bytes if grown_bytes >= files_bytes / 2 else files_bytes
+        self._measured[digest] = kept
+        if files_bytes >= _LARGE_BYTES:
+            self._ratios.append(min(kept / files_bytes, _MAX_RATIO))
+            if peak_bytes is not None:
+                self._peak_ratios.append(min(max(peak_bytes, kept) / files_bytes, _MAX_RATIO))
+        else:
+            self._extras.append(min(kept, _MAX_EXTRA_BYTES))
+        return kept
