@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cortex.models.spec import ModelSource
+from cortex.models.loading import Events
+from cortex.models.spec import Catalogue, ModelSource
 from cortex.predictor.loader import BoundPredictor, load
 
 
@@ -30,6 +31,7 @@ class Spec:
     models: ModelSource | None = None
     tensorflow_serving: str | None = None
     gpu_ids: tuple[str, ...] = ()
+    sockets: tuple[str, ...] = ("unused",)
 
 
 class UserProject:
@@ -46,12 +48,20 @@ class UserProject:
         return file
 
     def load(
-        self, interface: str, text: str | None = None, path: str = "predictor.py", **fields: Any
+        self,
+        interface: str,
+        text: str | None = None,
+        path: str = "predictor.py",
+        *,
+        catalogue: Catalogue | None = None,
+        events: Events | None = None,
+        also: Sequence[tuple[str, str]] = (),
+        **fields: Any,
     ) -> BoundPredictor:
         """Write `text`, if any, to `path`, and load it."""
         if text is not None:
             self.write(path, text)
-        return load(Spec(str(self.root), interface, path, **fields))
+        return load(Spec(str(self.root), interface, path, **fields), catalogue, events=events, also=also)
 
 
 @contextmanager

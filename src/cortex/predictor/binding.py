@@ -8,9 +8,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from cortex.models.scope import in_scope
 from cortex.predictor.checking import declared_names
 from cortex.predictor.interface import Generation
 
@@ -32,6 +33,10 @@ class BoundMethod:
     call: Call  #: (payload, query_params, headers) → what the user's method returned
     after: AfterCall | None = None  #: (response, payload, query_params, headers), once the answer is on its way
     after_is_async: bool = False
+
+    def in_scope(self) -> BoundMethod:
+        """Return the same with calls in which models that they got stay loaded until they end."""
+        return replace(self, call=in_scope(self.call), after=in_scope(self.after) if self.after else None)
 
 
 def split_callback(result: Any, generation: Generation) -> tuple[Any, Callable[[], Any] | None]:

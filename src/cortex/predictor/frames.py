@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cortex.errors import UserError
+from cortex.errors import ModelError, UserError
 from cortex.predictor.missing import suggest
 
 _OUR_FOLDER = str(Path(__file__).resolve().parent.parent) + os.sep
@@ -47,7 +47,9 @@ def user_code(doing: str) -> Iterator[None]:
     """Turn whatever the user's code raises into a UserError; `doing` says what was being done."""
     try:
         yield
-    except UserError:
+    except UserError as exc:
+        if isinstance(exc, ModelError) and not exc.traceback:  # raised by a client: the user's frames say by which call
+            exc.traceback = format_user_traceback(exc)
         raise
     except SystemExit as exc:
         code = "" if exc.code is None else repr(exc.code)

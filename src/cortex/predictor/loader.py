@@ -6,14 +6,18 @@ It runs in every replica: standard library only at import. It must not know HTTP
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from cortex.models.spec import ModelSource
+from cortex.models.loading import Events, Fetcher
+from cortex.models.registry import Registry
+from cortex.models.scope import call_scope
+from cortex.models.spec import Catalogue, ModelSource
 from cortex.predictor.binding import BoundMethod, Kind, bind_function, bind_method, result_kind, split_callback
 from cortex.predictor.checking import check_members, find_class
+from cortex.predictor.clients import Clients, build_clients
 from cortex.predictor.construct import construct, constructor_values, initialize
 from cortex.predictor.frames import format_user_traceback, user_code
 from cortex.predictor.importing import import_user_file
@@ -56,6 +60,8 @@ class LoadSpec(Protocol):
     def tensorflow_serving(self) -> str | None: ...
     @property
     def gpu_ids(self) -> tuple[str, ...]: ...
+    @property
+    def sockets(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +71,21 @@ class BoundPredictor:
     generation: Generation
     file: str
     methods: Mapping[str, BoundMethod]
+    clients: Clients | None = None  #: None if the API has no models
+
+    @property
+    def registry(self) -> Registry[Any] | None:
+        """Return the API's models; None if it has none, or they are a server's elsewhere."""
+        return self.clients.registry if self.clients else None
+
+    def close(self) -> None:
+        """Unload the models and end what runs them; nothing may be called any more."""
+        if self.clients is not None:
+            self.clients.close()
 
     def describe(self) -> dict[str, Any]:
-        """Say how to call it, as JSON for a GET that no method answers."""
-        return {
+        """Say how to call it and which models it has, as JSON for a GET that no method answers."""
+        described: dict[str, Any] = {
             "message": self.generation.summary,
             "interface": self.generation.key,
             "methods": {
@@ -76,10 +93,20 @@ class BoundPredictor:
                 for verb, method in self.methods.items()
             },
         }
+        return described if self.clients is None else {**described, "model_metadata": self.clients.describe()}
 
 
-def load(spec: LoadSpec) -> BoundPredictor:
-    """Import and construct the user's code; the caller has made the project the working directory.
+def load(
+    spec: LoadSpec,
+    catalogue: Catalogue | None = None,
+    fetcher: Fetcher | None = None,
+    events: Events | None = None,
+    also: Sequence[tuple[str, str]] = (),
+) -> BoundPredictor:
+    """Import and construct the user's code, and load its models; the caller has made the project the working directory.
+
+    `catalogue` says which models there are; the latest version of each is loaded, and `also` (model, version) those
+    that a process before this one had loaded; with caching, none is loaded before it is asked for.
 
     Raises: UserError with the user's frames, or with `file:line`, what is wrong with a signature and its fix.
     """
@@ -92,10 +119,36 @@ def load(spec: LoadSpec) -> BoundPredictor:
     config = copy.deepcopy(spec.config)
     if generation.class_name is None:
         initialize(target, generation, spec.model_path, config)
-        methods = {verb: bind_function(getattr(target, name), name, config) for name, verb in found.items()}
-    else:
-        section = {"type": spec.type, "path": spec.path, "python_path": spec.python_path}
-        values = constructor_values(spec.api, section, config, generation, None)
-        instance = construct(target, generation, values)
-        methods = {verb: bind_method(instance, name, generation) for name, verb in found.items()}
-    return BoundPredictor(generation, spec.path, methods)
+        functions = {verb: bind_function(getattr(target, name), name, config) for name, verb in found.items()}
+        return BoundPredictor(generation, spec.path, functions)
+    clients = build_clients(spec, catalogue, fetcher, events)
+    try:
+        return _construct(spec, generation, target, found, config, clients, also)
+    except BaseException:
+        if clients is not None:
+            clients.close()
+        raise
+
+
+def _construct(
+    spec: LoadSpec,
+    generation: Generation,
+    target: type,
+    found: Mapping[str, str],
+    config: dict[str, Any],
+    clients: Clients | None,
+    also: Sequence[tuple[str, str]],
+) -> BoundPredictor:
+    section = {"type": spec.type, "path": spec.path, "python_path": spec.python_path}
+    client = clients.client if clients else None
+    values = constructor_values(spec.api, section, config, generation, client)
+    with call_scope():
+        instance = construct(target, generation, values, clients.bind if clients else None)
+    methods = {verb: bind_method(instance, name, generation) for name, verb in found.items()}
+    if clients is None:
+        return BoundPredictor(generation, spec.path, methods)
+    if clients.registry is not None:
+        clients.registry.load_latest(also)
+    if spec.models is not None and spec.models.is_cached:  # what is in use must not be unloaded
+        methods = {verb: method.in_scope() for verb, method in methods.items()}
+    return BoundPredictor(generation, spec.path, methods, clients)

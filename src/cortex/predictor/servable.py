@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from cortex.errors import ModelError
 from cortex.models.loading import LoadRequest
@@ -146,7 +147,8 @@ class TensorFlowLoader(Generic[S]):
 
     def __init__(self, backend: Backend[S]) -> None:
         self._backend = backend
-        self._loaded: dict[int, TensorFlowModel[S]] = {}
+        # Weakly: whoever else refers to a model is taken to be using it.
+        self._loaded: WeakValueDictionary[int, TensorFlowModel[S]] = WeakValueDictionary()
         self._turn = threading.Lock()
 
     def load(self, request: LoadRequest) -> TensorFlowModel[S]:

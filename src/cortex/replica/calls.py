@@ -8,7 +8,7 @@ from functools import partial
 from reprlib import Repr
 from typing import Any
 
-from cortex.errors import UserError
+from cortex.errors import ModelError, UserError
 from cortex.predictor.frames import format_user_traceback
 from cortex.predictor.loader import BoundMethod, BoundPredictor, Kind, result_kind, split_callback
 from cortex.replica.errors import write_log
@@ -100,14 +100,15 @@ class Caller:
         if isinstance(error, BadBody):
             return Failed(400, str(error))
         self.log(connection, error)
-        if isinstance(error, UserError):  # a result that can't be sent: no code of the user's raised
+        if isinstance(error, UserError):  # a result that can't be sent, or no such model: the message is for the caller
             return Failed(500, f"internal server error: {error}")
         what = f"{type(error).__name__} in {name}()"
         return Failed(500, f"internal server error: {what}; `cortex logs {self._api}` shows the traceback")
 
     def log(self, connection: Connection, error: BaseException) -> None:
         """Write the user's frames to the log, or what is wrong with the result."""
-        text = f"{error}\n" if isinstance(error, UserError) else format_user_traceback(error)
+        has_frames = isinstance(error, ModelError) or not isinstance(error, UserError)
+        text = format_user_traceback(error) if has_frames else f"{error}\n"
         write_log(f"request {_id(connection)} failed:\n{text}")
 
     def _answered(self, method: BoundMethod, result: Any, arguments: tuple[Any, Any, Any]) -> Answered:

@@ -1,0 +1,34 @@
+"""Models on this machine, as the model agent would tell a replica of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from cortex.models.spec import DEFAULT_MODEL, Catalogue, Model, ModelPath, ModelSource, Version
+
+Files = Mapping[str, bytes]
+
+
+def write_models(root: Path, models: Mapping[str, Mapping[str, Files]]) -> Catalogue:
+    """Write models, `{name: {version: files}}`, and return a catalogue of them."""
+    found = []
+    for name, versions in sorted(models.items()):
+        known = [_write(root / name / number, number, files) for number, files in versions.items()]
+        found.append(Model(name, tuple(sorted(known, key=lambda version: version.order))))
+    return Catalogue(tuple(found))
+
+
+def source_of(layout: str, *names: str, cache_size: int | None = None) -> ModelSource:
+    """Return a source with `path`, or with `paths` of these names."""
+    paths = tuple(ModelPath(name, f"s3://bucket/{name}/") for name in names or (DEFAULT_MODEL,))
+    return ModelSource(layout, paths, cache_size=cache_size, disk_cache_size=cache_size)  # type: ignore[arg-type]
+
+
+def _write(folder: Path, number: str, files: Files) -> Version:
+    for name, content in files.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    size = sum(map(len, files.values()))
+    return Version(number, f"{folder.parent.name}-{number}", size, 1600000000.5 + int(number), str(folder))
