@@ -9,14 +9,14 @@ import asyncio
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cortex.config.project import content_hash
 from cortex.config.schema import Api
-from cortex.control.diagnose import Diagnosis, diagnose
+from cortex.control.diagnose import Diagnosis, Surroundings, diagnose
 from cortex.control.patch import diagnose_patch
 from cortex.control.projects import ProjectFolders
 from cortex.errors import ConflictError, InputError, NotFoundError
@@ -44,12 +44,14 @@ class Deployer:
         is_updating: Callable[[ApiRecord], bool],
         is_failing: Callable[[ApiRecord], bool],
         on_change: Callable[[], None],
+        look_around: Callable[[], Awaitable[Surroundings]] | None = None,
     ) -> None:
         self._store = store
         self._projects = projects
         self._is_updating = is_updating
         self._is_failing = is_failing
         self._on_change = on_change
+        self._look_around = look_around
         self._turn = asyncio.Lock()
 
     async def deploy(self, archive: bytes, config_name: str, force: bool = False) -> list[Result]:
@@ -63,7 +65,8 @@ class Deployer:
         async with self._turn:
             deployed = [record.spec for record in self._store.records()]
             async with self._projects.unpacked(archive) as folder:
-                diagnosis, project_hash = await asyncio.to_thread(_diagnose, folder, config_name, deployed)
+                around = await self._surroundings()
+                diagnosis, project_hash = await asyncio.to_thread(_diagnose, folder, config_name, deployed, around)
                 (folder / config_name).unlink()  # it is no file of the project
                 results, changes, deletions = self._diff(diagnosis.apis, project_hash, force)
                 if changes:
@@ -75,7 +78,8 @@ class Deployer:
         """Change the configuration of deployed APIs; their projects stay. Raises: ConfigError, NotFoundError."""
         async with self._turn:
             records = {record.name: record for record in self._store.records()}
-            diagnosed = await asyncio.to_thread(diagnose_patch, config, records, self._projects)
+            around = await self._surroundings()
+            diagnosed = await asyncio.to_thread(diagnose_patch, config, records, self._projects, around)
             changes: list[Change] = []
             results: list[Result] = []
             for api in diagnosed:
@@ -103,6 +107,9 @@ class Deployer:
             self._store.write([], [name], keep_history=keep_cache)
             self._on_change()
             return Result(name, f"deleting {name}")
+
+    async def _surroundings(self) -> Surroundings | None:
+        return await self._look_around() if self._look_around else None
 
     def _require(self, name: str) -> ApiRecord:
         record = self._store.get(name)
@@ -190,6 +197,8 @@ def _check_config_name(name: str) -> None:
         raise InputError(f"{name!r} is not the name of a file in the project folder")
 
 
-def _diagnose(folder: Path, config_name: str, deployed: Sequence[Api]) -> tuple[Diagnosis, str]:
-    diagnosis = diagnose(folder / config_name, config_name, deployed)
+def _diagnose(
+    folder: Path, config_name: str, deployed: Sequence[Api], around: Surroundings | None
+) -> tuple[Diagnosis, str]:
+    diagnosis = diagnose(folder / config_name, config_name, deployed, around)
     return diagnosis, content_hash(diagnosis.project)

@@ -5,16 +5,21 @@ Imports nothing of the operator, so that `cortex check` is quick, and never runs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cortex.config.project import ProjectFiles, read_dotenv
 from cortex.config.requirements import parse_requirements
 from cortex.config.schema import Api
-from cortex.config.validate import examine
+from cortex.config.validate import Reading, examine
 from cortex.errors import ConfigError, Diagnostic
 from cortex.predictor.source import inspect_source
+
+if TYPE_CHECKING:
+    from cortex.engine.devices import Inventory
 
 
 @dataclass(frozen=True)
@@ -25,22 +30,40 @@ class Diagnosis:
     project: ProjectFiles
 
 
-def diagnose(config_file: Path, display_name: str, deployed: Sequence[Api] = ()) -> Diagnosis:
+@dataclass(frozen=True)
+class Surroundings:
+    """What the project is looked at in: whose credentials open its buckets, and which devices it would have."""
+
+    environ: Mapping[str, str]
+    devices: Inventory | None = None  #: None: not known, because it will run elsewhere
+
+
+def diagnose(
+    config_file: Path, display_name: str, deployed: Sequence[Api] = (), surroundings: Surroundings | None = None
+) -> Diagnosis:
     """Read a configuration and the project folder around it; diagnostics call the file `display_name`.
+
+    Without `surroundings` nothing outside of the folder is looked at: no models, no devices. With them it may take
+    half a minute, and no event loop may run in this thread.
 
     Raises: ConfigError with every mistake found; InputError if the folder can't be a project.
     """
-    return diagnose_project(
-        config_file, display_name, ProjectFiles.scan(config_file.parent, config_file.name), deployed
-    )
+    project = ProjectFiles.scan(config_file.parent, config_file.name)
+    return diagnose_project(config_file, display_name, project, deployed, surroundings)
 
 
 def diagnose_project(
-    config_file: Path, display_name: str, project: ProjectFiles, deployed: Sequence[Api] = ()
+    config_file: Path,
+    display_name: str,
+    project: ProjectFiles,
+    deployed: Sequence[Api] = (),
+    surroundings: Surroundings | None = None,
 ) -> Diagnosis:
-    """Read a configuration that is for `project`, wherever the file itself is. Raises: ConfigError."""
+    """Read a configuration that is for `project`, wherever the file itself is; otherwise as `diagnose`."""
     reading = examine(config_file, display_name, project, deployed)
     found = [*reading.problems, *_project_problems(project, reading.readable)]
+    if surroundings is not None:
+        found += _outside_problems(project, reading, surroundings)
     if found:
         raise ConfigError(list(dict.fromkeys(found)))
     return Diagnosis(reading.apis, project)
@@ -59,3 +82,22 @@ def _project_problems(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Di
         if path.endswith(".py") and project.contains(path):
             text = (project.root / path).read_text(errors="replace")
             yield from inspect_source(text, path, interface, type_, has_models)
+
+
+def _outside_problems(project: ProjectFiles, reading: Reading, surroundings: Surroundings) -> Iterator[Diagnostic]:
+    said = {(problem.line, problem.column) for problem in reading.problems}
+    violations = []
+    if surroundings.devices is not None:
+        # Loaded where it is needed, as the look at models is: most checks need neither.
+        device_checks: Any = importlib.import_module("cortex.control.device_checks")
+        devices = surroundings.devices
+        violations += [
+            (api, item) for api in reading.readable for item in device_checks.device_violations(api, devices)
+        ]
+    if any(api.handler.models is not None for api in reading.readable):
+        model_checks: Any = importlib.import_module("cortex.control.model_checks")
+        violations += model_checks.examine_models(reading.readable, project.root, surroundings.environ)
+    for api, violation in violations:
+        problem = reading.point_at(api, violation)
+        if problem is not None and (problem.line, problem.column) not in said:
+            yield problem

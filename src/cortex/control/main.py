@@ -22,6 +22,7 @@ import uvicorn
 from cortex import __version__
 from cortex.control.app import create_app
 from cortex.control.deployer import Deployer
+from cortex.control.diagnose import Surroundings
 from cortex.control.operator import Identity, Operator
 from cortex.control.preparing import prepare_revision
 from cortex.control.projects import ProjectFolders
@@ -129,12 +130,16 @@ class _Process:
             is_updating=lambda record: reconciler.state(record).status is ApiStatus.UPDATING,
             is_failing=lambda record: reconciler.state(record).status in (ApiStatus.ERROR, ApiStatus.OOM),
             on_change=reconciler.wake,
+            look_around=self._look_around,
         )
         operator = Operator(
             self._home, identity, self._store, self._engine, self._gateway, reconciler, deployer, _logger
         )
         app = create_app(operator, read_token(self._home), self._settings.host, _logger, self._shut_down, __version__)
         return create_server(app)
+
+    async def _look_around(self) -> Surroundings:
+        return Surroundings(os.environ, await self._engine.find_devices())
 
     async def _keep_gateway(self) -> None:
         while True:

@@ -9,7 +9,7 @@ from pathlib import Path
 from cortex.config.document import parse
 from cortex.config.project import ProjectFiles
 from cortex.config.schema import Api
-from cortex.control.diagnose import diagnose_project
+from cortex.control.diagnose import Surroundings, diagnose_project
 from cortex.control.projects import ProjectFolders
 from cortex.errors import ConfigError, Diagnostic, NotFoundError
 from cortex.state.apis import ApiRecord
@@ -17,8 +17,13 @@ from cortex.state.apis import ApiRecord
 _CONFIG_NAME = "cortex.yaml"
 
 
-def diagnose_patch(config: bytes, records: Mapping[str, ApiRecord], projects: ProjectFolders) -> list[Api]:
-    """Return the APIs in `config`, all of which are deployed.
+def diagnose_patch(
+    config: bytes,
+    records: Mapping[str, ApiRecord],
+    projects: ProjectFolders,
+    surroundings: Surroundings | None = None,
+) -> list[Api]:
+    """Return the APIs in `config`, all of which are deployed; `surroundings` are as in `diagnose`.
 
     Raises: ConfigError with every mistake; NotFoundError if one of them is not deployed.
     """
@@ -39,7 +44,8 @@ def diagnose_patch(config: bytes, records: Mapping[str, ApiRecord], projects: Pr
             project = ProjectFiles.scan(projects.path(project_hash), _CONFIG_NAME)
             mine = {name for name in names if records[name].target.project_hash == project_hash}
             try:
-                apis += [a for a in diagnose_project(file, _CONFIG_NAME, project, deployed).apis if a.name in mine]
+                diagnosis = diagnose_project(file, _CONFIG_NAME, project, deployed, surroundings)
+                apis += [api for api in diagnosis.apis if api.name in mine]
             except ConfigError as error:
                 found += [problem for problem in error.diagnostics if _owner(problem, names) in (None, *mine)]
         if found:

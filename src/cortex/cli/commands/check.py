@@ -11,7 +11,7 @@ from cortex.cli.context import Context
 from cortex.cli.report import located
 from cortex.cli.samples import read_sample
 from cortex.client.package import DEFAULT_CONFIG, find_config
-from cortex.control.diagnose import Diagnosis, diagnose
+from cortex.control.diagnose import Diagnosis, Surroundings, diagnose
 from cortex.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
     """Print every mistake, or what would be deployed."""
     file = find_config(Path(arguments.config))
     try:
-        diagnosis = diagnose(file, file.name)
+        diagnosis = diagnose(file, file.name, surroundings=Surroundings(context.environ))
     except ConfigError as error:
         raise located(error, file.parent) from None
     if arguments.sample:
