@@ -59,7 +59,7 @@ class Contents:
         self._leaving: Counter[str] = Counter()  #: by API, still counted
         self._leases: dict[object, set[str]] = {}
         self._using: dict[object, frozenset[str]] = {}
-        self._wanted: dict[str, frozenset[str]] = {}
+        self._wanted: dict[tuple[str, object], frozenset[str]] = {}
         self._unneeded_since: dict[str, float] = {}
         self._freed = asyncio.Event()
         self._parts = itertools.count(1)
@@ -123,9 +123,12 @@ class Contents:
 
     # Who needs what.
 
-    def lease(self, client: object, digest: str) -> None:
-        """Keep a content for a client until it is released or the client goes."""
-        self._leases.setdefault(client, set()).add(digest)
+    def lease(self, client: object, digest: str) -> bool:
+        """Keep a content for a client until it is released or the client goes; False: it had that already."""
+        leases = self._leases.setdefault(client, set())
+        is_new = digest not in leases
+        leases.add(digest)
+        return is_new
 
     def release(self, client: object, digest: str) -> None:
         """End a lease; one that was not taken is no harm."""
@@ -143,17 +146,24 @@ class Contents:
         self._using.pop(client, None)
         self._freed.set()
 
-    def want(self, api: str, digests: Collection[str] | None) -> None:
-        """Say which contents an API's catalogues name; None: it has no catalogue any more."""
+    def want(self, owner: tuple[str, object], digests: Collection[str] | None) -> None:
+        """Say which contents the catalogues of an API, and of what in it, name; None: there are none any more."""
         if digests is None:
-            self._wanted.pop(api, None)
+            self._wanted.pop(owner, None)
         else:
-            self._wanted[api] = frozenset(digests)
+            self._wanted[owner] = frozenset(digests)
+
+    def forget_lost(self) -> bool:
+        """Notice contents that somebody else removed; tell whether there were any."""
+        lost = [digest for digest in self._held if not (self._folder / digest).is_dir()]
+        for digest in lost:
+            del self._held[digest]
+        return bool(lost)
 
     async def collect(self, grace_s: float) -> None:
         """Remove what nobody has needed for `grace_s`."""
         now = time.monotonic()
-        gone = unneeded(self._held.values(), self._wanted, self._kept())
+        gone = unneeded(self._held.values(), self._wanted.values(), self._kept())
         self._unneeded_since = {digest: self._unneeded_since.get(digest, now) for digest in gone}
         if now < self.settled_at:
             return
@@ -197,7 +207,7 @@ class Contents:
     async def _evict(self, victim: Held, api: str) -> None:
         """Take a content from an API; it stays on disk if others have it."""
         is_others = len(victim.apis) > 1 or any(
-            victim.digest in wanted for name, wanted in self._wanted.items() if name != api
+            victim.digest in wanted for (name, _), wanted in self._wanted.items() if name != api
         )
         if is_others:
             self._keep(replace(victim, apis=victim.apis - {api}))

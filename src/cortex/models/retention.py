@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 
@@ -21,7 +21,7 @@ def choose_victim(held: Iterable[Held], api: str, kept: Collection[str]) -> Held
     return min(candidates, key=lambda item: (item.used_at, item.digest), default=None)
 
 
-def unneeded(held: Iterable[Held], wanted: Mapping[str, Collection[str]], kept: Collection[str]) -> set[str]:
-    """Return the contents that no API's catalogue has (`wanted`, by API) and that nobody keeps."""
-    needed = set(kept).union(*wanted.values())
+def unneeded(held: Iterable[Held], wanted: Iterable[Collection[str]], kept: Collection[str]) -> set[str]:
+    """Return the contents that no catalogue has and that nobody keeps."""
+    needed = set(kept).union(*wanted)
     return {item.digest for item in held if item.digest not in needed}
