@@ -157,6 +157,7 @@ class Worker:
         if kind == "ready" and self.state is ProcessState.STARTING:
             self.slots, self._shares_loop = int(message["slots"]), bool(message["shares_loop"])
             self.state = ProcessState.READY
+            self.models.loading = None
             self._failed_starts = 0
             self._failure = None
             self._ready_at = time.monotonic()

@@ -52,8 +52,6 @@ class WorkerModels:
                 self.problems.pop(version, None)
         elif kind == "problem":
             version = Loaded(message["model"], message["version"], message["digest"])
-            if self.loading == version:
-                self.loading = None
             text, detail = str(message["message"]), str(message["detail"])
             self.problems[version] = Problem(version.model, version.number, text, time.time(), detail)
 

@@ -16,15 +16,21 @@ from pathlib import Path
 import uvloop
 
 from cortex.errors import UserError
+from cortex.models.fetcher import Fetcher
+from cortex.models.memory import configure_allocator
+from cortex.models.spec import Catalogue
 from cortex.predictor.loader import BoundPredictor, load
 from cortex.replica.app import App
 from cortex.replica.cells import Cells
 from cortex.replica.channel import Channel
 from cortex.replica.connections import Connections
-from cortex.replica.models import ModelStart, in_background
+from cortex.replica.devices import process_environ
+from cortex.replica.models import ModelEvents, ModelStart, in_background
 from cortex.replica.payload import make_headers
 from cortex.replica.runner import Runner
 from cortex.replica.spec import ReplicaSpec
+
+_EXIT_NICE = 19
 
 
 def run_worker(spec: ReplicaSpec, index: int, channel: Channel, cells: Cells, models: ModelStart | None) -> int:
@@ -32,8 +38,7 @@ def run_worker(spec: ReplicaSpec, index: int, channel: Channel, cells: Cells, mo
     faulthandler.enable()
     try:
         _enter_project(spec, index)
-        with in_background(models is not None and models.is_standby):
-            predictor = load(spec)
+        predictor = _load(spec, channel, models)
     except UserError as error:
         sys.stderr.write(f"{error.in_full()}\n")
         channel.send_failure(str(error), error.traceback)
@@ -46,7 +51,18 @@ def run_worker(spec: ReplicaSpec, index: int, channel: Channel, cells: Cells, mo
     gc.freeze()  # models stay: no collection has to walk them
     _serve(spec, predictor, channel, cells)
     _run_exit_hooks()
+    with contextlib.suppress(OSError):  # giving back the memory of big models takes a while
+        os.setpriority(os.PRIO_PROCESS, 0, _EXIT_NICE)
     return 0
+
+
+def _load(spec: ReplicaSpec, channel: Channel, start: ModelStart | None) -> BoundPredictor:
+    if start is None or spec.models is None:
+        return load(spec)
+    configure_allocator()
+    fetcher = Fetcher(spec.model_agent_socket or "", spec.api, spec.models)
+    with in_background(start.is_standby):
+        return load(spec, start.catalogue, fetcher, ModelEvents(channel), start.also)
 
 
 def _enter_project(spec: ReplicaSpec, index: int) -> None:
@@ -59,6 +75,7 @@ def _enter_project(spec: ReplicaSpec, index: int) -> None:
     os.environ["CORTEX_REPLICA_ID"] = spec.id
     os.environ["CORTEX_PROCESS_INDEX"] = str(index)
     os.environ["CORTEX_LOG_LEVEL"] = spec.log_level
+    os.environ |= process_environ(spec, index)
 
 
 def _serve(spec: ReplicaSpec, predictor: BoundPredictor, channel: Channel, cells: Cells) -> None:
@@ -71,7 +88,7 @@ def _serve(spec: ReplicaSpec, predictor: BoundPredictor, channel: Channel, cells
     slots = max(spec.threads, spec.max_concurrency) if shares_loop else spec.threads
     runner = Runner(loop, spec.threads, always_threads="generator" in kinds)
     app = App(spec, predictor, runner, loop, slots)
-    connections = Connections(app, cells, loop, channel, lambda path: None)
+    connections = Connections(app, cells, loop, channel, partial(_update_models, predictor))
 
     def stop() -> None:
         loop.remove_reader(channel.fileno())
@@ -82,6 +99,11 @@ def _serve(spec: ReplicaSpec, predictor: BoundPredictor, channel: Channel, cells
     channel.send("ready", slots=slots, shares_loop=shares_loop)
     runner.run()
     app.shutdown()
+
+
+def _update_models(predictor: BoundPredictor, catalogue_file: str) -> None:
+    if predictor.registry is not None:
+        predictor.registry.update(Catalogue.from_json(Path(catalogue_file).read_bytes()))
 
 
 def _run_exit_hooks() -> None:

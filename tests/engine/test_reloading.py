@@ -1,0 +1,310 @@
+"""Real supervisors and workers; what the agent says, and when, is the test's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cortex.lifecycle import ProcessState
+from cortex.models.spec import DEFAULT_MODEL, Catalogue, Model, ModelPath, ModelSource
+from model_agents import ScriptedAgent, catalogue, scripted_agent
+from replicas import Replica, running_replica
+from wait import wait_until
+
+SOURCE = """
+    import ctypes, os, time
+
+    class Handler:
+        def __init__(self, config, model_client):
+            self.client = model_client
+
+        def load_model(self, model_path):
+            text = open(os.path.join(model_path, "model.txt")).read()
+            if text == "raise":
+                raise ValueError("bad weights")
+            if text == "crash":
+                ctypes.string_at(0)
+            if text == "hang":
+                time.sleep(1000)
+            return text
+
+        def handle_post(self, payload):
+            before = self.client.get_model(model_version=payload.get("version", "latest"))
+            if "wait_for" in payload:
+                open(payload["wait_for"] + ".inside", "w").close()
+                while not os.path.exists(payload["wait_for"]):
+                    time.sleep(0.01)
+            after = self.client.get_model(model_version=payload.get("version", "latest"))
+            return {"model": before, "same": before == after, "pid": os.getpid()}
+"""
+PATH_SOURCE = ModelSource("python", (ModelPath(DEFAULT_MODEL, "/nowhere"),))
+
+
+@pytest.fixture
+def agent() -> Iterator[ScriptedAgent]:
+    with tempfile.TemporaryDirectory(prefix="cx-") as folder, scripted_agent(Path(folder)) as agent:
+        yield agent
+
+
+def replica(agent: ScriptedAgent, source: ModelSource = PATH_SOURCE, **fields: object):  # noqa: ANN201
+    return running_replica(SOURCE, models=source, model_agent_socket=agent.socket, **fields)
+
+
+def model_of(replica: Replica, **payload: object) -> str:
+    answer = replica.request(payload)
+    assert answer.status == 200, answer.body
+    assert answer.json["same"]
+    return str(answer.json["model"])
+
+
+def problems(replica: Replica) -> dict[str | None, str]:
+    models = replica.status().models
+    return {problem.version: problem.message for problem in models.problems} if models else {}
+
+
+def test_a_replica_waits_for_its_first_catalogue(agent: ScriptedAgent) -> None:
+    with replica(agent) as running:
+        assert running.status().processes[0].state is ProcessState.STARTING
+        agent.announce(catalogue(agent.content("a", "one")))
+        running.wait_ready()
+        assert model_of(running) == "one"
+        shown = running.status().models
+        assert shown is not None and shown.versions[0].is_latest and shown.versions[0].is_loaded
+
+
+def test_a_new_version_is_served_by_a_new_process_and_requests_inside_the_old_finish_on_it(
+    agent: ScriptedAgent, tmp_path: Path
+) -> None:
+    first = agent.content("a", "one")
+    agent.announce(catalogue(first))
+    with replica(agent) as running:
+        running.wait_ready()
+        pid, gate, answers = running.pid, tmp_path / "gate", []
+        slow = threading.Thread(target=lambda: answers.append(running.request({"wait_for": str(gate)})))
+        slow.start()
+        wait_until(lambda: (tmp_path / "gate.inside").exists())
+        agent.announce(catalogue(first, replace(agent.content("b", "two"), number="2")))
+        wait_until(lambda: running.pid != pid)
+        assert model_of(running) == "two"
+        assert model_of(running, version="1") == "one"
+        gate.touch()
+        slow.join()
+        assert answers[0].json == {"model": "one", "same": True, "pid": pid}
+        wait_until(lambda: not Path(f"/proc/{pid}").exists())
+        assert running.status().processes[0].restarts == 0
+
+
+def test_idle_connections_move_to_the_new_process_unharmed(agent: ScriptedAgent) -> None:
+    agent.announce(catalogue(agent.content("a", "one")))
+    with replica(agent) as running:
+        running.wait_ready()
+        pid = running.pid
+        connections = [running.connection() for _ in range(20)]
+        for connection in connections:
+            connection.request("POST", "/", b"{}", {"content-type": "application/json"})
+            assert b"one" in connection.getresponse().read()
+        agent.announce(catalogue(agent.content("b", "two")))
+        wait_until(lambda: running.pid != pid)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists())
+        for connection in connections:
+            connection.request("POST", "/", b"{}", {"content-type": "application/json"})
+            assert b"two" in connection.getresponse().read()
+            connection.close()
+
+
+def test_a_candidate_is_loaded_but_served_only_once_it_is_confirmed(agent: ScriptedAgent) -> None:
+    first, second = agent.content("a", "one"), agent.content("b", "two")
+    agent.announce(catalogue(first))
+    with replica(agent) as running:
+        running.wait_ready()
+        agent.announce(catalogue(first), catalogue(second))
+        wait_until(lambda: "b" in set().union(*agent.using.values()))
+        wait_until(lambda: running.status().models.is_loading)
+        assert model_of(running) == "one"
+        agent.announce(catalogue(first), catalogue(agent.content("c", "three")))
+        wait_until(lambda: "c" in set().union(*agent.using.values()))
+        assert model_of(running) == "one"
+        agent.announce(catalogue(agent.content("c", "three")))
+        wait_until(lambda: model_of(running) == "three")
+        wait_until(lambda: set().union(*agent.using.values()) == {"c"})
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_no_request_fails_while_models_change_under_load(agent: ScriptedAgent, processes: int) -> None:
+    agent.announce(catalogue(agent.content("d0", "0")))
+    with replica(agent, processes=processes, threads=2) as running:
+        running.wait_ready()
+        stop, bad, count = threading.Event(), [], [0]
+
+        def ask(index: int) -> None:
+            connection, seen = running.connection(index % processes), 0
+            while not stop.is_set():
+                connection.request("POST", "/", b"{}", {"content-type": "application/json"})
+                response = connection.getresponse()
+                body = json.loads(response.read())
+                if response.status != 200 or not body["same"] or int(body["model"]) < seen:
+                    bad.append(body)
+                seen = int(body["model"])
+                count[0] += 1
+
+        threads = [threading.Thread(target=ask, args=(index,)) for index in range(8)]
+        for thread in threads:
+            thread.start()
+        for number in range(1, 9):
+            agent.announce(catalogue(agent.content(f"d{number}", str(number))))
+            wait_until(lambda number=number: model_of(running) == str(number), timeout_s=20)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert not bad and count[0] > 500
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("raise", "ValueError: bad weights"), ("crash", "segmentation fault")],
+)
+def test_a_version_that_can_not_be_loaded_leaves_the_old_one_serving(
+    agent: ScriptedAgent, text: str, expected: str
+) -> None:
+    first = agent.content("a", "one")
+    agent.announce(catalogue(first))
+    with replica(agent) as running:
+        running.wait_ready()
+        pid = running.pid
+        agent.announce(catalogue(first, replace(agent.content("b", text), number="2")))
+        wait_until(lambda: expected in problems(running).get("2", ""))
+        assert model_of(running) == "one"
+        assert running.pid == pid
+        agent.announce(catalogue(first, replace(agent.content("c", "three"), number="3")))
+        wait_until(lambda: model_of(running) == "three")
+        assert problems(running) == {}
+
+
+def test_a_version_that_never_finishes_loading_is_overtaken_by_the_next(agent: ScriptedAgent) -> None:
+    first = agent.content("a", "one")
+    agent.announce(catalogue(first))
+    with replica(agent) as running:
+        running.wait_ready()
+        agent.announce(catalogue(first, replace(agent.content("b", "hang"), number="2")))
+        wait_until(lambda: running.status().models.is_loading)
+        assert model_of(running) == "one"
+        agent.announce(catalogue(first, replace(agent.content("c", "three"), number="3")))
+        wait_until(lambda: model_of(running) == "three")
+
+
+def test_a_replica_starts_with_the_newest_version_that_loads(agent: ScriptedAgent) -> None:
+    versions = [replace(agent.content("a", "one"), number="1"), replace(agent.content("b", "raise"), number="2")]
+    agent.announce(catalogue(*versions))
+    with replica(agent) as running:
+        running.wait_ready()
+        assert model_of(running) == "one"
+        assert "bad weights" in problems(running)["2"]
+
+
+def test_a_replica_without_a_version_that_loads_says_why_and_starts_once_there_is_one(agent: ScriptedAgent) -> None:
+    agent.announce(catalogue(agent.content("a", "raise")))
+    with replica(agent) as running:
+        failed = running.wait_state(ProcessState.BACKING_OFF).processes[0].failure
+        assert failed is not None and "bad weights" in failed.message
+        agent.announce(catalogue(agent.content("b", "two")))
+        running.wait_ready()
+        assert model_of(running) == "two"
+
+
+def test_one_broken_model_of_a_folder_does_not_keep_the_others_from_starting(agent: ScriptedAgent) -> None:
+    good, broken = agent.content("a", "one"), agent.content("b", "raise")
+    agent.announce(Catalogue((Model("broken", (broken,)), Model("good", (good,)))))
+    source = """
+        class Handler:
+            def __init__(self, config, model_client):
+                self.client = model_client
+            def load_model(self, model_path):
+                text = open(model_path + "/model.txt").read()
+                assert text != "raise", "bad weights"
+                return text
+            def handle_post(self, payload):
+                return self.client.get_model(payload["model"])
+    """
+    folder = ModelSource("python", dir="/nowhere")
+    with running_replica(source, models=folder, model_agent_socket=agent.socket) as running:
+        running.wait_ready()
+        assert running.request({"model": "good"}).body == b"one"
+        answer = running.request({"model": "broken"})
+        assert answer.status == 500 and b"broken" in answer.body
+        assert "bad weights" in problems(running)["1"]
+
+
+def test_a_killed_process_comes_back_with_the_same_models(agent: ScriptedAgent) -> None:
+    first = agent.content("a", "one")
+    agent.announce(catalogue(first, replace(agent.content("b", "two"), number="2")))
+    with replica(agent) as running:
+        running.wait_ready()
+        assert model_of(running, version="1") == "one"
+        agent.stop()
+        pid = running.pid
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: running.pid not in (pid, None))
+        running.wait_ready()
+        assert model_of(running) == "two"
+        assert model_of(running, version="1") == "one"
+
+
+def test_the_agent_may_be_restarted(agent: ScriptedAgent) -> None:
+    agent.announce(catalogue(agent.content("a", "one")))
+    with replica(agent) as running:
+        running.wait_ready()
+        agent.stop()
+        agent.start()
+        wait_until(lambda: len(agent.watches) == 2)
+        agent.announce(catalogue(agent.content("b", "two")))
+        wait_until(lambda: model_of(running) == "two")
+
+
+def test_every_process_of_a_replica_is_swapped(agent: ScriptedAgent) -> None:
+    agent.announce(catalogue(agent.content("a", "one")))
+    with replica(agent, processes=2) as running:
+        running.wait_ready()
+        pids = {process.pid for process in running.status().processes}
+        agent.announce(catalogue(agent.content("b", "two")))
+        wait_until(lambda: not pids & {process.pid for process in running.status().processes})
+        assert [running.request({}, index=index).json["model"] for index in range(2)] == ["two", "two"]
+
+
+def test_a_removed_version_is_not_found_without_a_new_process(agent: ScriptedAgent) -> None:
+    second = replace(agent.content("b", "two"), number="2")
+    agent.announce(catalogue(agent.content("a", "one"), second))
+    with replica(agent) as running:
+        running.wait_ready()
+        pid = running.pid
+        assert model_of(running, version="1") == "one"
+        agent.announce(catalogue(second))
+        wait_until(lambda: running.request({"version": "1"}).status == 500)
+        assert model_of(running) == "two"
+        assert running.pid == pid
+
+
+def test_an_unreachable_source_is_reported_and_what_was_there_is_served(agent: ScriptedAgent) -> None:
+    first = catalogue(agent.content("a", "one"))
+    agent.announce(first)
+    with replica(agent) as running:
+        running.wait_ready()
+        agent.announce(first, error="s3://b/m: the store can't be reached")
+        wait_until(lambda: "can't be reached" in problems(running).get(None, ""))
+        assert model_of(running) == "one"
+        agent.announce(first)
+        wait_until(lambda: problems(running) == {})
+
+
+def test_a_replica_stops_while_it_waits_for_models(agent: ScriptedAgent) -> None:
+    with replica(agent) as running:
+        wait_until(lambda: agent.watches)
+        running.command(command="stop", drain_s=1)
+        assert running.process.wait(5) == 0
