@@ -1,4 +1,4 @@
-"""A model agent that says what a test tells it to, so that sequences can be had which a real one shows by chance only."""
+"""A model agent that says what a test tells it to: it shows sequences that a real one shows by chance only."""
 
 from __future__ import annotations
 
