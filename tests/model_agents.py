@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Self
 
 import psutil
-from wait import wait_until
 
 from cortex.home import Home
 from cortex.models.protocol import CatalogueNews, Failed, Fetch, Fetched, Request, Using, Watch, read_answer, write
 from cortex.models.spec import Catalogue, ModelSource
+from wait import wait_until
 
 _PROGRAM = """
 import asyncio, os, sys

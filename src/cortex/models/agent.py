@@ -160,7 +160,7 @@ class Agent:
                 self._contents.release(client, digest)
 
     def _use(self, client: Client, session: _Session) -> None:
-        """Keep what a replica uses. One that caches models names all there are; its workers lease what they have."""
+        """Keep what a replica uses. One that caches models names all there are; its workers lease what they load."""
         if session.watched is not None and not session.watched.source.is_cached:
             self._contents.use(client, session.using)
 

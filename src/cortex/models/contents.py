@@ -27,7 +27,7 @@ from cortex.telemetry import Logger
 
 _PART = ".part-"
 #: How long a download waits for the disk limit of its API to allow it.
-ROOM_TIMEOUT_S = 30.0
+ROOM_TIMEOUT_S = 60.0
 #: Left free on the disk for everything else.
 _SPARE_BYTES = 16 * 1024 * 1024
 
@@ -190,8 +190,8 @@ class Contents:
                 continue
             if now >= deadline:
                 raise StorageError(
-                    f"all {order.limit} versions that disk_cache_size allows on disk are in use; set disk_cache_size "
-                    "to cache_size times the number of processes on this machine, or more"
+                    f"all {order.limit} versions that disk_cache_size allows on disk are being loaded; set it to the "
+                    "number of processes on this machine, or more"
                 )
             self._freed.clear()
             until = self.settled_at if now < self.settled_at else deadline
@@ -278,9 +278,10 @@ class Contents:
         if order.api not in held.apis:
             held = replace(held, apis=held.apis | {order.api})
             self._keep(held)
-        self._held[order.digest] = replace(held, used_at=time.time())
+        now = time.time_ns()
+        self._held[order.digest] = replace(held, used_at=now / 1e9)
         with contextlib.suppress(OSError):
-            os.utime(self._index / f"{order.digest}.json")
+            os.utime(self._index / f"{order.digest}.json", ns=(now, now))
 
     def _keep(self, held: Held) -> None:
         self._held[held.digest] = held

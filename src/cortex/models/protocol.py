@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import orjson
 
-from cortex.models.spec import ModelSource
+from cortex.models.spec import Layout, ModelSource
 
 #: A line may be so long; a set of 100,000 digests fits.
 MAX_LINE_BYTES = 8 * 1024 * 1024
@@ -175,6 +175,8 @@ def _source(data: dict[str, Any]) -> ModelSource:
             raise ValueError("exactly one of paths and dir, and a poll interval above 0")
         if not all(isinstance(url, str) for url in (source.dir or "", *(path.url for path in source.paths))):
             raise ValueError("a URL is a string")
+        if source.layout not in get_args(Layout):
+            raise ValueError(f"unknown layout {source.layout!r}")
         return source
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"source can't be read: {error!r}") from error

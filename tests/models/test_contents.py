@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from cortex.errors import StorageError
+from cortex.models import contents as contents_module
+from cortex.models.contents import Contents, Order
+from cortex.telemetry import Logger
+
+Gate = asyncio.Event
+
+
+class Filler:
+    """Stands for a source: fills folders when it is let, and counts."""
+
+    def __init__(self, gate: Gate | None = None, error: Exception | None = None) -> None:
+        self.calls = 0
+        self._gate = gate
+        self._error = error
+
+    async def __call__(self, folder: Path) -> None:
+        self.calls += 1
+        folder.mkdir()
+        (folder / "model.bin").write_bytes(b"half")
+        if self._gate is not None:
+            await self._gate.wait()
+        if self._error is not None:
+            raise self._error
+        (folder / "model.bin").write_bytes(b"whole")
+
+
+def opened(tmp_path: Path) -> Contents:
+    contents = Contents(tmp_path, Logger("test"))
+    contents.startup()
+    return contents
+
+
+def on_disk(tmp_path: Path) -> set[str]:
+    return {path.name for path in (tmp_path / "content").iterdir()}
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 30))  # type: ignore[arg-type]
+
+
+def test_a_hundred_who_want_one_content_get_it_by_one_download(tmp_path: Path) -> None:
+    async def test() -> None:
+        contents, fill = opened(tmp_path), Filler(gate := Gate())
+        waiting = [asyncio.create_task(contents.obtain(Order("aa", "iris", 5, fill))) for _ in range(100)]
+        await asyncio.sleep(0)
+        gate.set()
+        paths = set(await asyncio.gather(*waiting))
+        assert fill.calls == 1
+        assert [(path / "model.bin").read_bytes() for path in paths] == [b"whole"]
+        assert on_disk(tmp_path) == {"aa"}
+
+    run(test)
+
+
+def test_a_content_is_not_there_before_all_of_it_is(tmp_path: Path) -> None:
+    async def test() -> None:
+        contents, fill = opened(tmp_path), Filler(gate := Gate())
+        task = asyncio.create_task(contents.obtain(Order("aa", "iris", 5, fill)))
+        while not fill.calls:
+            await asyncio.sleep(0)
+        assert contents.find("aa") is None
+        assert "aa" not in on_disk(tmp_path)
+        gate.set()
+        assert await task == contents.find("aa") == tmp_path / "content" / "aa"
+
+    run(test)
+
+
+def test_a_download_that_fails_leaves_nothing_and_is_tried_anew_by_the_next(tmp_path: Path) -> None:
+    async def test() -> None:
+        contents = opened(tmp_path)
+        with pytest.raises(StorageError, match="S3 is away"):
+            await contents.obtain(Order("aa", "iris", 5, Filler(error=StorageError("S3 is away"))))
+        assert on_disk(tmp_path) == set()
+        await contents.obtain(Order("aa", "iris", 5, Filler()))
+
+    run(test)
+
+
+def test_a_caller_that_goes_away_does_not_end_the_download_of_others(tmp_path: Path) -> None:
+    async def test() -> None:
+        contents, fill = opened(tmp_path), Filler(gate := Gate())
+        first, second = (asyncio.create_task(contents.obtain(Order("aa", "iris", 5, fill))) for _ in range(2))
+        while not fill.calls:
+            await asyncio.sleep(0)
+        first.cancel()
+        gate.set()
+        assert await second == tmp_path / "content" / "aa"
+        assert fill.calls == 1
+
+    run(test)
+
+
+def test_what_a_kill_left_half_done_is_cleared_and_the_rest_is_known_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        contents = opened(tmp_path)
+        await contents.obtain(Order("aa", "iris", 5, Filler(), limit=2))
+        half = tmp_path / "content" / ".part-x" / "bb"
+        half.mkdir(parents=True)
+        (half / "model.bin").write_bytes(b"half")
+        later, fill = opened(tmp_path), Filler()
+        assert on_disk(tmp_path) == {"aa"}
+        assert await later.obtain(Order("aa", "iris", 5, fill, limit=2)) == tmp_path / "content" / "aa"
+        assert fill.calls == 0
+
+    run(test)
+
+
+def test_the_limit_of_an_api_is_never_overshot(tmp_path: Path) -> None:
+    async def test() -> None:
+        contents, seen = opened(tmp_path), []
+
+        class Watching(Filler):
+            async def __call__(self, folder: Path) -> None:
+                seen.append(len(on_disk(tmp_path)))  # itself, coming, included
+                await super().__call__(folder)
+
+        async def use(number: int) -> None:
+            digest = f"d{number % 7}"
+            contents.lease(number, digest)
+            await contents.obtain(Order(digest, "iris", 5, Watching(), limit=3))
+            assert contents.find(digest)
+            await asyncio.sleep(0)
+            contents.forget(number)
+
+        await asyncio.gather(*(use(number) for number in range(60)))
+        assert max(seen) == 3
+        assert len(on_disk(tmp_path)) == 3
+
+    run(test)
+
+
+def test_the_limit_holds_after_a_restart_and_the_oldest_goes(tmp_path: Path) -> None:
+    async def test() -> None:
+        contents = opened(tmp_path)
+        for digest in ("aa", "bb"):
+            await contents.obtain(Order(digest, "iris", 5, Filler(), limit=2))
+        await contents.obtain(Order("aa", "iris", 5, Filler(), limit=2))
+        later = opened(tmp_path)
+        await later.obtain(Order("cc", "iris", 5, Filler(), limit=2))
+        assert on_disk(tmp_path) == {"aa", "cc"}
+
+    run(test)
+
+
+def test_what_is_leased_stays_and_the_next_waits_for_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        contents = opened(tmp_path)
+        contents.lease("worker", "aa")
+        await contents.obtain(Order("aa", "iris", 5, Filler(), limit=1))
+        task = asyncio.create_task(contents.obtain(Order("bb", "iris", 5, Filler(), limit=1)))
+        await asyncio.sleep(0.05)
+        assert on_disk(tmp_path) == {"aa"}
+        contents.release("worker", "aa")
+        await task
+        assert on_disk(tmp_path) == {"bb"}
+
+    run(test)
+
+
+def test_a_wait_for_room_ends_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents_module, "ROOM_TIMEOUT_S", 0.1)
+
+    async def test() -> None:
+        contents = opened(tmp_path)
+        contents.use("replica", {"aa"})
+        await contents.obtain(Order("aa", "iris", 5, Filler(), limit=1))
+        with pytest.raises(StorageError, match="disk_cache_size"):
+            await contents.obtain(Order("bb", "iris", 5, Filler(), limit=1))
+
+    run(test)
+
+
+def test_an_api_that_evicts_does_not_take_what_another_has(tmp_path: Path) -> None:
+    async def test() -> None:
+        contents = opened(tmp_path)
+        for api in ("iris", "mnist"):
+            await contents.obtain(Order("aa", api, 5, Filler(), limit=1 if api == "iris" else None))
+        await contents.obtain(Order("bb", "iris", 5, Filler(), limit=1))
+        assert on_disk(tmp_path) == {"aa", "bb"}
+        await contents.obtain(Order("cc", "iris", 5, Filler(), limit=1))
+        assert on_disk(tmp_path) == {"aa", "cc"}
+
+    run(test)
+
+
+def test_garbage_is_what_no_catalogue_lease_or_replica_needs(tmp_path: Path) -> None:
+    async def test() -> None:
+        contents = opened(tmp_path)
+        for digest in ("wanted", "leased", "used", "garbage"):
+            await contents.obtain(Order(digest, "iris", 5, Filler()))
+        contents.want(("iris", 1), {"wanted"})
+        contents.lease("worker", "leased")
+        contents.use("replica", {"used"})
+        await contents.collect(60)
+        assert len(on_disk(tmp_path)) == 4
+        await contents.collect(0)
+        assert on_disk(tmp_path) == {"wanted", "leased", "used"}
+        contents.forget("worker")
+        contents.use("replica", ())
+        contents.want(("iris", 1), None)
+        await contents.collect(0)
+        assert on_disk(tmp_path) == set()
+
+    run(test)
+
+
+def test_a_full_disk_is_said_with_the_path_and_leaves_nothing(tmp_path: Path) -> None:
+    async def test() -> None:
+        contents = opened(tmp_path)
+        full = StorageError("x")
+        full.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+        with pytest.raises(StorageError, match=rf"disk is full.*{tmp_path}.*bytes are free"):
+            await contents.obtain(Order("aa", "iris", 5, Filler(error=full)))
+        with pytest.raises(StorageError, match=rf"disk is full: {2**60} bytes are needed in {tmp_path}"):
+            await contents.obtain(Order("bb", "iris", 2**60, Filler()))
+        assert on_disk(tmp_path) == set()
+
+    run(test)
+
+
+def test_contents_that_somebody_removed_are_downloaded_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        contents, fill = opened(tmp_path), Filler()
+        path = await contents.obtain(Order("aa", "iris", 5, fill))
+        (path / "model.bin").unlink()
+        path.rmdir()
+        assert contents.forget_lost()
+        await contents.obtain(Order("aa", "iris", 5, fill))
+        assert fill.calls == 2
+
+    run(test)
