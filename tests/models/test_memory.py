@@ -1,0 +1,83 @@
+"""What the process takes, and that freed memory goes back; in processes of their own, as each has one allocator."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from cortex.models import memory
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=100)
+    assert not done.returncode, done.stderr
+    return done.stdout.strip()
+
+
+def test_resident_memory_grows_and_shrinks_with_what_is_allocated() -> None:
+    before = memory.resident_bytes()
+    block = bytearray(b"x") * 50_000_000
+    grown = memory.resident_bytes() - before
+    del block
+    assert 45_000_000 < grown < 60_000_000
+    assert memory.resident_bytes() - before < 10_000_000
+    assert memory.peak_bytes() >= before + grown - 1_000_000
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
+def test_freed_small_blocks_between_living_ones_go_back() -> None:
+    out = run("""
+        from cortex.models import memory
+        memory.configure_allocator()
+        before = memory.resident_bytes()
+        blocks = [bytearray(50_000) for _ in range(2000)]
+        blocks[:] = blocks[::50]  # those that stay keep the heap from shrinking at its end
+        memory.give_back()
+        print(memory.resident_bytes() - before)
+    """)
+    assert int(out) < 15_000_000
+
+
+def test_big_blocks_go_back_at_once_even_after_others_were_freed() -> None:
+    out = run("""
+        from cortex.models import memory
+        memory.configure_allocator()
+        bytearray(30_000_000)  # glibc would take it as a reason to keep blocks of that size on the heap
+        before = memory.resident_bytes()
+        blocks = [bytearray(b"x") * 20_000_000 for _ in range(5)]
+        last = bytearray(10_000)
+        del blocks
+        print(memory.resident_bytes() - before)
+    """)
+    assert int(out) < 5_000_000
+
+
+def test_give_back_finds_cycles_made_before_the_freeze_if_told_so() -> None:
+    out = run("""
+        import gc, weakref
+        from cortex.models import memory
+        class Model: pass
+        def make():
+            model = Model()
+            model.me = model
+            return model
+        model = make()
+        gc.collect()
+        gc.freeze()
+        gone = weakref.ref(model)
+        del model
+        memory.give_back()
+        before = gone() is not None
+        memory.give_back(is_frozen=True)
+        print(before, gone() is None, gc.get_freeze_count() > 0)
+    """)
+    assert out == "True True True"
+
+
+def test_give_back_does_not_freeze_what_was_not() -> None:
+    memory.give_back(is_frozen=True)
+    assert gc.get_freeze_count() == 0

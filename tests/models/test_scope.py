@@ -1,0 +1,322 @@
+"""How long a call is taken to use what it got: sync, async, generators of both kinds, and results nobody uses."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from cortex.models.scope import Holder, call_scope, current, in_scope
+
+
+class Pins:
+    """Keeps for holders what the code under test asks it to."""
+
+    def __init__(self) -> None:
+        self.held: set[Holder] = set()
+
+    def take(self) -> Holder | None:
+        holder = current()
+        if holder is not None and holder not in self.held:
+            self.held.add(holder)
+            holder.pinnings.append(self)
+        return holder
+
+    def release(self, holder: Holder) -> None:
+        self.held.discard(holder)
+
+    abandon = release
+
+
+@pytest.fixture
+def pins() -> Pins:
+    return Pins()
+
+
+def test_outside_of_calls_nothing_is_kept(pins: Pins) -> None:
+    assert pins.take() is None
+
+
+def test_a_scope_ends_with_its_block(pins: Pins) -> None:
+    with call_scope():
+        pins.take()
+        assert pins.held
+    assert not pins.held
+    assert current() is None
+
+
+def test_a_plain_call_is_a_scope_that_passes_on_result_and_arguments(pins: Pins) -> None:
+    @in_scope
+    def predict(a: int, b: int) -> int:
+        pins.take()
+        assert pins.held
+        return a - b
+
+    assert predict(5, b=2) == 3
+    assert not pins.held
+
+
+def test_a_scope_ends_when_the_call_raises(pins: Pins) -> None:
+    @in_scope
+    def predict() -> None:
+        pins.take()
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        predict()
+    assert not pins.held
+    assert current() is None
+
+
+def test_a_coroutine_keeps_until_it_is_done(pins: Pins) -> None:
+    async def main() -> None:
+        going = asyncio.Event()
+
+        async def predict() -> int:
+            pins.take()
+            await going.wait()
+            assert current() is not None
+            return 7
+
+        task = asyncio.create_task(in_scope(predict)())
+        await asyncio.sleep(0)
+        assert len(pins.held) == 1
+        assert current() is None
+        going.set()
+        assert await task == 7
+        assert not pins.held
+
+    asyncio.run(main())
+
+
+def test_two_coroutines_on_one_loop_are_two_calls(pins: Pins) -> None:
+    async def main() -> None:
+        async def predict(going: asyncio.Event) -> None:
+            first = pins.take()
+            await going.wait()
+            assert pins.take() is first
+
+        events = [asyncio.Event(), asyncio.Event()]
+        tasks = [asyncio.create_task(in_scope(predict)(event)) for event in events]
+        await asyncio.sleep(0)
+        assert len(pins.held) == 2
+        events[0].set()
+        await tasks[0]
+        assert len(pins.held) == 1
+        events[1].set()
+        await tasks[1]
+        assert not pins.held
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_coroutine_keeps_nothing(pins: Pins) -> None:
+    async def main() -> None:
+        async def predict() -> None:
+            pins.take()
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(in_scope(predict)())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not pins.held
+
+    asyncio.run(main())
+
+
+def test_what_a_plain_call_got_is_kept_for_the_coroutine_that_it_returns(pins: Pins) -> None:
+    @in_scope
+    def predict() -> Any:
+        pins.take()
+
+        async def rest() -> int:
+            assert pins.take() in pins.held
+            return len(pins.held)
+
+        return rest()
+
+    result = predict()
+    assert pins.held
+    assert asyncio.run(result) == 1
+    assert not pins.held
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+def test_a_coroutine_that_nobody_awaits_keeps_nothing_once_it_is_dropped(pins: Pins) -> None:
+    @in_scope
+    def predict() -> Any:
+        pins.take()
+
+        async def rest() -> None: ...
+
+        return rest()
+
+    result = predict()
+    assert pins.held
+    del result
+    gc.collect()
+    assert not pins.held
+
+
+def test_a_generator_keeps_until_its_end_on_any_thread(pins: Pins) -> None:
+    @in_scope
+    def predict() -> Iterator[Holder | None]:
+        yield pins.take()
+        yield pins.take()
+        assert current() is not None
+
+    chunks = predict()
+    assert not pins.held
+    first = next(chunks)
+    assert pins.held == {first}
+    assert current() is None
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(next, chunks).result() is first
+        assert pool.submit(next, chunks, "end").result() == "end"
+    assert not pins.held
+
+
+def test_a_generator_that_is_closed_cleans_up_inside_of_the_scope(pins: Pins) -> None:
+    seen = []
+
+    @in_scope
+    def predict() -> Iterator[int]:
+        try:
+            pins.take()
+            yield 1
+        finally:
+            seen.append(current())
+
+    chunks = predict()
+    next(chunks)
+    chunks.close()
+    assert seen[0] is not None
+    assert not pins.held
+
+
+def test_a_generator_that_is_dropped_before_its_first_chunk_keeps_nothing(pins: Pins) -> None:
+    @in_scope
+    def predict() -> Any:
+        pins.take()
+        return (number for number in range(3))
+
+    result = predict()
+    assert pins.held
+    result.close()
+    del result
+    gc.collect()
+    assert not pins.held
+
+
+def test_a_generator_that_raises_keeps_nothing(pins: Pins) -> None:
+    @in_scope
+    def predict() -> Iterator[int]:
+        pins.take()
+        yield 1
+        raise ValueError("no")
+
+    chunks = predict()
+    next(chunks)
+    with pytest.raises(ValueError, match="no"):
+        next(chunks)
+    assert not pins.held
+
+
+def test_an_async_generator_keeps_until_its_end(pins: Pins) -> None:
+    @in_scope
+    async def predict() -> AsyncIterator[Holder | None]:
+        yield pins.take()
+        await asyncio.sleep(0)
+        yield pins.take()
+
+    async def main() -> None:
+        holders = []
+        async for holder in predict():
+            holders.append(holder)
+            assert len(pins.held) == 1
+            assert current() is None
+        assert len(set(holders)) == 1
+        assert not pins.held
+
+    asyncio.run(main())
+
+
+def test_an_async_generator_that_is_closed_keeps_nothing(pins: Pins) -> None:
+    @in_scope
+    async def predict() -> AsyncIterator[int]:
+        pins.take()
+        yield 1
+        yield 2
+
+    async def main() -> None:
+        chunks = predict()
+        assert await anext(chunks) == 1
+        assert pins.held
+        await chunks.aclose()
+        assert not pins.held
+
+    asyncio.run(main())
+
+
+def test_a_coroutine_may_return_a_generator(pins: Pins) -> None:
+    @in_scope
+    async def predict() -> Iterator[int]:
+        pins.take()
+        return (number for number in range(2))
+
+    result = asyncio.run(predict())
+    assert pins.held
+    assert list(result) == [0, 1]
+    assert not pins.held
+
+
+def test_a_thread_that_the_call_starts_with_its_context_is_part_of_it(pins: Pins) -> None:
+    @in_scope
+    async def predict() -> bool:
+        return await asyncio.to_thread(pins.take) is current()
+
+    assert asyncio.run(predict())
+    assert not pins.held
+
+
+def test_what_goes_on_after_the_call_is_no_call(pins: Pins) -> None:
+    async def main() -> None:
+        ended = asyncio.Event()
+        tasks: list[asyncio.Task[Holder | None]] = []
+
+        async def background() -> Holder | None:
+            await ended.wait()
+            return pins.take()
+
+        @in_scope
+        async def predict() -> None:
+            tasks.append(asyncio.create_task(background()))
+
+        await predict()
+        ended.set()
+        assert await tasks[0] is None
+        assert not pins.held
+
+    asyncio.run(main())
+
+
+def test_a_scope_knows_its_loop_or_its_thread() -> None:
+    @in_scope
+    def sync_place() -> object:
+        holder = current()
+        assert holder is not None
+        return holder.place
+
+    async def main() -> object:
+        return sync_place(), asyncio.get_running_loop()
+
+    assert sync_place() == threading.get_ident()
+    place, loop = asyncio.run(main())  # type: ignore[misc]
+    assert place is loop
