@@ -19,6 +19,7 @@ from cortex.control.reconciler import replica_spec
 from cortex.engine.local import LocalEngine
 from cortex.engine.log_files import SUPERVISOR
 from cortex.engine.logs import read_logs
+from cortex.engine.model_agent import ModelAgent
 from cortex.errors import CortexError, UserError
 from cortex.home import Home
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
@@ -73,11 +74,15 @@ async def _try_all(
     home: Home, environ: Mapping[str, str], diagnosis: Diagnosis, body: bytes, content_type: str
 ) -> list[Trial]:
     engine = LocalEngine(home, environ, Logger(__name__))
+    model_agent = ModelAgent(home, environ, Logger(__name__))
     try:
+        if any(api.handler.models for api in diagnosis.apis):
+            await model_agent.ensure_running()
         return [await _try(engine, home, environ, api, body, content_type) for api in diagnosis.apis]
     finally:
         await _stop(engine)
         await engine.shutdown()
+        await model_agent.stop()
 
 
 async def _try(

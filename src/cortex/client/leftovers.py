@@ -1,4 +1,4 @@
-"""Stops everything of one home, and shows what is left while no operator answers: gateway and replicas outlive it."""
+"""Stops everything of one home, and shows what is left while no operator answers: the others outlive it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from typing import Any
 from cortex.client.environments import connect_local
 from cortex.client.running import OperatorIdentity, is_running, last_operator, operator_file, read_operator
 from cortex.engine.local import LocalEngine
+from cortex.engine.model_agent import ModelAgent, model_agent_file
+from cortex.engine.session import Identity
 from cortex.errors import CortexError
 from cortex.gateway.haproxy import Gateway, GatewaySettings
 from cortex.home import Home
@@ -32,11 +34,11 @@ _PAUSE_S = 0.02
 
 def observe(home: Home) -> dict[str, Any]:
     """Return what `Client.operator_status` does, with `operator` None, from files and the supervisors themselves."""
-    return {"operator": None, "gateway": _gateway(home), "replicas": _replicas(home)}
+    return {"operator": None, "gateway": _gateway(home), "models": _models(home), "replicas": _replicas(home)}
 
 
 def stop_all(home: Home) -> bool:
-    """Stop the operator, the gateway and all replicas; return whether anything ran."""
+    """Stop the operator, the gateway, the model agent and all replicas; return whether anything ran."""
     if not home.run_dir.is_dir():
         return False
     found = _stop_operator(home)
@@ -77,7 +79,7 @@ def _wait_until_gone(operator: OperatorIdentity, timeout_s: float) -> bool:
 
 async def _stop_rest(home: Home) -> bool:
     gateway = Gateway(home, GatewaySettings())
-    found = _gateway(home) is not None
+    found = _gateway(home) is not None or _models(home) is not None
     await gateway.stop()
     engine = LocalEngine(home, {}, Logger(__name__))
     try:
@@ -90,6 +92,7 @@ async def _stop_rest(home: Home) -> bool:
                 await asyncio.sleep(_PAUSE_S)
     finally:
         await engine.shutdown()
+    await ModelAgent(home, {}, Logger(__name__)).stop()
     return found
 
 
@@ -101,6 +104,11 @@ def _gateway(home: Home) -> dict[str, Any] | None:
         return None
     operator = last_operator(home)
     return {"pid": pid, "url": operator.gateway_url if operator else None} if is_running(pid, create_time) else None
+
+
+def _models(home: Home) -> dict[str, Any] | None:
+    identity = Identity.read(model_agent_file(home))
+    return {"pid": identity.pid} if identity and identity.is_alive() else None
 
 
 def _replicas(home: Home) -> list[dict[str, Any]]:

@@ -30,6 +30,7 @@ from cortex.control.reconciler import Reconciler
 from cortex.control.serving import create_server
 from cortex.control.settings import Settings
 from cortex.engine.local import LocalEngine
+from cortex.engine.model_agent import ModelAgent
 from cortex.engine.sockets import allow_descriptors
 from cortex.errors import ConflictError, CortexError, GatewayError
 from cortex.gateway.haproxy import Gateway, GatewaySettings
@@ -59,6 +60,7 @@ class _Process:
         self._database = open_sqlite(home.database_file)
         self._store = ApiStore(self._database)
         self._engine = LocalEngine(home, os.environ, _logger)
+        self._model_agent = ModelAgent(home, os.environ, _logger)
         self._gateway = Gateway(home, GatewaySettings(host=settings.host, port=settings.gateway_port))
         self._reconciler = Reconciler(
             home,
@@ -78,6 +80,7 @@ class _Process:
         projects = ProjectFolders(self._home)
         projects.clean()
         await self._engine.startup()
+        await self._model_agent.startup(self._needs_model_agent)
         await self._gateway.startup(self._reconciler.routes())
         identity = self._identity()
         server = self._server(identity, projects)
@@ -86,6 +89,7 @@ class _Process:
         tasks = [
             asyncio.create_task(self._reconciler.run(), name="reconcile"),
             asyncio.create_task(self._keep_gateway(), name="keep gateway"),
+            asyncio.create_task(self._model_agent.run(), name="keep model agent"),
         ]
         serving = asyncio.create_task(server.serve(sockets=[listener]), name="serve")
         await self._stop.wait()
@@ -99,9 +103,11 @@ class _Process:
     async def _shutdown(self) -> None:
         if self._stops_all:
             await self._reconciler.stop_all(_DOWN_DRAIN_S)
+            await self._model_agent.stop()
             await self._gateway.stop()
             (self._home.run_dir / "operator.json").unlink(missing_ok=True)
         else:
+            await self._model_agent.shutdown()
             await self._gateway.shutdown()
         await self._engine.shutdown()
         self._database.dispose()
@@ -133,10 +139,25 @@ class _Process:
             look_around=self._look_around,
         )
         operator = Operator(
-            self._home, identity, self._store, self._engine, self._gateway, reconciler, deployer, _logger
+            self._home,
+            identity,
+            self._store,
+            self._engine,
+            self._gateway,
+            self._model_agent,
+            reconciler,
+            deployer,
+            _logger,
         )
         app = create_app(operator, read_token(self._home), self._settings.host, _logger, self._shut_down, __version__)
         return create_server(app)
+
+    def _needs_model_agent(self) -> bool:
+        """Tell whether an API, or a replica that runs still, has models."""
+        targets = [target for record in self._store.records() for target in (record.target, record.serving) if target]
+        return any(target.spec.handler.models for target in targets) or any(
+            spec.models for spec, _ in self._engine.replicas().values()
+        )
 
     async def _look_around(self) -> Surroundings:
         return Surroundings(os.environ, await self._engine.find_devices())

@@ -8,8 +8,10 @@ from typing import Any
 
 from cortex.config.schema import Api
 from cortex.control.deployer import Deployer
+from cortex.control.models_view import as_metadata, describe_models
 from cortex.control.reconciler import Reconciler
 from cortex.engine.base import Engine
+from cortex.engine.model_agent import ModelAgent
 from cortex.errors import GatewayError, NotFoundError
 from cortex.gateway.haproxy import Gateway
 from cortex.home import Home
@@ -44,6 +46,7 @@ class Operator:
     store: ApiStore
     engine: Engine
     gateway: Gateway
+    model_agent: ModelAgent
     reconciler: Reconciler
     deployer: Deployer
     logger: Logger
@@ -71,7 +74,7 @@ class Operator:
 
     def describe_self(self) -> Json:
         """Return what `cortex status` shows."""
-        identity = self.identity
+        identity, models_pid = self.identity, self.model_agent.pid
         return {
             "operator": {
                 "pid": identity.pid,
@@ -80,6 +83,7 @@ class Operator:
                 "started_at": identity.started_at.isoformat(),
             },
             "gateway": {"pid": self.gateway.pid, "url": identity.gateway_url},
+            "models": {"pid": models_pid} if models_pid else None,
             "replicas": self.describe_processes(),
         }
 
@@ -101,6 +105,7 @@ class Operator:
 
     def _describe(self, record: ApiRecord, metrics: dict[str, Json]) -> Json:
         versions = self.store.versions(record.name)
+        models = describe_models(self.reconciler.statuses(record.name))
         return {
             "spec": _shown(record.spec),
             "status": self.reconciler.state(record).to_json(),
@@ -109,6 +114,8 @@ class Operator:
             "deployment": record.deployment,
             "api_id": record.api_id,
             "revision": record.revision,
+            "models": models,
+            "realtime_model_metadata": as_metadata(models) if models else None,
             "last_updated": record.updated_at.isoformat(),
             "api_versions": [
                 {"api_id": version.api_id, "last_updated": version.deployed_at.isoformat()} for version in versions

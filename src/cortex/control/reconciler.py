@@ -27,7 +27,7 @@ from cortex.gateway.routes import RoutingTable
 from cortex.home import Home
 from cortex.lifecycle import ApiStatus, ProcessState
 from cortex.models.source import model_source
-from cortex.replica.spec import ReplicaSpec
+from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.state.apis import ApiRecord, ApiStore, StoredFailure, Target
 from cortex.telemetry import Logger
 
@@ -97,6 +97,10 @@ class Reconciler:
         leaving = [replica for replica in mine if not self._is_active(replica)]
         preparation = self._states([record]).get((record.name, record.revision), Preparation())
         return status_of(record, active, leaving, preparation, datetime.fromtimestamp(self._clock(), UTC))
+
+    def statuses(self, name: str) -> list[ReplicaStatus]:
+        """Return how the replicas of an API are that are not being stopped."""
+        return [replica.status for replica in self._active() if replica.spec.api == name]
 
     def routes(self) -> RoutingTable:
         """Return the routes to what runs now."""

@@ -17,6 +17,7 @@ import sys
 import time
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from cortex.engine.local import replica_environ
 from cortex.engine.session import Identity, kill_session
@@ -35,6 +36,11 @@ _LOOK_S = 0.5
 _LAST_WORDS_BYTES = 2000
 
 
+def model_agent_file(home: Home) -> Path:
+    """Return the file that says which process is the agent of a home."""
+    return home.run_dir / "model-agent.json"
+
+
 class ModelAgent:
     """The agent of one home. `startup`, then `run` as a task, then `shutdown`, which leaves it running."""
 
@@ -43,7 +49,7 @@ class ModelAgent:
         # Fewer arenas: what a listing or a download took goes back to the system.
         self._environ = {"MALLOC_ARENA_MAX": "2", **replica_environ(environ)}
         self._logger = logger
-        self._identity_file = home.run_dir / "model-agent.json"
+        self._identity_file = model_agent_file(home)
         self._output = home.run_dir / "model-agent.output"
         self._needed: Callable[[], bool] = lambda: False
         self._child: subprocess.Popen[bytes] | None = None

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from cortex.cli.age import age
 from cortex.cli.arguments import add_api, add_env, add_output
 from cortex.cli.connect import client_of
 from cortex.cli.context import Context
+from cortex.cli.models_table import notes, versions_table
 from cortex.client.api import Client
 from cortex.errors import UserError
 
@@ -58,11 +60,25 @@ def _show_one(client: Client, api: Api, context: Context) -> None:
     console, status = context.console, api["status"]
     console.table(*table(client.environment.name, [api], datetime.now(UTC)))
     console.line(f"\nendpoint: {api['endpoint']}")
+    if models := api.get("models"):
+        _show_models(models, context)
     if failure := status.get("failure"):
         console.line()
         console.line(UserError(failure["message"], failure["traceback"]).in_full())
         if status["replica_counts"]["stale"]["ready"]:
             console.line("the version that was live before still serves")
+
+
+def _show_models(models: dict[str, Any], context: Context) -> None:
+    console = context.console
+    if models["versions"]:
+        console.line()
+        console.table(*versions_table(models))
+    lines = list(notes(models, datetime.now(UTC)))
+    if lines:
+        console.line()
+    for line in lines:
+        console.line(line)
 
 
 #: Header, cell, and whether the column is hidden while every cell of it is zero.
@@ -90,15 +106,6 @@ def table(env: str, apis: list[Api], now: datetime) -> tuple[list[str], list[lis
     ]
     headers = ["env", *(header for header, _ in shown)]
     return headers, [[env, *(cells[index] or "0" for _, cells in shown)] for index in range(len(apis))]
-
-
-def age(moment: datetime, now: datetime) -> str:
-    """Return how long ago a moment was: `5s`, `3m`, `2h`, `4d`."""
-    seconds = max(0, int((now - moment).total_seconds()))
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
-        if seconds >= size:
-            return f"{seconds // size}{unit}"
-    return f"{seconds}s"
 
 
 def _counts(api: Api) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`cortex status`: operator, gateway and replicas of this machine."""
+"""`cortex status`: operator, gateway, model agent and replicas of this machine."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
 def _show(status: dict[str, Any], context: Context) -> None:
     console = context.console
     rows = [[name, *_where(status[name])] for name in ("operator", "gateway")]
+    if status.get("models"):  # there is one only while an API has models
+        rows.append(["model agent", *_where(status["models"])])
     console.table(["process", "status", "pid", "url"], rows)
     if status["replicas"]:
         console.line()
@@ -45,7 +47,7 @@ def _show(status: dict[str, Any], context: Context) -> None:
 def _where(process: dict[str, Any] | None) -> list[str]:
     if not process or process["pid"] is None:
         return ["not running", "-", "-"]
-    return ["running", str(process["pid"]), str(process["url"] or "-")]
+    return ["running", str(process["pid"]), str(process.get("url") or "-")]
 
 
 def _replica(replica: dict[str, Any]) -> list[str]:

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cortex.cli.models_table import notes, versions_table
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def row(version: str = "1", model: str = "iris", **changes: Any) -> dict[str, Any]:
+    base = {"model": model, "version": version, "edited_at": "2026-01-01T12:00:00+00:00"}
+    return {**base, "served": 3, "loaded": 3, "latest": 0, "is_latest": False, **changes}
+
+
+def models(*versions: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    base = {"replicas": 3, "reloading": 0, "version_count": len(versions), "problems": []}
+    return {**base, "versions": list(versions), **changes}
+
+
+def problem(**changes: Any) -> dict[str, Any]:
+    since = (NOW - timedelta(minutes=3)).isoformat()
+    base = {
+        "model": "iris",
+        "version": "3",
+        "since": since,
+        "message": "no saved_model.pb",
+        "detail": "",
+        "replicas": 3,
+    }
+    return {**base, **changes}
+
+
+def test_versions_tell_which_is_latest_and_whether_they_are_loaded() -> None:
+    headers, rows = versions_table(models(row("1", loaded=0), row("2", latest=3)))
+    assert headers == ["model name", "model version", "edit time", "loaded"]
+    assert rows == [
+        ["iris", "1", "2026-01-01 12:00:00 UTC", "no"],
+        ["iris", "2 (latest)", "2026-01-01 12:00:00 UTC", "yes"],
+    ]
+
+
+def test_replicas_that_differ_are_counted() -> None:
+    _, (old, new) = versions_table(models(row("1", latest=1), row("2", latest=2, loaded=2)))
+    assert old[1] == "1 (latest in 1 of 3 replicas)"
+    assert new[1::2] == ["2 (latest in 2 of 3 replicas)", "2 of 3 replicas"]
+
+
+def test_a_model_without_a_name_has_no_column_for_it() -> None:
+    headers, rows = versions_table(models(row(model="_cortex_default")))
+    assert headers[0] == "model version"
+    assert rows[0][0] == "1"
+
+
+def test_a_problem_says_what_since_when_where_and_why() -> None:
+    lines = list(notes(models(problems=[problem(replicas=2, detail="Traceback\n  here\n")]), NOW))
+    assert lines[0] == "problem with iris version 3, for 3m, in 2 of 3 replicas: no saved_model.pb"
+    assert lines[1:] == ["    Traceback", "      here"]
+
+
+def test_a_problem_of_all_models_names_none() -> None:
+    (line,) = notes(models(problems=[problem(model="", version=None, since=None, message="can't be listed")]), NOW)
+    assert line == "problem with models: can't be listed"
+
+
+def test_what_is_not_in_the_table_is_counted_below_it() -> None:
+    assert list(notes(models(row(), version_count=4701, reloading=1), NOW)) == [
+        "and 4,700 more versions",
+        "newer models are being loaded in 1 of 3 replicas",
+    ]
