@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import tracemalloc
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +51,8 @@ TWO = Inputs([Arg("a", "tensor(float)", [None]), Arg("b", "tensor(int64)", ["n",
         (one("float16", None), [1.5], np.array([1.5], np.float16)),
         (one("float16", None), np.array([1.5], ">f4"), np.array([1.5], np.float16)),
         (one("double", None), (1, 2), np.array([1.0, 2.0])),
+        (one("float", None), ["1.5", True, 2**70], np.array([1.5, 1, 2**70], np.float32)),
+        (one("int64", None, 2), [[1, 2.0], [True, 4]], np.array([[1, 2], [1, 4]])),
         (one("string", None), ["a", "é"], np.array(["a", "é"], object)),
         (one("string", None), "a", np.array(["a"], object)),
         (one("string", None, 2), [["a", b"b"]], np.array([["a", "b"]], object)),
@@ -61,6 +65,22 @@ def test_a_value_becomes_the_array_that_the_model_takes(inputs, value, expected)
         assert array.dtype == expected.dtype
         assert array.shape == expected.shape
         assert (array == expected).all()
+
+
+def test_one_long_string_among_many_values_takes_no_room_for_each():
+    values = ["1"] * 100_000 + ["9" * 1_000_000]
+    for type_ in ("float", "int64"):
+        tracemalloc.start()
+        try:
+            with contextlib.suppress(ModelError):
+                one(type_, None).feed(values)
+            assert tracemalloc.get_traced_memory()[1] < 200e6
+        finally:
+            tracemalloc.stop()
+
+
+def test_null_in_a_list_is_not_a_number():
+    assert np.isnan(one("float", None, 2).feed([1, None])["x"][0, 1])
 
 
 def test_an_array_that_fits_is_not_copied():

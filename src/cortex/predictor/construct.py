@@ -34,8 +34,8 @@ def construct(
         if before_init is None:
             return target(**chosen)
         # What calling the class does, with one step between.
-        passed = {} if target.__new__ is object.__new__ else chosen
-        instance: Any = target.__new__(target, **passed)
+        new: Any = target.__new__
+        instance = new(target, **({} if new is object.__new__ else chosen))
         before_init(instance)
         instance.__init__(**chosen)
     return instance

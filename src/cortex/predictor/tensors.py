@@ -139,6 +139,8 @@ def _numbers(value: Any, dtype: DType) -> Array:
     """Convert by numpy as a whole where it can tell what all the values are, else one by one."""
     if isinstance(value, str | bytes | bytearray | memoryview | Mapping):
         return _one_by_one(value, dtype)
+    if isinstance(value, list | tuple) and not _is_numeric(value):
+        return _one_by_one(value, dtype)
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, OverflowError):
@@ -157,6 +159,18 @@ def _numbers(value: Any, dtype: DType) -> Array:
     if not array.size:
         return array.astype(target)
     return _one_by_one(value if isinstance(value, list | tuple) else array, dtype)
+
+
+def _is_numeric(value: list[Any] | tuple[Any, ...]) -> bool:
+    """Tell whether a list holds numbers only.
+
+    Given text too, numpy makes text of all values, and room in each place for the longest: perhaps all memory.
+    """
+    try:
+        kinds = set(map(type, np.array(value, object).ravel().tolist()))
+    except ValueError:  # ragged below the first level
+        return False
+    return all(issubclass(kind, int | float | complex | np.number | np.bool_) for kind in kinds)
 
 
 def _holds(target: np.dtype[Any], array: Array) -> bool:
