@@ -21,6 +21,8 @@ from cortex.predictor.tensors import DTYPES, Array, TensorError, TensorSpec, to_
 PREFERRED_SIGNATURES = ("predict", "serving_default")
 #: Exporters put signatures for themselves, such as `__saved_model_init_op`, beside those of the user.
 _INTERNAL_PREFIX = "__saved_model_"
+_NOISE = ("Graph execution error:", "Detected at node", "<stack traces unavailable>", "[[{{")
+_MESSAGE_LIMIT = 2000
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,13 @@ def read_signature(definition: Any) -> SignatureInfo:
         outputs={name: _read_spec(definition.outputs[name]) for name in sorted(definition.outputs)},
         method_name=definition.method_name,
     )
+
+
+def plain(told: object) -> str:
+    """Return what an error of TensorFlow's says, without where the graph's nodes are and how they were made."""
+    text = str(getattr(told, "message", None) or told).partition("Original stack trace for")[0]
+    lines = [line.strip() for line in text.splitlines()]
+    return "; ".join(line for line in lines if line and not line.startswith(_NOISE))[:_MESSAGE_LIMIT]
 
 
 def _expected(wanted: Mapping[str, TensorSpec]) -> str:

@@ -24,7 +24,7 @@ from google.protobuf import text_format
 
 from cortex.errors import ModelError
 from cortex.models.loading import LoadRequest
-from cortex.predictor.servable import SignatureInfo, named
+from cortex.predictor.servable import SignatureInfo, named, plain
 from cortex.predictor.serving_messages import (
     AVAILABLE,
     END,
@@ -220,7 +220,7 @@ class LocalServer:
             if state == AVAILABLE:
                 return
             if state == END:
-                raise ModelError(f"{self._name} can't load it: {why}")
+                raise ModelError(f"{self._name} can't load it: {plain(why)}")
             self._is_closing.wait(_POLL_S)
 
     def _forget(self, connection: Connection, name: str) -> None:
@@ -261,7 +261,7 @@ class LocalServer:
         ending = self.died() if error.code() is grpc.StatusCode.UNAVAILABLE else None
         if ending:
             return f"{self._name} {ending} while it was being loaded"
-        return f"{self._name} can't load it: {error.details()}"
+        return f"{self._name} can't load it: {plain(error.details())}"
 
 
 class LocalModel:

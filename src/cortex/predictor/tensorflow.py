@@ -18,7 +18,7 @@ import numpy as np
 
 from cortex.errors import ModelError
 from cortex.models.loading import LoadRequest
-from cortex.predictor.servable import SignatureInfo, named, read_signature
+from cortex.predictor.servable import SignatureInfo, named, plain, read_signature
 from cortex.predictor.tensors import DTYPES, Array
 
 #: For TensorFlow, unless the user's environment says otherwise. Models of one GPU share its memory only if each takes
@@ -27,7 +27,6 @@ _ENVIRONMENT = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "TF_CPP_MIN_LOG_LEVEL": "1"
 #: The tag of the graph that exporters mean to be served; there may be others, for training.
 _SERVE = "serve"
 _BFLOAT16 = 14
-_MESSAGE_LIMIT = 2000
 
 _import_turn = threading.Lock()
 
@@ -46,7 +45,7 @@ class EmbeddedTensorFlow:
             return EmbeddedModel(request, session, meta.signature_def)
         except (tf.errors.OpError, OSError, ValueError, RuntimeError, TypeError, KeyError) as e:
             session.close()
-            raise ModelError(f"TensorFlow can't load it: {_first_lines(e)}") from e
+            raise ModelError(f"TensorFlow can't load it: {plain(e)}") from e
         except BaseException:
             session.close()
             raise
@@ -86,7 +85,7 @@ class EmbeddedModel:
         try:
             return call(inputs)
         except self._op_error as e:
-            raise ModelError(f"{named(self._request)} failed: {_first_lines(e)}") from None
+            raise ModelError(f"{named(self._request)} failed: {plain(e)}") from None
         finally:
             with self._turn:
                 self._running -= 1
@@ -169,9 +168,3 @@ def _array(value: Any, dtype: int) -> Array:
         array[()] = value
         return array
     return np.asarray(value, DTYPES[dtype].numpy) if dtype == _BFLOAT16 else np.asarray(value)
-
-
-def _first_lines(error: BaseException) -> str:
-    """Leave out the listing of the graph's nodes, and how they were made, that follows a blank line."""
-    text = str(getattr(error, "message", None) or error)
-    return text.split("\n\n")[0].strip()[:_MESSAGE_LIMIT]

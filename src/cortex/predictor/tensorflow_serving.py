@@ -17,7 +17,7 @@ from cortex.errors import ModelError
 from cortex.models.loading import LoadRequest
 from cortex.models.spec import DEFAULT_MODEL, LATEST, ModelSource
 from cortex.models.versions import check_version, shown
-from cortex.predictor.servable import SignatureInfo, TensorFlowModel, named
+from cortex.predictor.servable import SignatureInfo, TensorFlowModel, named, plain
 from cortex.predictor.serving_messages import (
     MESSAGES,
     METHODS,
@@ -33,7 +33,6 @@ CALL_TIMEOUT_S = 300.0
 #: A model's metadata holds its signatures only, but there may be thousands of inputs; inputs may be images.
 _UNLIMITED = -1
 _RECONNECT_MS = 1000
-_MESSAGE_LIMIT = 2000
 
 
 class UnreachableError(ModelError):
@@ -187,7 +186,7 @@ class ExternalModels:
 
 def fail(error: Any, target: str, request: LoadRequest) -> NoReturn:
     """Raise a ModelError for a call that failed; it keeps the server's words."""
-    code, told = error.code(), str(error.details() or "").strip()[:_MESSAGE_LIMIT]
+    code, told = error.code(), plain(error.details())
     server = f"TensorFlow Serving at {target}"
     if code is grpc.StatusCode.UNAVAILABLE:
         raise UnreachableError(f"{server} can't be reached: {told}") from None

@@ -20,6 +20,8 @@ Array = NDArray[Any]
 _WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _MAX_EXACT_INTEGER = 2**53
 _SHOWN_CHARS = 60
+_SHOWN_BITS = 200
+_MAX_RANK = 64  #: of numpy's arrays
 
 
 @dataclass(frozen=True)
@@ -179,8 +181,6 @@ def _holds(target: np.dtype[Any], array: Array) -> bool:
 
 
 def _strings(value: Any) -> Array:
-    if isinstance(value, str | bytes | bytearray | memoryview | Mapping):
-        return _strings([value]).reshape(())
     leaves, shape = _leaves(value)
     array = np.empty(len(leaves), np.object_)
     for index, (place, leaf) in enumerate(leaves):
@@ -204,6 +204,8 @@ def _leaves(value: Any) -> tuple[list[tuple[str, Any]], tuple[int, ...]]:
         if not isinstance(item, list | tuple):
             found.append((place, item))
             return ()
+        if place.count("[") == _MAX_RANK:
+            raise TensorError(f"the value is nested more than {_MAX_RANK} deep")
         shapes = []
         for index, part in enumerate(item):
             shapes.append(walk(part, f"{place}[{index}]"))
@@ -291,5 +293,7 @@ def _at(place: str) -> str:
 def _shown(value: Any) -> str:
     if not isinstance(value, str | bytes | int | float | complex | Mapping | None):
         return f"of type {type(value).__name__}"
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:  # Python refuses to write the very long ones
+        return f"an integer of {value.bit_length()} bits"
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
