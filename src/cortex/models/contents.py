@@ -228,6 +228,7 @@ class Contents:
             await order.fill(part / order.digest)
             self._write_index(order.digest, {order.api})
             (part / order.digest).rename(self._folder / order.digest)
+            part.rmdir()
             self._held[order.digest] = Held(order.digest, frozenset({order.api}), time.time())
         except BaseException as error:
             if _is_full(error):

@@ -279,10 +279,10 @@ class Feed:
             self._settled.clear()
             await self._settled.wait()
 
-    def _fill(self, version: Version) -> Callable[[Path], asyncio.Future[None]]:
+    def _fill(self, version: Version) -> Fill:
         return lambda folder: self._download(version.url, version.digest, folder)
 
-    def _no_fill(self, folder: Path) -> asyncio.Future[None]:
+    async def _no_fill(self, folder: Path) -> None:
         raise StorageError(f"{folder.name} was removed from the disk just now; try again")
 
 
