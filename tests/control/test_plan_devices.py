@@ -81,6 +81,16 @@ def test_a_new_revision_that_fails_beside_the_old_is_left_to_its_retries() -> No
     assert decide(desired, [holding("old", 1), holding("new", 1, FAILED, revision="r2")], free=0) == []
 
 
+def test_what_an_update_sets_free_goes_to_no_other_api() -> None:
+    updating = record(wanting("r2"), wanting("r1"))
+    other = Target("r1", api("another", compute={"gpu": 1}), "project")
+    waiting = [record(other), record(replace(other, spec=api("a", replicas=2, compute={"gpu": 1})), target("r1"))]
+    preparations = {(name, revision): DONE for name in ("another", "iris", "a") for revision in ("r1", "r2")}
+    replicas = [holding("a1", 1, name="a")]
+    actions = plan([*waiting, updating], replicas, preparations, 0.0, Room(gpus=1, all_gpus=2))
+    assert [action for action in actions if isinstance(action, Start)] == [Start(updating.target)]
+
+
 def test_an_api_without_gpus_is_never_short_of_any() -> None:
     assert decide(record(target("r1")), [], free=0) == [Start(target("r1"))]
     assert Room(gpus=-1).fits(Compute())

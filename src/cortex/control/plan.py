@@ -136,11 +136,21 @@ def plan(
     for replica in replicas:
         by_api.setdefault(replica.spec.api, []).append(replica)
     actions: list[Action] = []
-    for record in records:
-        actions += _ApiPlan.of(record, by_api.pop(record.name, []), preparations, now, room).decide()
+    for record in sorted(records, key=lambda record: _turn(record, by_api)):
+        one = _ApiPlan.of(record, by_api.pop(record.name, []), preparations, now, room)
+        actions += one.decide()
+        room = one.room
     for orphans in by_api.values():
         actions += [Retire(replica.spec.id) for replica in orphans]
     return actions
+
+
+def _turn(record: ApiRecord, by_api: Mapping[str, Sequence[Replica]]) -> tuple[bool, int]:
+    """Return a key that sorts first who gets devices first: an API that served before one that waits for its turn.
+
+    Otherwise another would take what an update has just set free.
+    """
+    return record.serving is None, len(by_api.get(record.name, ()))
 
 
 @dataclass
