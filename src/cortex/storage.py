@@ -330,11 +330,14 @@ async def _download(store: ObjectStore, objects: Sequence[StoredObject], destina
     async def take_turns() -> None:
         for item in waiting:
             target = part / "content" / item.name
-            await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
-            if isinstance(store, LocalStore):
-                await asyncio.to_thread(copy, item, target)
-            else:
-                await _get(store, item, target)
+            try:
+                await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
+                if isinstance(store, LocalStore):
+                    await asyncio.to_thread(copy, item, target)
+                else:
+                    await _get(store, item, target)
+            except (FileExistsError, NotADirectoryError, IsADirectoryError):
+                raise StorageError(f"{item.key} is both a file and a folder, which no disk can hold") from None
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 #: Longer names are refused by every file system in use.
 MAX_NAME_BYTES = 255
+#: Deeper ones are too much for what walks through folders by recursion, such as Python's own library.
+MAX_DEPTH = 200
 #: Control characters, which the library refuses to ask for; bytes of a local name that are no UTF-8, which can't be
 #: written as JSON; folders named "", "." or "..".
 _ODD = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|(?:^|/)\.{0,2}(?:/|\Z)")
@@ -38,6 +40,8 @@ def flaw_of_name(name: str) -> str | None:
         return None
     if _ODD.search(name):
         return "no file can have this name"
+    if name.count("/") > MAX_DEPTH:
+        return f"it is more than {MAX_DEPTH} folders deep"
     # The longest characters take four bytes.
     if len(name) * 4 > MAX_NAME_BYTES and any(len(part.encode()) > MAX_NAME_BYTES for part in name.split("/")):
         return f"a part of its name is longer than {MAX_NAME_BYTES} bytes"

@@ -5,6 +5,7 @@ The library's own listing of local folders ends at the first odd name or circle 
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -16,6 +17,17 @@ from cortex.errors import StorageError
 from cortex.storage_entries import StoredObject, flaw_of_name, printable
 
 _BATCH = 1000
+_NEVER = datetime.fromtimestamp(0, UTC)
+
+_DENIED = "the file system denies access to it"
+_CIRCLE = "it is a link to a folder that it is in"
+#: What is wrong with one file; anything else may be wrong with the disk, and then nothing may be concluded from it.
+_FLAWS = {
+    errno.EACCES: _DENIED,
+    errno.EPERM: _DENIED,
+    errno.ELOOP: _CIRCLE,
+    errno.ENAMETOOLONG: "its path is too long",
+}
 
 
 def file_batches(root: Path) -> Iterator[list[StoredObject]]:
@@ -33,7 +45,7 @@ def file_batches(root: Path) -> Iterator[list[StoredObject]]:
     if not stat.S_ISDIR(found.st_mode):
         return
     batch: list[StoredObject] = []
-    for item in _walk(root, "", (_identity(found),)):
+    for item in _walk(str(root), _identity(found)):
         batch.append(item)
         if len(batch) == _BATCH:
             yield batch
@@ -52,33 +64,47 @@ def copy(item: StoredObject, target: Path) -> None:
                 shutil.copyfileobj(source, file)
             after = os.fstat(source.fileno())
     except FileNotFoundError:
-        raise StorageError(f"{path} was removed while it was read; try again") from None
+        raise StorageError(f"{printable(str(path))} was removed while it was read; try again") from None
     if {_etag(before), _etag(after)} != {item.etag}:
-        raise StorageError(f"{path} changed while it was read; try again")
+        raise StorageError(f"{printable(str(path))} changed while it was read; try again")
 
 
-def _walk(folder: Path, name: str, above: tuple[tuple[int, int], ...]) -> Iterator[StoredObject]:
+def _walk(root: str, identity: tuple[int, int]) -> Iterator[StoredObject]:
+    """Go through a folder. Not by recursion: folders may be deeper than Python's stack."""
+    waiting: list[tuple[str, str, tuple[tuple[int, int], ...]]] = [(root, "", (identity,))]
+    while waiting:
+        folder, name, above = waiting.pop()
+        try:
+            entries = _sorted_entries(folder)
+        except PermissionError:
+            yield _flawed(folder, name, _DENIED)
+            continue
+        for entry in entries:
+            below = f"{name}/{entry.name}" if name else entry.name
+            try:
+                found = entry.stat()
+            except FileNotFoundError:
+                continue  # a link to nothing, or just removed
+            except OSError as error:
+                if error.errno not in _FLAWS:
+                    raise
+                yield _flawed(entry.path, below, _FLAWS[error.errno])
+                continue
+            if stat.S_ISREG(found.st_mode):
+                yield _stored(entry.path, below, found)
+            elif stat.S_ISDIR(found.st_mode):
+                if _identity(found) in above:
+                    yield _flawed(entry.path, below, _CIRCLE)
+                else:
+                    waiting.append((entry.path, below, (*above, _identity(found))))
+
+
+def _sorted_entries(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries)
+            return sorted(entries, key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
-        raise StorageError(f"{folder} was removed while it was listed") from None
-    except PermissionError:
-        yield _flawed(folder, name, "the file system denies access to it")
-        return
-    for each in names:
-        path, below = folder / each, f"{name}/{each}" if name else each
-        try:
-            found = path.stat()
-        except OSError:
-            continue  # a link to nothing, or just removed
-        if stat.S_ISREG(found.st_mode):
-            yield _stored(str(path), below, found)
-        elif stat.S_ISDIR(found.st_mode):
-            if _identity(found) in above:
-                yield _flawed(path, below, "it is a link to a folder that it is in")
-            else:
-                yield from _walk(path, below, (*above, _identity(found)))
+        raise StorageError(f"{printable(folder)} was removed while it was listed") from None
 
 
 def _stored(path: str, name: str, found: os.stat_result) -> StoredObject:
@@ -86,10 +112,10 @@ def _stored(path: str, name: str, found: os.stat_result) -> StoredObject:
     return StoredObject(path.strip("/"), name, found.st_size, _etag(found), modified_at, flaw_of_name(name))
 
 
-def _flawed(path: Path, name: str, flaw: str) -> StoredObject:
+def _flawed(path: str, name: str, flaw: str) -> StoredObject:
     if not name:
-        raise StorageError(f"{printable(str(path))}: {flaw}")
-    return StoredObject(str(path).strip("/"), name, 0, flaw, datetime.fromtimestamp(0, UTC), flaw)
+        raise StorageError(f"{printable(path)}: {flaw}")
+    return StoredObject(path.strip("/"), name, 0, flaw, _NEVER, flaw)
 
 
 def _etag(found: os.stat_result) -> str:

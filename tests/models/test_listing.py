@@ -238,6 +238,22 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     assert files == {tmp_path / "out/f": False, tmp_path / "out/link/f": False}
 
 
+def test_what_is_too_deep_is_a_flaw(place: Place) -> None:
+    place.put(f"m/1/{'d/' * 250}f")
+    place.put("m/2/f")
+    versions = place.list().models["m"].versions
+    assert "more than 200 folders deep" in str(versions["1"].flaw)
+    assert versions["2"].flaw is None
+
+
+def test_a_key_that_is_a_file_and_a_folder_is_not_downloaded(bucket: Place, tmp_path: Path) -> None:
+    bucket.put("m/1/a")
+    bucket.put("m/1/a/b")
+    content = bucket.list().models["m"].versions["1"]
+    with pytest.raises(StorageError, match="m/1/a.* is both a file and a folder"):
+        asyncio.run(download_version(f"{bucket.url}/m/1", content.digest, tmp_path / "out", bucket.environ))
+
+
 @pytest.mark.parametrize("name", [b"\xff\xfe", b"a\nb", b"\x01"])
 def test_an_odd_local_name_costs_its_version_only(tmp_path: Path, name: bytes) -> None:
     for each in ("m/1/f", "m/2/f"):
@@ -272,9 +288,9 @@ def test_a_folder_that_vanishes_while_it_is_listed_is_an_error(tmp_path: Path, m
     (tmp_path / "m/1").mkdir(parents=True)
     real = os.scandir
 
-    def scandir(folder: Path) -> object:
-        if folder.name == "1":
-            folder.rmdir()
+    def scandir(folder: str) -> object:
+        if str(folder).endswith("/1"):
+            Path(folder).rmdir()
         return real(folder)
 
     monkeypatch.setattr("cortex.storage_files.os.scandir", scandir)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
 
@@ -204,11 +204,11 @@ class ListingTally:
         return True
 
     def listing(self, is_cut: bool) -> Listing:
-        """Return the sums."""
-        return Listing(self.prefix, self.taken_at, dict(self._folders()), self.objects, is_cut)
-
-    def _folders(self) -> Iterator[tuple[str, Folder]]:
-        return ((name, tally.folder()) for name, tally in self.models.items())
+        """Return the sums, once: this is empty then."""
+        folders: dict[str, Folder] = {}
+        for name in list(self.models):  # one after the other, so that there are never two of all
+            folders[name] = self.models.pop(name).folder()
+        return Listing(self.prefix, self.taken_at, folders, self.objects, is_cut)
 
 
 def _mark_of_variables(name: str) -> Marks:

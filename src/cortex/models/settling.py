@@ -69,7 +69,7 @@ def settle(state: Settling, source: ModelSource, listings: Mapping[Prefix, Listi
     found: dict[str, Part] = {}
     for prefix, name, signature_key in parts(source):
         before, listing = state.parts.get(name), listings.get(prefix)
-        if listing is None or (before is not None and listing.taken_at <= before.taken_at):
+        if listing is None or (before is not None and listing.taken_at == before.taken_at):
             if before is not None:
                 found[name] = before
             continue
