@@ -64,6 +64,9 @@ def _strip(shown: traceback.TracebackException, project: str, seen: set[int]) ->
     if id(shown) in seen:
         return
     seen.add(id(shown))
+    cause = shown.__cause__
+    if cause is not None and cause.exc_type is UserError and cause.__cause__ is not None:
+        shown.__cause__ = cause.__cause__  # ours, between what a user raised and what the user's call is told
     if shown.stack is not None:
         shown.stack[:] = [frame for frame in shown.stack if not _is_ours(frame.filename)]
         for frame in shown.stack:
