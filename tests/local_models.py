@@ -34,13 +34,13 @@ class Store:
         path.mkdir(parents=True, exist_ok=True)
         weights = numpy.ones(size_bytes // 8)
         content = {"name": model, "number": number, "mark": mark, "weights": weights}
-        (path / "model.pkl").write_bytes(pickle.dumps(content, protocol=5))
+        _write(path / "model.pkl", pickle.dumps(content, protocol=5))
 
     def add_raw(self, model: str, data: bytes, number: str = "1") -> None:
         """Write a version that is whatever it is."""
         path = self.folder / model / number
         path.mkdir(parents=True, exist_ok=True)
-        (path / "model.pkl").write_bytes(data)
+        _write(path / "model.pkl", data)
 
     def remove(self, model: str, number: str | None = None) -> None:
         """Remove a version, or the model with all versions."""
@@ -65,16 +65,20 @@ class FolderFetcher:
     folder: Path
     fetched: Counter[str] = field(default_factory=Counter)
     released: Counter[str] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def fetch(self, model: str, version: Version) -> Path:
-        self.fetched[model] += 1
-        target = self.folder / version.digest
-        if not target.exists():
-            try:
-                shutil.copytree(self.store.folder / model / version.number, target)
-            except OSError as error:
-                raise ModelError(f"model {model}, version {version.number}, can't be fetched: {error}") from error
-        return target
+        with self._lock:
+            self.fetched[model] += 1
+            target = self.folder / version.digest
+            if not target.exists():
+                try:
+                    shutil.copytree(
+                        self.store.folder / model / version.number, target, ignore=shutil.ignore_patterns("part")
+                    )
+                except OSError as error:
+                    raise ModelError(f"model {model}, version {version.number}, can't be fetched: {error}") from error
+            return target
 
     def release(self, version: Version) -> None:
         self.released[version.digest] += 1
@@ -132,8 +136,14 @@ class Told:
         self.failures.append((model, version.number, message, detail))
 
 
+def _write(path: Path, data: bytes) -> None:
+    part = path.with_name("part")
+    part.write_bytes(data)
+    part.replace(path)  # whoever copies meanwhile gets the one or the other
+
+
 def _version(folder: Path, has_paths: bool) -> Version:
-    files = [path for path in folder.rglob("*") if path.is_file()]
+    files = list(folder.rglob("*.pkl"))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files) + str(folder).encode()).hexdigest()
     size_bytes = sum(path.stat().st_size for path in files)
     modified_at = max(path.stat().st_mtime for path in files)

@@ -17,7 +17,7 @@ from cortex.errors import ModelError
 from cortex.models import memory
 from cortex.models.failures import FIRST_RETRY_S, Failure, Failures, describe
 from cortex.models.loading import Events, Fetcher, Key, Loader, LoadRequest, T
-from cortex.models.room import NoRoomError, Room, TooBigError
+from cortex.models.room import Measurement, NoRoomError, Room, TooBigError
 from cortex.models.scope import Holder
 from cortex.models.shelf import Entry, Shelf
 from cortex.models.spec import Model, ModelSource, Version
@@ -198,11 +198,19 @@ class Loads(Generic[T]):
             if is_leased:
                 self._fetcher.release(version)
 
-    def _load(self, flight: _Flight[T], model: Model, version: Version, path: str, measure: Callable[[], int]) -> None:
+    def _load(
+        self, flight: _Flight[T], model: Model, version: Version, path: str, measure: Callable[[], Measurement]
+    ) -> None:
         self._events.loading(model.name, version)
         request = LoadRequest(model.name, version.number, path, version.digest, version.size_bytes, model.signature_key)
+        measurement = measure()
         entry = Entry(model.name, version, self._loader.load(request), frozen_before=gc.get_freeze_count())
-        entry.size_bytes = measure()
+        if self._room.is_doubtful(measurement):
+            self._unload(entry)
+            self._room.rebase()
+            measurement = measure()
+            entry.value = self._loader.load(request)
+        entry.size_bytes = self._room.learn(measurement)
         try:
             self._room.check(label(self._source, model.name), version)
         except TooBigError:

@@ -27,12 +27,43 @@ _PATIENCE_S = 5.0
 _TOLERATED_SHARE, _TOLERATED_BYTES = 0.05, 8 * _MIB
 
 
+#: Beyond this, and twice its files, a model is not taken to be that big at once.
+_CREDIBLE_BYTES = 32 * _MIB
+
+
 class NoRoomError(ModelError):
     """The limits leave no room for a version."""
 
 
 class TooBigError(NoRoomError):
     """The limits leave no room for a version at any time."""
+
+
+class _Measurement:
+    """How the process grows from now on, models apart that come or go meanwhile: they are accounted for."""
+
+    def __init__(self, sizes: Sizes, version: Version, used: Callable[[], int]) -> None:
+        self._sizes = sizes
+        self._version = version
+        self._used = used
+        self._used_before = used()
+        self._before = memory.resident_bytes()
+        self._peak_before = memory.peak_bytes()
+
+    def is_absurd(self) -> bool:
+        return self._grown() > 2 * self._version.size_bytes + _CREDIBLE_BYTES
+
+    def learn(self) -> int:
+        grown, peak = self._grown(), memory.peak_bytes()
+        highest = peak - self._before if peak > self._peak_before else None
+        return self._sizes.learn(self._version.digest, self._version.size_bytes, grown, highest)
+
+    def _grown(self) -> int:
+        memory.trim()
+        return memory.resident_bytes() - self._before - (self._used() - self._used_before)
+
+
+Measurement = _Measurement | None
 
 
 class Room(Generic[T]):
@@ -49,39 +80,48 @@ class Room(Generic[T]):
         self._timeout_s = timeout_s
         self._sizes = Sizes()
         self._reserved: list[int] = []  #: by the loads under way: a model's loading may load another
+        self._has_doubted = False
         self._baseline = 0  #: what the process takes without models
 
     @contextmanager
     def reserved(
         self, name: str, version: Version, holder: Holder | None, spared: Entry[T] | None
-    ) -> Iterator[Callable[[], int]]:
-        """Hold room for one version; yields what measures it once it is loaded, in bytes.
+    ) -> Iterator[Callable[[], Measurement]]:
+        """Hold room for one version; yields what begins to measure, just before it is loaded.
 
         What is least recently used and not in use goes. Raises: NoRoomError if there is none in time, or can be none.
         """
         if not self._is_limited:
-            yield lambda: 0
+            yield lambda: None
             return
         need = self._refuse_or_expect(name, version)
         self._make(need, name, version, holder, spared)
         try:
             self._mind_process()
-            before, peak_before, others = memory.resident_bytes(), memory.peak_bytes(), self._used()
-
-            def measure() -> int:
-                memory.trim()
-                # Models that came or went meanwhile are accounted for already.
-                grown = memory.resident_bytes() - before - (self._used() - others)
-                peak = memory.peak_bytes()
-                kept = self._sizes.learn(
-                    version.digest, version.size_bytes, grown, peak - before if peak > peak_before else None
-                )
-                self._reserved[-1] = kept
-                return kept
-
-            yield measure
+            yield lambda: _Measurement(self._sizes, version, self._used)
         finally:
             self._reserved.pop()
+
+    def learn(self, measurement: Measurement) -> int:
+        """Return what a version is taken to need from now on, in bytes, by how the process grew with it."""
+        if measurement is None:
+            return 0
+        self._reserved[-1] = measurement.learn()
+        return self._reserved[-1]
+
+    def is_doubtful(self, measurement: Measurement) -> bool:
+        """Tell whether to load a version once more to see what it takes: what loads it may have been loaded with it.
+
+        Libraries are imported with the first model, if not before; they stay, and are no model's.
+        """
+        if self._has_doubted or self._budget is None or measurement is None or not measurement.is_absurd():
+            return False
+        self._has_doubted = True
+        return True
+
+    def rebase(self) -> None:
+        """Take it that whatever else there is now is no model's."""
+        self._baseline = memory.resident_bytes() - self._used()
 
     def check(self, name: str, version: Version) -> None:
         """Refuse a version that can't be within the budget. Raises: TooBigError."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Condition
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from cortex.models.loading import Key, T
 from cortex.models.scope import Holder
@@ -34,7 +34,7 @@ class Entry(Generic[T]):
         return self.model, self.version.number
 
 
-E = TypeVar("E", bound=Entry[object])
+E = TypeVar("E", bound=Entry[Any])
 
 
 class Shelf(Generic[T]):
@@ -145,5 +145,5 @@ def choose(
     return stalled, False
 
 
-def _is_stalled(entry: Entry[object], place: object) -> bool:
+def _is_stalled(entry: Entry[Any], place: object) -> bool:
     return all(holder.waiting or holder.place == place for holder in entry.holders)
