@@ -1,0 +1,403 @@
+"""The model agent as a process of its own, on real folders and a real S3 server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buckets import BUCKET, start_swift
+from cortex.home import Home
+from cortex.models.protocol import Failed, Fetched, Release, Watch
+from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelPath, ModelSource
+from model_agents import AgentClient, RunningAgent
+from s3 import SwiftServer
+from slow_proxy import SlowProxy
+from wait import wait_until
+
+POLL_S = 0.5
+
+
+@pytest.fixture
+def agent(home: Home) -> Iterator[RunningAgent]:
+    agent = RunningAgent(home)
+    yield agent
+    agent.stop()
+
+
+@pytest.fixture(scope="module")
+def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwiftServer]:
+    server = start_swift(tmp_path_factory.mktemp("swift"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A folder of models with one version of one model."""
+    put(tmp_path / "models" / "iris" / "1" / "model.pkl", b"one")
+    return tmp_path / "models"
+
+
+def put(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def of_dir(url: Path | str, **fields: object) -> ModelSource:
+    return ModelSource("python", dir=str(url), **{"poll_interval_s": POLL_S, **fields})  # type: ignore[arg-type]
+
+
+def of_path(url: Path | str, **fields: object) -> ModelSource:
+    path = (ModelPath(DEFAULT_MODEL, str(url)),)
+    return ModelSource("python", paths=path, **{"poll_interval_s": POLL_S, **fields})  # type: ignore[arg-type]
+
+
+def latest(catalogue: Catalogue | None) -> dict[str, str]:
+    """Say which version of each model is the latest."""
+    return {model.name: model.latest.number for model in catalogue.models} if catalogue else {}
+
+
+def read_latest(client: AgentClient, model: str = DEFAULT_MODEL, name: str = "model.pkl") -> bytes:
+    catalogue = client.confirmed()
+    assert catalogue is not None
+    path = catalogue.by_name[model].latest.path
+    assert path is not None
+    return (Path(path) / name).read_bytes()
+
+
+# What watchers are told.
+
+
+def test_a_watcher_gets_what_is_there_with_its_files(agent: RunningAgent, models: Path) -> None:
+    with AgentClient(agent.start().socket).watch(of_dir(models)) as client:
+        wait_until(client.confirmed)
+        assert latest(client.confirmed()) == {"iris": "1"}
+        assert read_latest(client, "iris") == b"one"
+        assert not (client.candidate() or client.error())
+
+
+def test_a_single_onnx_file_is_in_a_folder_under_its_name(agent: RunningAgent, tmp_path: Path) -> None:
+    put(tmp_path / "model.onnx", b"onnx")
+    source = ModelSource(
+        "onnx", paths=(ModelPath(DEFAULT_MODEL, str(tmp_path / "model.onnx")),), poll_interval_s=POLL_S
+    )
+    with AgentClient(agent.start().socket).watch(source) as client:
+        wait_until(client.confirmed)
+        assert read_latest(client, name="model.onnx") == b"onnx"
+
+
+def test_a_change_is_candidate_first_and_confirmed_by_the_next_listing(agent: RunningAgent, models: Path) -> None:
+    with AgentClient(agent.start().socket).watch(of_dir(models)) as client:
+        wait_until(client.confirmed)
+        changed_at = time.monotonic()
+        put(models / "iris" / "10" / "model.pkl", b"ten")
+        wait_until(client.candidate)
+        assert latest(client.confirmed()) == {"iris": "1"}
+        assert latest(client.candidate()) == {"iris": "10"}
+        wait_until(lambda: latest(client.confirmed()) == {"iris": "10"})
+        assert time.monotonic() - changed_at < 2 * POLL_S + 1
+        assert read_latest(client, "iris") == b"ten"
+        assert client.candidate() is None
+
+
+def test_in_place_changes_removals_and_new_models_are_noticed(agent: RunningAgent, models: Path) -> None:
+    with AgentClient(agent.start().socket).watch(of_dir(models)) as client:
+        wait_until(client.confirmed)
+        put(models / "iris" / "1" / "model.pkl", b"uno")
+        wait_until(lambda: read_latest(client, "iris") == b"uno")
+        put(models / "mnist" / "model.pkl", b"digits")
+        wait_until(lambda: latest(client.confirmed()) == {"iris": "1", "mnist": "1"})
+        (models / "iris" / "1" / "model.pkl").unlink()
+        (models / "iris" / "1").rmdir()
+        wait_until(lambda: latest(client.confirmed()) == {"mnist": "1"})
+
+
+def test_an_uploader_that_is_killed_half_way_changes_nothing(agent: RunningAgent, tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    for name in ("saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001"):
+        put(folder / "1" / name, b"one")
+    path = (ModelPath(DEFAULT_MODEL, str(folder)),)
+    with AgentClient(agent.start().socket) as client:
+        client.watch(ModelSource("tensorflow", paths=path, poll_interval_s=POLL_S))
+        wait_until(client.confirmed)
+        put(folder / "2" / "saved_model.pb", b"two")
+        put(folder / "2" / "variables" / "variables.index", b"two")
+        wait_until(lambda: (client.confirmed() or Catalogue(())).problems)
+        catalogue = client.confirmed()
+        assert catalogue is not None
+        assert [version.number for _, version in catalogue.versions()] == ["1"]
+        assert "variables.data-00000-of" in catalogue.problems[0].message
+        put(folder / "2" / "variables" / "variables.data-00000-of-00001", b"two")
+        wait_until(lambda: latest(client.confirmed()) == {DEFAULT_MODEL: "2"})
+
+
+def test_a_source_that_is_not_live_is_listed_until_it_is_known_and_never_again(
+    agent: RunningAgent, models: Path
+) -> None:
+    with AgentClient(agent.start().socket) as client, AgentClient(agent.socket) as live:
+        client.watch(of_dir(models, is_live=False))
+        wait_until(client.confirmed)
+        put(models / "iris" / "2" / "model.pkl", b"two")
+        live.watch(of_path(models / "iris"))  # another prefix: it does not list for the first
+        wait_until(live.confirmed)
+        put(models / "iris" / "3" / "model.pkl", b"three")
+        wait_until(lambda: latest(live.confirmed()) == {DEFAULT_MODEL: "3"})
+        assert latest(client.confirmed()) == {"iris": "1"}
+
+
+def test_with_caching_nothing_is_downloaded_until_it_is_fetched(agent: RunningAgent, models: Path) -> None:
+    source = of_dir(models, cache_size=1, disk_cache_size=1)
+    with AgentClient(agent.start().socket).watch(source) as client:
+        catalogue = wait_until(client.confirmed)
+        version = catalogue.by_name["iris"].latest
+        assert version.path is None
+        assert agent.contents() == []
+        client.fetch(source, "iris", "1", version.digest)
+        answer = client.answer()
+        assert isinstance(answer, Fetched)
+        assert (Path(answer.path) / "model.pkl").read_bytes() == b"one"
+
+
+def test_the_disk_limit_of_an_api_is_never_overshot(agent: RunningAgent, tmp_path: Path) -> None:
+    for number in range(12):
+        put(tmp_path / "models" / f"m{number}" / "model.pkl", b"%d" % number)
+    source = of_dir(tmp_path / "models", cache_size=1, disk_cache_size=3)
+    seen: set[int] = set()
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.is_set():
+            names = agent.contents()
+            if names == agent.contents():  # a folder is not listed in one instant
+                seen.add(len(names))
+
+    with AgentClient(agent.start().socket).watch(source) as client:
+        catalogue = wait_until(client.confirmed)
+        looker = threading.Thread(target=look)
+        looker.start()
+        try:
+            for turn in range(60):
+                model = catalogue.models[turn * 5 % 12]
+                client.fetch(source, model.name, "1", model.latest.digest, turn)
+                answer = client.answer(turn)
+                assert isinstance(answer, Fetched)
+                assert (Path(answer.path) / "model.pkl").read_bytes() == model.name[1:].encode()
+                client.say(Release(model.latest.digest))
+        finally:
+            is_over.set()
+            looker.join()
+    assert max(seen) == 3
+
+
+def test_contents_that_nobody_needs_any_more_leave_the_disk(agent: RunningAgent, models: Path) -> None:
+    agent.limits = {
+        "content_grace_s": 0.2,
+        "first_grace_s": 0,
+        "reconnect_s": 0,
+        "housekeeping_s": 0.1,
+        "linger_s": 0.1,
+    }
+    with AgentClient(agent.start().socket).watch(of_dir(models)) as client:
+        first = wait_until(client.confirmed).by_name["iris"].latest
+        client.use([first.digest])
+        put(models / "iris" / "2" / "model.pkl", b"two")
+        wait_until(lambda: latest(client.confirmed()) == {"iris": "2"})
+        second = wait_until(client.confirmed).by_name["iris"].latest
+        assert agent.contents() == sorted([first.digest, second.digest])
+        client.use([second.digest])
+        wait_until(lambda: agent.contents() == [second.digest])
+    wait_until(lambda: agent.contents() == [])
+
+
+# Fetches.
+
+
+def test_what_is_no_longer_there_can_not_be_fetched(agent: RunningAgent, models: Path) -> None:
+    source = of_dir(models)
+    with AgentClient(agent.start().socket) as client:
+        client.fetch(source, "iris", "1", "0" * 32)
+        answer = client.answer()
+        assert isinstance(answer, Failed)
+        assert "changed or removed" in answer.message
+
+
+def test_a_hundred_fetches_of_one_cold_version_are_one_download(
+    agent: RunningAgent, swift: SwiftServer, tmp_path: Path
+) -> None:
+    for name in ("a.bin", "b/c.bin"):
+        swift.put(BUCKET, f"cold/1/{name}", os.urandom(300_000))
+    with SlowProxy(swift.url) as proxy:
+        agent.environ = {**swift.environ, "AWS_ENDPOINT_URL_S3": proxy.url}
+        source = of_dir(f"s3://{BUCKET}", cache_size=5, disk_cache_size=5, poll_interval_s=60)
+        agent.start()
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(AgentClient(agent.socket)) for _ in range(100)]
+            digest = wait_until(clients[0].watch(source).confirmed).by_name["cold"].latest.digest
+            for client in clients:
+                client.fetch(source, "cold", "1", digest)
+            paths = {answer.path for client in clients if isinstance(answer := client.answer(), Fetched)}
+        assert len(paths) == 1
+        gets = Counter(path for method, path in proxy.requests if method == "GET" and path.endswith(".bin"))
+        assert sorted(gets.values()) == [1, 1]
+
+
+# What goes wrong.
+
+
+def test_storage_that_is_down_keeps_what_was_confirmed_and_comes_back(agent: RunningAgent, swift: SwiftServer) -> None:
+    swift.put(BUCKET, "outage/1/model.pkl", b"one")
+    agent.environ = swift.environ
+    with AgentClient(agent.start().socket).watch(of_path(f"s3://{BUCKET}/outage")) as client:
+        wait_until(client.confirmed)
+        swift.go_down()
+        try:
+            error = wait_until(client.error, 30)
+            assert "can't be reached" in error
+            assert latest(client.confirmed()) == {DEFAULT_MODEL: "1"}
+            with AgentClient(agent.socket).watch(of_path(f"s3://{BUCKET}/outage")) as late:
+                assert wait_until(late.error)
+                assert read_latest(late) == b"one"
+        finally:
+            swift.come_back()
+        swift.put(BUCKET, "outage/2/model.pkl", b"two")
+        wait_until(lambda: latest(client.confirmed()) == {DEFAULT_MODEL: "2"}, 60)
+        assert client.error() is None
+
+
+def test_a_download_that_fails_keeps_the_version_before_and_says_why(agent: RunningAgent, swift: SwiftServer) -> None:
+    swift.put(BUCKET, "failing/1/model.pkl", b"one")
+    with SlowProxy(swift.url) as proxy:
+        agent.environ = {**swift.environ, "AWS_ENDPOINT_URL_S3": proxy.url}
+        with AgentClient(agent.start().socket).watch(of_path(f"s3://{BUCKET}/failing")) as client:
+            wait_until(client.confirmed)
+            proxy.refuse("2/model.pkl")
+            swift.put(BUCKET, "failing/2/model.pkl", b"two")
+            wait_until(lambda: (client.confirmed() or Catalogue(())).problems, 60)
+            catalogue = wait_until(client.confirmed)
+            assert latest(catalogue) == {DEFAULT_MODEL: "1"}
+            assert "can't be downloaded" in catalogue.problems[0].message
+            assert catalogue.problems[0].version == "2"
+            proxy.refuse(None)
+            wait_until(lambda: latest(client.confirmed()) == {DEFAULT_MODEL: "2"}, 60)
+            assert wait_until(client.confirmed).problems == ()
+            assert read_latest(client) == b"two"
+
+
+def test_an_agent_killed_in_a_download_leaves_nothing_half_there(agent: RunningAgent, swift: SwiftServer) -> None:
+    swift.put(BUCKET, "killed/1/model.pkl", data := os.urandom(2_000_000))
+    with SlowProxy(swift.url) as proxy:
+        agent.environ = {**swift.environ, "AWS_ENDPOINT_URL_S3": proxy.url}
+        proxy.hold("model.pkl", after_bytes=1_000_000)
+        client = AgentClient(agent.start().socket).watch(of_path(f"s3://{BUCKET}/killed"))
+        wait_until(lambda: proxy.held.is_set() and any(name.startswith(".part-") for name in agent.contents()), 30)
+        agent.kill()
+        client.close()
+        assert [name for name in agent.contents() if not name.startswith(".part-")] == []
+        proxy.hold(None)
+        with AgentClient(agent.start().socket).watch(of_path(f"s3://{BUCKET}/killed")) as client:
+            digest = wait_until(client.confirmed, 30).by_name[DEFAULT_MODEL].latest.digest
+            assert agent.contents() == [digest]
+            assert read_latest(client) == data
+
+
+def test_an_agent_that_was_killed_knows_what_is_on_disk(agent: RunningAgent, models: Path) -> None:
+    with AgentClient(agent.start().socket).watch(of_dir(models)) as client:
+        wait_until(client.confirmed)
+    agent.kill()
+    with AgentClient(agent.start().socket).watch(of_dir(models)) as client:
+        wait_until(client.confirmed)
+    assert agent.log().count("model downloaded") == 1
+
+
+def test_clients_that_talk_nonsense_or_never_read_harm_nobody(agent: RunningAgent, models: Path) -> None:
+    agent.start()
+    for nonsense in (b"\x00\xff garbage\n", b"{}\n", b'{"op":"using","digests":5}\n', b"x" * 9_000_000):
+        with AgentClient(agent.socket) as client, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            client.say_bytes(nonsense)
+            wait_until(lambda client=client: client.listen() or client.is_lost)  # type: ignore[misc]
+    with contextlib.ExitStack() as stack:
+        mute = stack.enter_context(AgentClient(agent.socket)).watch(of_dir(models))
+        mute.watch  # noqa: B018 - it never reads
+        client = stack.enter_context(AgentClient(agent.socket)).watch(of_dir(models))
+        wait_until(client.confirmed)
+    assert agent.answers()
+
+
+def test_a_client_that_asks_without_reading_is_not_answered_without_end(agent: RunningAgent, models: Path) -> None:
+    source = of_dir(models)
+    agent.start()
+    before = agent.pss_bytes()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(agent.socket)
+        client.settimeout(1)
+        line = json.dumps({"op": "fetch", "id": 1, "api": "a", "source": source.to_data(), "model": "iris"})
+        line = line[:-1] + ', "version": "1", "digest": "00"}\n'
+        with contextlib.suppress(TimeoutError):
+            for _ in range(200_000):
+                client.sendall(line.encode())
+        assert agent.pss_bytes() - before < 60_000_000
+        with AgentClient(agent.socket).watch(source) as other:
+            wait_until(other.confirmed)
+
+
+def test_a_thousand_watches_of_one_prefix_are_one_lister(agent: RunningAgent, models: Path) -> None:
+    agent.start()
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(AgentClient(agent.socket)) for _ in range(1000)]
+        for number, client in enumerate(clients):
+            client.say(Watch(f"api-{number % 50}", of_dir(models)))
+        for client in clients:
+            wait_until(client.confirmed, 30)
+        put(models / "iris" / "2" / "model.pkl", b"two")
+        for client in clients:
+            wait_until(lambda client=client: latest(client.confirmed()) == {"iris": "2"}, 30)  # type: ignore[misc]
+    assert agent.log().count("model downloaded") == 2
+
+
+# The process.
+
+
+def test_only_one_agent_runs_per_home(agent: RunningAgent, home: Home) -> None:
+    agent.start()
+    second = RunningAgent(home)
+    second.start()  # its socket is the first one's
+    try:
+        assert second.process is not None
+        assert second.process.wait(10) == 3
+        assert agent.answers()
+    finally:
+        second.stop()
+
+
+def test_an_agent_ends_within_a_second_when_told(agent: RunningAgent, swift: SwiftServer) -> None:
+    swift.put(BUCKET, "ending/1/model.pkl", os.urandom(2_000_000))
+    with SlowProxy(swift.url) as proxy:
+        agent.environ = {**swift.environ, "AWS_ENDPOINT_URL_S3": proxy.url}
+        proxy.hold("model.pkl", after_bytes=1_000_000)
+        with AgentClient(agent.start().socket).watch(of_path(f"s3://{BUCKET}/ending")):
+            wait_until(proxy.held.is_set, 30)
+            asked_at = time.monotonic()
+            assert agent.process is not None
+            agent.process.send_signal(signal.SIGTERM)
+            assert agent.process.wait(5) == 0
+            assert time.monotonic() - asked_at < 1.2
+
+
+def test_an_agent_that_nobody_is_connected_to_ends(agent: RunningAgent, models: Path) -> None:
+    agent.limits = {"idle_s": 0.3, "reconnect_s": 0, "housekeeping_s": 0.1, "linger_s": 0.1}
+    with AgentClient(agent.start().socket).watch(of_dir(models)) as client:
+        wait_until(client.confirmed)
+    assert agent.process is not None
+    assert agent.process.wait(10) == 0
+    assert not Path(agent.socket).exists()
+    assert agent.contents() == []

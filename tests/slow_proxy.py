@@ -1,0 +1,94 @@
+"""Stands between a client and an HTTP server: counts requests, and holds or refuses some of them."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+
+class SlowProxy:
+    """Passes everything on, unchanged in all that a signature covers."""
+
+    def __init__(self, target: str) -> None:
+        self.requests: list[tuple[str, str]] = []  #: method and path, without query
+        self.held = threading.Event()
+        self._target = urlsplit(target).netloc
+        self._refused: str | None = None
+        self._hold: tuple[str, int] | None = None
+        self._released = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._released.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def refuse(self, ending: str | None) -> None:
+        """Answer 403 to each GET of a path that ends so."""
+        self._refused = ending
+
+    def hold(self, ending: str | None, after_bytes: int = 0) -> None:
+        """Stop in the middle of each answer to a GET of a path that ends so, until this is called again."""
+        self._hold = (ending, after_bytes) if ending else None
+        self.held.clear()
+        if ending is None:
+            self._released.set()
+        else:
+            self._released.clear()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    proxy.pass_on(self)
+
+            do_HEAD = do_GET
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        return Handler
+
+    def pass_on(self, request: BaseHTTPRequestHandler) -> None:
+        path = urlsplit(request.path).path
+        self.requests.append((request.command, path))
+        if self._refused and path.endswith(self._refused):
+            request.send_error(403)
+            return
+        upstream = http.client.HTTPConnection(self._target, timeout=30)
+        headers = dict(request.headers.items())  # `Host` is signed: the server sees the client's
+        upstream.request(request.command, request.path, headers=headers)
+        answer = upstream.getresponse()
+        body = answer.read()
+        request.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("transfer-encoding", "connection", "content-length", "date"):
+                request.send_header(name, value)
+        length = answer.getheader("content-length") if request.command == "HEAD" else str(len(body))
+        request.send_header("Content-Length", length or "0")
+        request.end_headers()
+        if request.command == "HEAD":
+            return
+        if self._hold and path.endswith(self._hold[0]):
+            request.wfile.write(body[: self._hold[1]])
+            body = body[self._hold[1] :]
+            self.held.set()
+            self._released.wait()
+        request.wfile.write(body)
