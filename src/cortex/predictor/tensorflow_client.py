@@ -8,11 +8,11 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from cortex.errors import ModelError
 from cortex.models.spec import ModelSource
-from cortex.predictor.servable import Backend, TensorFlowLoader, TensorFlowModel
+from cortex.predictor.servable import Backend, TensorFlowModel
 
 #: `tensorflow_serving: local` in a configuration: start a server for each process.
 LOCAL = "local"
@@ -27,12 +27,20 @@ class Models(Protocol):
     def describe(self) -> Mapping[str, Mapping[str, Any]]: ...
 
 
+@runtime_checkable
+class Loaded(Protocol):
+    """Who knows which models are loaded just now."""
+
+    def loaded(self) -> list[TensorFlowModel[Any]]: ...
+
+
 class TensorFlowClient:
     """Runs exported TensorFlow models; any thread may call it."""
 
-    def __init__(self, models: Models, loader: TensorFlowLoader[Any] | None = None) -> None:
+    def __init__(self, models: Models, loader: Loaded | None = None) -> None:
+        """Take the registry and its loader, or the models of a server elsewhere alone."""
         self._models = models
-        self._loader = loader
+        self._loader = loader or (models if isinstance(models, Loaded) else None)
 
     def predict(
         self, model_input: Any, model_name: str | None = None, model_version: str = "latest"
@@ -53,7 +61,7 @@ class TensorFlowClient:
             for name, entry in self._models.describe().items()
             for version, timestamp in zip(entry["versions"], entry["timestamps"], strict=True)
         }
-        loaded = sorted(self._loader.loaded(), key=lambda model: (model.request.model, int(model.request.version)))
+        loaded = sorted(self._loader.loaded(), key=lambda model: (model.request.model, model.request.version))
         return {
             f"{model.request.model}-{model.request.version}": model.describe(
                 timestamps.get((model.request.model, model.request.version), 0)

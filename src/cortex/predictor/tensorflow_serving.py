@@ -153,6 +153,11 @@ class ExternalModels:
                 entry["timestamps"].append(0)
             return found
 
+    def loaded(self) -> list[TensorFlowModel[ServedModel]]:
+        """List the models that have been asked for."""
+        with self._turn:
+            return list(self._known.values())
+
     def close(self) -> None:
         """End the connection."""
         self._connection.close()
