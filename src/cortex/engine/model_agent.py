@@ -94,9 +94,7 @@ class ModelAgent:
             self._let_go()
             if await self._connect():
                 return
-            if not self._is_alive():
-                self._start()
-            await self._wait_until_answering()
+            await self._start_until_answering()
 
     async def stop(self) -> None:
         """End it: politely, then by force."""
@@ -135,11 +133,15 @@ class ModelAgent:
             raise EngineError(f"the model agent can't be started: {error}") from error
         self._logger.info("model agent started", pid=self._child.pid)
 
-    async def _wait_until_answering(self) -> None:
+    async def _start_until_answering(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
+        is_started = False
         while not await self._connect():
-            if not self._is_alive():
-                raise EngineError(f"the model agent ended at its start: {self._last_words()}")
+            if not self._is_alive():  # one that dies closes its socket a moment before its process is gone
+                if is_started:
+                    raise EngineError(f"the model agent ended at its start: {self._last_words()}")
+                self._start()
+                is_started = True
             if time.monotonic() > deadline:
                 self._kill()
                 raise EngineError(f"the model agent did not answer within {START_TIMEOUT_S:g} s; it was killed")

@@ -64,6 +64,8 @@ class Fetcher:
         Takes as long as the download does. Raises: ModelError.
         """
         with self._lock:
+            if self._is_closed:
+                raise ModelError("models can't be fetched any more: the fetcher was closed")
             request = Fetch(next(self._ids), self._api, self._source, model, version.number, version.digest)
             call = _Call(request, time.monotonic())
             self._calls[request.id] = call

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cortex.engine import model_agent
+from cortex.engine.model_agent import ModelAgent
+from cortex.errors import EngineError
+from cortex.home import Home
+from cortex.telemetry import Logger
+
+
+def run(home: Home, test: Callable[[ModelAgent], Awaitable[None]]) -> None:
+    async def go() -> None:
+        agent = ModelAgent(home, {**os.environ, "CORTEX_TOKEN": "secret"}, Logger("test"))
+        try:
+            async with asyncio.timeout(60):
+                await test(agent)
+        finally:
+            await agent.stop()
+
+    asyncio.run(go())
+
+
+def is_alive(pid: int | None) -> bool:
+    return pid is not None and psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+async def until(is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not is_true():
+            await asyncio.sleep(0.01)
+
+
+def test_it_runs_in_a_session_of_its_own_without_our_secrets(home: Home) -> None:
+    async def test(agent: ModelAgent) -> None:
+        await agent.ensure_running()
+        assert agent.pid is not None
+        assert os.getsid(agent.pid) == agent.pid
+        assert "CORTEX_TOKEN" not in psutil.Process(agent.pid).environ()
+        assert home.model_agent_socket.is_socket()
+
+    run(home, test)
+
+
+def test_repeating_it_starts_nothing(home: Home) -> None:
+    async def test(agent: ModelAgent) -> None:
+        await agent.ensure_running()
+        pid = agent.pid
+        await asyncio.gather(*(agent.ensure_running() for _ in range(5)))
+        assert agent.pid == pid
+
+    run(home, test)
+
+
+def test_a_later_operator_adopts_it(home: Home) -> None:
+    async def test(agent: ModelAgent) -> None:
+        await agent.startup(lambda: True)
+        pid = agent.pid
+        await agent.shutdown()
+        assert is_alive(pid)
+        later = ModelAgent(home, os.environ, Logger("test"))
+        await later.startup(lambda: True)
+        assert later.pid == pid
+        (home.run_dir / "model-agent.json").unlink()
+        latest = ModelAgent(home, os.environ, Logger("test"))
+        await latest.startup(lambda: True)
+        assert latest.pid == pid
+        await latest.stop()
+        assert not is_alive(pid)
+
+    run(home, test)
+
+
+def test_one_that_was_killed_is_back_within_a_second(home: Home) -> None:
+    async def test(agent: ModelAgent) -> None:
+        await agent.startup(lambda: True)
+        task = asyncio.create_task(agent.run())
+        first = agent.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        killed_at = time.monotonic()
+        await until(lambda: agent.pid not in (None, first))
+        assert time.monotonic() - killed_at < 1.0
+        task.cancel()
+
+    run(home, test)
+
+
+def test_it_is_started_when_it_is_first_needed_only(home: Home) -> None:
+    async def test(agent: ModelAgent) -> None:
+        needed = False
+        await agent.startup(lambda: needed)
+        task = asyncio.create_task(agent.run())
+        await asyncio.sleep(0)
+        assert agent.pid is None
+        needed = True
+        await until(lambda: agent.pid is not None)
+        task.cancel()
+
+    run(home, test)
+
+
+def test_one_that_can_not_start_says_why(home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no such thing; exit 1\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(model_agent.sys, "executable", str(python))
+
+    async def test(agent: ModelAgent) -> None:
+        with pytest.raises(EngineError, match="ended at its start: no such thing"):
+            await agent.ensure_running()
+        await agent.startup(lambda: True)  # an operator goes on without
+        assert agent.pid is None
+
+    run(home, test)
