@@ -35,3 +35,10 @@ def test_a_replica_is_told_what_it_may_compute_with(tmp_path: Path) -> None:
     handler = {"type": "tensorflow", "models": {"dir": "s3://bucket/models"}, "tensorflow_serving": "localhost:8500"}
     spec = spec_of(tmp_path, handler, compute={"gpu": 2})
     assert (spec.gpu, spec.gpu_ids, spec.tensorflow_serving) == (2, (), "localhost:8500")
+
+
+def test_models_of_another_server_need_no_model_agent(tmp_path: Path) -> None:
+    handler = {"type": "tensorflow", "models": {"path": "s3://bucket/iris"}, "tensorflow_serving": "localhost:8500"}
+    spec = spec_of(tmp_path, handler)
+    assert spec.models is not None
+    assert spec.model_agent_socket is None

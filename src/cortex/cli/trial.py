@@ -22,6 +22,7 @@ from cortex.engine.logs import read_logs
 from cortex.engine.model_agent import ModelAgent
 from cortex.errors import CortexError, UserError
 from cortex.home import Home
+from cortex.models.source import loads_models
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.state.apis import Target
 from cortex.telemetry import Logger
@@ -76,7 +77,7 @@ async def _try_all(
     engine = LocalEngine(home, environ, Logger(__name__))
     model_agent = ModelAgent(home, environ, Logger(__name__))
     try:
-        if any(api.handler.models for api in diagnosis.apis):
+        if any(map(loads_models, diagnosis.apis)):
             await model_agent.ensure_running()
         return [await _try(engine, home, environ, api, body, content_type) for api in diagnosis.apis]
     finally:

@@ -36,6 +36,7 @@ from cortex.errors import ConflictError, CortexError, GatewayError
 from cortex.gateway.haproxy import Gateway, GatewaySettings
 from cortex.home import Home
 from cortex.lifecycle import ApiStatus
+from cortex.models.source import loads_models
 from cortex.state.apis import ApiStore
 from cortex.state.database import open_sqlite
 from cortex.telemetry import Logger, configure
@@ -155,8 +156,8 @@ class _Process:
     def _needs_model_agent(self) -> bool:
         """Tell whether an API, or a replica that runs still, has models."""
         targets = [target for record in self._store.records() for target in (record.target, record.serving) if target]
-        return any(target.spec.handler.models for target in targets) or any(
-            spec.models for spec, _ in self._engine.replicas().values()
+        return any(loads_models(target.spec) for target in targets) or any(
+            spec.model_agent_socket for spec, _ in self._engine.replicas().values()
         )
 
     async def _look_around(self) -> Surroundings:

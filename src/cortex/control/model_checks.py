@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cortex.config.schema import LOCAL_SERVING, Api
+from cortex.config.schema import Api
 from cortex.config.violations import Violation
 from cortex.errors import StorageError
 from cortex.models.layout import Judged, describe_invalid, judge, parts
 from cortex.models.listed import Listing, Prefix
 from cortex.models.listing import list_models, sample_names
-from cortex.models.source import model_source
+from cortex.models.source import loads_models, model_source
 from cortex.models.spec import ModelSource, Problem
 
 TIMEOUT_S = 30.0
@@ -60,8 +60,8 @@ def examine_models(
 def places_of(api: Api, project_dir: Path) -> Iterator[Place]:
     """Go through the places in which an API has models that are ours to load."""
     source = model_source(api, project_dir)
-    if source is None or api.handler.tensorflow_serving not in (None, LOCAL_SERVING):
-        return  # another server has them, where only it may see them
+    if source is None or not loads_models(api):
+        return
     for index, (prefix, name, _) in enumerate(parts(source)):
         field = f"paths.{index}.path" if source.form == "paths" else source.form
         yield Place(api, f"handler.models.{field}", source, prefix, name)

@@ -26,7 +26,7 @@ from cortex.errors import ComputeUnavailableError, EngineError, GatewayError
 from cortex.gateway.routes import RoutingTable
 from cortex.home import Home
 from cortex.lifecycle import ApiStatus, ProcessState
-from cortex.models.source import model_source
+from cortex.models.source import loads_models, model_source
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.state.apis import ApiRecord, ApiStore, StoredFailure, Target
 from cortex.telemetry import Logger
@@ -285,7 +285,6 @@ def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
     sockets = home.sockets_dir / secrets.token_hex(5)  # short: socket paths may have 104 characters
     processes = handler.processes_per_replica
     project_dir = home.projects_dir / target.project_hash
-    models = model_source(api, project_dir)
     return ReplicaSpec(
         id=replica_id,
         api=api.name,
@@ -309,8 +308,8 @@ def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
         mem_limit_bytes=api.compute.mem_limit,
         log_level=handler.log_level,
         type=handler.type,
-        models=models,
-        model_agent_socket=str(home.model_agent_socket) if models else None,
+        models=model_source(api, project_dir),
+        model_agent_socket=str(home.model_agent_socket) if loads_models(api) else None,
         tensorflow_serving=handler.tensorflow_serving,
         gpu=api.compute.gpu,
         inf=api.compute.inf,

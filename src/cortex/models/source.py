@@ -8,7 +8,7 @@ from __future__ import annotations
 import os.path
 from pathlib import Path
 
-from cortex.config.schema import STORES, Api, Models
+from cortex.config.schema import LOCAL_SERVING, STORES, Api, Models
 from cortex.models.spec import DEFAULT_MODEL, Layout, ModelPath, ModelSource
 
 
@@ -32,6 +32,11 @@ def model_source(api: Api, project_dir: Path | None) -> ModelSource | None:
         disk_cache_size=models.disk_cache_size,
         cache_memory_bytes=models.cache_memory,
     )
+
+
+def loads_models(api: Api) -> bool:
+    """Tell whether an API has models that are ours to load: no other server has them, where only it may see them."""
+    return api.handler.models is not None and api.handler.tensorflow_serving in (None, LOCAL_SERVING)
 
 
 def _layout(api: Api) -> Layout:

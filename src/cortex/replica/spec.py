@@ -46,7 +46,7 @@ class ReplicaSpec:
     log_level: str = "info"
     type: str = "python"  #: "python", "tensorflow" or "onnx"
     models: ModelSource | None = None  #: None: the API has no models that we load
-    model_agent_socket: str | None = None  #: unix socket of this machine's model agent; set wherever `models` is
+    model_agent_socket: str | None = None  #: of this machine's model agent; None where another server loads `models`
     tensorflow_serving: str | None = None  #: `host:port` of a server, "local" to start one, None to choose
     gpu: int = 0  #: GPUs that this replica wants for itself
     gpu_ids: tuple[str, ...] = ()  #: those that the engine gave it
