@@ -1,12 +1,16 @@
 """What the clients cost over calling the libraries directly: `python -m benchmarks.model_clients`.
 
-In one process, against real registries; bare and client calls take turns in short rounds, medians of the rounds.
+In one process, against real registries. Bare and client calls take turns in short rounds; what the fastest tenth of the
+rounds took is reported, since whatever else runs on the machine only adds to it.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +20,7 @@ from shutil import copy
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks import machine, results
+from benchmarks import machine, results, tensorflow_clients
 from benchmarks.paths import USER_CODE
 from cortex.models.scope import in_scope
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, Layout, Model, ModelPath, ModelSource, Version
@@ -36,7 +40,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """Medians, in µs per call."""
+    """In µs per call."""
 
     name: str
     bare_us: float
@@ -48,11 +52,11 @@ class Result:
         return self.client_us - self.bare_us
 
 
-def open_clients(type_: Layout, folder: Path, **fields: Any) -> Clients:
+def open_clients(type_: Layout, folder: Path, serving: str | None = None, **fields: Any) -> Clients:
     """Return the clients of an API with one model, in `folder`."""
     source = ModelSource(type_, (ModelPath(DEFAULT_MODEL, str(folder)),), **fields)
     catalogue = Catalogue((Model(DEFAULT_MODEL, (Version("1", "digest", 1, 0.0, str(folder)),)),))
-    spec = SimpleNamespace(type=type_, models=source, sockets=("s",), tensorflow_serving=None, gpu_ids=())
+    spec = SimpleNamespace(type=type_, models=source, sockets=("s",), tensorflow_serving=serving, gpu_ids=())
     clients = build_clients(spec, catalogue)
     assert clients is not None and clients.registry is not None
     return clients
@@ -110,7 +114,29 @@ def bare_of(session: Any, feed: dict[str, Any]) -> Callable[[], Any]:
     return lambda: session.run(None, feed)
 
 
-PARTS: dict[str, Callable[[Path], Iterator[Case]]] = {"python": python_cases, "onnx": onnx_cases}
+def tensorflow_cases(folder: Path) -> Iterator[Case]:
+    """Compare `predict` with a signature's call in this process, and with the official stub on a server."""
+    command = [sys.executable, "tests/tensorflow_models.py", str(folder / "models")]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": "tests"})
+    model = folder / "models" / "iris"
+
+    def open_(serving: str | None) -> Clients:
+        return open_clients("tensorflow", model, serving)
+
+    def prepend_path(bin_: str) -> None:
+        os.environ["PATH"] = f"{bin_}{os.pathsep}{os.environ['PATH']}"
+
+    for row in tensorflow_clients.embedded(model, open_):
+        yield Case(*row)
+    for row in tensorflow_clients.on_server(model, folder, open_, prepend_path):
+        yield Case(*row)
+
+
+PARTS: dict[str, Callable[[Path], Iterator[Case]]] = {
+    "python": python_cases,
+    "onnx": onnx_cases,
+    "tensorflow": tensorflow_cases,
+}
 
 
 def measure(case: Case, rounds: int, round_s: float) -> Result:
@@ -121,7 +147,7 @@ def measure(case: Case, rounds: int, round_s: float) -> Result:
     for turn in range(rounds):
         for index in (0, 1) if turn % 2 else (1, 0):
             taken[index].append(_time(calls[index], counts[index]) * 1e6)
-    return Result(case.name, *map(statistics.median, taken))
+    return Result(case.name, *(statistics.quantiles(each, n=10)[0] for each in taken))
 
 
 def _calls_in(call: Callable[[], Any], seconds: float) -> int:

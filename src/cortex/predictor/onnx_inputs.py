@@ -99,13 +99,14 @@ class Input:
         return np.zeros([1 if size is None else size for size in self.shape], self._dtype)
 
     def _cast(self, value: Any) -> Array:
-        """Do what `to_array` does; the usual, lists of numbers for floats, in a fraction of its time.
+        """Do what `to_array` does; the usual, numbers for floats, in a fraction of its time.
 
         In such lists null is NaN, and text that spells a number is that number.
         """
-        if type(value) not in _LISTS:
-            return to_array(value, self._spec)
-        if self._dtype is not None and self._dtype.kind == "f":
+        wants_floats = self._dtype is not None and self._dtype.kind == "f"
+        if wants_floats and type(value) is np.ndarray and value.dtype.kind in "fiub":
+            return value.astype(self._dtype)
+        if wants_floats and type(value) in _LISTS:
             with contextlib.suppress(ValueError, TypeError, OverflowError):  # `to_array` says what is wrong where
                 return np.array(value, self._dtype)
         return to_array(value, self._spec)
