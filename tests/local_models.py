@@ -123,11 +123,15 @@ class Told:
     """Takes note of what a registry says."""
 
     loading_: list[tuple[str, str]] = field(default_factory=list)
+    asked_: list[tuple[str, str]] = field(default_factory=list)
     sets: list[list[tuple[str, str]]] = field(default_factory=list)
     failures: list[tuple[str, str, str, str]] = field(default_factory=list)
 
     def loading(self, model: str, version: Version) -> None:
         self.loading_.append((model, version.number))
+
+    def asked(self, model: str, version: Version) -> None:
+        self.asked_.append((model, version.number))
 
     def loaded(self, versions: Sequence[tuple[str, Version]]) -> None:
         self.sets.append([(model, version.number) for model, version in versions])

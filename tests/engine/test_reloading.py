@@ -102,6 +102,33 @@ def test_a_new_version_is_served_by_a_new_process_and_requests_inside_the_old_fi
         assert running.status().processes[0].restarts == 0
 
 
+def test_of_older_versions_only_those_are_kept_that_calls_have_named(agent: ScriptedAgent) -> None:
+    versions = [agent.content("a", "one"), replace(agent.content("b", "two"), number="2")]
+    agent.announce(catalogue(*versions))
+    with replica(agent) as running:
+        running.wait_ready()
+        assert model_of(running, version="1") == "one"
+        versions.append(replace(agent.content("c", "three"), number="3"))
+        agent.announce(catalogue(*versions))
+        wait_until(lambda: model_of(running) == "three")
+        wait_until(
+            lambda: [shown.version for shown in running.status().models.versions if shown.is_loaded] == ["1", "3"]
+        )
+
+
+def test_an_older_version_that_can_not_be_loaded_does_not_stop_a_newer_one(agent: ScriptedAgent) -> None:
+    old, two = agent.content("a", "one"), replace(agent.content("b", "two"), number="2")
+    agent.announce(catalogue(old, two))
+    with replica(agent) as running:
+        running.wait_ready()
+        assert model_of(running, version="1") == "one"
+        broken = replace(agent.content("c", "raise"), number="1")
+        agent.announce(catalogue(broken, two, replace(agent.content("d", "three"), number="3")))
+        wait_until(lambda: model_of(running) == "three")
+        assert running.request({"version": "1"}).status == 500
+        wait_until(lambda: "bad weights" in problems(running).get("1", ""))
+
+
 def test_idle_connections_move_to_the_new_process_unharmed(agent: ScriptedAgent) -> None:
     agent.announce(catalogue(agent.content("a", "one")))
     with replica(agent) as running:

@@ -78,6 +78,9 @@ class Log:
     def loading(self, model: str, version: Version) -> None:
         self.lines.append(f"loading {model} {version.number}")
 
+    def asked(self, model: str, version: Version) -> None:
+        pass
+
     def loaded(self, versions: Any) -> None:
         self.lines.append("loaded " + ", ".join(f"{model} {version.number}" for model, version in versions))
 

@@ -70,16 +70,9 @@ def changed(serving: Catalogue | None, target: Catalogue) -> list[Loaded]:
     ]
 
 
-def also_loaded(loaded: Iterable[Loaded], target: Catalogue) -> tuple[tuple[str, str], ...]:
-    """Name the versions beside the latest that a new process should have loaded, since the present one has."""
-    return tuple(
-        sorted(
-            (version.model, version.number)
-            for version in loaded
-            if (found := target.find(version.model, version.number)) is not None
-            and found.number != target.by_name[version.model].latest.number
-        )
-    )
+def also_loaded(asked: Iterable[tuple[str, str]], target: Catalogue) -> tuple[tuple[str, str], ...]:
+    """Name the versions that a new process should have loaded beside the latest, since calls have asked for them."""
+    return tuple(sorted((model, number) for model, number in asked if target.find(model, number) is not None))
 
 
 def missing_model(target: Catalogue, names: Iterable[str]) -> str | None:

@@ -198,7 +198,8 @@ class Reloading:
             if not needs_new_process(present, target, self._loaded_by(self.standbys)):
                 return
             self._drop_standbys()
-        also = also_loaded(self._loaded(), target)
+        asked = frozenset[tuple[str, str]]().union(*(worker.models.asked for worker in self._workers))
+        also = also_loaded(asked, target)
         self._standby_since = time.time()
         for index in range(len(self._workers)):
             worker = self._shop.create_standby(index)

@@ -21,14 +21,15 @@ class WorkerModels:
     also: tuple[tuple[str, str], ...] = ()  #: versions to load at the start beside the latest: (model, number)
     file: Path | None = None  #: holds `catalogue`, for a process that runs already
     loaded: frozenset[Loaded] = frozenset()
+    asked: frozenset[tuple[str, str]] = frozenset()  #: (model, number) that calls have named
     loading: Loaded | None = None  #: if the process dies now, this is why
     problems: dict[Loaded, Problem] = field(default_factory=dict)  #: what it could not load while it served
     _told: Catalogue | None = None
 
     def on_start(self) -> None:
         """Forget the process before: a new one starts with `catalogue`, and with the versions that one had loaded."""
-        if self.loaded and self.catalogue is not None:
-            self.also = also_loaded(self.loaded, self.catalogue)
+        if self.asked and self.catalogue is not None:
+            self.also = also_loaded(self.asked, self.catalogue)
         self.loaded = frozenset()
         self.loading = None
         self.problems.clear()
@@ -43,6 +44,8 @@ class WorkerModels:
         kind = message["kind"]
         if kind == "loading":
             self.loading = Loaded(message["model"], message["version"], message["digest"])
+        elif kind == "asked":
+            self.asked = self.asked | {(message["model"], message["version"])}
         elif kind == "loaded":
             added = frozenset(Loaded(*item) for item in message["added"])
             self.loaded = (self.loaded | added) - frozenset(Loaded(*item) for item in message["removed"])

@@ -56,6 +56,10 @@ class Events(Protocol):
         """Loading starts: if the process dies now, this is why."""
         ...
 
+    def asked(self, model: str, version: Version) -> None:
+        """A call named this version by its number, for the first time; only without caching."""
+        ...
+
     def loaded(self, versions: Sequence[tuple[str, Version]]) -> None:
         """Say what is loaded now, all of it, after each change."""
         ...

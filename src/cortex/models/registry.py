@@ -7,9 +7,11 @@ It must not know the user's code, HTTP or sources.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Generic
 
+from cortex.errors import ModelError
 from cortex.models.loading import Events, Fetcher, Key, Loader, LoadRequest, T
 from cortex.models.loads import Loads
 from cortex.models.renewals import Renewals
@@ -39,6 +41,8 @@ class Registry(Generic[T]):
         self._source = source
         self._catalogue = catalogue
         self._loader = loader
+        self._events = events
+        self._asked: set[Key] = set()
         self._shelf: Shelf[T] = Shelf()
         self._loads = Loads(source, self._shelf, loader, fetcher, events, room_timeout_s)
         self._renewals = Renewals(self._shelf, self._renew, self._loads.dispose)
@@ -50,7 +54,8 @@ class Registry(Generic[T]):
     def load_latest(self, also: Sequence[tuple[str, str]] = ()) -> None:
         """Load the latest version of every model, and `also` what is named and still there; nothing with caching.
 
-        Raises: ModelError for the first that can't be loaded; it names it, and is chained from the cause.
+        Raises: ModelError for the first latest version that can't be loaded; it names it, and is chained from the
+        cause. Of others it is told, and calls that name them try again.
         """
         if self._source.is_cached:
             return
@@ -60,7 +65,9 @@ class Registry(Generic[T]):
         for name, number in also:
             version = catalogue.find(name, number)
             if version is not None:
-                self._loads.obtain(catalogue.by_name[name], version, None)
+                self._note_asked(name, version)
+                with contextlib.suppress(ModelError):
+                    self._loads.obtain(catalogue.by_name[name], version, None)
 
     def get(self, name: str | None = None, version: str = LATEST) -> T:
         """Return a model, loaded if need be, which blocks this thread. Raises: ModelError, which names what exists."""
@@ -76,6 +83,8 @@ class Registry(Generic[T]):
                     return entry.value
         catalogue = self._catalogue
         model, found = self.find(name, version)
+        if version != LATEST and not self._source.is_cached:
+            self._note_asked(model.name, found)
         value = self._loads.obtain(model, found, holder)
         if catalogue is not self._catalogue:
             self._settle()
@@ -127,6 +136,11 @@ class Registry(Generic[T]):
                 self._shelf.remove(entry)
         for entry in entries:
             self._loader.unload(entry.value)
+
+    def _note_asked(self, name: str, version: Version) -> None:
+        if (name, version.number) not in self._asked:
+            self._asked.add((name, version.number))
+            self._events.asked(name, version)
 
     def _stand_in(self, before: Catalogue) -> None:
         """Let what has been served as latest be served as such until the new latest is loaded."""

@@ -178,6 +178,9 @@ class _NoEvents:
     def loading(self, model: str, version: Version) -> None:
         pass
 
+    def asked(self, model: str, version: Version) -> None:
+        pass
+
     def loaded(self, versions: Sequence[tuple[str, Version]]) -> None:
         pass
 

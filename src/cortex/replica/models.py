@@ -45,6 +45,10 @@ class ModelEvents:
         """Say what is about to be loaded: should the process die, this is why."""
         self._channel.send("loading", model=model, version=version.number, digest=version.digest)
 
+    def asked(self, model: str, version: Version) -> None:
+        """Say that calls name this version: a process after this one should have it loaded too."""
+        self._channel.send("asked", model=model, version=version.number)
+
     def loaded(self, versions: Sequence[tuple[str, Version]]) -> None:
         """Say which versions are loaded now, all of them."""
         with self._turn:
