@@ -11,7 +11,8 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -24,7 +25,7 @@ from cortex.errors import StorageError
 from cortex.filelock import locked
 from cortex.storage_entries import StoredObject, flaw_of_name, printable
 from cortex.storage_files import copy, file_batches
-from cortex.storage_pages import Page, page_query, read_page
+from cortex.storage_pages import Page, fetch_page, page_address, read_page, signing
 from cortex.storage_settings import StoreSettings, endpoint_name, gs_settings, s3_settings
 
 T = TypeVar("T")
@@ -37,6 +38,7 @@ _PARALLEL_DOWNLOADS = 8
 _CHUNK_BYTES = 4 * 1024 * 1024
 #: As many as a page of a listing has.
 _BATCH = 1000
+_SIGNED_FOR = timedelta(minutes=5)
 
 
 def is_remote(path: str) -> bool:
@@ -170,23 +172,14 @@ class _Place:
             return s3_settings(self.bucket, environ)
         return gs_settings(environ) if self.scheme == "gs" else StoreSettings()
 
-    def open(self, settings: StoreSettings, query: str = "") -> ObjectStore:
-        """Return the store. With a query, the object "" of it is the bucket's answer to that query."""
+    def open(self, settings: StoreSettings) -> ObjectStore:
+        """Return the store."""
         options: Any = {"allow_http": settings.allow_http, **_TIMEOUTS}
         config: Any = dict(settings.config)
-        bucket = self.bucket
-        if query:
-            # The library appends "/" and the key to the address of the bucket: here, to the value of "x".
-            if self.scheme == "s3" and "endpoint" in config and config.get("virtual_hosted_style_request") == "true":
-                config["endpoint"] += f"/?{query}&x="
-            else:
-                bucket += f"?{query}&x="
-                config["virtual_hosted_style_request"] = "false"
         if self.scheme == "s3":
-            return S3Store(bucket, config=config, client_options=options, retry_config=_RETRIES)
+            return S3Store(self.bucket, config=config, client_options=options, retry_config=_RETRIES)
         if self.scheme == "gs":
-            config.pop("virtual_hosted_style_request", None)
-            return GCSStore(bucket, config=config, client_options=options, retry_config=_RETRIES)
+            return GCSStore(self.bucket, config=config, client_options=options, retry_config=_RETRIES)
         return LocalStore("/", mkdir=True)
 
     def explain(self, error: Exception, settings: StoreSettings) -> str:
@@ -286,10 +279,14 @@ async def _batches(place: _Place, settings: StoreSettings) -> AsyncIterator[list
 
 
 async def _page(place: _Place, settings: StoreSettings, after: str, refusal: BaseError) -> Page:
-    """Read one page of the listing with the library's own connection and signature, but none of its parsing."""
-    store = place.open(settings, page_query(place.base, after))
+    """Read one page of the listing ourselves, with the library's signature."""
+    address = page_address(place.scheme, place.bucket, settings.config, place.base, after)
     try:
-        data = bytes(await (await obstore.get_async(store, "")).bytes_async())
+        config = signing(place.scheme, settings.config, address)
+        if config is not None:
+            store: Any = place.open(replace(settings, config=config))
+            address = await obstore.sign_async(store, "GET", "", _SIGNED_FOR)
+        data = await asyncio.to_thread(fetch_page, address)
         return await asyncio.to_thread(read_page, data, place.base)
     except (BaseError, OSError, ValueError):
         raise refusal from None

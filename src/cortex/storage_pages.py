@@ -1,4 +1,4 @@
-"""One page of a bucket's listing as the store sends it: the question and the reading of the answer; does no I/O.
+"""One page of a bucket's listing as the store sends it; the library only signs the question.
 
 The library refuses a whole listing for one key that it can't take for a path (`a//b`, `..`, a line break). S3 and
 Google Cloud Storage both answer the first version of the listing in the same XML.
@@ -6,6 +6,9 @@ Google Cloud Storage both answer the first version of the listing in the same XM
 
 from __future__ import annotations
 
+import http.client
+import json
+import urllib.request
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -13,6 +16,9 @@ from urllib.parse import unquote_plus, urlencode
 from xml.etree import ElementTree
 
 from cortex.storage_entries import StoredObject, flaw_of_name
+
+_GOOGLE = "https://storage.googleapis.com"
+_TIMEOUT_S = 60.0
 
 
 class Page(NamedTuple):
@@ -22,9 +28,33 @@ class Page(NamedTuple):
     last_key: str | None  #: where the next page begins; None: there is none
 
 
-def page_query(prefix: str, after: str) -> str:
-    """Return the query that asks for the page after the key `after`."""
-    return urlencode({"prefix": prefix, "marker": after, "max-keys": "1000", "encoding-type": "url"})
+def page_address(scheme: str, bucket: str, config: Mapping[str, str], prefix: str, after: str) -> str:
+    """Return where the page after the key `after` is. The library appends "/" to it, which stores ignore in "x-id"."""
+    query = urlencode({"prefix": prefix, "marker": after, "max-keys": "1000", "encoding-type": "url", "x-id": ""})
+    return f"{_bucket_address(scheme, bucket, config)}?{query}"
+
+
+def signing(scheme: str, config: Mapping[str, str], address: str) -> dict[str, str] | None:
+    """Return the configuration with which the library signs `address` as its object ""; None: it needs no signature."""
+    if scheme == "gs":
+        return None if is_emulated(config) or "skip_signature" in config else {**config, "base_url": address}
+    if "skip_signature" in config:
+        return None
+    return {**config, "endpoint": address, "virtual_hosted_style_request": "true"}
+
+
+def is_emulated(config: Mapping[str, str]) -> bool:
+    """Tell whether these are the settings of an emulator of Google Cloud Storage."""
+    return "gcs_base_url" in config.get("service_account_key", "")
+
+
+def fetch_page(address: str) -> bytes:
+    """Return the answer; blocks. Raises: OSError, ValueError."""
+    try:
+        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:
+            return bytes(answer.read())
+    except http.client.HTTPException as error:
+        raise OSError(str(error)) from error
 
 
 def read_page(data: bytes, prefix: str) -> Page:
@@ -51,3 +81,13 @@ def _object(key: str, prefix: str, item: Mapping[str, str]) -> StoredObject:
 
 def _name(element: ElementTree.Element) -> str:
     return element.tag.rpartition("}")[2]
+
+
+def _bucket_address(scheme: str, bucket: str, config: Mapping[str, str]) -> str:
+    if scheme == "gs":
+        key = json.loads(config["service_account_key"]) if is_emulated(config) else {}
+        return f"{key.get('gcs_base_url', _GOOGLE)}/{bucket}"
+    endpoint = config.get("endpoint", "").rstrip("/")
+    if endpoint and config.get("virtual_hosted_style_request") == "true":
+        return f"{endpoint}/"
+    return f"{endpoint or 'https://s3.{}.amazonaws.com'.format(config['region'])}/{bucket}"
