@@ -77,9 +77,11 @@ class LocalBucket:
         path.write_bytes(data)
 
     def delete(self, key: str) -> None:
-        """Remove a file, and its folders if they are empty then."""
+        """Remove a file, if it is there, and its folders if they are empty then."""
         path = self.folder / key
-        path.unlink(missing_ok=True)
+        if not path.exists():
+            return
+        path.unlink()
         while (path := path.parent) != self.folder and not any(path.iterdir()):
             path.rmdir()
 
