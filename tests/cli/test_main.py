@@ -97,7 +97,7 @@ def test_status_and_down_work_where_nothing_ever_ran(tmp_path: Path) -> None:
     status = cortex(tmp_path / "home", "status", "-o", "json")
     down = cortex(tmp_path / "home", "down")
 
-    assert json.loads(status.stdout) == {"operator": None, "gateway": None, "replicas": []}
+    assert json.loads(status.stdout) == {"operator": None, "gateway": None, "models": None, "replicas": []}
     assert (down.returncode, down.stdout) == (0, "nothing was running\n")
     assert "not running" in cortex(tmp_path / "home", "status").stdout
     assert not (tmp_path / "home").exists()
