@@ -157,11 +157,10 @@ def error_of(answer: Answer) -> CortexError:
     code = data.get("code")
     if code == ConfigError.code and data.get("diagnostics"):
         return ConfigError([_diagnostic(item) for item in data["diagnostics"]])
-    if code == UserError.code:
-        return UserError(message, str(data.get("traceback") or ""))
     for kind in _classes(CortexError):
         if kind is not ConfigError and kind.code == code:
-            return kind(message)
+            traceback = str(data.get("traceback") or "")
+            return kind(message, traceback) if issubclass(kind, UserError) else kind(message)
     return _by_status(answer.status)(message)
 
 
