@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import subprocess
+import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -90,6 +95,35 @@ def test_threads_may_call_a_model_at_once_and_none_fails_when_it_is_unloaded(fol
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(call, range(200)))
+
+
+def test_nothing_is_left_of_a_model_that_was_unloaded(folder: Path) -> None:
+    loader = TensorFlowLoader(EmbeddedTensorFlow())
+    model = loader.load(request(folder, "version-1"))
+    session = model.servable._session
+    left = weakref.ref(session), weakref.ref(session.graph), weakref.ref(model)
+    del session
+    loader.unload(model)
+    del model
+    assert [each() for each in left] == [None, None, None]
+
+
+def test_collections_of_garbage_do_not_walk_tensorflow(folder: Path) -> None:
+    load(folder, "iris")
+    assert len(gc.get_objects()) < gc.get_freeze_count()
+
+
+@pytest.mark.parametrize(("environment", "is_noisy"), [({}, False), ({"TF_ENABLE_ONEDNN_OPTS": "1"}, True)])
+def test_the_import_of_tensorflow_is_silent_unless_asked(environment: dict[str, str], is_noisy: bool) -> None:
+    code = "from cortex.predictor import tensorflow as t; t._import_tensorflow(); import os; os.write(2, b'end\\n')"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env={**kept, **environment}
+    )
+    assert done.returncode == 0
+    assert ("oneDNN" in done.stderr) == is_noisy
+    assert done.stderr.splitlines()[-1] == "end"
+    assert is_noisy or done.stderr.count("\n") == 1
 
 
 def test_a_signature_of_unknown_types_can_still_be_described(folder: Path) -> None:

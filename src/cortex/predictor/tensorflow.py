@@ -9,9 +9,11 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,9 @@ _ENVIRONMENT = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "TF_CPP_MIN_LOG_LEVEL": "1"
 #: The tag of the graph that exporters mean to be served; there may be others, for training.
 _SERVE = "serve"
 _BFLOAT16 = 14
+_ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
+_IMPORT_NOISE = ("oneDNN custom operations are on", "All log messages before absl::InitializeLog")
+_SIEVE_TIMEOUT_S = 1.0
 
 _import_turn = threading.Lock()
 
@@ -51,10 +56,9 @@ class EmbeddedTensorFlow:
             raise
 
     def unload(self, model: EmbeddedModel) -> None:
-        """Close the model's session; its variables, tables and constants go at once."""
+        """Close the model's session, with which its variables and tables go, and drop its graph with its constants."""
         model.close()
-        # Graphs in Python are full of cycles, and their C++ halves hold the constants of the model.
-        gc.collect()
+        gc.collect()  # graphs are full of cycles
 
     def close(self) -> None:
         """Nothing was started."""
@@ -134,11 +138,45 @@ def _import_tensorflow() -> Any:
     with _import_turn:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
+        is_first = "tensorflow" not in sys.modules
         try:
-            import tensorflow  # noqa: PLC0415 - optional, and takes seconds
+            with _without_noise(is_first and _ONEDNN not in os.environ):
+                import tensorflow  # noqa: PLC0415 - optional, and takes seconds
         except ImportError as e:
             raise ModelError(f"TensorFlow can't be imported: {e}") from e
+        if is_first:
+            # Of its half a million objects none ever goes, yet each collection would walk them all: for 0.6 s, in
+            # which nothing else runs.
+            gc.collect()
+            gc.freeze()
     return tensorflow
+
+
+@contextmanager
+def _without_noise(wanted: bool) -> Iterator[None]:
+    """Keep from the user's log that oneDNN is used, which is said before TensorFlow reads what is to be logged.
+
+    What is written to stderr meanwhile passes through another process, so that the last words of an import that ends
+    this one are not lost.
+    """
+    try:
+        command = ["sed", "-u", *(f"--expression=/{text}/d" for text in _IMPORT_NOISE)]
+        sieve = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2) if wanted else None
+    except OSError:
+        sieve = None
+    if sieve is None or sieve.stdin is None:
+        yield
+        return
+    kept = os.dup(2)
+    os.dup2(sieve.stdin.fileno(), 2)
+    sieve.stdin.close()
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        with suppress(subprocess.TimeoutExpired):  # where another thread has started a process that holds it open
+            sieve.wait(_SIEVE_TIMEOUT_S)
 
 
 def _session_config(tf: Any) -> Any:
