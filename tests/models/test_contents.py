@@ -159,7 +159,8 @@ def test_what_is_leased_stays_and_the_next_waits_for_it(tmp_path: Path) -> None:
         contents.lease("worker", "aa")
         await contents.obtain(Order("aa", "iris", 5, Filler(), limit=1))
         task = asyncio.create_task(contents.obtain(Order("bb", "iris", 5, Filler(), limit=1)))
-        await asyncio.sleep(0.05)
+        for _ in range(10):
+            await asyncio.sleep(0)
         assert on_disk(tmp_path) == {"aa"}
         contents.release("worker", "aa")
         await task

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from cortex.errors import StorageError
+from cortex.models.listed import Listing, Prefix
+from cortex.models.lister import Lister
+from cortex.telemetry import Logger
+
+PREFIX = Prefix("s3://b/m")
+
+
+@dataclass(eq=False)
+class Listener:
+    interval_s: float
+    listings: list[Listing] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def on_listing(self, listing: Listing) -> None:
+        self.listings.append(listing)
+
+    def on_error(self, prefix: Prefix, message: str) -> None:
+        self.errors.append(message)
+
+
+@dataclass
+class Store:
+    """Stands for a store: answers at once, or with what is wrong."""
+
+    asked_at: list[float] = field(default_factory=list)
+    error: Exception | None = None
+    takes_s: float = 0.0
+
+    async def list(self, prefix: Prefix) -> Listing:
+        self.asked_at.append(time.monotonic())
+        await asyncio.sleep(self.takes_s)
+        if self.error:
+            raise self.error
+        return Listing(prefix, time.time(), {}, 0)
+
+
+def run(test: Callable[[Lister, Store], Awaitable[None]]) -> None:
+    async def go() -> None:
+        store = Store()
+        lister = Lister(PREFIX, store.list, asyncio.Semaphore(4), Logger("test"))
+        try:
+            async with asyncio.timeout(30):
+                await test(lister, store)
+        finally:
+            lister.stop()
+
+    asyncio.run(go())
+
+
+async def until(is_true: Callable[[], object]) -> None:
+    while not is_true():
+        await asyncio.sleep(0.005)
+
+
+def test_all_watchers_share_the_listings_at_the_shortest_interval() -> None:
+    async def test(lister: Lister, store: Store) -> None:
+        slow, quick = Listener(60), Listener(0.1)
+        lister.add(slow)
+        await until(lambda: slow.listings)
+        lister.add(quick)
+        assert quick.listings == slow.listings
+        await until(lambda: len(quick.listings) == 4)
+        assert quick.listings == slow.listings
+        gaps = [later - earlier for earlier, later in zip(store.asked_at[1:], store.asked_at[2:], strict=False)]
+        assert min(gaps) > 0.09
+
+    run(test)
+
+
+def test_what_is_wanted_soon_does_not_wait_for_the_interval() -> None:
+    async def test(lister: Lister, store: Store) -> None:
+        once = Listener(math.inf)
+        lister.add(once)
+        await until(lambda: once.listings)
+        lister.list_soon(0.05)
+        await until(lambda: len(once.listings) == 2)
+        assert store.asked_at[1] - store.asked_at[0] < 5
+
+    run(test)
+
+
+def test_a_store_that_is_down_is_asked_less_and_less_often_and_then_as_before() -> None:
+    async def test(lister: Lister, store: Store) -> None:
+        store.error = StorageError("S3 can't be reached")
+        listener = Listener(0.05)
+        lister.add(listener)
+        await until(lambda: len(listener.errors) == 3)
+        assert store.asked_at[2] - store.asked_at[1] > 1.5 * (store.asked_at[1] - store.asked_at[0]) > 1.2
+        late = Listener(60)
+        lister.add(late)
+        assert late.errors == ["S3 can't be reached"]
+        store.error = None
+        await until(lambda: len(listener.listings) >= 3)
+
+    run(test)
+
+
+def test_a_listing_with_a_surprise_in_it_is_an_error_and_not_the_end() -> None:
+    async def test(lister: Lister, store: Store) -> None:
+        store.error = RuntimeError("what is this")
+        listener = Listener(0.05)
+        lister.add(listener)
+        await until(lambda: listener.errors)
+        assert listener.errors == ["s3://b/m can't be listed: RuntimeError: what is this"]
+        store.error = None
+        await until(lambda: listener.listings)
+
+    run(test)
+
+
+def test_a_slow_store_is_busy_with_us_for_a_tenth_of_the_time_at_most() -> None:
+    async def test(lister: Lister, store: Store) -> None:
+        store.takes_s = 1.05
+        listener = Listener(0.05)
+        lister.add(listener)
+        await until(lambda: listener.listings)
+        store.takes_s = 0.0
+        await until(lambda: len(listener.listings) == 2)
+        assert store.asked_at[1] - store.asked_at[0] > 10
+
+    run(test)
