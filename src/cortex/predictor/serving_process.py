@@ -131,6 +131,8 @@ class LocalServer:
         if self._connection is not None:
             self.wait_up()
             return self._connection
+        if self._is_closing.is_set():
+            raise ModelError(self._not_started())
         _remove_leftovers()
         folder = self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_short_folder()))
         self._write_config()
@@ -139,9 +141,12 @@ class LocalServer:
         threading.Thread(target=self._keep_running, args=(connection,), name="model-server", daemon=True).start()
         if not self._is_up.wait(_START_TIMEOUT_S) or self._is_closing.is_set():
             self._is_closing.set()
-            raise ModelError(f"{self._name} can't be started: it {self._last_death or 'does not answer'}; see the log")
+            raise ModelError(self._not_started())
         self._connection = connection
         return connection
+
+    def _not_started(self) -> str:
+        return f"{self._name} can't be started: it {self._last_death or 'does not answer'}; see the log"
 
     def _keep_running(self, connection: Connection) -> None:
         pause_s = 0.0
@@ -192,6 +197,7 @@ class LocalServer:
             try:
                 if not waiting:
                     self._state(connection, "")
+                waiting &= set(self._folders)  # what it died of may have been dropped since
                 waiting = {name for name in waiting if self._state(connection, name)[0] < AVAILABLE}
                 if not waiting:
                     return True
