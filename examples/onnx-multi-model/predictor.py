@@ -6,6 +6,6 @@ class ONNXPredictor:
         self.client = onnx_client
 
     def predict(self, payload, query_params):
-        name, version = query_params["model"], query_params.get("version", "latest")
+        name, version = query_params.get("model", "iris"), query_params.get("version", "latest")
         classes, probabilities = self.client.predict([payload], name, version)
         return {"class": classes[0], "probability": round(float(probabilities[0].max()), 4)}
