@@ -93,12 +93,13 @@ class Lister:
                 started_at = time.monotonic()
                 error = await self._list_once()
                 took_s = time.monotonic() - started_at
-            pause_s = took_s / _SLOW_SHARE if took_s > SLOW_LISTING_S else 0.0
             if error is not None:
-                pause_s = max(pause_s, min(_FIRST_RETRY_S * 2**failures, MAX_RETRY_S) * random.uniform(0.9, 1.1))
+                # However long it took to fail: a store that comes back is to be noticed soon.
+                pause_s = took_s + min(_FIRST_RETRY_S * 2**failures, MAX_RETRY_S) * random.uniform(0.9, 1.1)
                 failures = min(failures + 1, 10)
                 self._soon_at = 0.0
             else:
+                pause_s = took_s / _SLOW_SHARE if took_s > SLOW_LISTING_S else 0.0
                 failures = 0
             self._due_at = started_at + pause_s
 
