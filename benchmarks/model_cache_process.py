@@ -1,0 +1,220 @@
+"""What runs in a fresh process for `model_cache`: a registry, models on disk, and a file that says what was seen."""
+
+from __future__ import annotations
+
+import gc
+import json
+import pickle
+import random
+import sys
+import threading
+import time
+from bisect import bisect
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from cortex.models import memory
+from cortex.models.loading import Loader, LoadRequest
+from cortex.models.registry import Registry
+from cortex.models.scope import in_scope
+from cortex.models.spec import Catalogue, Model, ModelSource, Version
+
+THREADS = 4
+
+
+class PickleLoader:
+    """What a user's `load_model` often is."""
+
+    def load(self, request: LoadRequest) -> Any:
+        with (Path(request.path) / "model.pkl").open("rb") as file:
+            return pickle.load(file)  # noqa: S301 – ours
+
+    def unload(self, model: Any) -> None:
+        """Nothing but references."""
+
+
+class Here:
+    """The files are on this machine already: downloads are measured elsewhere."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.fetches = 0
+
+    def fetch(self, model: str, version: Version) -> Path:
+        self.fetches += 1
+        return self._folder / model
+
+    def release(self, version: Version) -> None:
+        """They stay."""
+
+
+class Counted:
+    """Counts loads, and takes the time of each."""
+
+    def __init__(self, loader: Loader[Any]) -> None:
+        self._loader = loader
+        self.seconds: list[float] = []
+
+    def load(self, request: LoadRequest) -> Any:
+        began = time.perf_counter()
+        model = self._loader.load(request)
+        self.seconds.append(time.perf_counter() - began)
+        return model
+
+    def unload(self, model: Any) -> None:
+        self._loader.unload(model)
+
+
+class Quiet:
+    """Is told what nobody asks about here, but failures."""
+
+    def loading(self, model: str, version: Version) -> None: ...
+
+    def asked(self, model: str, version: Version) -> None: ...
+
+    def loaded(self, versions: Sequence[tuple[str, Version]]) -> None: ...
+
+    def failed(self, model: str, version: Version, message: str, detail: str) -> None:
+        raise SystemExit(f"{message}\n{detail}")
+
+
+def main() -> None:
+    """Run the part that is named, with its arguments as JSON; what it found goes to the file named last."""
+    part, arguments, file = sys.argv[1:]
+    memory.configure_allocator()
+    found = {"zipf": zipf, "cycles": cycles}[part](**json.loads(arguments))
+    Path(file).write_text(json.dumps(found))
+
+
+def zipf(folder: str, models: int, gets: int, budget_bytes: int, exponent: float) -> dict[str, Any]:
+    """Get models that are popular to very different degrees; then let all go."""
+    import numpy  # noqa: F401 – is in memory before the baseline, as a user's module would have it
+
+    catalogue = _catalogue(Path(folder), models)
+    loader, fetcher = Counted(PickleLoader()), Here(Path(folder))
+    source = ModelSource("python", dir=folder, cache_memory_bytes=budget_bytes)
+    gc.collect()
+    gc.freeze()
+    memory.trim()
+    baseline = memory.resident_bytes()
+    registry: Registry[Any] = Registry(source, catalogue, loader, fetcher, Quiet())
+    hundred = _first_gets(registry, "m0")
+    once = [len(loader.seconds), fetcher.fetches]
+    weights = list(accumulate(1 / rank**exponent for rank in range(1, models + 1)))
+    latencies, lock = [], threading.Lock()
+
+    @in_scope
+    def predict(name: str) -> float:
+        return float(registry.get(name)["weights"][0])
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        mine = []
+        for _ in range(gets // THREADS):
+            name = f"m{bisect(weights, chance.random() * weights[-1])}"
+            began = time.perf_counter()
+            predict(name)
+            mine.append(time.perf_counter() - began)
+        with lock:
+            latencies.extend(mine)
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(THREADS) as pool:
+        for future in [pool.submit(work, seed) for seed in range(THREADS)]:
+            future.result()
+    took_s = time.perf_counter() - began
+    full, loaded = memory.resident_bytes(), sum(len(each["loaded"]) for each in registry.describe().values())
+    registry.update(Catalogue(()))
+    _wait_until_empty(registry, loader)
+    return {
+        "baseline": baseline,
+        "full": full,
+        "after": memory.resident_bytes(),
+        "peak": memory.peak_bytes(),
+        "loads": len(loader.seconds),
+        "gets": len(latencies),
+        "loaded_at_end": loaded,
+        "took_s": took_s,
+        "load_p50_ms": _percentile(loader.seconds, 0.5) * 1e3,
+        "get_p50_us": _percentile(latencies, 0.5) * 1e6,
+        "get_p99_ms": _percentile(latencies, 0.99) * 1e3,
+        "hundred": [*once, hundred],
+    }
+
+
+def cycles(folder: str, kind: str, cycles: int) -> dict[str, Any]:
+    """Load and unload, in turn, two models that do not fit together; say what the process takes as it goes."""
+    loader = Counted(_loader(kind))
+    source = ModelSource("python", dir=folder, cache_size=1)
+    registry: Registry[Any] = Registry(source, _catalogue(Path(folder), 2), loader, Here(Path(folder)), Quiet())
+    resident = []
+    for number in range(cycles):
+        registry.get(f"m{number % 2}")
+        if number % (cycles // 20) == cycles // 20 - 1:
+            resident.append(memory.resident_bytes())
+    full = registry.describe()
+    registry.update(Catalogue(()))
+    _wait_until_empty(registry, loader)
+    return {
+        "resident": resident,
+        "loads": len(loader.seconds),
+        "load_p50_ms": _percentile(loader.seconds, 0.5) * 1e3,
+        "after": memory.resident_bytes(),
+        "loaded": sum(len(each["loaded"]) for each in full.values()),
+    }
+
+
+def _loader(kind: str) -> Loader[Any]:
+    if kind == "onnx":
+        from cortex.predictor.onnx import OnnxLoader
+
+        return OnnxLoader(wants_gpu=False, threads=1)
+    if kind == "tensorflow":
+        from cortex.predictor.tensorflow import EmbeddedTensorFlow
+
+        return EmbeddedTensorFlow()
+    return PickleLoader()
+
+
+def _catalogue(folder: Path, models: int) -> Catalogue:
+    found = []
+    for number in range(models):
+        name = f"m{number}"
+        size_bytes = sum(path.stat().st_size for path in (folder / name).rglob("*") if path.is_file())
+        found.append(Model(name, (Version("1", f"{name}digest", size_bytes, 0.0),)))
+    return Catalogue(tuple(sorted(found, key=lambda model: model.name)))
+
+
+def _first_gets(registry: Registry[Any], name: str) -> int:
+    """Ask for a model that is not loaded on a hundred threads at once; how many objects did they get?"""
+    barrier = threading.Barrier(100)
+
+    def ask(_: int) -> Any:
+        barrier.wait()
+        return registry.get(name)
+
+    with ThreadPoolExecutor(100) as pool:
+        return len({id(model) for model in pool.map(ask, range(100))})
+
+
+def _wait_until_empty(registry: Registry[Any], loader: Counted) -> None:
+    """Wait for the thread that unloads what has left."""
+    deadline = time.monotonic() + 30
+    registry.close()
+    while any(thread.name == "cortex-model-renewals" for thread in threading.enumerate()):
+        if time.monotonic() > deadline:
+            raise SystemExit("models are still there 30 s after they were removed")
+        time.sleep(0.05)
+    memory.give_back()
+
+
+def _percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Does a reload slow down requests? `python -m benchmarks.model_reload`.
+
+Two APIs take requests at a constant rate: one with a big model, and its neighbour, which does nothing. A repetition
+measures both without a reload, then while a new version of the model appears, is loaded and swapped in. The windows
+are as long as that takes, plus a second. Goal: p99 at most 1.3 times that of the window before, for both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks import machine, processes, report, results
+from benchmarks.big_models import PREDICTORS, WRITERS
+from benchmarks.cortex_cli import Cortex
+from benchmarks.endpoint import Endpoint, NotServingError
+from benchmarks.open_loop import OpenLoad, open_loop
+from benchmarks.workloads import JSON, NOOP, Workload
+
+GOAL = 1.3
+_ASK = Workload("big", b'{"x": 1}', JSON, None)
+_LIMIT_S = 120.0
+_EXTRA_S = 1.0
+
+
+def main() -> None:
+    """Measure, report, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.model_reload", description=__doc__)
+    parser.add_argument("--kinds", nargs="+", choices=list(WRITERS), default=list(WRITERS))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--megabytes", type=int, default=500)
+    parser.add_argument("--rate", type=float, default=300, help="requests per second, to each of the two APIs")
+    arguments = parser.parse_args()
+    processes.adopt_orphans()
+    facts = machine.facts()
+    found = {kind: _measure(kind, arguments) for kind in arguments.kinds}
+    goals = [goal for kind, repeats in found.items() for goal in _goals(kind, repeats)]
+    title = f"# Reload of a {arguments.megabytes} MB model at {arguments.rate:g} requests/s"
+    text = f"{title}, medians of {arguments.repeats}\n\n{report.goals_table(goals)}\n\n{_details(found)}\n"
+    results.write("model-reload", text, {"facts": facts, "repeats": found})
+
+
+def _measure(kind: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory(prefix="cortex-bench-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        cortex = Cortex.in_folder(folder)
+        models, size_bytes = folder / "models", arguments.megabytes * 1_000_000
+        with cortex.up():
+            cortex.deploy("noop")
+            _publish(kind, models, folder, 1, size_bytes).rename(models / "1")
+            cortex.run("deploy", str(_project(kind, folder, models)))
+            big, neighbour = Endpoint(cortex.gateway_port, "/big"), Endpoint(cortex.gateway_port, "/noop")
+            # The first reload is not counted: it tells how long one takes.
+            window_s = _EXTRA_S + _reload(_publish(kind, models, folder, 2, size_bytes), models / "2", big)
+            found = []
+            for number in range(3, 3 + arguments.repeats):
+                staged = _publish(kind, models, folder, number, size_bytes)
+                shutil.rmtree(models / str(number - 2))
+                time.sleep(2.0)
+                before = _load(big, neighbour, arguments.rate, window_s)
+                served: list[float] = []
+                reload = threading.Thread(
+                    target=lambda staged=staged, number=number, served=served: served.append(  # type: ignore[misc]
+                        _reload(staged, models / str(number), big)
+                    )
+                )
+                reload.start()
+                during = _load(big, neighbour, arguments.rate, window_s)
+                reload.join()
+                found.append(_sample(before, during, served[0], window_s))
+                print(f"{kind}: {found[-1]}", flush=True)
+    return found
+
+
+def _publish(kind: str, models: Path, folder: Path, number: int, size_bytes: int) -> Path:
+    """Write a version aside, so that it appears by one rename; the disk is done with it then."""
+    models.mkdir(exist_ok=True)
+    staged = folder / f"staged-{number}"
+    staged.mkdir()
+    WRITERS[kind](staged, number, size_bytes)
+    for file in staged.iterdir():
+        with file.open("rb+") as opened:
+            os.fsync(opened.fileno())
+    return staged
+
+
+def _project(kind: str, folder: Path, models: Path) -> Path:
+    project = folder / "big"
+    project.mkdir()
+    (project / "predictor.py").write_text(PREDICTORS[kind])
+    field = "multi_model_reloading" if kind == "python" else "models"
+    predictor = {"type": kind, "path": "predictor.py", field: {"path": str(models), "poll_interval": "1s"}}
+    (project / "cortex.yaml").write_text(
+        yaml.safe_dump([{"name": "big", "kind": "RealtimeAPI", "predictor": predictor}])
+    )
+    return project
+
+
+def _reload(staged: Path, target: Path, endpoint: Endpoint) -> float:
+    """Let a version appear; return the seconds until it answers. Raises: NotServingError."""
+    start = time.monotonic()
+    staged.rename(target)
+    while (now := time.monotonic()) - start < _LIMIT_S:
+        status, body = endpoint.ask(_ASK)
+        if status == 200 and json.loads(body)["y"] == int(target.name):
+            return time.monotonic() - start
+        # Asked rarely, so that it is no load of its own.
+        time.sleep(max(0.0, now + 0.1 - time.monotonic()))
+    raise NotServingError(f"version {target.name} does not answer after {_LIMIT_S:.0f} s: {body[:300]!r}")
+
+
+def _load(big: Endpoint, neighbour: Endpoint, rate: float, seconds: float) -> tuple[OpenLoad, OpenLoad]:
+    with ThreadPoolExecutor(2) as pool:
+        loads = [pool.submit(open_loop, *each, rate, seconds, 32) for each in ((big, _ASK), (neighbour, NOOP))]
+        return loads[0].result(), loads[1].result()
+
+
+def _sample(
+    before: tuple[OpenLoad, OpenLoad], during: tuple[OpenLoad, OpenLoad], served_s: float, window_s: float
+) -> dict[str, Any]:
+    sample: dict[str, Any] = {"served_s": round(served_s, 2), "window_s": round(window_s, 2)}
+    for name, without, with_ in zip(("big", "neighbour"), before, during, strict=True):
+        sample[name] = {
+            "before_p99_ms": round(without.p99_us / 1e3, 2),
+            "during_p99_ms": round(with_.p99_us / 1e3, 2),
+            "ratio": round(with_.p99_us / without.p99_us, 2),
+            "errors": without.errors + with_.errors,
+            "generator_late_p99_ms": round(with_.late_p99_us / 1e3, 2),
+        }
+    return sample
+
+
+def _goals(kind: str, repeats: list[dict[str, Any]]) -> list[report.Goal]:
+    goals = []
+    for name in ("big", "neighbour"):
+        ratio = statistics.median(sample[name]["ratio"] for sample in repeats)
+        errors = sum(sample[name]["errors"] for sample in repeats)
+        what = {"big": f"{kind}: p99 of the API during its reload ÷ before", "neighbour": f"{kind}: of its neighbour"}
+        goals.append(report.Goal(what[name], f"≤ {GOAL:g}", f"{ratio:.2f}", ratio <= GOAL))
+        goals.append(report.Goal(f"{kind}: failed requests, {name}", "0", str(errors), errors == 0))
+    return goals
+
+
+def _details(found: dict[str, list[dict[str, Any]]]) -> str:
+    lines = [
+        "| kind | served after | API p99 before | during | neighbour p99 before | during | generator late |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for kind, repeats in found.items():
+        for sample in repeats:
+            big, neighbour = sample["big"], sample["neighbour"]
+            lines.append(
+                f"| {kind} | {sample['served_s']} s | {big['before_p99_ms']} ms | {big['during_p99_ms']} ms "
+                f"| {neighbour['before_p99_ms']} ms | {neighbour['during_p99_ms']} ms "
+                f"| {big['generator_late_p99_ms']} ms |"
+            )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
