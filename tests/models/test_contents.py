@@ -116,6 +116,20 @@ def test_what_a_kill_left_half_done_is_cleared_and_the_rest_is_known_again(tmp_p
     run(test)
 
 
+def test_what_a_power_cut_left_short_is_downloaded_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        fill = Filler()
+        path = await opened(tmp_path).obtain(Order("aa", "iris", 5, fill))
+        (path / "model.bin").write_bytes(b"")
+        path = await opened(tmp_path).obtain(Order("aa", "iris", 5, fill))
+        assert (path / "model.bin").read_bytes() == b"whole"
+        (path / "notes-of-the-users-code").write_bytes(b"more")
+        await opened(tmp_path).obtain(Order("aa", "iris", 5, fill))
+        assert fill.calls == 2
+
+    run(test)
+
+
 def test_the_limit_of_an_api_is_never_overshot(tmp_path: Path) -> None:
     async def test() -> None:
         contents, seen = opened(tmp_path), []

@@ -73,7 +73,11 @@ class Contents:
         for part in self._folder.glob(f"{_PART}*"):
             shutil.rmtree(part, ignore_errors=True)
         for path in filter(Path.is_dir, self._folder.iterdir()):
-            self._held[path.name] = Held(path.name, *self._read_index(path.name))
+            held = self._read_index(path.name)
+            if held is None or _size_bytes(path) < held.size_bytes:
+                shutil.rmtree(path, ignore_errors=True)  # the machine went down before all of it was on disk
+            else:
+                self._held[path.name] = held
         for file in self._index.iterdir():
             if file.stem not in self._held or file.suffix != ".json":
                 file.unlink(missing_ok=True)
@@ -226,10 +230,12 @@ class Contents:
         try:
             started_at = time.monotonic()
             await order.fill(part / order.digest)
-            self._write_index(order.digest, {order.api})
+            size_bytes = await asyncio.to_thread(_size_bytes, part / order.digest)
+            held = Held(order.digest, frozenset({order.api}), time.time(), size_bytes)
+            self._write_index(held)
             (part / order.digest).rename(self._folder / order.digest)
             part.rmdir()
-            self._held[order.digest] = Held(order.digest, frozenset({order.api}), time.time())
+            self._held[order.digest] = held
         except BaseException as error:
             if _is_full(error):
                 raise StorageError(self._full(order.size_bytes)) from error
@@ -287,21 +293,26 @@ class Contents:
     def _keep(self, held: Held) -> None:
         self._held[held.digest] = held
         with contextlib.suppress(OSError):
-            self._write_index(held.digest, held.apis)
+            self._write_index(held)
         self._freed.set()
 
-    def _read_index(self, digest: str) -> tuple[frozenset[str], float]:
+    def _read_index(self, digest: str) -> Held | None:
         file = self._index / f"{digest}.json"
         try:
-            return frozenset(map(str, orjson.loads(file.read_bytes())["apis"])), file.stat().st_mtime
+            data = orjson.loads(file.read_bytes())
+            return Held(digest, frozenset(map(str, data["apis"])), file.stat().st_mtime, int(data["size_bytes"]))
         except (OSError, ValueError, KeyError, TypeError):
-            return frozenset(), 0.0
+            return None
 
-    def _write_index(self, digest: str, apis: Collection[str]) -> None:
+    def _write_index(self, held: Held) -> None:
         self._index.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = self._index / f"{digest}.part"
-        part.write_bytes(orjson.dumps({"apis": sorted(apis)}))
-        part.rename(self._index / f"{digest}.json")
+        part = self._index / f"{held.digest}.part"
+        part.write_bytes(orjson.dumps({"apis": sorted(held.apis), "size_bytes": held.size_bytes}))
+        part.rename(self._index / f"{held.digest}.json")
+
+
+def _size_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _is_full(error: BaseException | None) -> bool:

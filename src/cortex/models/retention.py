@@ -13,6 +13,7 @@ class Held:
     digest: str
     apis: frozenset[str]  #: for which it was put there; it counts against the limit of each
     used_at: float  #: UNIX time, seconds: when it was last asked for
+    size_bytes: int = 0  #: of its files when they came
 
 
 def choose_victim(held: Iterable[Held], api: str, kept: Collection[str]) -> Held | None:

@@ -42,10 +42,11 @@ class TooBigError(NoRoomError):
 class _Measurement:
     """How the process grows from now on, models apart that come or go meanwhile: they are accounted for."""
 
-    def __init__(self, sizes: Sizes, version: Version, used: Callable[[], int]) -> None:
+    def __init__(self, sizes: Sizes, version: Version, used: Callable[[], int], has_unloaded: bool) -> None:
         self._sizes = sizes
         self._version = version
         self._used = used
+        self._has_unloaded = has_unloaded
         self._used_before = used()
         self._before = memory.resident_bytes()
         self._peak_before = memory.peak_bytes()
@@ -56,7 +57,9 @@ class _Measurement:
     def learn(self) -> int:
         grown, peak = self._grown(), memory.peak_bytes()
         highest = peak - self._before if peak > self._peak_before else None
-        return self._sizes.learn(self._version.digest, self._version.size_bytes, grown, highest)
+        return self._sizes.learn(
+            self._version.digest, self._version.size_bytes, grown, highest, is_pure=not self._has_unloaded
+        )
 
     def _grown(self) -> int:
         memory.trim()
@@ -76,11 +79,12 @@ class Room(Generic[T]):
         self._budget = source.cache_memory_bytes
         self._is_limited = source.is_cached
         self._shelf = shelf
-        self._unload = unload
+        self._unload_entry = unload
         self._timeout_s = timeout_s
         self._sizes = Sizes()
         self._reserved: list[int] = []  #: by the loads under way: a model's loading may load another
         self._has_doubted = False
+        self._has_unloaded = False  #: then models fill holes that others left, by which the process does not grow
         self._baseline = 0  #: what the process takes without models
 
     @contextmanager
@@ -98,7 +102,7 @@ class Room(Generic[T]):
         self._make(need, name, version, holder, spared)
         try:
             self._mind_process()
-            yield lambda: _Measurement(self._sizes, version, self._used)
+            yield lambda: _Measurement(self._sizes, version, self._used, self._has_unloaded)
         finally:
             self._reserved.pop()
 
@@ -191,7 +195,7 @@ class Room(Generic[T]):
         limit = self._baseline + self._budget - sum(self._reserved) + tolerated
         if memory.resident_bytes() <= limit:
             return
-        memory.give_back()
+        memory.trim()
         while (resident := memory.resident_bytes()) > limit and (victim := self._take_unused()) is not None:
             charged = victim.size_bytes
             self._unload(victim)
@@ -200,6 +204,10 @@ class Room(Generic[T]):
             if resident - now < charged / 2:  # not the models: to evict them all would not help
                 self._baseline = max(self._baseline, now - self._used())
                 return
+
+    def _unload(self, victim: Entry[T]) -> None:
+        self._has_unloaded = True
+        self._unload_entry(victim)
 
     def _take_unused(self) -> Entry[T] | None:
         with self._shelf.changed:

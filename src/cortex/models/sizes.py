@@ -11,7 +11,7 @@ _LARGE_BYTES = 4 * _MIB
 _REMEMBERED = 16
 #: Before any model was loaded. A pickle that is read whole, then decoded, takes twice its size for a moment.
 _FIRST_RATIO, _FIRST_PEAK_RATIO = 1.25, 2.0
-_MAX_RATIO = 8.0
+_CREDIBLE_RATIO, _MAX_RATIO = 0.5, 8.0
 _FIRST_EXTRA_BYTES = _MIB
 _MAX_EXTRA_BYTES = 32 * _MIB
 
@@ -32,6 +32,7 @@ class Sizes:
         self._ratios: deque[float] = deque(maxlen=_REMEMBERED)
         self._peak_ratios: deque[float] = deque(maxlen=_REMEMBERED)
         self._extras: deque[int] = deque(maxlen=_REMEMBERED)
+        self._least_ratio: float | None = None  #: that models were seen to need, of their files
 
     def measured(self, digest: str) -> int | None:
         """Return what a content took when it was last loaded."""
@@ -45,14 +46,21 @@ class Sizes:
         kept = self._measured.get(digest) or int(files_bytes * ratio) + extra
         return Expected(kept, max(kept, int(files_bytes * peak_ratio) + extra))
 
-    def learn(self, digest: str, files_bytes: int, grown_bytes: int, peak_bytes: int | None) -> int:
+    def learn(
+        self, digest: str, files_bytes: int, grown_bytes: int, peak_bytes: int | None, is_pure: bool = False
+    ) -> int:
         """Take note of what loading a content took, and return what it is taken to need from now on.
 
         `grown_bytes` is by how much the process grew; requests that ran meanwhile are in it, so it may be anything.
-        `peak_bytes` is by how much it had grown at most; None if that is not known.
+        `peak_bytes` is by how much it had grown at most; None if that is not known. `is_pure` says that there were no
+        holes from earlier models to fill: only then a model may be found to need less than its files.
         """
-        # Less than half of its files, and these are mapped but not read yet, or others freed memory meanwhile.
-        kept = grown_bytes if grown_bytes >= files_bytes / 2 else files_bytes
+        ratio = grown_bytes / files_bytes if files_bytes else 1.0
+        # Below half of its files they are mapped and not read yet, or others freed memory meanwhile.
+        if is_pure and files_bytes >= _LARGE_BYTES and ratio >= _CREDIBLE_RATIO:
+            self._least_ratio = min(max(self._least_ratio or 0.0, ratio), 1.0)
+        least = self._least_ratio or 1.0
+        kept = max(grown_bytes, int(files_bytes * least))
         self._measured[digest] = kept
         if files_bytes >= _LARGE_BYTES:
             self._ratios.append(min(kept / files_bytes, _MAX_RATIO))
