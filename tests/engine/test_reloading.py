@@ -129,6 +129,28 @@ def test_an_older_version_that_can_not_be_loaded_does_not_stop_a_newer_one(agent
         wait_until(lambda: "bad weights" in problems(running).get("1", ""))
 
 
+def test_a_run_directory_that_can_not_be_written_to_ends_nothing(agent: ScriptedAgent) -> None:
+    first = agent.content("a", "one")
+    agent.announce(catalogue(first))
+    with replica(agent) as running:
+        running.wait_ready()
+        pid = running.pid
+        obstacles = [Path(running.spec.run_dir, f"catalogue-{number}.json") for number in range(2, 100)]
+        for path in obstacles:
+            path.mkdir()
+        agent.announce(catalogue(first, replace(agent.content("b", "two"), number="2")))
+        wait_until(lambda: running.pid != pid)
+        assert model_of(running) == "two"
+        agent.announce(catalogue(first))
+        wait_until(lambda: model_of(running) == "one")
+        agent.announce(catalogue(first, replace(agent.content("b", "two"), number="0")))
+        wait_until(lambda: len(running.status().models.versions) == 2)
+        assert running.request({"version": "0"}).status == 500  # can't be told yet
+        for path in obstacles:
+            path.rmdir()
+        wait_until(lambda: running.request({"version": "0"}).status == 200)
+
+
 def test_idle_connections_move_to_the_new_process_unharmed(agent: ScriptedAgent) -> None:
     agent.announce(catalogue(agent.content("a", "one")))
     with replica(agent) as running:

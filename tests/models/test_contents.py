@@ -230,6 +230,23 @@ def test_garbage_is_what_no_catalogue_lease_or_replica_needs(tmp_path: Path) -> 
     run(test)
 
 
+def test_garbage_that_is_wanted_again_or_goes_otherwise_while_other_garbage_goes_is_let_be(tmp_path: Path) -> None:
+    async def test() -> None:
+        contents = opened(tmp_path)
+        for digest in ("a", "b", "c"):
+            await contents.obtain(Order(digest, "iris", 5, Filler(), limit=3))
+        contents.want(("iris", 1), None)
+        first = asyncio.create_task(contents.collect(0))
+        await asyncio.sleep(0)  # it is busy removing the first
+        assert contents.find("a") is None and contents.find("b") is not None
+        contents.want(("iris", 1), {"b"})
+        await contents.collect(0)  # as a download does that finds the disk full
+        await first
+        assert on_disk(tmp_path) == {"b"}
+
+    run(test)
+
+
 def test_a_full_disk_is_said_with_the_path_and_leaves_nothing(tmp_path: Path) -> None:
     async def test() -> None:
         contents = opened(tmp_path)

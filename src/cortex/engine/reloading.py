@@ -77,6 +77,7 @@ class Reloading:
         self._standby_since = math.inf
         self._bad: dict[tuple[str, str], _Bad] = {}
         self._files = 0
+        self._unwritten: Problem | None = None
         self._fall_backs = 0
         self._seen: object = None
         self._look_at = 0.0
@@ -110,6 +111,8 @@ class Reloading:
             return
         self._look_at = now + _LOOK_S
         self._act(now, away)
+        if self._unwritten is not None and self._serving is not None:
+            self._write(self._serving)
         self._seen = self._signature(away)
         self._status = self._describe(away)
         self._using = self._find_used()
@@ -181,12 +184,24 @@ class Reloading:
         if target == self._serving:
             return
         self._serving = target
-        self._files += 1
-        file = self._run_dir / f"catalogue-{self._files}.json"
-        file.write_bytes(target.to_json())
-        (self._run_dir / f"catalogue-{self._files - _KEPT_FILES}.json").unlink(missing_ok=True)
         for worker in self._workers:
-            worker.models.catalogue, worker.models.file = target, file
+            worker.models.catalogue, worker.models.file = target, None
+        self._write(target)
+
+    def _write(self, catalogue: Catalogue) -> None:
+        """Write what the present processes are to be told; they are told once that is possible."""
+        file = self._run_dir / f"catalogue-{self._files + 1}.json"
+        try:
+            file.write_bytes(catalogue.to_json())
+            (self._run_dir / f"catalogue-{self._files + 1 - _KEPT_FILES}.json").unlink(missing_ok=True)
+        except OSError as error:  # a full disk must not end what serves
+            text = f"changes of models that are not loaded are not noticed: {error}"
+            self._unwritten = self._unwritten or Problem("", None, text, time.time())
+            return
+        self._files += 1
+        self._unwritten = None
+        for worker in self._workers:
+            worker.models.file = file
 
     # Standbys.
 
@@ -303,6 +318,7 @@ class Reloading:
             problems.append(Problem("", None, "the model agent is away: changes of models are not noticed", 0.0))
         if self._error is not None and self._serving is not None:
             problems.append(Problem("", None, self._error, self._error_since))
+        problems += [self._unwritten] if self._unwritten is not None else []
         confirmed = self._confirmed or Catalogue(())
         there = {(model.name, version.digest) for model, version in confirmed.versions()}
         self._bad = {key: bad for key, bad in self._bad.items() if key in there or self._is_candidate(key)}

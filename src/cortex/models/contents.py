@@ -172,8 +172,12 @@ class Contents:
         if now < self.settled_at:
             return
         for digest, since in sorted(self._unneeded_since.items()):
-            if now - since >= grace_s and digest not in self._kept():
+            # Each removal takes a while, in which this one may have gone already, or be wanted again.
+            if now - since >= grace_s and digest in self._held and not self._is_needed(digest):
                 await self._remove(digest)
+
+    def _is_needed(self, digest: str) -> bool:
+        return digest in self._kept() or any(digest in wanted for wanted in self._wanted.values())
 
     def _kept(self) -> set[str]:
         coming = {digest for _, digest in self._coming}
