@@ -141,7 +141,7 @@ def test_the_limit_of_an_api_is_never_overshot(tmp_path: Path) -> None:
 
         async def use(number: int) -> None:
             digest = f"d{number % 7}"
-            contents.lease(number, digest)
+            contents.lease(number, "iris", digest)
             await contents.obtain(Order(digest, "iris", 5, Watching(), limit=3))
             assert contents.find(digest)
             await asyncio.sleep(0)
@@ -170,7 +170,7 @@ def test_the_limit_holds_after_a_restart_and_the_oldest_goes(tmp_path: Path) -> 
 def test_what_is_leased_stays_and_the_next_waits_for_it(tmp_path: Path) -> None:
     async def test() -> None:
         contents = opened(tmp_path)
-        contents.lease("worker", "aa")
+        contents.lease("worker", "iris", "aa")
         await contents.obtain(Order("aa", "iris", 5, Filler(), limit=1))
         task = asyncio.create_task(contents.obtain(Order("bb", "iris", 5, Filler(), limit=1)))
         for _ in range(10):
@@ -188,7 +188,7 @@ def test_a_wait_for_room_ends_with_what_to_do(tmp_path: Path, monkeypatch: pytes
 
     async def test() -> None:
         contents = opened(tmp_path)
-        contents.use("replica", {"aa"})
+        contents.use("replica", "iris", {"aa"})
         await contents.obtain(Order("aa", "iris", 5, Filler(), limit=1))
         with pytest.raises(StorageError, match="disk_cache_size"):
             await contents.obtain(Order("bb", "iris", 5, Filler(), limit=1))
@@ -209,20 +209,34 @@ def test_an_api_that_evicts_does_not_take_what_another_has(tmp_path: Path) -> No
     run(test)
 
 
+def test_what_only_another_api_keeps_makes_room_at_once_and_stays_for_that_one(tmp_path: Path) -> None:
+    async def test() -> None:
+        contents = opened(tmp_path)
+        contents.use("replica", "mnist", {"aa"})
+        contents.lease("worker", "mnist", "bb")
+        for digest in ("aa", "bb", "cc"):
+            await contents.obtain(Order(digest, "iris", 5, Filler(), limit=1))
+        assert on_disk(tmp_path) == {"aa", "bb", "cc"}
+        await contents.obtain(Order("dd", "iris", 5, Filler(), limit=1))
+        assert on_disk(tmp_path) == {"aa", "bb", "dd"}
+
+    run(test)
+
+
 def test_garbage_is_what_no_catalogue_lease_or_replica_needs(tmp_path: Path) -> None:
     async def test() -> None:
         contents = opened(tmp_path)
         for digest in ("wanted", "leased", "used", "garbage"):
             await contents.obtain(Order(digest, "iris", 5, Filler()))
         contents.want(("iris", 1), {"wanted"})
-        contents.lease("worker", "leased")
-        contents.use("replica", {"used"})
+        contents.lease("worker", "iris", "leased")
+        contents.use("replica", "iris", {"used"})
         await contents.collect(60)
         assert len(on_disk(tmp_path)) == 4
         await contents.collect(0)
         assert on_disk(tmp_path) == {"wanted", "leased", "used"}
         contents.forget("worker")
-        contents.use("replica", ())
+        contents.use("replica", "iris", ())
         contents.want(("iris", 1), None)
         await contents.collect(0)
         assert on_disk(tmp_path) == set()

@@ -162,14 +162,14 @@ class Agent:
     def _use(self, client: Client, session: _Session) -> None:
         """Keep what a replica uses. One that caches models names all there are; its workers lease what they load."""
         if session.watched is not None and not session.watched.source.is_cached:
-            self._contents.use(client, session.using)
+            self._contents.use(client, session.watched.api, session.using)
 
     async def _fetch(self, client: Client, session: _Session, request: Fetch) -> None:
         feed = self._feed(request.api, request.source)
         if feed not in session.feeds:
             session.feeds.add(feed)
             feed.watch(client, lambda news: None)
-        is_new = self._contents.lease(client, request.digest)
+        is_new = self._contents.lease(client, request.api, request.digest)
         try:
             path = await feed.obtain(request.model, request.version, request.digest)
             client.send(Fetched(request.id, str(path)))

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,8 +26,9 @@ from cortex.models.retention import Held, choose_victim, unneeded
 from cortex.telemetry import Logger
 
 _PART = ".part-"
-#: How long a download waits for the disk limit of its API to allow it.
-ROOM_TIMEOUT_S = 60.0
+#: How long a download waits for the disk limit of its API to allow it; less than a request may take by default, so that
+#: it is answered with the reason.
+ROOM_TIMEOUT_S = 45.0
 #: Left free on the disk for everything else.
 _SPARE_BYTES = 16 * 1024 * 1024
 
@@ -57,8 +58,8 @@ class Contents:
         self._flights: dict[str, asyncio.Task[None]] = {}
         self._coming: Counter[tuple[str, str]] = Counter()  #: (API, digest) with a place kept for them
         self._leaving: Counter[str] = Counter()  #: by API, still counted
-        self._leases: dict[object, set[str]] = {}
-        self._using: dict[object, frozenset[str]] = {}
+        self._leases: dict[object, dict[str, str]] = {}  #: by client: digest to API
+        self._using: dict[object, tuple[str, frozenset[str]]] = {}  #: by client: API, digests
         self._wanted: dict[tuple[str, object], frozenset[str]] = {}
         self._unneeded_since: dict[str, float] = {}
         self._freed = asyncio.Event()
@@ -127,21 +128,21 @@ class Contents:
 
     # Who needs what.
 
-    def lease(self, client: object, digest: str) -> bool:
-        """Keep a content for a client until it is released or the client goes; False: it had that already."""
-        leases = self._leases.setdefault(client, set())
+    def lease(self, client: object, api: str, digest: str) -> bool:
+        """Keep a content for a client of an API until it is released or the client goes; False: it had that already."""
+        leases = self._leases.setdefault(client, {})
         is_new = digest not in leases
-        leases.add(digest)
+        leases[digest] = api
         return is_new
 
     def release(self, client: object, digest: str) -> None:
         """End a lease; one that was not taken is no harm."""
-        self._leases.get(client, set()).discard(digest)
+        self._leases.get(client, {}).pop(digest, None)
         self._freed.set()
 
-    def use(self, client: object, digests: Collection[str]) -> None:
-        """Keep these contents for a client; replaces those of before."""
-        self._using[client] = frozenset(digests)
+    def use(self, client: object, api: str, digests: Collection[str]) -> None:
+        """Keep these contents for a client of an API; replaces those of before."""
+        self._using[client] = (api, frozenset(digests))
         self._freed.set()
 
     def forget(self, client: object) -> None:
@@ -180,19 +181,30 @@ class Contents:
         return digest in self._kept() or any(digest in wanted for wanted in self._wanted.values())
 
     def _kept(self) -> set[str]:
-        coming = {digest for _, digest in self._coming}
-        return coming.union(*self._leases.values(), *self._using.values())
+        return {digest for _, digest in self._keepers()}
+
+    def _keepers(self) -> Iterator[tuple[str, str]]:
+        """Yield each API with a content that it can't do without now."""
+        yield from self._coming
+        for leases in self._leases.values():
+            yield from ((api, digest) for digest, api in leases.items())
+        for api, digests in self._using.values():
+            yield from ((api, digest) for digest in digests)
 
     # The limit of an API.
 
     async def _make_room(self, order: Order) -> None:
-        """Return once the content has a place among those that its API may have. Raises: StorageError."""
+        """Return once the content has a place among those that its API may have. Raises: StorageError.
+
+        What other APIs keep counts no more for this one, but stays.
+        """
         if order.limit is None:
             return
         deadline = time.monotonic() + ROOM_TIMEOUT_S
         while (count := self._count(order)) >= order.limit:
             now = time.monotonic()
-            victim = choose_victim(self._held.values(), order.api, self._kept()) if now >= self.settled_at else None
+            kept = {digest for api, digest in self._keepers() if api == order.api}
+            victim = choose_victim(self._held.values(), order.api, kept) if now >= self.settled_at else None
             if victim is not None and count - self._leaving[order.api] >= order.limit:
                 await self._evict(victim, order.api)
                 continue
@@ -214,10 +226,8 @@ class Contents:
 
     async def _evict(self, victim: Held, api: str) -> None:
         """Take a content from an API; it stays on disk if others have it."""
-        is_others = len(victim.apis) > 1 or any(
-            victim.digest in wanted for (name, _), wanted in self._wanted.items() if name != api
-        )
-        if is_others:
+        is_kept = len(victim.apis) > 1 or victim.digest in self._kept()
+        if is_kept or any(victim.digest in wanted for (name, _), wanted in self._wanted.items() if name != api):
             self._keep(replace(victim, apis=victim.apis - {api}))
         else:
             await self._remove(victim.digest)

@@ -66,7 +66,7 @@ class Feed:
     ) -> None:
         self.watchers: dict[object, Tell] = {}
         self.source = source
-        self._api = api
+        self.api = api
         self._contents = contents
         self._download = download
         self._write_file = write_file
@@ -101,7 +101,7 @@ class Feed:
             task.cancel()
         if self._update_at is not None:
             self._update_at.cancel()
-        self._contents.want((self._api, self), None)
+        self._contents.want((self.api, self), None)
         for _, path in self._files.values():
             _unlink_later(path)
 
@@ -128,7 +128,7 @@ class Feed:
             version = await self._locate(model, number, digest)
             size_bytes, fill = version.size_bytes, self._fill(version)
         limit = self.source.disk_cache_size if self.source.is_cached else None
-        return await self._contents.obtain(Order(digest, self._api, size_bytes, fill, limit))
+        return await self._contents.obtain(Order(digest, self.api, size_bytes, fill, limit))
 
     # Listings.
 
@@ -156,7 +156,7 @@ class Feed:
         state = self._state
         wanted = needed(self.source, state.confirmed, state.candidate)
         kept = digests_to_keep(self.source, state.confirmed, state.candidate, self._confirmed, self._candidate)
-        self._contents.want((self._api, self), kept)
+        self._contents.want((self.api, self), kept)
         progress = self._progress
         progress.failures = {digest: failure for digest, failure in progress.failures.items() if digest in wanted}
         paths = {digest: str(path) for digest in wanted if (path := self._contents.find(digest)) is not None}
@@ -167,7 +167,7 @@ class Feed:
         try:
             self._announce()
         except StorageError as error:
-            self._logger.error("models can't be announced", api=self._api, reason=error)
+            self._logger.error("models can't be announced", api=self.api, reason=error)
             self.update_soon(_FIRST_RETRY_S)
 
     def _start(self, version: Version) -> None:
@@ -184,18 +184,18 @@ class Feed:
     async def _try(self, version: Version) -> None:
         progress, digest = self._progress, version.digest
         try:
-            await self._contents.obtain(Order(digest, self._api, version.size_bytes, self._fill(version)))
+            await self._contents.obtain(Order(digest, self.api, version.size_bytes, self._fill(version)))
             progress.failures.pop(digest, None)
         except Exception as error:
             message = str(error) if isinstance(error, CortexError) else f"{type(error).__name__}: {error}"
             if not isinstance(error, CortexError):
-                self._logger.error("download failed", error, api=self._api, url=version.url)
+                self._logger.error("download failed", error, api=self.api, url=version.url)
             times = progress.failures[digest].times + 1 if digest in progress.failures else 1
             since = progress.failures[digest].problem.since if times > 1 else time.time()
             retry_at = time.monotonic() + min(_FIRST_RETRY_S * 2 ** min(times - 1, 10), _MAX_RETRY_S)
             problem = Problem("", version.number, f"can't be downloaded: {message}", since)
             progress.failures[digest] = _Failure(problem, times, retry_at)
-            self._logger.warning("model can't be downloaded", api=self._api, url=version.url, reason=message)
+            self._logger.warning("model can't be downloaded", api=self.api, url=version.url, reason=message)
             if not self.source.is_live and self._confirmed is None:  # it may have changed: nobody else looks again
                 for lister in self._listers.values():
                     lister.list_soon(_FIRST_RETRY_S)
@@ -215,7 +215,7 @@ class Feed:
             candidate = announced(source, state.candidate, self._confirmed, paths, failures)
             self._candidate = candidate if candidate.models != self._confirmed.models else None
         kept = digests_to_keep(source, state.confirmed, state.candidate, self._confirmed, self._candidate)
-        self._contents.want((self._api, self), kept)
+        self._contents.want((self.api, self), kept)
 
     def _must_wait(self, confirmed: Catalogue) -> bool:
         """Tell whether downloads should end before more is announced: at first all; later for an interval at most."""
@@ -245,7 +245,7 @@ class Feed:
             return
         if confirmed is not None and (self._news is None or confirmed != self._news.confirmed) and self._confirmed:
             count = sum(len(model.versions) for model in self._confirmed.models)
-            self._logger.info("models confirmed", api=self._api, versions=count, problems=len(self._confirmed.problems))
+            self._logger.info("models confirmed", api=self.api, versions=count, problems=len(self._confirmed.problems))
         self._news = news
         for tell in list(self.watchers.values()):
             tell(news)
