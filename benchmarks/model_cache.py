@@ -2,7 +2,8 @@
 
 A fresh process gets 300 models of 20 MB under `cache_memory: 500Mi`, 20,000 times by Zipf's law, on four threads; its
 memory is read from outside every few milliseconds. Then all models go. Other fresh processes load and unload models
-1,000 times: pickles of one big array, pickles of thousands of small objects, the same with a reference cycle, ONNX sessions, SavedModels.
+1,000 times: pickles of one big array, pickles of thousands of small objects, the same with a reference cycle, ONNX
+sessions, SavedModels.
 The files of the 300 are one file with 300 names: the disk is not what is measured.
 """
 
@@ -47,7 +48,7 @@ def main() -> None:
     lines: list[str] = []
     with tempfile.TemporaryDirectory(prefix="cortex-bench-") as folder:
         for objects in ("big", "small"):
-            found = _zipf(Path(folder) / objects, objects, arguments.gets)
+            found = _zipf(Path(folder) / f"zipf-{objects}", objects, arguments.gets)
             data[f"zipf-{objects}"] = found
             goals += _zipf_goals(found, objects)
             lines.append(_zipf_line(found, objects))

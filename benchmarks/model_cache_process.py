@@ -9,6 +9,7 @@ import random
 import sys
 import threading
 import time
+from array import array
 from bisect import bisect
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -56,7 +57,7 @@ class Counted:
 
     def __init__(self, loader: Loader[Any]) -> None:
         self._loader = loader
-        self.seconds: list[float] = []
+        self.seconds = array("d")  # a list's floats would lie among the models' objects, and keep their pages
 
     def load(self, request: LoadRequest) -> Any:
         began = time.perf_counter()
@@ -104,7 +105,7 @@ def zipf(folder: str, models: int, gets: int, budget_bytes: int, exponent: float
     hundred = _first_gets(registry, "m0")
     once = [len(loader.seconds), fetcher.fetches]
     weights = list(accumulate(1 / rank**exponent for rank in range(1, models + 1)))
-    latencies, lock = [], threading.Lock()
+    latencies, lock = array("d"), threading.Lock()
 
     @in_scope
     def predict(name: str) -> float:
@@ -112,7 +113,7 @@ def zipf(folder: str, models: int, gets: int, budget_bytes: int, exponent: float
 
     def work(seed: int) -> None:
         chance = random.Random(seed)
-        mine = []
+        mine = array("d")
         for _ in range(gets // THREADS):
             name = f"m{bisect(weights, chance.random() * weights[-1])}"
             began = time.perf_counter()
@@ -211,7 +212,7 @@ def _wait_until_empty(registry: Registry[Any], loader: Counted) -> None:
     memory.give_back()
 
 
-def _percentile(values: list[float], share: float) -> float:
+def _percentile(values: Sequence[float], share: float) -> float:
     ordered = sorted(values)
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
