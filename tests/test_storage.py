@@ -254,10 +254,18 @@ def test_a_denied_object_is_not_called_missing(bucket: PublicBucket, public: dic
         asyncio.run(fetch("s3://models/m", tmp_path, public))
 
 
-def test_the_region_of_a_bucket_is_asked_for(bucket: PublicBucket) -> None:
-    for status in (200, 301, 403):
-        bucket.answers_with = status
-        assert bucket_region(bucket.url) == "eu-central-1"
+@pytest.mark.parametrize("status", [200, 301, 403])
+def test_the_region_of_a_bucket_is_asked_for_once(bucket: PublicBucket, status: int) -> None:
+    bucket.answers_with = status
+    assert bucket_region(bucket.url) == "eu-central-1"
+    bucket.server_close()  # asking again would fail
+    assert bucket_region(bucket.url) == "eu-central-1"
+
+
+def test_a_region_that_was_not_told_is_asked_for_again() -> None:
+    with public_bucket() as server:
+        url = server.url
+    assert bucket_region(url) == bucket_region(url) == "us-east-1"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Knows no library and talks to nobody, except to ask in which region a bucket is.
 from __future__ import annotations
 
 import configparser
+import functools
 import http.client
 import json
 import urllib.error
@@ -94,6 +95,15 @@ def gs_settings(environ: Mapping[str, str]) -> StoreSettings:
 
 def bucket_region(url: str) -> str:
     """Ask S3 for the region of a bucket; it tells everybody, also those who may not read it."""
+    try:
+        return _told_region(url)
+    except LookupError:
+        return _DEFAULT_REGION
+
+
+@functools.cache
+def _told_region(url: str) -> str:
+    """Ask once: a bucket stays where it is. Raises: LookupError if S3 did not tell; then the next call asks again."""
     request = urllib.request.Request(url, method="HEAD")
     headers: Mapping[str, str] = {}
     try:
@@ -101,10 +111,9 @@ def bucket_region(url: str) -> str:
             headers = dict(answer.headers.items())
     except urllib.error.HTTPError as error:
         headers = dict(error.headers.items())
-    except (OSError, http.client.HTTPException, ValueError):
-        pass
-    found = {name.lower(): value for name, value in headers.items()}
-    return found.get("x-amz-bucket-region", _DEFAULT_REGION)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise LookupError(url) from error
+    return {name.lower(): value for name, value in headers.items()}["x-amz-bucket-region"]
 
 
 def endpoint_name(settings: StoreSettings, scheme: str) -> str:
