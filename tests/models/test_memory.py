@@ -56,6 +56,30 @@ def test_big_blocks_go_back_at_once_even_after_others_were_freed() -> None:
     assert int(out) < 5_000_000
 
 
+def test_models_of_many_small_objects_go_back_though_names_in_them_were_looked_up() -> None:
+    out = run("""
+        import pickle
+        from types import SimpleNamespace
+        from cortex.models import memory
+        class Point:
+            pass
+        def pickled():
+            words = {f"word {n}": [n, str(n)] for n in range(10_000)}
+            return pickle.dumps([words, Point, SimpleNamespace, memory.trim])
+        data = pickled()
+        memory.give_back()
+        before = memory.resident_bytes()
+        models = [pickle.loads(data) for _ in range(40)]
+        grown = memory.resident_bytes() - before
+        models.clear()
+        memory.give_back()
+        print(grown, memory.resident_bytes() - before)
+    """)
+    grown, left = map(int, out.split())
+    assert grown > 40_000_000
+    assert left < 0.15 * grown
+
+
 def test_give_back_finds_cycles_made_before_the_freeze_if_told_so() -> None:
     out = run("""
         import gc, weakref

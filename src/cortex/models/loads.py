@@ -9,7 +9,7 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, cast
 
@@ -111,6 +111,12 @@ class Loads(Generic[T]):
                 retry_at = self.failures.retry_at((model.name, version.number), version.digest)
             return retry_at or time.monotonic() + FIRST_RETRY_S
         return None
+
+    def forget_all_but(self, versions: Iterable[tuple[Model, Version]]) -> None:
+        """Forget what was learned of versions that there are no more; the caller holds the shelf's condition."""
+        known = list(versions)
+        self.failures.forget_all_but({(model.name, version.number) for model, version in known})
+        self._room.forget_all_but({version.digest for _, version in known})
 
     def dispose(self) -> bool:
         """Unload what has left the shelf and is not in use; tells whether something is still in use."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +25,8 @@ MAPPED_FROM_BYTES = _MIB
 KEPT_FREE_BYTES = 16 * _MIB
 #: By default there are eight heaps per core, each with holes of its own.
 ARENAS = 2
+# From Python 3.13 on the one is called the other.
+_clear_type_cache: Callable[[], None] = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
 
 
 def configure_allocator() -> bool:
@@ -54,6 +58,9 @@ def peak_bytes() -> int:
 
 def trim() -> None:
     """Give free memory of the heaps back; the interpreter's lock is free meanwhile."""
+    # It holds on to names of attributes that were looked up: of each model that was unpickled, a few strings, each of
+    # which keeps a whole arena of 1 MiB.
+    _clear_type_cache()
     libc = _glibc()
     if libc is not None:
         libc.malloc_trim(0)

@@ -111,7 +111,7 @@ class Registry(Generic[T]):
             self._catalogue, before = catalogue, self._catalogue
             if self._source.is_cached:
                 self._stand_in(before)
-            self._loads.failures.forget_all_but({(m.name, v.number) for m, v in catalogue.versions()})
+            self._loads.forget_all_but(catalogue.versions())
         self._settle()
 
     def describe(self) -> dict[str, dict[str, Any]]:

@@ -127,6 +127,10 @@ class Room(Generic[T]):
         """Take it that whatever else there is now is no model's."""
         self._baseline = memory.resident_bytes() - self._used()
 
+    def forget_all_but(self, digests: set[str]) -> None:
+        """Forget what other contents took."""
+        self._sizes.forget_all_but(digests)
+
     def check(self, name: str, version: Version) -> None:
         """Refuse a version that can't be within the budget. Raises: TooBigError."""
         if self._budget is None:
@@ -196,14 +200,13 @@ class Room(Generic[T]):
         if memory.resident_bytes() <= limit:
             return
         memory.trim()
-        while (resident := memory.resident_bytes()) > limit and (victim := self._take_unused()) is not None:
-            charged = victim.size_bytes
+        # Not for more than half of what may be loaded: the rest of the process may have grown for good.
+        while memory.resident_bytes() > limit and self._used() + sum(self._reserved) > self._budget / 2:
+            victim = self._take_unused()
+            if victim is None:
+                return
             self._unload(victim)
             del victim
-            now = memory.resident_bytes()
-            if resident - now < charged / 2:  # not the models: to evict them all would not help
-                self._baseline = max(self._baseline, now - self._used())
-                return
 
     def _unload(self, victim: Entry[T]) -> None:
         self._has_unloaded = True

@@ -38,6 +38,11 @@ class Sizes:
         """Return what a content took when it was last loaded."""
         return self._measured.get(digest)
 
+    def forget_all_but(self, digests: set[str]) -> None:
+        """Forget the contents that there are no more."""
+        for digest in self._measured.keys() - digests:
+            del self._measured[digest]
+
     def expect(self, digest: str, files_bytes: int) -> Expected:
         """Say what a content should take, rather too much than too little."""
         extra = max(self._extras, default=_FIRST_EXTRA_BYTES)
