@@ -330,7 +330,7 @@ def test_other_kinds_are_reloaded_without_a_failed_request(
     assert served(cortex, f"/{kind}", {"x": 1}).json == [2.0]
     with cortex.load(f"/{kind}", RATE) as summary:
         put_files(bucket, f"{kind}/2", kind, 2)
-        wait_until(lambda: cortex.post(f"/{kind}", {"x": 1}).json == [3.0], 20)
+        wait_until(lambda: cortex.post(f"/{kind}", {"x": 1}).json == [3.0], 60)
     assert set(summary["statuses"]) == {"200"}, summary
     assert set(summary["answers"]) == {"[2.0]", "[3.0]"}
     cortex.cortex("delete", kind, "-f")
