@@ -30,6 +30,8 @@ SOURCE = """
             text = open(os.path.join(model_path, "model.txt")).read()
             if text == "raise":
                 raise ValueError("bad weights")
+            if text == "surrogate":
+                raise ValueError(chr(0xD800))
             if text == "crash":
                 ctypes.string_at(0)
             if text == "hang":
@@ -149,6 +151,22 @@ def test_a_run_directory_that_can_not_be_written_to_ends_nothing(agent: Scripted
         for path in obstacles:
             path.rmdir()
         wait_until(lambda: running.request({"version": "0"}).status == 200)
+
+
+def test_an_error_that_no_file_or_answer_can_hold_is_told_all_the_same(agent: ScriptedAgent) -> None:
+    first = agent.content("a", "one")
+    agent.announce(catalogue(first))
+    with replica(agent) as running:
+        running.wait_ready()
+        old = replace(agent.content("c", "surrogate"), number="0")
+        agent.announce(catalogue(old, first, replace(agent.content("b", "surrogate"), number="2")))
+        wait_until(lambda: "ValueError" in problems(running).get("2", ""))
+        assert running.request({"version": "0"}).status == 500
+        wait_until(lambda: "ValueError" in problems(running).get("0", ""))
+        shown = running.status().models
+        assert shown is not None
+        for problem in shown.problems:
+            (problem.message + problem.detail).encode()
 
 
 def test_idle_connections_move_to_the_new_process_unharmed(agent: ScriptedAgent) -> None:

@@ -38,7 +38,7 @@ class Channel:
 
     def send_failure(self, message: str, traceback: str) -> None:
         """Tell why the user's code could not be started."""
-        self.send("failed", message=message[-4096:], traceback=traceback[-_MAX_TRACEBACK_CHARS:])
+        self.send("failed", message=encodable(message[-4096:]), traceback=encodable(traceback[-_MAX_TRACEBACK_CHARS:]))
 
     def receive(self) -> tuple[dict[str, Any], int | None] | None:
         """Read one message. Raises: BlockingIOError if there is none and the socket does not block."""
@@ -59,3 +59,8 @@ class Channel:
     def close(self) -> None:
         """Close this end."""
         self.sock.close()
+
+
+def encodable(text: str) -> str:
+    """Return the user's words such that they can be sent and written: half a character in them is a question mark."""
+    return text.encode(errors="replace").decode()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cortex.models.spec import Catalogue, Version
-from cortex.replica.channel import Channel
+from cortex.replica.channel import Channel, encodable
 
 _NICE = 19
 #: Of a set of versions, so many go into one message.
@@ -58,7 +58,9 @@ class ModelEvents:
     def failed(self, model: str, version: Version, message: str, detail: str) -> None:
         """Say that a version could not be loaded while the process serves."""
         fields: dict[str, Any] = {"model": model, "version": version.number, "digest": version.digest}
-        self._channel.send("problem", **fields, message=message[-4096:], detail=detail[-_MAX_DETAIL_CHARS:])
+        self._channel.send(
+            "problem", **fields, message=encodable(message[-4096:]), detail=encodable(detail[-_MAX_DETAIL_CHARS:])
+        )
 
     def _tell(self) -> None:
         added, removed = sorted(self._wanted - self._told), sorted(self._told - self._wanted)
