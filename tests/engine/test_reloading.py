@@ -36,6 +36,8 @@ SOURCE = """
                 ctypes.string_at(0)
             if text == "hang":
                 time.sleep(1000)
+            while text.startswith("/") and not os.path.exists(text):
+                time.sleep(0.01)
             return text
 
         def handle_post(self, payload):
@@ -274,6 +276,18 @@ def test_a_replica_starts_with_the_newest_version_that_loads(agent: ScriptedAgen
         running.wait_ready()
         assert model_of(running) == "one"
         assert "bad weights" in problems(running)["2"]
+
+
+def test_a_replica_that_falls_back_to_the_version_before_has_not_failed(agent: ScriptedAgent, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    versions = [replace(agent.content("a", str(gate)), number="1"), replace(agent.content("b", "raise"), number="2")]
+    agent.announce(catalogue(*versions))
+    with replica(agent) as running:
+        wait_until(lambda: "bad weights" in problems(running).get("2", ""))
+        process = running.status().processes[0]
+        assert (process.state, process.failed_starts, process.failure) == (ProcessState.STARTING, 0, None)
+        gate.touch()
+        running.wait_ready()
 
 
 def test_a_replica_without_a_version_that_loads_says_why_and_starts_once_there_is_one(agent: ScriptedAgent) -> None:

@@ -256,6 +256,7 @@ class Reloading:
             return  # the usual back-off: there is nothing else to try
         self._fall_backs += 1
         self._blame(version, worker)
+        worker.forgive_start()
 
     def _blame(self, version: Loaded, worker: Worker) -> None:
         status = worker.status

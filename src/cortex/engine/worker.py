@@ -76,6 +76,7 @@ class Worker:
         self._restarts = 0
         self._failed_starts = 0
         self._quick_deaths = 0
+        self._is_forgiven = False  #: the last start failed, but another is about to follow that may not
         self._ready_at = 0.0
         self._start_at = 0.0
         self._oom_kills_before = 0
@@ -103,7 +104,7 @@ class Worker:
         return ProcessStatus(
             index=self.index,
             socket=self._spec.sockets[self.index],
-            state=self.state,
+            state=ProcessState.STARTING if self._is_starting_again else self.state,
             pid=self.pid,
             restarts=self._restarts,
             failed_starts=self._failed_starts,
@@ -111,6 +112,10 @@ class Worker:
             death=self._death,
             failure=self._failure,
         )
+
+    @property
+    def _is_starting_again(self) -> bool:
+        return self._is_forgiven and self.state is ProcessState.BACKING_OFF
 
     @property
     def is_busy(self) -> bool:
@@ -125,6 +130,7 @@ class Worker:
         """Fork a process; it takes the waiting connections once it is ready."""
         self._oom_kills_before = count_kernel_oom_kills()
         self._killed_for = None
+        self._is_forgiven = False
         self._condemned = False
         self._channel_lost_at = None
         self._hearing = Hearing()
@@ -212,9 +218,16 @@ class Worker:
 
     def wait(self, reason: str | None) -> None:
         """Put the first start off until `start` is called; `reason` is what is wrong, if anything is."""
+        self._is_forgiven = False
         self._failure = Failure(reason) if reason else None
         self.state = ProcessState.BACKING_OFF if reason else ProcessState.STARTING
         self._start_at = math.inf
+
+    def forgive_start(self) -> None:
+        """Take it that the start which just failed was none: it is repeated at once, with other models."""
+        self._failed_starts = max(self._failed_starts - 1, 0)
+        self._failure = None
+        self._is_forgiven = True
 
     def take_over(self, other: Worker, heir: Callable[[], Worker]) -> None:
         """Serve instead of `other`, which finishes what is inside it; `heir` gets the connections that it lets go."""
