@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import tracemalloc
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from cortex.models import failures
 from cortex.models.loading import LoadRequest
 from cortex.models.registry import Registry
 from cortex.models.scope import call_scope, in_scope
-from cortex.models.spec import Catalogue, ModelSource
+from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelPath, ModelSource
 from local_models import FolderFetcher, PickleLoader, Store, Told
 from wait import wait_until
 
@@ -115,6 +116,19 @@ class TestWithoutCaching:
         assert bench.loader.loads["a"] == 2
         assert all(model is found[0] for model in found)
         assert bench.registry.get("a", "1") is found[0]
+
+    def test_names_asked_for_take_no_memory_where_any_name_means_the_one_model(self, bench: Bench) -> None:
+        bench.store.add(DEFAULT_MODEL)
+        bench.source = ModelSource("python", (ModelPath(DEFAULT_MODEL, str(bench.store.folder)),))
+        bench.registry.load_latest()
+        assert bench.registry.get("first") is bench.registry.get() is bench.registry.get({})  # type: ignore[arg-type]
+        tracemalloc.start()
+        try:
+            for number in range(200):
+                bench.registry.get(f"{number}" * 5000)
+            assert tracemalloc.get_traced_memory()[0] < MIB
+        finally:
+            tracemalloc.stop()
 
     def test_a_model_that_does_not_load_is_named_with_the_cause(self, bench: Bench) -> None:
         bench.store.add("a")

@@ -39,6 +39,7 @@ class Registry(Generic[T]):
         room_timeout_s: float = ROOM_TIMEOUT_S,
     ) -> None:
         self._source = source
+        self._has_one_model = source.form == "path"
         self._catalogue = catalogue
         self._loader = loader
         self._events = events
@@ -71,6 +72,8 @@ class Registry(Generic[T]):
 
     def get(self, name: str | None = None, version: str = LATEST) -> T:
         """Return a model, loaded if need be, which blocks this thread. Raises: ModelError, which names what exists."""
+        if self._has_one_model:
+            name = None  # whatever was said means it, and may be made up by those who send requests
         keys, holder = self._keys, current() if self._source.is_cached else None
         try:
             key = keys[name, version]
