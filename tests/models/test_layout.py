@@ -102,6 +102,11 @@ def test_nothing_there_is_a_problem() -> None:
     assert judge("python") == ((), (Problem("iris", None, "there is no model at s3://b/m", 5.0),))
 
 
+def test_a_dir_without_folders_is_a_problem() -> None:
+    models, problems = judge_dir("python", "readme.txt")
+    assert (models, problems) == ((), (Problem("", None, "there is no model at s3://b/m", 5.0),))
+
+
 def test_versions_beside_other_files_are_refused() -> None:
     models, [problem] = judge("python", "1/model.pkl", "model.pkl", "2/model.pkl")
     assert models == ()

@@ -59,6 +59,8 @@ def judge(layout: Layout, name: str, signature_key: str | None, listing: Listing
         models += one.models
         problems += one.problems
         invalid |= one.invalid
+    if not models and not problems:
+        problems.append(Problem("", None, f"there is no model at {listing.prefix.url}", now))
     if listing.is_cut:
         message = f"{listing.prefix.url} has more than {MAX_MODELS:,} models and versions; the rest was left out"
         problems.append(Problem("", None, message, now))
