@@ -297,11 +297,18 @@ def test_a_tensorflow_predictor_runs_its_models(project, tmp_path):
     bound.close()
 
 
-def test_a_library_that_is_not_installed_is_named_with_what_to_do(project, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("type_", "text", "module", "package"),
+    [
+        ("onnx", ONNX, "onnxruntime", "onnxruntime"),
+        ("tensorflow", ONNX.replace("ONNX", "TensorFlow").replace("onnx_", "tensorflow_"), "numpy", "tensorflow-cpu"),
+    ],
+)
+def test_a_library_that_is_not_installed_is_named_with_what_to_do(project, monkeypatch, type_, text, module, package):
     def missing(*arguments: Any) -> Any:
-        raise ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime")
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
-    monkeypatch.setattr(clients_module, "_BUILDERS", {"onnx": missing})
+    monkeypatch.setattr(clients_module, "_BUILDERS", {type_: missing})
     with pytest.raises(UserError) as raised:
-        project.load("predictor", ONNX, type="onnx", models=source_of("onnx"), catalogue=Catalogue(()))
-    assert str(raised.value).startswith("type: onnx needs onnxruntime, which is not installed; add onnxruntime to")
+        project.load("predictor", text, type=type_, models=source_of(type_), catalogue=Catalogue(()))
+    assert str(raised.value).startswith(f"type: {type_} needs {module}, which is not installed; add {package} to")

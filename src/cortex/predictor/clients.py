@@ -96,6 +96,13 @@ class PythonLoader:
         """Do nothing: what the user's code made is gone with the last reference to it."""
 
 
+#: By type and module: where what needs the module is missing as well.
+_FIXES = {
+    ("tensorflow", "numpy"): "add tensorflow-cpu to requirements.txt, or, for models in a TensorFlow Serving server, "
+    "grpcio, protobuf and numpy"
+}
+
+
 def build_clients(
     spec: ClientSpec, catalogue: Catalogue | None = None, fetcher: Fetcher | None = None, events: Events | None = None
 ) -> Clients | None:
@@ -115,9 +122,9 @@ def build_clients(
     try:
         return _BUILDERS[spec.type](spec, registry_of, _count(source, catalogue))
     except ModuleNotFoundError as exc:
-        raise UserError(
-            f"type: {spec.type} needs {exc.name}, which is not installed; {suggest(exc.name or '')}"
-        ) from exc
+        module = exc.name or ""
+        fix = _FIXES.get((spec.type, module)) or suggest(module)
+        raise UserError(f"type: {spec.type} needs {module}, which is not installed; {fix}") from exc
 
 
 _RegistryOf = Callable[[Loader[Any]], Registry[Any]]
