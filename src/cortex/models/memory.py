@@ -14,32 +14,22 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-_MIB = 1024 * 1024
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# <malloc.h>
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-#: Blocks from this size on are mapped, hence unmapped when freed. glibc would raise it to 32 MiB as soon as one such
-#: block is freed, and the weights of the next models would then leave holes in the heap.
-MAPPED_FROM_BYTES = _MIB
-#: So much free memory may stay at the heap's end, for requests; `trim` gives back all of it.
-KEPT_FREE_BYTES = 16 * _MIB
-#: By default there are eight heaps per core, each with holes of its own.
+_M_ARENA_MAX = -8  # <malloc.h>
+#: By default there are eight heaps per core, each with holes of its own. The sizes from which on glibc maps blocks, and
+#: gives the end of a heap back, stay as they are: fixed lower ones would return memory without `trim`, but requests
+#: whose temporary arrays are mapped and unmapped each time take half as long again.
 ARENAS = 2
 # From Python 3.13 on the one is called the other.
 _clear_type_cache: Callable[[], None] = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
 
 
 def configure_allocator() -> bool:
-    """Make freed models' memory return; call it before threads start. Returns False without glibc."""
+    """Keep freed models from leaving many holes; call it before threads start. Returns False without glibc."""
     libc = _glibc()
     if libc is None:
         return False
-    done = (
-        libc.mallopt(_M_MMAP_THRESHOLD, MAPPED_FROM_BYTES),
-        libc.mallopt(_M_TRIM_THRESHOLD, KEPT_FREE_BYTES),
-        libc.mallopt(_M_ARENA_MAX, ARENAS),
-    )
-    return all(done)
+    return bool(libc.mallopt(_M_ARENA_MAX, ARENAS))
 
 
 def resident_bytes() -> int:

@@ -24,8 +24,13 @@ from cortex.predictor.servable import SignatureInfo, named, plain, read_signatur
 from cortex.predictor.tensors import DTYPES, Array
 
 #: For TensorFlow, unless the user's environment says otherwise. Models of one GPU share its memory only if each takes
-#: no more than it needs; of its logs, warnings and errors are of use. The number of threads is left to the user.
-_ENVIRONMENT = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "TF_CPP_MIN_LOG_LEVEL": "1"}
+#: no more than it needs; of its logs, warnings and errors are of use. oneDNN's allocator never returns memory; the
+#: C library's is as fast. The number of threads is left to the user.
+_ENVIRONMENT = {
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    "TF_CPP_MIN_LOG_LEVEL": "1",
+    "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
+}
 #: The tag of the graph that exporters mean to be served; there may be others, for training.
 _SERVE = "serve"
 _BFLOAT16 = 14
