@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cortex.models.scope import Holder, call_scope, current, in_scope
+from cortex.models.scope import Holder, call_scope, current, in_scope, scope_of_any_thread
 
 
 class Pins:
@@ -305,6 +305,23 @@ def test_what_goes_on_after_the_call_is_no_call(pins: Pins) -> None:
         assert not pins.held
 
     asyncio.run(main())
+
+
+def test_code_on_a_thread_of_the_users_gets_a_scope_of_its_own(pins: Pins) -> None:
+    with scope_of_any_thread():
+        assert pins.take() in pins.held
+    assert not pins.held
+
+    def work() -> Holder | None:
+        with scope_of_any_thread():
+            return pins.take()
+
+    with call_scope(), ThreadPoolExecutor(1) as pool:
+        mine = pins.take()
+        assert pool.submit(work).result() is not mine
+        with scope_of_any_thread():
+            assert pins.take() is mine
+        assert pins.held == {mine}
 
 
 def test_a_scope_knows_its_loop_or_its_thread() -> None:

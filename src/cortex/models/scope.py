@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any, ParamSpec, Protocol
@@ -63,6 +63,7 @@ class _Scope:
 
 
 _current: ContextVar[_Scope | None] = ContextVar("cortex_call", default=None)
+_NO_SCOPE = nullcontext()
 
 
 def current() -> Holder | None:
@@ -76,16 +77,23 @@ def here() -> object:
     return asyncio._get_running_loop() or threading.get_ident()
 
 
-@contextmanager
-def call_scope() -> Iterator[None]:
+class call_scope:  # noqa: N801 – a function to those who call it; a generator would take twice as long
     """Let what is got inside stay until the end."""
-    scope = _Scope()
-    token = _current.set(scope)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-        scope.end()
+
+    __slots__ = ("_scope", "_token")
+
+    def __enter__(self) -> None:
+        self._scope = _Scope()
+        self._token = _current.set(self._scope)
+
+    def __exit__(self, *raised: object) -> None:
+        _current.reset(self._token)
+        self._scope.end()
+
+
+def scope_of_any_thread() -> AbstractContextManager[None]:
+    """Return a scope for code that may run on the user's own threads, which belong to no call; none inside of calls."""
+    return call_scope() if current() is None else _NO_SCOPE
 
 
 def in_scope(call: Callable[P, Any]) -> Callable[P, Any]:

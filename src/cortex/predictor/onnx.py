@@ -19,6 +19,7 @@ import onnxruntime
 
 from cortex.errors import ModelError
 from cortex.models.loading import LoadRequest
+from cortex.models.scope import scope_of_any_thread
 from cortex.predictor.onnx_inputs import Inputs
 from cortex.predictor.servable import named
 
@@ -123,7 +124,8 @@ class OnnxClient:
         Values are cast to the inputs' types and brought into their shapes where these are clear. Returns the outputs
         as `InferenceSession.run` does. Raises: ModelError.
         """
-        return self._models.get(model_name, model_version).predict(model_input)
+        with scope_of_any_thread():
+            return self._models.get(model_name, model_version).predict(model_input)
 
     def get_model(self, model_name: str | None = None, model_version: str = "latest") -> dict[str, Any]:
         """Return a model's `session`, its `signatures` as the session has them, and its `input_signatures`.

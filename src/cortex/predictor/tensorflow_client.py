@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from cortex.errors import ModelError
+from cortex.models.scope import scope_of_any_thread
 from cortex.models.spec import ModelSource
 from cortex.predictor.servable import Backend, TensorFlowModel
 
@@ -50,7 +51,8 @@ class TensorFlowClient:
         Returns the values of each output as a flat list, as the JSON mapping of TensorFlow Serving's response has
         them: 64-bit integers as strings, strings as base64. Raises: ModelError.
         """
-        return self._models.get(model_name, model_version).predict(model_input)
+        with scope_of_any_thread():
+            return self._models.get(model_name, model_version).predict(model_input)
 
     def describe(self) -> dict[str, Any]:
         """Return `model_metadata` for a GET: `{"<name>-<version>": …}` of each model that is loaded."""
