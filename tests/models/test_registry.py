@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cortex.errors import ModelError, UserError
-from cortex.models import failures
+from cortex.models import failures, room
 from cortex.models.loading import LoadRequest
 from cortex.models.registry import Registry
 from cortex.models.scope import call_scope, in_scope
@@ -488,6 +488,28 @@ class TestUpdatesWithCaching:
             assert bench.registry.get("a")["mark"] is None
         wait_until(lambda: bench.registry.get("a")["mark"] == "new")
         assert bench.loader.most == 1
+
+    def test_calls_that_come_and_go_do_not_keep_the_old_one_for_ever(
+        self, cached: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(room, "_PATIENCE_S", 0.0)
+        bench = cached("a", cache_size=1)
+        overlapping = [call_scope(), call_scope()]
+
+        def begin(call: call_scope) -> Any:
+            call.__enter__()
+            return bench.registry.get("a")["mark"]
+
+        with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+            one.submit(begin, overlapping[0]).result(10)
+            bench.store.add("a", mark="new")
+            bench.update()
+            wait_until(lambda: not bench.loaded())
+            later = other.submit(begin, overlapping[1])
+            assert bench.loader.loads["a"] == 1
+            one.submit(overlapping[0].__exit__, None, None, None).result(10)
+            assert later.result(10) == "new"
+            other.submit(overlapping[1].__exit__, None, None, None).result(10)
 
     def test_another_model_goes_rather_than_the_old_version(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", cache_size=2)
