@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,12 @@ import pytest
 from cortex.models.spec import Catalogue, Layout, Model, ModelPath, ModelSource, Version
 from model_agents import ScriptedAgent, scripted_agent
 from model_makers import onnx_model
-from replicas import running_replica
+from replicas import Replica, running_replica
+from wait import wait_until
 
 PYTHON = """
+    import os, time
+
     class PythonPredictor:
         def __init__(self, config, python_client):
             self.client = python_client
@@ -23,6 +27,10 @@ PYTHON = """
             text = open(model_path + "/model.txt").read()
             if text == "broken":
                 raise ValueError("bad weights")
+            if text.startswith("/"):
+                open(text + ".waiting", "w").close()
+            while text.startswith("/") and not os.path.exists(text):
+                time.sleep(0.01)
             return text
 
         def predict(self, payload):
@@ -75,7 +83,7 @@ def test_an_error_of_a_model_is_told_to_the_caller_and_the_users_call_to_the_log
             assert answer.status == 500
             assert answer.json["error"] == f"internal server error: {message}"
         log = replica.log()
-        assert 'File "handler.py", line 13, in predict' in log
+        assert 'File "handler.py", line 19, in predict' in log
         assert 'File "handler.py", line 9, in load_model' in log
         assert log.count("The above exception was the direct cause") == 1
         assert all(name not in log for name in ("cortex/models", "cortex/predictor", "contextlib.py"))
@@ -107,3 +115,27 @@ def test_an_onnx_predictor_answers(agent: ScriptedAgent, is_cached: bool) -> Non
         metadata = replica.request(method="GET").json["model_metadata"]
         assert metadata["a"]["input_signatures"] == {"x": {"shape": ["n"], "type": "float32"}}
         assert metadata["b"]["versions"] == ["1"]
+
+
+def test_a_call_whose_model_is_cold_keeps_no_other_thread_waiting(agent: ScriptedAgent, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    models = Model("a", (agent.content("a1", "hot"),)), Model("b", (agent.content("b1", str(gate)),))
+    agent.announce(Catalogue(models))
+    fields = {"models": source_of("python", cache_size=2), "model_agent_socket": agent.socket, "threads": 2}
+
+    def ask(running: Replica, name: str) -> str:
+        return str(running.request({"model_name": name}).json["model"])
+
+    with running_replica(PYTHON, "predictor", **fields) as running:
+        running.wait_ready()
+        for _ in range(150):  # so quick that they might run where connections are read
+            assert ask(running, "a") == "hot"
+        answers: list[str] = []
+        cold = threading.Thread(target=lambda: answers.append(ask(running, "b")))
+        cold.start()
+        wait_until(Path(f"{gate}.waiting").exists)
+        assert ask(running, "a") == "hot"
+        assert not answers
+        gate.touch()
+        cold.join()
+        assert answers == [str(gate)]
