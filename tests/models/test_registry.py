@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import shutil
 import threading
 import tracemalloc
 import weakref
@@ -417,6 +418,27 @@ class TestCaching:
             bench.loader.before = before
             assert bench.registry.get("a")["name"] == "a"
             assert futures[0].result(10)["name"] == "b"
+
+    def test_a_thread_may_ask_for_what_waited_for_it_a_moment_ago(self, cached: Callable[..., Bench]) -> None:
+        for _ in range(20):
+            bench = cached("a", "b", cache_size=2)
+            with ThreadPoolExecutor(1) as pool:
+                futures = []
+
+                def both(bench: Bench = bench) -> Any:
+                    bench.registry.get("b")
+                    return bench.registry.get("a")
+
+                def before(request: LoadRequest, bench: Bench = bench, pool: ThreadPoolExecutor = pool) -> None:
+                    if request.model == "a":
+                        futures.append(pool.submit(both))  # noqa: B023 - used within this round
+                        wait_until(lambda: bench.fetcher.fetched["b"])
+                        bench.registry.get("b")
+
+                bench.loader.before = before
+                assert bench.registry.get("a") is futures[0].result(10)
+            shutil.rmtree(bench.store.folder.parent)
+            bench.store.folder.parent.mkdir()
 
     def test_a_model_that_needs_itself_is_an_error(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", cache_size=2)

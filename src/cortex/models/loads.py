@@ -141,7 +141,7 @@ class Loads(Generic[T]):
     def _waits_for_itself(self, flight: _Flight[T]) -> bool:
         """Tell whether a flight waits, maybe by way of others, for the one that this thread leads."""
         next_one: _Flight[T] | None = flight
-        while next_one is not None:
+        while next_one is not None and not next_one.is_over:  # its followers may have yet to notice
             if next_one.leader == threading.get_ident():
                 return True
             next_one = self._followed.get(next_one.leader)
