@@ -84,7 +84,7 @@ def test_an_error_of_a_model_is_told_to_the_caller_and_the_users_call_to_the_log
             assert answer.json["error"] == f"internal server error: {message}"
         log = replica.log()
         assert 'File "handler.py", line 19, in predict' in log
-        assert 'File "handler.py", line 9, in load_model' in log
+        assert 'File "handler.py", line 11, in load_model' in log
         assert log.count("The above exception was the direct cause") == 1
         assert all(name not in log for name in ("cortex/models", "cortex/predictor", "contextlib.py"))
         metadata = replica.request(method="GET").json["model_metadata"]
