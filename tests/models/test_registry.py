@@ -174,6 +174,18 @@ class TestWithoutCaching:
         bench.update()
         assert bench.registry.get("a")["number"] == "10"
 
+    def test_names_without_end_for_the_one_model_of_path_are_not_remembered(self, bench: Bench) -> None:
+        bench.store.add(DEFAULT_MODEL)
+        bench.source = ModelSource("python", paths=(ModelPath(DEFAULT_MODEL, "/iris"),))
+        bench.registry.load_latest()
+        bench.registry.get("first")
+        gc.collect()
+        before = sys.getallocatedblocks()
+        for number in range(5000):
+            assert bench.registry.get(f"name {number}")["name"] == DEFAULT_MODEL
+        gc.collect()
+        assert sys.getallocatedblocks() - before < 1000
+
     def test_versions_and_times_are_described(self, bench: Bench) -> None:
         bench.store.add("a", "9")
         bench.store.add("a", "10")

@@ -91,7 +91,8 @@ class Registry(Generic[T]):
         value = self._loads.obtain(model, found, holder)
         if catalogue is not self._catalogue:
             self._settle()
-        keys[name, version] = (model.name, found.number)
+        if name is None or name == model.name:  # the one model of `path` goes by any name: callers' may be without end
+            keys[name, version] = (model.name, found.number)
         return value
 
     def find(self, name: str | None = None, version: str = LATEST) -> tuple[Model, Version]:
