@@ -277,10 +277,13 @@ def test_status_is_pushed_after_each_change() -> None:
 def test_hostile_control_input_is_ignored() -> None:
     with running_replica(HANDLER) as replica:
         replica.wait_ready()
-        for junk in (b"\n\n", b"{}\n", b"[1]\n", b"\xff\xfe\n", b'{"command": "stop"}\n', b'{"command": 1}\n'):
+        deep = b"[" * 60_000 + b"\n"
+        for junk in (b"\n\n", b"{}\n", b"[1]\n", b"\xff\xfe\n", b'{"command": "stop"}\n', b'{"command": 1}\n', deep):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
                 control.connect(replica.spec.control_socket)
                 control.sendall(junk)
+                control.shutdown(socket.SHUT_WR)
+                control.makefile("rb").read()  # until it hangs up
         assert replica.request({}).status == 200
 
 

@@ -188,7 +188,7 @@ class Supervisor:
                 received = channel.receive()
             except BlockingIOError:
                 return
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue  # the user's code wrote into a descriptor that is not its own
             if received is None:
                 self._unwatch(channel.fileno())
@@ -285,7 +285,7 @@ class Supervisor:
             return
         *lines, self._clients[client] = (self._clients[client] + data).split(b"\n")
         for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # not ours to answer: ignored
+            with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):  # not ours to answer: ignored
                 command = json.loads(line)
                 if command["command"] == "stop":
                     self._stop(float(command["drain_s"]))
