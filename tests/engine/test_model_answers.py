@@ -82,6 +82,7 @@ def test_an_error_of_a_model_is_told_to_the_caller_and_the_users_call_to_the_log
             answer = replica.request(payload)
             assert answer.status == 500
             assert answer.json["error"] == f"internal server error: {message}"
+        wait_until(lambda: replica.log().endswith("ValueError: bad weights\n"))
         log = replica.log()
         assert 'File "handler.py", line 19, in predict' in log
         assert 'File "handler.py", line 11, in load_model' in log
