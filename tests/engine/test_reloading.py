@@ -15,8 +15,8 @@ import pytest
 
 from cortex.lifecycle import ProcessState
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, Model, ModelPath, ModelSource
-from model_agents import ScriptedAgent, catalogue, scripted_agent
 from replicas import Replica, running_replica
+from scripted_agents import ScriptedAgent, catalogue, scripted_agent
 from wait import wait_until
 
 SOURCE = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -273,6 +274,43 @@ def test_storage_that_is_down_keeps_what_was_confirmed_and_comes_back(agent: Run
         swift.put(BUCKET, "outage/2/model.pkl", b"two")
         wait_until(lambda: latest(client.confirmed()) == {DEFAULT_MODEL: "2"}, 60)
         assert client.error() is None
+
+
+def test_after_a_restart_while_storage_is_down_what_was_told_before_is_told_again(
+    agent: RunningAgent, swift: SwiftServer
+) -> None:
+    swift.put(BUCKET, "recalled/1/model.pkl", b"one")
+    source = of_path(f"s3://{BUCKET}/recalled")
+    agent.environ = swift.environ
+    with AgentClient(agent.start().socket).watch(source) as client:
+        wait_until(client.confirmed)
+    agent.kill()
+    swift.go_down()
+    try:
+        with AgentClient(agent.start().socket).watch(source) as client:
+            assert "can't be reached" in wait_until(client.error, 30)
+            assert read_latest(client) == b"one"
+    finally:
+        swift.come_back()
+
+
+def test_after_a_restart_a_model_is_not_withdrawn_because_it_can_not_be_downloaded(
+    agent: RunningAgent, swift: SwiftServer
+) -> None:
+    swift.put(BUCKET, "lost/1/model.pkl", b"one")
+    source = of_path(f"s3://{BUCKET}/lost")
+    with SlowProxy(swift.url) as proxy:
+        agent.environ = {**swift.environ, "AWS_ENDPOINT_URL_S3": proxy.url}
+        with AgentClient(agent.start().socket).watch(source) as client:
+            digest = wait_until(client.confirmed).by_name[DEFAULT_MODEL].latest.digest
+        agent.kill()
+        shutil.rmtree(agent.home.models_dir / "content")
+        proxy.refuse("1/model.pkl")
+        with AgentClient(agent.start().socket).watch(source) as client:
+            wait_until(lambda: (client.confirmed() or Catalogue(())).problems, 60)
+            catalogue = wait_until(client.confirmed)
+            assert catalogue.by_name[DEFAULT_MODEL].latest.digest == digest
+            assert "can't be downloaded" in catalogue.problems[0].message
 
 
 def test_a_download_that_fails_keeps_the_version_before_and_says_why(agent: RunningAgent, swift: SwiftServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import shutil
+import sys
 import threading
 import tracemalloc
 import weakref

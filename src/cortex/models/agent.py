@@ -30,6 +30,7 @@ from cortex.models.listed import Listing, Prefix
 from cortex.models.lister import Lister
 from cortex.models.listing import download_version, list_models
 from cortex.models.protocol import Failed, Fetch, Fetched, Release, Request, Using, Watch
+from cortex.models.remembered import Remembered
 from cortex.models.spec import ModelSource
 from cortex.telemetry import Logger, configure
 
@@ -80,6 +81,7 @@ class Agent:
         self._files = home.run_dir / "models"
         self._file_numbers = itertools.count(1)
         self._contents = Contents(home.models_dir, logger)
+        self._remembered = Remembered(home.models_dir / "known")
         self._sessions: dict[Client, _Session] = {}
         self._feeds: dict[tuple[str, ModelSource], Feed] = {}
         self._listers: dict[Prefix, Lister] = {}
@@ -191,7 +193,7 @@ class Agent:
         feed = self._feeds.get(key)
         if feed is None:
             self._had_feeds = True
-            feed = Feed(api, source, self._contents, self._download, self._write_file, self._logger)
+            feed = Feed(api, source, self._contents, self._remembered, self._download, self._write_file, self._logger)
             self._feeds[key] = feed
             feed.open(self._lister)
         return feed
@@ -263,6 +265,8 @@ class Agent:
         is_over = is_idle and self._had_feeds and not self._feeds
         if is_over or (self._had_feeds and now - started_at >= limits.first_grace_s):
             await self._contents.collect(0 if is_over else limits.content_grace_s)
+        if is_over:
+            self._remembered.forget_all()
         if is_idle and not self._sessions:
             self._logger.info("model agent ends: nobody needs it")
             self._stop.set()

@@ -20,6 +20,7 @@ from cortex.models.contents import Contents, Fill, Order
 from cortex.models.listed import Listing, Prefix, prefixes
 from cortex.models.lister import Lister
 from cortex.models.protocol import CatalogueNews
+from cortex.models.remembered import Remembered
 from cortex.models.settling import Settling, quick_interval_s, settle
 from cortex.models.spec import Catalogue, ModelSource, Problem, Version
 from cortex.telemetry import Logger
@@ -60,6 +61,7 @@ class Feed:
         api: str,
         source: ModelSource,
         contents: Contents,
+        remembered: Remembered,
         download: Download,
         write_file: Callable[[bytes], Path],
         logger: Logger,
@@ -75,6 +77,8 @@ class Feed:
         self._state = Settling()
         self._errors: dict[Prefix, str] = {}
         self._progress = _Progress()
+        self._remembered = remembered
+        self._recalled = remembered.recall(api, source)  #: what an earlier agent told
         self._confirmed: Catalogue | None = None
         self._candidate: Catalogue | None = None
         self._files: dict[str, tuple[Catalogue, Path]] = {}
@@ -206,16 +210,29 @@ class Feed:
     def _decide(self, paths: Mapping[str, str]) -> None:
         """Take over what is settled, as far as it is on disk."""
         state, source, progress = self._state, self.source, self._progress
-        if state.confirmed is None or self._must_wait(state.confirmed):
+        if state.confirmed is None:
+            self._fall_back()
+            return
+        if self._must_wait(state.confirmed):
             return
         failures = {digest: failure.problem for digest, failure in progress.failures.items()}
-        self._confirmed = announced(source, state.confirmed, self._confirmed, paths, failures)
+        self._confirmed = announced(source, state.confirmed, self._confirmed or self._recalled, paths, failures)
+        self._recalled = None
         self._candidate = None
         if state.candidate is not None and not self._downloading(state.candidate):
             candidate = announced(source, state.candidate, self._confirmed, paths, failures)
             self._candidate = candidate if candidate.models != self._confirmed.models else None
         kept = digests_to_keep(source, state.confirmed, state.candidate, self._confirmed, self._candidate)
         self._contents.want((self.api, self), kept)
+
+    def _fall_back(self) -> None:
+        """While the source can't be listed, tell what was told before this agent's start, as far as it is on disk."""
+        if self._recalled is None or self._confirmed is not None or not self._errors:
+            return
+        found = {version.digest: self._contents.find(version.digest) for _, version in self._recalled.versions()}
+        paths = {digest: str(path) for digest, path in found.items() if path is not None}
+        self._confirmed, self._recalled = announced(self.source, self._recalled, None, paths, {}), None
+        self._contents.want((self.api, self), digests_to_keep(self.source, self._confirmed))
 
     def _must_wait(self, confirmed: Catalogue) -> bool:
         """Tell whether downloads should end before more is announced: at first all; later for an interval at most."""
@@ -246,6 +263,7 @@ class Feed:
         if confirmed is not None and (self._news is None or confirmed != self._news.confirmed) and self._confirmed:
             count = sum(len(model.versions) for model in self._confirmed.models)
             self._logger.info("models confirmed", api=self.api, versions=count, problems=len(self._confirmed.problems))
+            self._remembered.keep(self.api, self.source, self._confirmed)
         self._news = news
         for tell in list(self.watchers.values()):
             tell(news)
