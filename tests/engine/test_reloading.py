@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cortex.lifecycle import ProcessState
@@ -255,6 +256,42 @@ def test_a_version_that_can_not_be_loaded_leaves_the_old_one_serving(
         agent.announce(catalogue(first, replace(agent.content("c", "three"), number="3")))
         wait_until(lambda: model_of(running) == "three")
         assert problems(running) == {}
+
+
+def test_a_standby_that_somebody_killed_is_tried_again_soon(agent: ScriptedAgent, tmp_path: Path) -> None:
+    first = agent.content("a", "one")
+    agent.announce(catalogue(first))
+    with replica(agent) as running:
+        running.wait_ready()
+        supervisor = psutil.Process(running.status().supervisor_pid)
+        before = {child.pid for child in supervisor.children()}
+        agent.announce(catalogue(first), catalogue(agent.content("b", "two")))
+        standby = wait_until(lambda: {child.pid for child in supervisor.children()} - before).pop()
+        os.kill(standby, signal.SIGKILL)
+        agent.announce(catalogue(agent.content("b", "two")))
+        wait_until(lambda: "killed" in problems(running).get("1", ""))
+        assert model_of(running) == "one"
+        wait_until(lambda: model_of(running) == "two", timeout_s=20)
+        assert problems(running) == {}
+
+
+def test_requests_inside_a_process_that_retires_take_no_slot_of_the_one_that_took_over(
+    agent: ScriptedAgent, tmp_path: Path
+) -> None:
+    agent.announce(catalogue(agent.content("a", "one")))
+    with replica(agent) as running:
+        running.wait_ready()
+        gate = tmp_path / "gate"
+        slow = threading.Thread(target=lambda: running.request({"wait_for": str(gate)}))
+        slow.start()
+        wait_until(lambda: (tmp_path / "gate.inside").exists())
+        assert running.status().processes[0].lent == 0
+        agent.announce(catalogue(agent.content("b", "two")))
+        wait_until(lambda: running.status().processes[0].lent == 1)
+        assert model_of(running) == "two"
+        gate.touch()
+        slow.join()
+        wait_until(lambda: running.status().processes[0].lent == 0)
 
 
 def test_a_version_that_never_finishes_loading_is_overtaken_by_the_next(agent: ScriptedAgent) -> None:

@@ -204,7 +204,7 @@ def test_process_that_exits_while_it_starts_is_reported() -> None:
     with running_replica("import os\nos._exit(7)\n") as replica:
         process = replica.wait_state(ProcessState.BACKING_OFF).processes[0]
         assert process.failure is not None
-        assert process.failure.message == "the process exited with code 7 while it started"
+        assert process.failure.message == "the process ended while it started: exited with code 7"
 
 
 def test_stop_finishes_the_requests_inside() -> None:

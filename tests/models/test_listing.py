@@ -82,9 +82,15 @@ def test_models_and_versions_are_found_without_those_of_neighbours(place: Place)
     assert place.list().models == listing.models
 
 
-def test_nothing_there_is_an_empty_listing(place: Place) -> None:
+def test_nothing_there_is_an_empty_listing(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir(exist_ok=True)
     listing = place.list()
     assert (listing.models, listing.objects) == ({}, 0)
+
+
+def test_a_local_folder_that_does_not_exist_is_an_error_since_its_volume_may_be_away(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="models does not exist"):
+        asyncio.run(list_models(Prefix(str(tmp_path / "models")), {}))
 
 
 def test_a_digest_changes_with_each_kind_of_change(place: Place) -> None:

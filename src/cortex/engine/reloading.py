@@ -21,13 +21,15 @@ from cortex.engine.model_plan import (
     servable,
 )
 from cortex.engine.worker import Worker
-from cortex.lifecycle import ProcessState
+from cortex.lifecycle import DeathCause, ProcessState
 from cortex.models.protocol import CatalogueNews
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelSource, Problem
 from cortex.replica.spec import ModelsStatus, ServedVersion
 
 #: Content that could not be loaded is tried again after so long: what it lacked (memory, a service) may be there then.
 RETRY_S = 300.0
+#: … but after the first death by a signal, which may have been anybody's, sooner.
+SIGNAL_RETRY_S = 5.0
 #: A load that takes longer is reported.
 SLOW_LOAD_S = 60.0
 #: How long the agent may be away before that is reported.
@@ -38,6 +40,9 @@ _KEPT_FILES = 3
 _MAX_FALL_BACKS = 10
 #: How often everything is looked at though nothing seems to have changed.
 _LOOK_S = 1.0
+
+
+_SIGNALS = (DeathCause.KILLED, DeathCause.SIGNALLED, DeathCause.OUT_OF_MEMORY)
 
 
 class Shop(Protocol):
@@ -268,7 +273,8 @@ class Reloading:
         key = (version.model, version.digest)
         since = self._bad[key].problem.since if key in self._bad else time.time()
         problem = Problem(version.model, version.number, message, since, detail)
-        self._bad[key] = _Bad(problem, time.monotonic() + RETRY_S)
+        is_first_signal = status.death is not None and status.death.cause in _SIGNALS and key not in self._bad
+        self._bad[key] = _Bad(problem, time.monotonic() + (SIGNAL_RETRY_S if is_first_signal else RETRY_S))
 
     def _avoided(self, now: float) -> set[tuple[str, str]]:
         return {key for key, bad in self._bad.items() if now < bad.until}
@@ -322,7 +328,9 @@ class Reloading:
         problems += [self._unwritten] if self._unwritten is not None else []
         confirmed = self._confirmed or Catalogue(())
         there = {(model.name, version.digest) for model, version in confirmed.versions()}
-        self._bad = {key: bad for key, bad in self._bad.items() if key in there or self._is_candidate(key)}
+        loaded = {(version.model, version.digest) for version in self._loaded()}
+        known = {key: bad for key, bad in self._bad.items() if key in there or self._is_candidate(key)}
+        self._bad = {key: bad for key, bad in known.items() if key not in loaded}
         problems += [bad.problem for key, bad in self._bad.items() if key in there]
         if self.standbys and time.time() - self._standby_since > SLOW_LOAD_S:
             text = f"is being loaded for more than {SLOW_LOAD_S:g} s; what was served before is still served"

@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from cortex.engine.agent_link import AgentLink
@@ -28,7 +29,7 @@ from cortex.engine.worker import Worker
 from cortex.lifecycle import ProcessState
 from cortex.replica.cells import MAX_CONNECTIONS
 from cortex.replica.channel import Channel
-from cortex.replica.spec import Limits, ReplicaSpec, ReplicaStatus
+from cortex.replica.spec import Limits, ProcessStatus, ReplicaSpec, ReplicaStatus
 
 #: How often deadlines and limits are looked at while requests are inside, and while none is.
 BUSY_TICK_S = 0.05
@@ -299,10 +300,16 @@ class Supervisor:
             revision=self._spec.revision,
             supervisor_pid=os.getpid(),
             started_at=self._started_at,
-            processes=tuple(worker.status for worker in self._workers),
+            processes=tuple(self._process_status(worker) for worker in self._workers),
             slots=min(worker.slots for worker in self._workers),
             models=self._reloading.status if self._reloading else None,
         )
+
+    def _process_status(self, worker: Worker) -> ProcessStatus:
+        """Count what is still inside processes that retire as lent: it takes no slot of the process that took over."""
+        retiring = [other for other in self._others if other.index == worker.index and not other.is_standby]
+        lent = sum(other.busy_connections for other in retiring)
+        return replace(worker.status, lent=worker.status.lent + lent) if lent else worker.status
 
     def _tell_status(self) -> None:
         status = self._status()

@@ -93,6 +93,11 @@ class Worker:
         """The memory in which the process writes what its connections are at."""
         return self._holding.cells
 
+    @property
+    def busy_connections(self) -> int:
+        """Count the connections with a request inside."""
+        return sum(state is not ConnectionState.IDLE for _, state in self._holding.states())
+
     def take_failed_requests(self) -> list[str]:
         """Return the ids of the requests that were answered here since the last time."""
         ids, self._holding.failed_requests = self._holding.failed_requests, []
@@ -367,7 +372,7 @@ class Worker:
         now = time.monotonic()
         if self.state is ProcessState.STARTING:
             self._failed_starts += 1
-            self._failure = self._failure or Failure(f"the process {death.message} while it started")
+            self._failure = self._failure or Failure(f"the process ended while it started: {death.message}")
             self._death = death if death.cause is not DeathCause.EXITED else self._death
         else:
             self._death = death

@@ -10,12 +10,18 @@ from pathlib import Path, PurePosixPath
 
 from cortex.errors import StorageError
 from cortex.models.listed import MAX_FILES, Listing, ListingTally, Prefix, Tally
-from cortex.storage import download_objects, walk
+from cortex.storage import download_objects, is_remote, walk
 from cortex.storage_entries import StoredObject, printable
 
 
 async def list_models(prefix: Prefix, environ: Mapping[str, str]) -> Listing:
-    """Go once over all that is below the prefix; nothing there is a listing without models. Raises: StorageError."""
+    """Go once over all that is below the prefix; nothing there is a listing without models.
+
+    Raises: StorageError, also for a local folder that does not exist.
+    """
+    if not is_remote(prefix.url) and not await asyncio.to_thread(Path(prefix.url).exists):
+        # A volume that is not mounted looks like this: not a reason to drop what is served.
+        raise StorageError(f"{prefix.url} does not exist")
     tally = ListingTally(prefix, time.time())
     async with aclosing(walk(prefix.url, environ)) as batches:
         async for batch in batches:

@@ -86,8 +86,9 @@ def _serve(spec: ReplicaSpec, predictor: BoundPredictor, channel: Channel, cells
         make_headers(())  # imports starlette, which the first request would otherwise wait for
     shares_loop = bool(kinds & {"async", "async_generator"})
     slots = max(spec.threads, spec.max_concurrency) if shares_loop else spec.threads
-    # Any call may find its model cold, and would keep those waiting that other threads could run.
-    waits_for_models = spec.threads > 1 and spec.models is not None and spec.models.is_cached
+    # Any call may find its model cold, or be the first of a process that took over, and would keep those waiting that
+    # other threads could run.
+    waits_for_models = spec.threads > 1 and spec.models is not None
     runner = Runner(loop, spec.threads, always_threads="generator" in kinds or waits_for_models)
     app = App(spec, predictor, runner, loop, slots)
     connections = Connections(app, cells, loop, channel, partial(_update_models, predictor))
