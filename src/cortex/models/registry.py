@@ -91,8 +91,7 @@ class Registry(Generic[T]):
         value = self._loads.obtain(model, found, holder)
         if catalogue is not self._catalogue:
             self._settle()
-        if name is None or name == model.name:  # the one model of `path` goes by any name: callers' may be without end
-            keys[name, version] = (model.name, found.number)
+        keys[name, version] = (model.name, found.number)
         return value
 
     def find(self, name: str | None = None, version: str = LATEST) -> tuple[Model, Version]:
