@@ -29,6 +29,7 @@ from cortex.models.feed import FILE_GRACE_S, Feed
 from cortex.models.listed import Listing, Prefix
 from cortex.models.lister import Lister
 from cortex.models.listing import download_version, list_models
+from cortex.models.priority import enter_background, leave_background
 from cortex.models.protocol import Failed, Fetch, Fetched, Release, Request, Using, Watch
 from cortex.models.remembered import Remembered
 from cortex.models.spec import ModelSource
@@ -81,6 +82,7 @@ class Agent:
         self._files = home.run_dir / "models"
         self._file_numbers = itertools.count(1)
         self._contents = Contents(home.models_dir, logger)
+        self._waiting = 0  # fetches that calls wait for
         self._remembered = Remembered(home.models_dir / "known")
         self._sessions: dict[Client, _Session] = {}
         self._feeds: dict[tuple[str, ModelSource], Feed] = {}
@@ -97,6 +99,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         started_at = time.monotonic()
+        enter_background()
         await asyncio.to_thread(self._contents.startup)
         self._contents.settled_at = started_at + self._limits.reconnect_s
         self._files.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -173,7 +176,8 @@ class Agent:
             feed.watch(client, lambda news: None)
         is_new = self._contents.lease(client, request.api, request.digest)
         try:
-            path = await feed.obtain(request.model, request.version, request.digest)
+            with self._in_foreground():
+                path = await feed.obtain(request.model, request.version, request.digest)
             client.send(Fetched(request.id, str(path)))
             return
         except CortexError as error:
@@ -185,6 +189,19 @@ class Agent:
         if is_new:
             self._contents.release(client, request.digest)
         client.send(Failed(request.id, message))
+
+    @contextlib.contextmanager
+    def _in_foreground(self) -> Iterator[None]:
+        """Take part like any process while a call waits for what it fetches."""
+        self._waiting += 1
+        if self._waiting == 1:
+            leave_background()
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            if self._waiting == 0:
+                enter_background()
 
     # Sources.
 

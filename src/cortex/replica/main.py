@@ -18,6 +18,7 @@ import uvloop
 from cortex.errors import UserError
 from cortex.models.fetcher import Fetcher
 from cortex.models.memory import configure_allocator
+from cortex.models.priority import enter_background, in_background
 from cortex.models.spec import Catalogue
 from cortex.predictor.loader import BoundPredictor, load
 from cortex.replica.app import App
@@ -25,12 +26,10 @@ from cortex.replica.cells import Cells
 from cortex.replica.channel import Channel
 from cortex.replica.connections import Connections
 from cortex.replica.devices import process_environ
-from cortex.replica.models import ModelEvents, ModelStart, in_background
+from cortex.replica.models import ModelEvents, ModelStart
 from cortex.replica.payload import make_headers
 from cortex.replica.runner import Runner
 from cortex.replica.spec import ReplicaSpec
-
-_EXIT_NICE = 19
 
 
 def run_worker(spec: ReplicaSpec, index: int, channel: Channel, cells: Cells, models: ModelStart | None) -> int:
@@ -51,8 +50,7 @@ def run_worker(spec: ReplicaSpec, index: int, channel: Channel, cells: Cells, mo
     gc.freeze()  # models stay: no collection has to walk them
     _serve(spec, predictor, channel, cells)
     _run_exit_hooks()
-    with contextlib.suppress(OSError):  # giving back the memory of big models takes a while
-        os.setpriority(os.PRIO_PROCESS, 0, _EXIT_NICE)
+    enter_background()  # giving back the memory of big models takes a while
     return 0
 
 

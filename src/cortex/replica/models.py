@@ -1,18 +1,15 @@
-"""A worker's models: what it is to load, what it tells its supervisor of them, and loading in the background."""
+"""A worker's models: what it is to load, and what it tells its supervisor of them."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cortex.models.spec import Catalogue, Version
 from cortex.replica.channel import Channel, encodable
 
-_NICE = 19
 #: Of a set of versions, so many go into one message.
 _VERSIONS_PER_MESSAGE = 200
 _MAX_DETAIL_CHARS = 8 * 1024
@@ -82,56 +79,3 @@ class ModelEvents:
         with self._turn:
             self._timer = None
             self._tell()
-
-
-@contextlib.contextmanager
-def in_background(wanted: bool) -> Iterator[None]:
-    """Leave the processors to others while this lasts, as far as that can be undone.
-
-    The lowest priority, where we may raise it again (root, or a limit on niceness that allows it); else as a batch
-    process, which at least interrupts nobody. Threads that libraries start meanwhile inherit it, so it is undone
-    for every thread.
-    """
-    if not wanted:
-        yield
-        return
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
-    is_nice = _may_return_to(nice)
-    if is_nice:
-        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
-    else:
-        _schedule_all(os.SCHED_BATCH)
-    try:
-        yield
-    finally:
-        if is_nice:
-            for thread in _threads():
-                with contextlib.suppress(OSError):
-                    os.setpriority(os.PRIO_PROCESS, thread, nice)
-        else:
-            _schedule_all(os.SCHED_OTHER)
-
-
-def _may_return_to(nice: int) -> bool:
-    """Try it out on the calling thread: one step down and up again."""
-    if nice >= _NICE:
-        return False
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, nice + 1)
-        os.setpriority(os.PRIO_PROCESS, 0, nice)
-    except OSError:
-        return False
-    return True
-
-
-def _schedule_all(policy: int) -> None:
-    for thread in _threads():
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(thread, policy, os.sched_param(0))
-
-
-def _threads() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc/self/task")]  # noqa: PTH208 - names only
-    except OSError:
-        return [0]
