@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cortex.models.spec import Catalogue, Layout, Model, ModelPath, ModelSource, Version
-from model_agents import ScriptedAgent, scripted_agent
 from model_makers import onnx_model
 from replicas import Replica, running_replica
+from scripted_agents import ScriptedAgent, scripted_agent
 from wait import wait_until
 
 PYTHON = """

@@ -57,8 +57,10 @@ _LOCK_TIMEOUT_S = 2.0
 _EXIT_TIMEOUT_S = 0.8
 _BACKLOG = 1024
 _DESCRIPTORS = 65_536
-#: Serving requests comes first.
-_NICE = 5
+#: A worker's threads ask for no more than this at the same time; who does is not read from for a while.
+_FETCHES_AT_ONCE = 1000
+#: So long it stays in the foreground after a fetch: the next often follows.
+_FOREGROUND_S = 1.0
 
 
 @dataclass
@@ -83,6 +85,7 @@ class Agent:
         self._file_numbers = itertools.count(1)
         self._contents = Contents(home.models_dir, logger)
         self._waiting = 0  # fetches that calls wait for
+        self._is_in_foreground = False
         self._remembered = Remembered(home.models_dir / "known")
         self._sessions: dict[Client, _Session] = {}
         self._feeds: dict[tuple[str, ModelSource], Feed] = {}
@@ -160,7 +163,9 @@ class Agent:
             case Fetch():
                 task = asyncio.create_task(self._fetch(client, session, request), name=f"fetch {request.digest}")
                 session.fetches.add(task)
-                task.add_done_callback(session.fetches.discard)
+                task.add_done_callback(lambda done: self._fetched(client, session, done))
+                if len(session.fetches) == _FETCHES_AT_ONCE:
+                    client.hold(True)
             case Release(digest):
                 self._contents.release(client, digest)
 
@@ -168,6 +173,11 @@ class Agent:
         """Keep what a replica uses. One that caches models names all there are; its workers lease what they load."""
         if session.watched is not None and not session.watched.source.is_cached:
             self._contents.use(client, session.watched.api, session.using)
+
+    def _fetched(self, client: Client, session: _Session, done: asyncio.Task[None]) -> None:
+        session.fetches.discard(done)
+        if len(session.fetches) == _FETCHES_AT_ONCE - 1:
+            client.hold(False)
 
     async def _fetch(self, client: Client, session: _Session, request: Fetch) -> None:
         feed = self._feed(request.api, request.source)
@@ -192,16 +202,23 @@ class Agent:
 
     @contextlib.contextmanager
     def _in_foreground(self) -> Iterator[None]:
-        """Take part like any process while a call waits for what it fetches."""
+        """Take part like any process while a call waits for what it fetches, and a moment longer."""
         self._waiting += 1
-        if self._waiting == 1:
+        if not self._is_in_foreground:
+            self._is_in_foreground = True
             leave_background()
+            asyncio.get_running_loop().call_later(_FOREGROUND_S, self._rest)
         try:
             yield
         finally:
             self._waiting -= 1
-            if self._waiting == 0:
-                enter_background()
+
+    def _rest(self) -> None:
+        if self._waiting:
+            asyncio.get_running_loop().call_later(_FOREGROUND_S, self._rest)
+        else:
+            self._is_in_foreground = False
+            enter_background()
 
     # Sources.
 
@@ -297,8 +314,6 @@ def main() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    with contextlib.suppress(OSError):
-        os.nice(_NICE)
     with only_one(home):
         asyncio.run(_run(home))
 

@@ -29,6 +29,7 @@ class Client(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._unread = bytearray()
         self._is_full = False
+        self._is_held = False
         self._news: CatalogueNews | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -57,16 +58,27 @@ class Client(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Wait for a client that does not read: it gets no more to say, so what we owe it is bounded."""
         self._is_full = True
-        if self._transport is not None:
-            self._transport.pause_reading()
+        self._read_or_wait()
 
     def resume_writing(self) -> None:
         """Go on."""
         self._is_full = False
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._read_or_wait()
         if self._news is not None:
             self.tell(self._news)
+
+    def hold(self, is_held: bool) -> None:
+        """Read no more requests while the client has asked for too much at once."""
+        self._is_held = is_held
+        self._read_or_wait()
+
+    def _read_or_wait(self) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._is_full or self._is_held:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
 
     def tell(self, news: CatalogueNews) -> None:
         """Send a catalogue, or keep it while the client does not read; only the newest counts."""
