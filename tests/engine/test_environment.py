@@ -265,6 +265,29 @@ def test_a_cancelled_build_ends_its_installers_and_leaves_nothing(home: Home, pr
     assert left_over(home) == []
 
 
+@pytest.mark.parametrize("turns", range(8))
+def test_a_build_cancelled_while_an_installer_starts_leaves_nothing_running(
+    home: Home, project: Path, turns: int
+) -> None:
+    (project / "dependencies.sh").write_text("sleep 1000 & wait\n")
+
+    async def scenario() -> set[int]:
+        before = {child.pid for child in psutil.Process().children(recursive=True)}
+        task = asyncio.create_task(prepare(home, project, Dependencies(), os.environ))
+        while not (started := {child.pid for child in psutil.Process().children(recursive=True)} - before):
+            await asyncio.sleep(0)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        started |= {child.pid for child in psutil.Process().children(recursive=True)} - before
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return started
+
+    for pid in asyncio.run(scenario()):
+        wait_until(lambda pid=pid: is_gone(pid))  # type: ignore[misc]
+
+
 def test_constraints_cover_what_replicas_need_indirectly() -> None:
     names = {line.split(">")[0].split("<")[0] for line in replica_constraints()}
     assert {"starlette", "anyio", "idna", "httptools", "orjson", "uvloop"} <= names

@@ -61,8 +61,15 @@ class Installer:
         # A pipe of our own: with one of asyncio's, waiting for the process would also wait for the end of the output,
         # which a child that it left running may never give.
         output, child_end = os.pipe()
+        starting = asyncio.create_task(self._start(command, child_end))
         try:
-            process = await self._start(command, child_end)
+            process = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # It may run already, and have started others: only its session's number gets hold of them.
+            with contextlib.suppress(OSError):
+                await _kill_all(await starting)
+            os.close(output)
+            raise
         except BaseException:
             os.close(output)
             raise
@@ -95,8 +102,7 @@ class Installer:
             await asyncio.wait([reading], timeout=_OUTPUT_GRACE_S)
         finally:
             if process.returncode is None or not reading.done():
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                await _kill_all(process)
             reading.cancel()
             await asyncio.gather(reading, process.wait(), return_exceptions=True)
             transport.close()
@@ -113,6 +119,12 @@ class Installer:
                 with contextlib.suppress(OSError):
                     self.log.write(line.encode(errors="replace") + b"\n")
             self.on_line(line)
+
+
+async def _kill_all(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
 
 
 async def _line(stream: asyncio.StreamReader) -> bytes:
