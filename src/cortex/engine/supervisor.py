@@ -19,17 +19,20 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cortex.engine.agent_link import AgentLink
 from cortex.engine.forking import fork
 from cortex.engine.logs import LogWriter
-from cortex.engine.reloading import Reloading
 from cortex.engine.sockets import accept_one, allow_descriptors, listen
 from cortex.engine.worker import Worker
 from cortex.lifecycle import ProcessState
 from cortex.replica.cells import MAX_CONNECTIONS
 from cortex.replica.channel import Channel
 from cortex.replica.spec import Limits, ProcessStatus, ReplicaSpec, ReplicaStatus
+
+if TYPE_CHECKING:
+    from cortex.engine.agent_link import AgentLink
+    from cortex.engine.reloading import Reloading
 
 #: How often deadlines and limits are looked at while requests are inside, and while none is.
 BUSY_TICK_S = 0.05
@@ -87,6 +90,10 @@ class Supervisor:
         gc.collect()
         gc.freeze()  # keeps these pages shared with the workers
         if self._spec.models is not None and self._spec.model_agent_socket is not None:
+            # Others start sooner without.
+            from cortex.engine.agent_link import AgentLink  # noqa: PLC0415
+            from cortex.engine.reloading import Reloading  # noqa: PLC0415
+
             self._reloading = Reloading(
                 self._spec.models,
                 Path(self._spec.run_dir),

@@ -9,19 +9,21 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from cortex.models.loading import Events, Fetcher
-from cortex.models.registry import Registry
 from cortex.models.scope import call_scope
 from cortex.models.spec import Catalogue, ModelSource
 from cortex.predictor.binding import BoundMethod, Kind, bind_function, bind_method, result_kind, split_callback
 from cortex.predictor.checking import check_members, find_class
-from cortex.predictor.clients import Clients, build_clients
 from cortex.predictor.construct import construct, constructor_values, initialize
 from cortex.predictor.frames import format_user_traceback, user_code
 from cortex.predictor.importing import import_user_file
 from cortex.predictor.interface import GENERATIONS, Generation
+
+if TYPE_CHECKING:
+    from cortex.models.loading import Events, Fetcher
+    from cortex.models.registry import Registry
+    from cortex.predictor.clients import Clients
 
 __all__ = [
     "BoundMethod",
@@ -121,13 +123,23 @@ def load(
         initialize(target, generation, spec.model_path, config)
         functions = {verb: bind_function(getattr(target, name), name, config) for name, verb in found.items()}
         return BoundPredictor(generation, spec.path, functions)
-    clients = build_clients(spec, catalogue, fetcher, events)
+    clients = _build_clients(spec, catalogue, fetcher, events)
     try:
         return _construct(spec, generation, target, found, config, clients, also)
     except BaseException:
         if clients is not None:
             clients.close()
         raise
+
+
+def _build_clients(
+    spec: LoadSpec, catalogue: Catalogue | None, fetcher: Fetcher | None, events: Events | None
+) -> Clients | None:
+    if spec.models is None:
+        return None
+    from cortex.predictor.clients import build_clients  # noqa: PLC0415 - others start sooner without
+
+    return build_clients(spec, catalogue, fetcher, events)
 
 
 def _construct(

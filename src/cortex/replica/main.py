@@ -16,7 +16,6 @@ from pathlib import Path
 import uvloop
 
 from cortex.errors import UserError
-from cortex.models.fetcher import Fetcher
 from cortex.models.memory import configure_allocator
 from cortex.models.priority import enter_background, in_background
 from cortex.models.spec import Catalogue
@@ -57,6 +56,8 @@ def run_worker(spec: ReplicaSpec, index: int, channel: Channel, cells: Cells, mo
 def _load(spec: ReplicaSpec, channel: Channel, start: ModelStart | None) -> BoundPredictor:
     if start is None or spec.models is None:
         return load(spec)
+    from cortex.models.fetcher import Fetcher  # noqa: PLC0415 - others start sooner without
+
     configure_allocator()
     fetcher = Fetcher(spec.model_agent_socket or "", spec.api, spec.models)
     with in_background(start.is_standby):
