@@ -268,7 +268,11 @@ def test_a_standby_that_somebody_killed_is_tried_again_soon(agent: ScriptedAgent
         agent.announce(catalogue(first), catalogue(agent.content("b", "two")))
         standby = wait_until(lambda: {child.pid for child in supervisor.children()} - before).pop()
         os.kill(standby, signal.SIGKILL)
+        # Confirmed before its death is known, it would take over, die as one that serves, and be followed by another.
+        wait_until(lambda: not psutil.pid_exists(standby))
         agent.announce(catalogue(agent.content("b", "two")))
+        wait_until(lambda: "killed" in problems(running).get("1", ""))
+        assert model_of(running) == "one"
         wait_until(lambda: model_of(running) == "two", timeout_s=20)
         wait_until(lambda: problems(running) == {})
 
