@@ -41,7 +41,6 @@ _MAX_FALL_BACKS = 10
 #: How often everything is looked at though nothing seems to have changed.
 _LOOK_S = 1.0
 
-
 _SIGNALS = (DeathCause.KILLED, DeathCause.SIGNALLED, DeathCause.OUT_OF_MEMORY)
 
 
@@ -67,13 +66,12 @@ class _Bad:
 class Reloading:
     """The models of one replica. `workers` is the supervisor's list of those that serve, by slot."""
 
-    def __init__(self, source: ModelSource, run_dir: Path, workers: list[Worker], shop: Shop, in_place: bool) -> None:
+    def __init__(self, source: ModelSource, run_dir: Path, workers: list[Worker], shop: Shop) -> None:
         self.standbys: list[Worker] = []
         self._source = source
         self._run_dir = run_dir
         self._workers = workers
         self._shop = shop
-        self._in_place = in_place  #: the worker itself, or another server, swaps models
         self._serving: Catalogue | None = None
         self._confirmed: Catalogue | None = None
         self._candidate: Catalogue | None = None
@@ -151,7 +149,7 @@ class Reloading:
 
     def _takes_new_process(self, target: Catalogue) -> bool:
         assert self._serving is not None
-        return not self._in_place and needs_new_process(self._serving, target, self._loaded())
+        return not self._source.is_cached and needs_new_process(self._serving, target, self._loaded())
 
     def _is_prepared(self, target: Catalogue) -> bool:
         """Tell whether standbys wait that have loaded `target`, or something as good."""
@@ -269,7 +267,7 @@ class Reloading:
         if status.failure is not None:
             message, detail = status.failure.message, status.failure.traceback
         elif status.death is not None:
-            message = f"the process {status.death.message}"
+            message = f"the process ended: {status.death.message}"
         key = (version.model, version.digest)
         since = self._bad[key].problem.since if key in self._bad else time.time()
         problem = Problem(version.model, version.number, message, since, detail)

@@ -94,13 +94,7 @@ class Supervisor:
             from cortex.engine.agent_link import AgentLink  # noqa: PLC0415
             from cortex.engine.reloading import Reloading  # noqa: PLC0415
 
-            self._reloading = Reloading(
-                self._spec.models,
-                Path(self._spec.run_dir),
-                self._workers,
-                self,
-                in_place=self._spec.models.is_cached or ":" in (self._spec.tensorflow_serving or ""),
-            )
+            self._reloading = Reloading(self._spec.models, Path(self._spec.run_dir), self._workers, self)
             self._link = AgentLink(
                 self._spec.model_agent_socket,
                 self._spec.api,
