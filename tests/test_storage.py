@@ -10,11 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from buckets import start_swift
 from cortex.errors import StorageError
 from cortex.storage import download, fetch, is_remote, list_objects, read, write
 from cortex.storage_settings import bucket_region
 from public_bucket import PublicBucket, public_bucket
-from s3 import SwiftServer, is_installed
+from s3 import SwiftServer
 
 
 @pytest.fixture(autouse=True)
@@ -26,14 +27,8 @@ def _no_proxy_and_no_credentials_of_the_machine(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(scope="module")
 def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwiftServer]:
-    if not is_installed():
-        if os.environ.get("CI"):
-            pytest.fail("Swift is not installed: scripts/test-services")
-        pytest.skip("Swift is not installed: scripts/test-services")
-    server = SwiftServer(tmp_path_factory.mktemp("swift") / "s")
+    server = start_swift(tmp_path_factory.mktemp("swift") / "s")
     try:
-        server.start()
-        server.create_bucket("models")
         yield server
     finally:
         server.stop()

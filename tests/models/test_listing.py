@@ -11,25 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from buckets import start_swift
 from cortex.errors import StorageError
 from cortex.models.layout import catalogue_models
 from cortex.models.listed import Listing, ListingTally, Prefix, newest_file, prefixes
 from cortex.models.listing import download_version, list_models, sample_names
 from cortex.models.spec import ModelPath, ModelSource
 from cortex.storage_entries import StoredObject
-from s3 import SwiftServer, is_installed
+from s3 import SwiftServer
 
 
 @pytest.fixture(scope="module")
 def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwiftServer]:
-    if not is_installed():
-        if os.environ.get("CI"):
-            pytest.fail("Swift is not installed: scripts/test-services")
-        pytest.skip("Swift is not installed: scripts/test-services")
-    server = SwiftServer(tmp_path_factory.mktemp("swift") / "s")
+    server = start_swift(tmp_path_factory.mktemp("swift") / "s")
     try:
-        server.start()
-        server.create_bucket("models")
         yield server
     finally:
         server.stop()
