@@ -3,10 +3,10 @@
 VENV := .venv
 RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
-WORKERS ?= 2
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-stop test check bench docs format clean
+.PHONY: help demo demo-stop test test-cluster check bench docs format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -19,7 +19,11 @@ demo-stop: $(RUNTIME) ## stop what the demo left running
 
 test: $(DEV) ## run all tests, those with real operators and gateways too
 	@sh scripts/test-services
-	$(VENV)/bin/pytest -n $(WORKERS)
+	@sh scripts/test $(WORKERS)
+
+test-cluster: $(DEV) ## run all tests on a Ray cluster of three nodes, the long ones too (as root)
+	@sh scripts/test-services
+	$(VENV)/bin/pytest -m ray
 
 check: $(DEV) ## lint, formatting, types, import order, documentation
 	$(VENV)/bin/ruff check .
@@ -28,7 +32,8 @@ check: $(DEV) ## lint, formatting, types, import order, documentation
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/python scripts/docs.py --check
 
-bench: $(DEV) ## measure requests/s and latency against other servers (takes long)
+bench: $(DEV) ## measure requests/s, latency and batch jobs against other systems (takes long)
+	$(VENV)/bin/python -m benchmarks.batch
 	$(VENV)/bin/python -m benchmarks
 
 docs: $(DEV) ## write the CLI reference from the commands themselves, check every link

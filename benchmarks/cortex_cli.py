@@ -36,7 +36,7 @@ class Cortex:
         gateway_port, operator_port = ports or free_ports(2)
         cortex = cls(folder, gateway_port, operator_port)
         shutil.copytree(PEERS / "cortex", cortex.project, ignore=shutil.ignore_patterns("__pycache__"))
-        for source in ("predictors.py", "iris.onnx"):
+        for source in ("predictors.py", "mlp_model.py", "batch_total.py", "iris.onnx"):
             shutil.copy(USER_CODE / source, cortex.project)
         return cortex
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,15 +39,23 @@ def require_wrk() -> None:
         raise SystemExit("wrk is not on PATH: `apt-get install wrk` (Debian, Ubuntu) or `brew install wrk`")
 
 
-def closed_loop(endpoint: Endpoint, workload: Workload, concurrency: int, seconds: float) -> Load:
-    """Keep `concurrency` requests open for some (whole) seconds."""
+def closed_loop(
+    endpoint: Endpoint,
+    workload: Workload,
+    concurrency: int,
+    seconds: float,
+    api_key: str | None = None,
+    prefix: Sequence[str] = (),
+) -> Load:
+    """Keep `concurrency` requests open for some (whole) seconds; `prefix` runs the generator on another machine."""
     with tempfile.TemporaryDirectory(prefix="wrk-") as folder:
         body = Path(folder, "body")
         body.write_bytes(workload.body)
         duration = max(1, round(seconds))
-        command = ["wrk", "-t1", f"-c{concurrency}", f"-d{duration}s", "--timeout", "30s"]
+        command = [*prefix, "wrk", "-t1", f"-c{concurrency}", f"-d{duration}s", "--timeout", "30s"]
         command += ["-s", str(BENCHMARKS / "wrk.lua"), endpoint.url]
         environ = {**os.environ, "WRK_BODY": str(body), "WRK_CONTENT_TYPE": workload.content_type}
+        environ |= {"WRK_API_KEY": api_key} if api_key else {}
         done = subprocess.run(command, env=environ, check=True, capture_output=True, text=True, timeout=seconds + 60)
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
     return Load(**json.loads(line.removeprefix("RESULT ")))

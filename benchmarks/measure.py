@@ -77,7 +77,7 @@ def closed_rounds(systems: tuple[System, ...], workloads: tuple[Workload, ...], 
 
     def one_visit(system: System, workload: Workload, endpoint: Endpoint) -> Iterator[Sample]:
         for concurrency in concurrencies:
-            yield _closed(system, workload, endpoint, concurrency, plan.seconds)
+            yield closed(system, workload, endpoint, concurrency, plan.seconds)
 
     outcome: Outcome = []
     for number in range(plan.rounds):
@@ -86,7 +86,7 @@ def closed_rounds(systems: tuple[System, ...], workloads: tuple[Workload, ...], 
             if workload in SMALL:
                 outcome.append(_bare(workload, plan.seconds / 2))
             for system in systems:
-                outcome += _visit(system, workload, plan, one_visit)
+                outcome += visit(system, workload, plan, one_visit)
     return outcome
 
 
@@ -108,7 +108,7 @@ def open_rounds(systems: tuple[System, ...], closed: Outcome, plan: Plan) -> Out
         _say(f"open-loop round {number + 1} of {plan.open_rounds}")
         for system in systems:
             if system.name in rates and system.role != "limit":
-                outcome += _visit(system, NOOP, plan, one_visit)
+                outcome += visit(system, NOOP, plan, one_visit)
     return outcome
 
 
@@ -119,17 +119,17 @@ def large_rounds(systems: tuple[System, ...], plan: Plan) -> Outcome:
 
     def one_visit(system: System, workload: Workload, endpoint: Endpoint) -> Iterator[Sample]:
         alone = streaming(endpoint, workload, plan.seconds / 2)
-        sample = _closed(system, workload, endpoint, plan.large_concurrency, plan.seconds)
+        sample = closed(system, workload, endpoint, plan.large_concurrency, plan.seconds)
         yield replace(sample, load="stream", first_byte_us=alone.first_byte_us, chunks_per_s=alone.chunks_per_s)
 
     for number in range(plan.rounds):
         _say(f"round {number + 1} of {plan.rounds}: {STREAM.name}")
         for system in peers:
-            outcome += _visit(system, STREAM, plan, one_visit)
+            outcome += visit(system, STREAM, plan, one_visit)
     return outcome
 
 
-def _visit(
+def visit(
     system: System,
     workload: Workload,
     plan: Plan,
@@ -153,7 +153,8 @@ def _visit(
     return done
 
 
-def _closed(system: System, workload: Workload, endpoint: Endpoint, concurrency: int, seconds: float) -> Sample:
+def closed(system: System, workload: Workload, endpoint: Endpoint, concurrency: int, seconds: float) -> Sample:
+    """Measure one system under one closed load."""
     load, cpu_us, pss_mb = _watched(lambda: closed_loop(endpoint, workload, concurrency, seconds))
     return Sample(
         system=system.name,

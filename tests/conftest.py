@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from cortex.home import Home
+from databases import postgres, postgresql_url, where
+
+__all__ = ["home", "postgres", "postgresql_url", "where"]
+
+# A shell has what it starts in the background ignore interrupts, and so would all that is started and interrupted here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+#: Files whose tests want a Ray cluster.
+_ON_RAY = re.compile(r"(^|_)ray(_|$)")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what wants a Ray cluster, so that one process runs all of it."""
+    for item in items:
+        if _ON_RAY.search(item.path.stem):
+            item.add_marker(pytest.mark.ray)
+
+
+# How long one example takes says more about the machine than about the code.
+settings.register_profile("cortex", deadline=None)
+settings.load_profile("cortex")
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path: Path) -> Iterator[Home]:
     """A CORTEX_HOME of the test's own."""
     home = Home(tmp_path / "home")
     home.create()
-    return home
+    yield home
+    shutil.rmtree(home.metrics_dir, ignore_errors=True)  # it may be outside of the home

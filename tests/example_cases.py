@@ -120,3 +120,67 @@ MODEL_EXAMPLES = [
         answers={"": {"progression": 179.4, "patients": 100}},
     ),
 ]
+
+
+@dataclass(frozen=True)
+class BatchExample:
+    """One whose sample is a job; its README copies files to `/tmp`, where the job finds them."""
+
+    name: str
+    copied: tuple[str, ...]  #: files and folders that the job reads
+    shown: Any  #: a part of the results that the README shows
+    results: list[Any]  #: what the job's batches return, in their order
+
+    @property
+    def folder(self) -> Path:
+        """The project folder, which holds its cortex.yaml."""
+        return EXAMPLES_DIR / self.name
+
+
+@dataclass(frozen=True)
+class AsyncExample:
+    """One that answers later."""
+
+    name: str
+    sample: str
+    content_type: str
+    result: Any
+
+    @property
+    def folder(self) -> Path:
+        """The project folder, which holds its cortex.yaml."""
+        return EXAMPLES_DIR / self.name
+
+
+#: Their README is tested as it is.
+TASK_EXAMPLES = {"task-disk-report"}
+
+ASYNC_EXAMPLES = [
+    AsyncExample(
+        name="async-word-count",
+        sample="sample.txt",
+        content_type="text/plain",
+        result={"words": 23, "most": [["the", 5], ["sea", 3], ["was", 3]]},
+    )
+]
+
+DIGITS = [2, 8, 2, 6, 6, 7, 1, 9, 8, 5, 2, 8, 6, 6, 6, 6, 1, 0, 5, 8]
+
+BATCH_EXAMPLES = [
+    BatchExample(
+        name="batch-digit-classifier",
+        copied=("digits",),
+        shown={"file": "/tmp/digits/00.png", "digit": 2},
+        results=[
+            [{"file": f"/tmp/digits/{number:02}.png", "digit": DIGITS[number]} for number in range(first, first + 5)]
+            for first in range(0, 20, 5)
+        ],
+    ),
+    BatchExample(name="batch-sum", copied=(), shown={"batches": 10, "sum": 5050}, results=[]),
+    BatchExample(
+        name="batch-onnx-iris",
+        copied=("flowers.ndjson",),
+        shown=["setosa"] * 4,
+        results=[["setosa"] * 4, ["versicolor"] * 3 + ["virginica"], ["virginica"] * 2],
+    ),
+]

@@ -28,9 +28,10 @@ from cortex.models import agent
 from cortex.telemetry import Logger, configure
 home = Home(Path(sys.argv[1]))
 configure(home.logs_dir / "models.log")
-limits = agent.Limits(**{name: float(value) for name, value in (item.split("=") for item in sys.argv[2:])})
+is_node = sys.argv[2] == "node"
+limits = agent.Limits(**{name: float(value) for name, value in (item.split("=") for item in sys.argv[3:])})
 with agent.only_one(home):
-    asyncio.run(agent.Agent(home, os.environ, limits, Logger("cortex.models")).run())
+    asyncio.run(agent.Agent(home, os.environ, limits, Logger("cortex.models"), is_node).run())
 """
 
 
@@ -42,6 +43,7 @@ class RunningAgent:
     environ: dict[str, str] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
+    is_node: bool = False  #: it asks another, at `home.listings_socket`
 
     @property
     def socket(self) -> str:
@@ -57,7 +59,7 @@ class RunningAgent:
         self.home.create()
         limits = [f"{name}={value}" for name, value in self.limits.items()]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM, str(self.home.path), *limits],
+            [sys.executable, "-P", "-c", _PROGRAM, str(self.home.path), "node" if self.is_node else "", *limits],
             env={**os.environ, **self.environ},
             start_new_session=True,
         )

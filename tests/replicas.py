@@ -18,6 +18,8 @@ from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
+from cortex.engine.session import kill_session
+from cortex.identity import Identity
 from cortex.lifecycle import ProcessState
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from wait import wait_until
@@ -34,6 +36,20 @@ class UnixConnection(HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
+
+
+class TcpConnection(HTTPConnection):
+    """HTTP over TCP, with the secret in each request, as the gateway sends it."""
+
+    def __init__(self, address: str, secret: str) -> None:
+        host, _, port = address.rpartition(":")
+        super().__init__(host.strip("[]"), int(port), timeout=20)
+        self._secret = secret
+
+    def putrequest(self, *args: Any, **options: Any) -> None:
+        super().putrequest(*args, **options)
+        if self._secret:
+            self.putheader("X-Cortex-Gateway", self._secret)
 
 
 @dataclass
@@ -57,8 +73,10 @@ class Replica:
     spec: ReplicaSpec
     process: subprocess.Popen[bytes]
 
-    def connection(self, index: int = 0) -> UnixConnection:
-        return UnixConnection(self.spec.sockets[index])
+    def connection(self, index: int = 0) -> HTTPConnection:
+        if not self.spec.listen_host:
+            return UnixConnection(self.spec.sockets[index])
+        return TcpConnection(self.status().processes[index].socket, self.spec.gateway_secret)
 
     def request(
         self,
@@ -88,6 +106,14 @@ class Replica:
             sock.settimeout(10)
             sock.connect(self.spec.control_socket)
             return ReplicaStatus.from_json(sock.makefile().readline())
+
+    @contextlib.contextmanager
+    def statuses(self) -> Iterator[Iterator[ReplicaStatus]]:
+        """Follow what the supervisor tells, to its end."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(20)
+            sock.connect(self.spec.control_socket)
+            yield (ReplicaStatus.from_json(line) for line in sock.makefile())
 
     def command(self, **fields: Any) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -134,6 +160,10 @@ def read(response: HTTPResponse, started: float) -> Answer:
     return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, body, time.monotonic() - started)
 
 
+#: Fields that every replica of `running_replica` gets besides its own.
+DEFAULTS: dict[str, Any] = {}
+
+
 @contextlib.contextmanager
 def running_replica(source: str, interface: str = "handler", processes: int = 1, **fields: Any) -> Iterator[Replica]:
     """Run a project of one file; the folder is short-named because unix sockets need short paths."""
@@ -156,11 +186,12 @@ def running_replica(source: str, interface: str = "handler", processes: int = 1,
                 control_socket=str(root / "control.sock"),
                 log_path=str(root / "replica.log"),
             ),
-            **fields,
+            **(DEFAULTS | fields),
         )
         (root / "spec.json").write_text(spec.to_json())
         command = [sys.executable, "-P", "-m", "cortex.engine.supervisor", str(root / "spec.json")]
         process = subprocess.Popen(command, start_new_session=True)
+        identity = Identity.of(process.pid)
         try:
             wait_until(lambda: Path(spec.control_socket).exists() or process.poll() is not None)
             assert process.poll() is None
@@ -170,6 +201,5 @@ def running_replica(source: str, interface: str = "handler", processes: int = 1,
                 os.killpg(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill_session(identity)  # workers too: some may outlive their supervisor
             process.wait(5)

@@ -7,7 +7,7 @@ import http.client
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 
 class SlowProxy:
@@ -15,6 +15,7 @@ class SlowProxy:
 
     def __init__(self, target: str) -> None:
         self.requests: list[tuple[str, str]] = []  #: method and path, without query
+        self.listed: list[str] = []  #: the prefixes that were listed in S3
         self.held = threading.Event()
         self._target = urlsplit(target).netloc
         self._refused: str | None = None
@@ -67,8 +68,10 @@ class SlowProxy:
         return Handler
 
     def pass_on(self, request: BaseHTTPRequestHandler) -> None:
-        path = urlsplit(request.path).path
+        path, query = urlsplit(request.path).path, parse_qs(urlsplit(request.path).query)
         self.requests.append((request.command, path))
+        if "list-type" in query:
+            self.listed += query.get("prefix", [""])
         if self._refused and path.endswith(self._refused):
             request.send_error(403)
             return

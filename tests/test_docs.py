@@ -18,7 +18,7 @@ from pydantic_core import PydanticUndefined
 
 from cortex import errors
 from cortex.config.schema import Api
-from cortex.lifecycle import ApiStatus, DeathCause, ProcessState
+from cortex.lifecycle import ApiStatus, DeathCause, JobStatus, ProcessState
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -141,7 +141,7 @@ def test_every_error_is_documented_with_its_codes() -> None:
         assert f"| `{kind.__name__}` | `{kind.code}` | {kind.http_status} | {kind.exit_code} |" in page
 
 
-@pytest.mark.parametrize("status", [*ApiStatus, *ProcessState, *DeathCause])
+@pytest.mark.parametrize("status", [*ApiStatus, *JobStatus, *ProcessState, *DeathCause])
 def test_every_status_is_documented(status: str) -> None:
     assert f"`{status}`" in (REFERENCE / "errors.md").read_text()
 

@@ -139,6 +139,10 @@ def test_s3_errors_are_in_plain_words(swift: SwiftServer) -> None:
         asyncio.run(list_objects("s3://nowhere/x", swift.environ))
     with pytest.raises(StorageError, match="there is no bucket nowhere"):
         asyncio.run(fetch("s3://nowhere/x", swift.folder / "cache", swift.environ))
+    with pytest.raises(
+        StorageError, match=r"^s3://b/x can't be read: InvalidBucketName: The specified bucket is not valid"
+    ):
+        asyncio.run(list_objects("s3://b/x", swift.environ))
     wrong = {**swift.environ, "AWS_SECRET_ACCESS_KEY": "do-not-show"}
     with pytest.raises(StorageError, match=r"denies access; check AWS_ACCESS_KEY_ID") as caught:
         asyncio.run(read("s3://models/x", wrong))

@@ -3,8 +3,10 @@
 CortexError
 ├── InputError                    the user gave us something wrong: exit 2, HTTP 4xx
 │   ├── ConfigError               cortex.yaml or the project is wrong; carries every diagnostic
+│   ├── SubmissionError           a job can't be run as it was submitted
 │   ├── NotFoundError             no such API, replica, environment
 │   ├── ConflictError             right, but not now (API is updating, kind changed)
+│   ├── TooLargeError             what was sent is larger than is taken
 │   └── UnauthorizedError         the operator's token is missing or wrong
 ├── EnvironmentBuildError         a project's dependencies can't be installed
 ├── StorageError                  s3://, gs:// or a local path can't be read
@@ -13,7 +15,8 @@ CortexError
 ├── EngineError                   a replica can't be started, reached or stopped
 │   └── ComputeUnavailableError   the devices it wants are taken; it starts once they are free
 ├── GatewayError                  HAProxy can't be started, reloaded or reached
-└── OperatorUnavailableError           the operator does not answer
+├── OperatorUnavailableError      the operator does not answer
+└── BusyError                     the operator has too much at hand to take more now
 """
 
 from __future__ import annotations
@@ -70,6 +73,12 @@ class ConfigError(InputError):
         super().__init__("\n".join(map(str, self.diagnostics)))
 
 
+class SubmissionError(InputError):
+    """A job can't be run as it was submitted; the message names every field that is wrong, each with its fix."""
+
+    code = "bad_submission"
+
+
 class NotFoundError(InputError):
     """The thing named does not exist."""
 
@@ -84,6 +93,13 @@ class ConflictError(InputError):
     code = "conflict"
     http_status = 409
     exit_code = 1
+
+
+class TooLargeError(InputError):
+    """What was sent is larger than is taken."""
+
+    code = "too_large"
+    http_status = 413
 
 
 class UnauthorizedError(InputError):
@@ -152,4 +168,18 @@ class OperatorUnavailableError(CortexError):
     """The operator does not answer."""
 
     code = "operator_unavailable"
+    http_status = 503
+
+
+class DatabaseUnavailableError(CortexError):
+    """A database can't be used at this moment: its server is away, its disk is full, or another program locks it."""
+
+    code = "database_unavailable"
+    http_status = 503
+
+
+class BusyError(CortexError):
+    """The operator has too much at hand to take more now."""
+
+    code = "busy"
     http_status = 503

@@ -13,6 +13,7 @@ from cortex.errors import EngineError
 
 #: Longest path that a unix socket can have on every system we run on (104 on macOS, 108 on Linux), less a file name.
 SOCKET_DIR_MAX_LENGTH = 70
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Home:
         return self.path / "state.db"
 
     @property
+    def jobs_database_file(self) -> Path:
+        """The SQLite database of jobs: apart, so that the writes of jobs never wait for those of deploys."""
+        return self.path / "jobs.db"
+
+    @property
     def projects_dir(self) -> Path:
         """Unpacked project folders, one per content hash."""
         return self.path / "projects"
@@ -58,8 +64,23 @@ class Home:
         return self.sockets_dir / "models"
 
     @property
+    def listings_socket(self) -> Path:
+        """Unix socket on which the model agent lists for nodes; on a node, the one where its agent has them listed."""
+        return self.sockets_dir / "listings"
+
+    @property
+    def jobs_socket(self) -> Path:
+        """Unix socket on which the operator takes submissions from the gateway and gives batches to workers."""
+        return self.sockets_dir / "jobs"
+
+    @property
+    def fingerprints_file(self) -> Path:
+        """Hashes of the certificates that operator and gateway serve, the newest first; there only with TLS."""
+        return self.run_dir / "fingerprints"
+
+    @property
     def logs_dir(self) -> Path:
-        """Logs: `logs/<api>/<replica id>.log`, `logs/operator.log`, `logs/gateway.log`."""
+        """Logs: `logs/<api>/<replica id>.log`, `logs/operator.log`, `logs/gateway.log`, `logs/access.log`."""
         return self.path / "logs"
 
     @property
@@ -81,6 +102,14 @@ class Home:
         digest = hashlib.sha256(str(self.path).encode()).hexdigest()[:12]
         return Path(tempfile.gettempdir()) / f"cortex-{os.getuid()}-{digest}"
 
+    @property
+    def metrics_dir(self) -> Path:
+        """Counters of what runs, in memory that outlives the processes: on a disk, a write could wait for the disk."""
+        if not os.access(_SHARED_MEMORY, os.W_OK):
+            return self.run_dir / "metrics"
+        digest = hashlib.sha256(str(self.path).encode()).hexdigest()[:12]
+        return _SHARED_MEMORY / f"cortex-{os.getuid()}-{digest}"
+
     def create(self) -> None:
         """Make every folder, private to its owner. Repeating it changes nothing."""
         for folder in (
@@ -92,9 +121,11 @@ class Home:
             self.run_dir,
             self.replicas_dir,
             self.sockets_dir,
+            self.metrics_dir,
         ):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _require_private(self.sockets_dir)
+        _require_private(self.metrics_dir)
 
 
 def _require_private(folder: Path) -> None:
@@ -107,3 +138,12 @@ def _require_private(folder: Path) -> None:
         raise EngineError(f"{folder} is not a folder of yours; remove it, or choose a CORTEX_HOME with a shorter path")
     if stat.S_IMODE(status.st_mode) & 0o077:
         folder.chmod(0o700)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file in one step, readable by its owner only."""
+    temporary = path.with_name(path.name + ".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    temporary.replace(path)

@@ -20,12 +20,13 @@ _BATCH = 1000
 _NEVER = datetime.fromtimestamp(0, UTC)
 
 _DENIED = "the file system denies access to it"
-_CIRCLE = "it is a link to a folder that it is in"
+#: Its files are listed where they are.
+CIRCLE = "it is a link to a folder that it is in"
 #: What is wrong with one file; anything else may be wrong with the disk, and then nothing may be concluded from it.
 _FLAWS = {
     errno.EACCES: _DENIED,
     errno.EPERM: _DENIED,
-    errno.ELOOP: _CIRCLE,
+    errno.ELOOP: CIRCLE,
     errno.ENAMETOOLONG: "its path is too long",
 }
 
@@ -50,6 +51,30 @@ def file_batches(root: Path) -> Iterator[list[StoredObject]]:
         if len(batch) == _BATCH:
             yield batch
             batch = []
+    if batch:
+        yield batch
+
+
+def prefix_batches(prefix: str) -> Iterator[list[StoredObject]]:
+    """Go through all files whose path begins with the absolute path `prefix`, like `file_batches`.
+
+    As in a bucket, `/data/im` is the beginning of `/data/image.png` and of `/data/images/1.png`; `/data/im/` is of
+    neither. Raises: as `file_batches`.
+    """
+    folder, _, start = prefix.rpartition("/")
+    parent = Path(folder or "/")
+    if not parent.is_dir():
+        return
+    roots = [parent]
+    if start:
+        roots = [Path(entry.path) for entry in _sorted_entries(str(parent)) if entry.name.startswith(start)]
+    batch: list[StoredObject] = []
+    for root in roots:
+        for found in file_batches(root):
+            batch += found
+            if len(batch) >= _BATCH:
+                yield batch
+                batch = []
     if batch:
         yield batch
 
@@ -94,7 +119,7 @@ def _walk(root: str, identity: tuple[int, int]) -> Iterator[StoredObject]:
                 yield _stored(entry.path, below, found)
             elif stat.S_ISDIR(found.st_mode):
                 if _identity(found) in above:
-                    yield _flawed(entry.path, below, _CIRCLE)
+                    yield _flawed(entry.path, below, CIRCLE)
                 else:
                     waiting.append((entry.path, below, (*above, _identity(found))))
 

@@ -27,6 +27,14 @@ class Handler:
         print("asked for", payload)
         return {"answer": payload["question"]}
 """
+BATCH_SOURCE = """
+class Handler:
+    def __init__(self, config):
+        pass
+
+    def handle_batch(self, payload):
+        return payload
+"""
 CONFIG = """
 - name: NAME
   kind: RealtimeAPI
@@ -260,6 +268,21 @@ def test_check_tries_a_sample_without_operator(tmp_path: Path) -> None:
     assert "request sample failed:" in bad.stderr
     assert "KeyError: 'question'" in bad.stderr
     assert not (tmp_path / "home" / "run").exists()
+
+
+def test_check_tries_a_sample_on_those_that_answer_requests_only(tmp_path: Path) -> None:
+    folder = project(tmp_path / "p", "tried")
+    (folder / "cortex.yaml").write_text("- {name: jobs, kind: BatchAPI, handler: {type: python, path: batch.py}}\n")
+    (folder / "batch.py").write_text(BATCH_SOURCE)
+    nothing = cortex(tmp_path / "home", "check", folder, "--sample", folder / "sample.json")
+    with (folder / "cortex.yaml").open("a") as config:
+        config.write(CONFIG.replace("NAME", "tried"))
+    some = cortex(tmp_path / "home", "check", folder, "--sample", folder / "sample.json")
+
+    assert nothing.returncode == 2
+    assert "`cortex submit` tries one that runs jobs" in nothing.stderr
+    assert (some.returncode, some.stdout) == (0, 'tried answers with status 200: {"answer":42}\n')
+    assert some.stderr == "jobs runs jobs and answers no request: it is not tried\n"
 
 
 def test_another_environment_is_reached_by_address_and_token(running: Installation, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cortex.cli.commands.get import table
+from cortex.cli.apis_table import async_apis_table, splitters_table, table, targets_table
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -34,3 +34,36 @@ def test_the_average_duration_of_requests_is_short(average_ms: float | None, sho
 def test_columns_of_failures_are_there_only_with_failures() -> None:
     assert "5XX" not in table("local", [api(requests={"2xx": 1})], NOW)[0]
     assert "5XX" in table("local", [api(requests={"2xx": 1}), api(requests={"5xx": 1})], NOW)[0]
+
+
+def test_async_apis_have_workloads_in_place_of_requests() -> None:
+    headers, (row,) = async_apis_table("local", [{**api(requests={"2xx": 7}), "open_workloads": 3}], NOW)
+    assert headers == ["env", "async api", "status", "up-to-date", "requested", "last update", "workloads"]
+    assert row == ["local", "iris", "live", "1", "1", "0s", "3"]
+
+
+SPLITTER = {
+    **api(),
+    "spec": {
+        "name": "both",
+        "apis": [
+            {"name": "old", "weight": 70, "shadow": False},
+            {"name": "iris", "weight": 30, "shadow": False},
+            {"name": "new", "weight": 5, "shadow": True},
+        ],
+    },
+}
+
+
+def test_a_splitter_is_shown_with_its_shares() -> None:
+    assert splitters_table("local", [SPLITTER], NOW) == (
+        ["env", "traffic splitter", "apis", "last update"],
+        [["local", "both", "old:70 iris:30 new:5 (shadow)", "0s"]],
+    )
+
+
+def test_the_apis_behind_a_splitter_are_shown_with_their_requests() -> None:
+    headers, rows = targets_table("local", SPLITTER, [api(requests={"2xx": 4, "5xx": 1}), SPLITTER], NOW)
+
+    assert headers == ["env", "apis", "weights", "status", "requested", "last update", "avg request", "2XX", "5XX"]
+    assert rows == [["local", "iris", "30", "live", "1", "0s", "-", "4", "1"]]

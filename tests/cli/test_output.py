@@ -36,6 +36,13 @@ def test_columns_of_a_table_begin_at_the_same_place(rows: list[tuple[str, str, s
     assert [line[second:].split()[0] for line in lines] == ["b", *(row[1] for row in rows)]
 
 
+def test_a_cell_says_nothing_but_text() -> None:
+    made = console(terminal=True)
+    made.table(["class"], [["\x1b[31mcat\n"], ["größe 猫"], ["\ud800\u202e"]])
+
+    assert written(made)[0].splitlines()[1:] == [r"\x1b[31mcat\n", "größe 猫", r"\ud800\u202e"]
+
+
 def test_a_status_is_coloured_on_a_terminal_only() -> None:
     plain, coloured = console(), console(terminal=True)
     for made in (plain, coloured):

@@ -19,3 +19,24 @@ class PythonPredictor:
 
     def predict(self, payload: Any) -> Any:
         return f"got {payload}"
+
+
+class TimesAll:
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.factor = config["factor"]
+
+    def handle_batch(self, payload: list[int]) -> list[int]:
+        return [number * self.factor for number in payload]
+
+
+class BatchPredictor:
+    def __init__(self, config: dict[str, Any]) -> None:
+        pass
+
+    def predict(self, payload: list[int]) -> list[int]:
+        return [number * 3 for number in payload]
+
+
+class Once:
+    def __call__(self, config: dict[str, Any]) -> None:
+        print("called with", config)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import cortex
-from client.deployed import PythonPredictor, Times
+from client.deployed import BatchPredictor, Once, PythonPredictor, Times, TimesAll
 from cortex.client import Client
 from cortex.errors import ConfigError, InputError, NotFoundError, UserError
 from e2e.installation import Installation, installation, write_project
@@ -166,12 +166,48 @@ def test_wrong_specifications_of_a_class_are_value_errors(client: Client, spec: 
 def test_wrong_combinations_of_arguments_are_value_errors(client: Client, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be a class"):
         client.deploy_realtime_api(SPEC, handler=Times({"factor": 1}))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="can't both"):
+    with pytest.raises(ValueError, match="only one of"):
         client.create_api(SPEC, predictor=PythonPredictor, project_dir=tmp_path)
     with pytest.raises(ValueError, match="one of"):
         client.create_api(SPEC)
     with pytest.raises(ValueError, match="must be a list"):
         client.deploy_realtime_api(SPEC, handler=Times, requirements="numpy")
+
+
+def test_a_class_for_jobs_is_deployed_as_an_api_that_runs_jobs(client: Client) -> None:
+    handler = {"name": "batch-handler", "kind": "BatchAPI", "handler": {"type": "python", "config": {"factor": 3}}}
+    predictor = {"name": "batch-predictor", "kind": "BatchAPI", "predictor": {"type": "python"}}
+
+    assert client.deploy_batch_api(handler, handler=TimesAll, wait=True)["error"] == ""
+    assert client.create_api(predictor, predictor=BatchPredictor, wait=True)[0]["error"] == ""
+    for spec in (handler, predictor):
+        job = client.submit_job(spec["name"], {"workers": 1, "batch_size": 2}, items=[1, 2, 3])["job_id"]
+        assert client.wait_job(spec["name"], job)["job_status"]["status"] == "succeeded"
+        assert [line["result"] for line in client.job_results(spec["name"], job)] == [[3, 6], [9]]
+        client.delete(spec["name"])
+    with pytest.raises(ValueError, match="`kind` must be BatchAPI"):
+        client.deploy_batch_api(SPEC, handler=TimesAll)
+
+
+def test_classes_of_other_kinds_and_splitters_are_deployed(client: Client) -> None:
+    later = {"name": "later", "kind": "AsyncAPI", "handler": {"type": "python", "config": {"factor": 3}}}
+    task = {"name": "once", "kind": "TaskAPI"}
+    split = {"name": "split", "kind": "TrafficSplitter", "apis": [{"name": "behind", "weight": 100}]}
+
+    assert client.deploy_async_api(later, handler=Times)["message"] == "creating later (AsyncAPI)"
+    assert client.deploy_task_api(task, task=Once)["message"] == "creating once (TaskAPI)"
+    behind = {"name": "behind", "kind": "RealtimeAPI", "predictor": {"type": "python"}}
+    assert client.create_api(behind, predictor=PythonPredictor)[0]["error"] == ""
+    assert client.create_api(split)[0]["message"] == "creating split (TrafficSplitter)"
+    assert [api["spec"]["kind"] for api in map(client.get_api, ("later", "once", "split"))] == [
+        "AsyncAPI",
+        "TaskAPI",
+        "TrafficSplitter",
+    ]
+    for name in ("split", "behind", "once", "later"):
+        client.delete(name)
+    with pytest.raises(ValueError, match="`kind` must be TaskAPI"):
+        client.deploy_task_api(SPEC, task=Once)
 
 
 def test_environments_are_made_listed_and_forgotten(client: Client, running: Installation) -> None:

@@ -5,52 +5,15 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
+from client.answering import Server, reply
 from cortex import errors
 from cortex.client.transport import Transport, encode_query
 from cortex.errors import ConfigError, CortexError, Diagnostic, InputError, OperatorUnavailableError, UserError
-
-Answering = Callable[[BaseHTTPRequestHandler], None]
-
-
-class Server:
-    """A small HTTP server that answers as the test says and remembers what came."""
-
-    def __init__(self) -> None:
-        self.answering: Answering = lambda handler: reply(handler, 200, b"{}")
-        self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_: object) -> None:
-                pass
-
-            def answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("content-length", 0)))
-                headers = {name.lower(): value for name, value in self.headers.items()}
-                outer.requests.append((self.command, self.path, headers, body))
-                outer.answering(self)
-
-            do_GET = do_POST = do_DELETE = answer
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
-        threading.Thread(target=self._http.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-
-
-def reply(handler: BaseHTTPRequestHandler, status: int, body: bytes) -> None:
-    handler.send_response(status)
-    handler.send_header("content-length", str(len(body)))
-    handler.end_headers()
-    handler.wfile.write(body)
 
 
 @pytest.fixture

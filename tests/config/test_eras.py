@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from config_files import examine_text, lines_of
 
-from cortex.config.schema import Api, ModelEntry
+from cortex.config.schema import Api
+from cortex.config.schema_models import ModelEntry
 
 CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"
 
@@ -118,6 +119,38 @@ EXPECTED |= {
     },
 }
 
+EXPECTED |= {
+    "0.18-batch.yaml": {
+        "kind": "BatchAPI",
+        "handler.models.paths": [
+            ModelEntry(name="generator", path="s3://my-bucket/generator/", signature_key="generate"),
+            ModelEntry(name="sentiment", path="s3://my-bucket/sentiment/"),
+        ],
+        "networking.endpoint": "/batch/text",
+        "networking.max_body_size": 10 * 1024**2,
+        "networking.max_batch_size": 256_000,
+    },
+    "0.23-batch.yaml": {
+        "kind": "BatchAPI",
+        "handler.type": "python",
+        "handler.models.paths": [ModelEntry(name="a", path="s3://my-bucket/a")],
+        "networking.endpoint": "/prices",
+    },
+    "0.28-batch.yaml": {
+        "handler.interface": "predictor",
+        "handler.models.path": "s3://my-bucket/images.onnx",
+        "networking.max_body_size": 100 * 1024**2,
+        "networking.max_batch_size": 1024**2,
+    },
+    "0.35-batch.yaml": {
+        "kind": "BatchAPI",
+        "handler.interface": "handler",
+        "handler.models.dir": "s3://my-bucket/models",
+        "networking.endpoint": "/iris",
+        "networking.max_body_size": 10 * 1024**2,
+    },
+}
+
 
 def value_at(api: Api, place: str) -> Any:
     value: Any = api
@@ -209,15 +242,35 @@ def test_mistakes_are_told_in_the_words_of_the_file(text: str, expected: list[st
         ("compute", "min_replicas", 'move it to "autoscaling.min_replicas"'),
         ("autoscaling", "workers_per_replica", 'move it to "handler.processes_per_replica"'),
         ("autoscaling", "windows", 'did you mean "window"?'),
-        ("networking", "port", "remove it; there can be: endpoint, timeout, max_body_size"),
+        ("networking", "port", "remove it; there can be: endpoint, timeout, max_body_size, access_log, auth"),
     ],
 )
 def test_an_unknown_key_comes_with_the_key_that_was_meant(section: str, key: str, fix: str, tmp_path: Path) -> None:
+    assert fix_of(section, key, "RealtimeAPI", tmp_path) == fix
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "fix"),
+    [
+        ("compute", "min_replicas", "remove it; there can be: cpu, mem, gpu, inf, node_groups, mem_limit"),
+        ("", "autoscalings", "remove it; there can be: name, kind, handler, networking, compute, schedule"),
+        ("", "max_batch_size", 'move it to "networking.max_batch_size"'),
+        ("networking", "timeouts",
+         "remove it; there can be: endpoint, max_body_size, access_log, auth, max_batch_size, local_paths"),
+        ("networking", "max_batches_size", 'did you mean "max_batch_size"?'),
+    ],
+)  # fmt: skip
+def test_what_a_kind_has_not_is_never_suggested(section: str, key: str, fix: str, tmp_path: Path) -> None:
+    assert fix_of(section, key, "BatchAPI", tmp_path) == fix
+
+
+def fix_of(section: str, key: str, kind: str, folder: Path) -> str:
+    """Return what is said to do about an unknown key."""
     line = f"  {section}:\n    {key}: 1\n" if section else f"  {key}: 1\n"
     code = "    type: python\n" + ("" if key == "path" else "    path: handler.py\n")
-    text = f"- name: a\n  kind: RealtimeAPI\n  handler:\n{code}{line}"
-    (problem, *_) = [p for p in examine_text(tmp_path, text).problems if p.message == f'key "{key}" is not supported']
-    assert problem.fix == fix
+    text = f"- name: a\n  kind: {kind}\n  handler:\n{code}{line}"
+    (problem, *_) = [p for p in examine_text(folder, text).problems if p.message == f'key "{key}" is not supported']
+    return problem.fix
 
 
 def test_a_misspelt_section_is_read_as_the_one_that_was_meant(tmp_path: Path) -> None:
@@ -226,11 +279,3 @@ def test_a_misspelt_section_is_read_as_the_one_that_was_meant(tmp_path: Path) ->
         '3:3: a.predicter: key "predicter" is not supported',
         '5:11: a.predicter.path: "nothing.py": file does not exist',
     ]
-
-
-@pytest.mark.parametrize("kind", ["BatchAPI", "AsyncAPI", "TaskAPI", "TrafficSplitter", "batchapi"])
-def test_a_kind_not_served_yet_is_one_mistake(kind: str, tmp_path: Path) -> None:
-    reading = examine_text(tmp_path, f"- name: a\n  kind: {kind}\n  definition: {{}}\n  apis: []\n  handler: 5\n")
-    (problem,) = reading.problems
-    assert (problem.line, problem.column) == (2, 9)
-    assert "this version of cortex serves RealtimeAPIs only" in problem.message

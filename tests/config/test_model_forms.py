@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cortex.config.generations import GENERATIONS
-from cortex.config.schema import Api, ModelEntry, Models
+from cortex.config.schema import Api
+from cortex.config.schema_models import ModelEntry, Models
 
 
 def with_models(form: str, type_: str, body: str) -> str:
@@ -19,8 +20,11 @@ def with_models(form: str, type_: str, body: str) -> str:
         head = "- kind: deployment\n  name: d\n- kind: api\n  name: a\n  predictor:\n"
     elif form == "handler":
         head = "- name: a\n  kind: RealtimeAPI\n  handler:\n"
+    elif form == "batch handler":
+        head = "- name: a\n  kind: BatchAPI\n  handler:\n"
     else:
-        kind = {"kindless": "", "sync": "  kind: SyncAPI\n", "predictor": "  kind: RealtimeAPI\n"}[form]
+        kinds = {"kindless": "", "sync": "SyncAPI", "predictor": "RealtimeAPI", "batch": "BatchAPI"}
+        kind = f"  kind: {kinds[form]}\n" if kinds[form] else ""
         head = f"- name: a\n{kind}  predictor:\n"
     return f"{head}    type: {type_}\n    path: predictor.py\n{lines}"
 
@@ -149,7 +153,7 @@ VALUES = st.recursive(
 
 
 @given(
-    form=st.sampled_from(["class", "kindless", "sync", "predictor", "handler"]),
+    form=st.sampled_from(["class", "kindless", "sync", "predictor", "handler", "batch", "batch handler"]),
     type_=st.sampled_from(["python", "tensorflow", "onnx"]),
     keys=st.dictionaries(KEYS, VALUES, min_size=1, max_size=4),
 )

@@ -61,8 +61,17 @@ def test_defaults_are_those_of_the_documents() -> None:
             "threads_per_process": 1,
             "log_level": "info",
             "dependencies": {"pip": "requirements.txt", "conda": "conda-packages.txt", "shell": "dependencies.sh"},
+            "server_side_batching": None,
         },
-        "networking": {"endpoint": "/iris", "timeout_s": 60.0, "max_body_size": 100 * 1024**2},
+        "networking": {
+            "endpoint": "/iris",
+            "timeout_s": 60.0,
+            "max_body_size": 100 * 1024**2,
+            "max_batch_size": 256_000,
+            "local_paths": None,
+            "access_log": False,
+            "auth": "none",
+        },
         "compute": {"cpu": 0.2, "mem": None, "gpu": 0, "inf": 0, "mem_limit": None, "node_groups": None},
         "autoscaling": {
             "min_replicas": 1,
@@ -81,6 +90,9 @@ def test_defaults_are_those_of_the_documents() -> None:
         },
         "update_strategy": {"max_surge": "25%", "max_unavailable": "25%"},
         "tracker": None,
+        "readiness": None,
+        "apis": None,
+        "schedule": None,
     }
 
 
@@ -90,6 +102,9 @@ def test_defaults_that_follow_from_other_fields() -> None:
     api = api_with("handler", {**MINIMAL["handler"], "processes_per_replica": 2, "threads_per_process": 3})
     assert (api.concurrency, api.target_concurrency) == (6, 6.0)
     assert api_with("autoscaling.target_replica_concurrency", 2.5).target_concurrency == 2.5
+    assert api_with("kind", "BatchAPI").networking.max_body_size == 10 * 1024**2
+    batch = Api.model_validate({**MINIMAL, "kind": "BatchAPI", "networking": {"max_body_size": "1Gi"}})
+    assert (batch.networking.max_body_size, batch.networking.endpoint) == (1024**3, "/iris")
 
 
 def test_an_api_cannot_be_changed() -> None:
@@ -119,6 +134,8 @@ def test_an_api_cannot_be_changed() -> None:
         ("networking.endpoint", "a/b/", "/a/b"),
         ("networking.endpoint", None, "/iris"),
         ("networking.max_body_size", "10Mi", 10 * 1024**2),
+        ("networking.max_batch_size", "256Mi", 256 * 1024**2),
+        ("networking.local_paths", ["/data/", "/a/../b"], ["/data", "/b"]),
         ("autoscaling.window_s", "2m", 120.0),
         ("autoscaling.upscale_stabilization_period_s", "0", 0.0),
         ("autoscaling.init_replicas", None, 1),
@@ -198,11 +215,12 @@ NULL = "cannot be null"
         ("networking.timeout_s", None, NULL),
         ("networking.timeout_s", False, "false: invalid type (expected a duration)"),
         ("networking.max_body_size", 0, "must be greater than 0 (got 0)"),
+        ("networking.max_batch_size", "257Mi", 'must be at most 256Mi (got "257Mi")'),
+        ("networking.local_paths", [], "cannot be empty"),
         ("networking.endpoint", "/", '"/" is not an endpoint'),
         ("networking.endpoint", "a//b", '"a//b" cannot contain adjacent slashes'),
         ("networking.endpoint", "/" + "a" * 1000, "must be no longer than 1000 characters (got 1001)"),
-        ("autoscaling.min_replicas", 0, "must be greater than 0 (got 0)"),
-        ("autoscaling.min_replicas", -1, "must be greater than 0 (got -1)"),
+        ("autoscaling.min_replicas", -1, "must be greater than or equal to 0 (got -1)"),
         ("autoscaling.window_s", "5s", "must be greater than or equal to 10s (got 5s)"),
         ("autoscaling.window_s", "25s", "must be a multiple of 10s (got 25s)"),
         ("autoscaling.max_downscale_factor", 1, "must be less than 1 (got 1)"),

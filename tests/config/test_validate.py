@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from cortex.config.project import ProjectFiles
 from cortex.config.schema import Api
 from cortex.config.validate import examine, read_apis
+from cortex.config.values import quote
 from cortex.errors import ConfigError
 
 CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"
@@ -114,6 +115,9 @@ def test_names_that_the_current_form_bars_are_open_to_older_files(name: str, tmp
     assert lines_of(examine_text(tmp_path, functions)) == []
 
 
+LONG = "x" * 300 + ".py"  # no file can have such a name
+
+
 @pytest.mark.parametrize(
     ("path", "message", "fix"),
     [
@@ -127,6 +131,7 @@ def test_names_that_the_current_form_bars_are_open_to_older_files(name: str, tmp
             "see .cortexignore, or rename the file",
         ),
         ("zzz.py", '"zzz.py": file does not exist', "create it, or correct the path"),
+        (LONG, f"{quote(LONG)}: file does not exist", "create it, or correct the path"),
     ],
 )
 def test_code_that_is_not_in_the_project(path: str, message: str, fix: str, tmp_path: Path) -> None:
@@ -164,6 +169,8 @@ def test_dependency_files_must_exist_only_if_they_are_named(tmp_path: Path) -> N
         ("/", None),
         ("/nowhere/at/all", '"/nowhere/at/all": path does not exist'),
         ("iris.pkl", '"iris.pkl": path does not exist'),
+        (LONG, f"{quote(LONG)}: path does not exist"),
+        (f"/{LONG}", f"{quote('/' + LONG)}: path does not exist"),
         ("../iris.pkl", '"../iris.pkl" must not go up with ..'),
         ("s3://", '"s3://" names no bucket'),
         ("http://host/model", '"http://host/model" must be a path, or start with s3:// or gs://'),
@@ -214,6 +221,11 @@ def test_an_api_missing_from_its_deployment_leaves_its_endpoint(tmp_path: Path) 
 def test_the_kind_of_a_deployed_api_stays(tmp_path: Path) -> None:
     reading = examine_text(tmp_path, realtime("a"), [deployed("a", "/a", kind="TaskAPI")])
     assert lines_of(reading) == ['2:9: a.kind: cannot change the kind of "a" from TaskAPI to RealtimeAPI']
+    text = realtime("a").replace("RealtimeAPI", "BatchAPI")
+    assert examine_text(tmp_path, text, [deployed("a", "/a", kind="BatchAPI")]).problems == ()
+    (problem,) = examine_text(tmp_path, text, [deployed("a", "/a")]).problems
+    assert problem.message == 'cannot change the kind of "a" from RealtimeAPI to BatchAPI'
+    assert problem.fix == 'run "cortex delete a" and deploy again'
 
 
 def test_apis_with_known_code_are_readable_though_they_are_wrong(tmp_path: Path) -> None:

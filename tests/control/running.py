@@ -59,8 +59,9 @@ def project(yaml: str, handler: str = HANDLER, **files: str) -> bytes:
 class RunningOperator:
     """One operator process and its gateway."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, *options: str) -> None:
         self.home = home
+        self._options = options
         self.port = free_port()
         self.gateway_port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
@@ -73,7 +74,7 @@ class RunningOperator:
     def spawn(self, *options: str) -> subprocess.Popen[bytes]:
         ports = ["--operator-port", str(self.port), "--gateway-port", str(self.gateway_port)]
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "cortex.control.main", *ports, *options],
+            [sys.executable, "-P", "-m", "cortex.control.main", *ports, *self._options, *options],
             env={**os.environ, "CORTEX_HOME": str(self.home.path)},
             stderr=subprocess.PIPE,
             start_new_session=True,
@@ -138,9 +139,9 @@ class RunningOperator:
 
 
 @contextmanager
-def running_operator(home: Home) -> Iterator[RunningOperator]:
+def running_operator(home: Home, *options: str) -> Iterator[RunningOperator]:
     """Run an operator; at the end stop it, its gateway and its replicas, even those of operators that died."""
-    operator = RunningOperator(home)
+    operator = RunningOperator(home, *options)
     operator.start()
     try:
         yield operator

@@ -143,6 +143,16 @@ def test_an_api_is_described_without_the_values_of_its_variables(operator: Runni
     assert replica["state"] == "ready"
 
 
+def test_a_splitter_is_described_without_what_only_code_has(operator: RunningOperator) -> None:
+    shares = "- {name: split, kind: TrafficSplitter, apis: [{name: iris, weight: 100}]}\n"
+    operator.deploy(config() + shares)
+    assert operator.wait("split")["spec"].keys().isdisjoint({"handler", "compute", "autoscaling"})
+    assert operator.api("split")["spec"]["apis"][0]["name"] == "iris"
+    assert operator.wait("iris")["spec"].keys() >= {"handler", "compute", "autoscaling"}
+    for name in ("split", "iris"):
+        operator.call("DELETE", f"/v1/apis/{name}")
+
+
 def test_a_deploy_without_the_configuration_inside_says_so(operator: RunningOperator) -> None:
     status, answer = operator.call("POST", "/v1/deploy?config=other.yaml", project(config()))
     assert (status, answer["diagnostics"][0]["message"]) == (400, "file does not exist")

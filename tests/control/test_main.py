@@ -127,6 +127,24 @@ def test_a_broken_first_deploy_tells_callers_why(operator: RunningOperator) -> N
     assert (status, answer["error"]) == (503, "no replica is ready: ValueError: bad weights")
 
 
+def test_a_gateway_that_can_not_take_routes_is_told_of_until_it_can(operator: RunningOperator) -> None:
+    operator.deploy(config())
+    assert operator.wait()["status"]["status_code"] == "live"
+    file = operator.home.run_dir / "gateway" / "haproxy.cfg"
+    kept = file.rename(file.with_name("kept"))
+    file.mkdir()  # which nobody can write a configuration to
+    operator.deploy(config(name="other"))
+    told = operator.wait("other")["status"]
+    assert told["status_code"] == operator.api("iris")["status"]["status_code"] == "error"
+    assert told["failure"]["message"].startswith("the gateway can't take its new routes: the gateway's files can't be")
+    assert operator.predict({})[0] == 200
+    file.rmdir()
+    kept.rename(file)
+    wait_until(lambda: operator.api("other")["status"]["status_code"] == "live")
+    assert operator.predict({}, "/other")[0] == 200
+    assert operator.api("iris")["status"]["status_code"] == "live"
+
+
 def test_an_operator_ended_by_a_signal_leaves_everything_running(operator: RunningOperator) -> None:
     operator.deploy(config())
     operator.wait()
@@ -136,7 +154,7 @@ def test_an_operator_ended_by_a_signal_leaves_everything_running(operator: Runni
 
 def test_two_operators_never_share_a_home(operator: RunningOperator) -> None:
     second = operator.spawn()
-    _, stderr = second.communicate(timeout=20)
+    _, stderr = second.communicate(timeout=60)
     assert second.returncode == 1
     assert b"an operator already runs for" in stderr
 
@@ -145,7 +163,7 @@ def test_a_taken_port_is_a_clear_error(operator: RunningOperator, tmp_path: Any)
     other = RunningOperator(Home(tmp_path / "other"))
     other.port = operator.port
     process = other.spawn()
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
     assert f"127.0.0.1:{operator.port}: address already in use" in stderr.decode()
 

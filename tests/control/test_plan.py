@@ -7,9 +7,21 @@ from fleet import BROKEN, FAILED, READY, RESTARTING, STARTING, api, process, rec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortex.control.plan import Action, Preparation, Prepare, Promote, Replica, Retire, Stage, Start, plan
+from cortex.config.schema import Api
+from cortex.control.plan import (
+    Action,
+    Preparation,
+    Prepare,
+    Promote,
+    Replica,
+    Retire,
+    Stage,
+    Start,
+    plan,
+    wanted_replicas,
+)
 from cortex.lifecycle import ProcessState
-from cortex.state.apis import ApiRecord
+from cortex.state.apis import ApiRecord, StoredFailure
 
 DONE = Preparation(Stage.DONE)
 
@@ -263,3 +275,19 @@ def test_a_replica_that_keeps_dying_after_it_served_is_not_stopped(state: Proces
     desired = record(target(spec=api(replicas=2)), target(spec=api(replicas=2)))
     dying = [replica(name, process(state=state, restarts=5)) for name in "ab"]
     assert decide(desired, dying) == []
+
+
+def test_a_splitter_has_nothing_to_prepare() -> None:
+    split = Api.model_validate({"name": "iris", "kind": "TrafficSplitter", "apis": [{"name": "one", "weight": 100}]})
+    newest = target(spec=split)
+    assert plan([record(newest)], [], {}, 0.0) == [Promote(newest)]
+    assert plan([record(newest, newest)], [], {}, 0.0) == []
+
+
+def test_an_api_without_replicas_has_one_while_its_revision_is_to_show_that_it_can_serve() -> None:
+    newest = target("r2", api(autoscaling={"min_replicas": 0}))
+    idle = record(newest, newest, replicas=0)
+    assert wanted_replicas(idle) == 0
+    assert wanted_replicas(replace(idle, serving=target("r1"))) == 1
+    # Callers read why it fails and are not held, so that none of them would wake it.
+    assert wanted_replicas(replace(idle, failure=StoredFailure("ValueError: bad weights"))) == 1

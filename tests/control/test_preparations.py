@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from fleet import target
 
 from cortex.control.plan import Preparation, Stage
-from cortex.control.preparations import Preparations, Prepared
+from cortex.control.preparations import Preparations
+from cortex.engine.preparing import Prepared
 from cortex.errors import EnvironmentBuildError
 from cortex.replica.spec import Failure
 from cortex.state.apis import Target
@@ -73,7 +74,7 @@ def test_a_failure_is_kept_while_the_next_attempt_runs_and_delays_it_longer_each
     async def scenario(desk: Desk) -> None:
         desk.outcomes = [EnvironmentBuildError("no such package"), RuntimeError("disk"), PREPARED]
         failed = await desk.attempt()
-        assert failed == Preparation(Stage.NEEDED, Failure("no such package"), hold_until=10.0)
+        assert failed == Preparation(Stage.NEEDED, Failure("no such package"), hold_until=10.0, failures=1)
         desk.preparations.begin(target())
         assert (desk.state.stage, desk.state.failure) == (Stage.RUNNING, Failure("no such package"))
         while desk.changes < 2:

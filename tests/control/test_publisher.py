@@ -3,10 +3,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 
-from cortex.control.publisher import RoutePublisher
+from cortex.control.publisher import LATE_AFTER_S, TOLD_AFTER_S, RoutePublisher
 from cortex.errors import GatewayError
 from cortex.gateway.routes import Backend, RoutingTable
 from cortex.telemetry import Logger
+from wait import PATIENCE_S
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def table(name: str) -> RoutingTable:
@@ -38,7 +46,7 @@ def run(test: Callable[[Recorder, RoutePublisher], Awaitable[None]]) -> None:
         gateway = Recorder()
         publisher = RoutePublisher(gateway, lambda: None, Logger("test"))
         task = asyncio.create_task(publisher.run())
-        await asyncio.wait_for(test(gateway, publisher), 10)
+        await asyncio.wait_for(test(gateway, publisher), PATIENCE_S)
         task.cancel()
 
     asyncio.run(scenario())
@@ -93,3 +101,28 @@ def test_an_unexpected_error_does_not_end_the_publishing_of_routes() -> None:
         assert gateway.applied == ["a"]
 
     run(scenario)
+
+
+def test_routes_that_are_refused_for_long_are_told_of_until_they_are_in_force() -> None:
+    async def scenario() -> None:
+        gateway, clock, told = Recorder(), Clock(), asyncio.Event()
+        gateway.errors = 1_000_000
+        publisher = RoutePublisher(gateway, told.set, Logger("test"), clock)
+        task = asyncio.create_task(publisher.run())
+        publisher.publish(table("a"))
+        assert not publisher.is_late
+        clock.now += 2 * LATE_AFTER_S
+        assert (publisher.is_late, publisher.failure) == (True, "")
+        gateway.gate.set()
+        await asyncio.wait_for(told.wait(), PATIENCE_S)
+        assert (publisher.is_late, publisher.failure) == (True, "")
+        clock.now += TOLD_AFTER_S
+        assert publisher.failure == "not now"
+        publisher.publish(table("b"))  # a newer table is not taken either
+        assert publisher.failure == "not now"
+        gateway.errors = 0
+        await asyncio.wait_for(publisher.applied(), PATIENCE_S)
+        assert (publisher.is_late, publisher.failure, gateway.applied) == (False, "", ["b"])
+        task.cancel()
+
+    asyncio.run(scenario())

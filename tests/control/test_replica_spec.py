@@ -4,8 +4,8 @@ from pathlib import Path
 
 from fleet import api, target
 
-from cortex.control.preparations import Prepared
-from cortex.control.reconciler import replica_spec
+from cortex.control.replica_specs import replica_spec
+from cortex.engine.preparing import Prepared
 from cortex.home import Home
 from cortex.models.spec import DEFAULT_MODEL, ModelPath
 from cortex.replica.spec import ReplicaSpec

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from fleet import BROKEN, FAILED, READY, RESTARTING, STARTING, api, process, record, replica, target
 
+from cortex.config.schema import Api
 from cortex.control.plan import Preparation, Replica
 from cortex.control.routing import capacity, routes_of
-from cortex.gateway.routes import Backend
+from cortex.gateway.routes import Backend, Share, Split
 from cortex.lifecycle import ProcessState
 
 BACKING_OFF = process(state=ProcessState.BACKING_OFF, restarts=3)
@@ -69,10 +70,41 @@ def test_the_only_process_is_given_more_ahead_as_nobody_else_could_take_it() -> 
     assert [server.capacity for server in backend([replica("a")]).servers] == [16]
 
 
+@pytest.mark.parametrize(
+    ("slots", "lent", "limit", "gateways", "expected"),
+    [
+        (1, 0, 1024, 2, 2),
+        (1, 0, 1024, 50, 2),
+        (8, 0, 1024, 5, 9),
+        (8, 0, 8, 2, 4),
+        (8, 0, 3, 2, 2),
+        (8, 0, 1, 3, 1),
+        (1, 5, 1024, 2, 2 + 16),
+    ],
+)
+def test_gateways_share_a_process_out_of_which_each_may_fill_all_slots(
+    slots: int, lent: int, limit: int, gateways: int, expected: int
+) -> None:
+    assert capacity(slots, lent, limit, False, gateways) == expected
+
+
+@pytest.mark.parametrize("gateways", [1, 2, 3, 7])
+def test_what_gateways_let_wait_and_run_is_what_the_api_allows(gateways: int) -> None:
+    desired = record(target(spec=api(autoscaling={"max_replica_concurrency": 100})))
+    (found,) = routes_of([desired], [replica("a", slots=2)], {}, gateways=gateways).backends
+    allowed = gateways * (found.max_queue + found.servers[0].capacity)
+    assert 100 <= allowed < 100 + gateways
+
+
 def test_the_queue_is_what_the_api_allows_beyond_what_runs() -> None:
     spec = {"processes": 4, "autoscaling": {"max_replica_concurrency": 100}}
     assert backend([replica("a", *[READY] * 4, slots=5)], **spec).max_queue == 25 - 10
     assert backend([replica("a")], autoscaling={"max_replica_concurrency": 1}).max_queue == 0
+
+
+def test_the_queue_is_the_same_for_any_number_of_replicas() -> None:
+    bounds = {backend([replica(str(number)) for number in range(count)]).max_queue for count in range(4)}
+    assert bounds == {1024 - 16}
 
 
 def test_changes_of_networking_reach_the_gateway() -> None:
@@ -83,3 +115,29 @@ def test_changes_of_networking_reach_the_gateway() -> None:
 def test_lent_connections_raise_the_capacity_of_their_process_only() -> None:
     replicas = [replica("a", replace(READY, lent=3), READY)]
     assert [server.capacity for server in backend(replicas).servers] == [11, 3]
+
+
+def test_an_api_that_may_have_no_replica_holds_requests_unless_none_can_come() -> None:
+    idle = {"autoscaling": {"min_replicas": 0}}
+    assert not backend([]).holds
+    assert backend([], **idle).holds
+    assert backend([replica("a")], **idle).holds
+    assert not backend([replica("a", FAILED)], **idle).holds
+    assert not backend([], Preparation(lack="no GPU"), **idle).holds
+
+
+def test_access_is_logged_where_asked() -> None:
+    assert not backend([]).access_log
+    assert backend([], networking={"access_log": True}).access_log
+
+
+def test_a_splitter_shares_its_requests_out_and_copies_some() -> None:
+    shares = [
+        {"name": "one", "weight": 30},
+        {"name": "two", "weight": 70},
+        {"name": "dark", "weight": 5, "shadow": True},
+    ]
+    split = Api.model_validate({"name": "iris", "kind": "TrafficSplitter", "apis": shares})
+    table = routes_of([record(target(spec=split))], [], {})
+    assert table.backends == ()
+    assert table.splits == (Split("iris", "/iris", (Share("one", 30), Share("two", 70)), Share("dark", 5)),)

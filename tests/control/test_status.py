@@ -6,7 +6,7 @@ import pytest
 from fleet import BROKEN, FAILED, NOW, READY, RESTARTING, STARTING, api, process, record, replica, target
 
 from cortex.control.plan import Preparation, Replica, Stage
-from cortex.control.status import STALLED_AFTER, ApiState, status_of
+from cortex.control.status import STALLED_AFTER, ApiState, seen_through_gateway, status_of
 from cortex.lifecycle import ApiStatus, DeathCause, ProcessState
 from cortex.replica.spec import Death, Failure
 from cortex.state.apis import StoredFailure
@@ -86,3 +86,29 @@ def test_the_json_has_the_documented_keys() -> None:
     assert (data["status_code"], data["message"]) == ("error", "error")
     assert data["failure"] == {"message": BROKEN.message, "traceback": BROKEN.traceback}
     assert set(data["replica_counts"]) == {"requested", "updated", "stale"}
+
+
+def test_an_api_that_needs_no_replica_is_live_once_its_revision_has_served() -> None:
+    newest = target("r2", api(autoscaling={"min_replicas": 0}))
+    starting = [new(STARTING)]
+    assert status_of(record(newest), starting, [], DONE, NOW).status is ApiStatus.UPDATING
+    assert status_of(record(newest, target("r1")), starting, [], DONE, NOW).status is ApiStatus.UPDATING
+    assert status_of(record(newest, newest, replicas=0), [], [], DONE, NOW).status is ApiStatus.LIVE
+    assert status_of(record(newest, newest, replicas=1), starting, [], DONE, NOW).status is ApiStatus.LIVE
+
+
+@pytest.mark.parametrize(
+    ("own", "is_late", "failure", "expected", "reason"),
+    [
+        (READY, False, "", ApiStatus.LIVE, None),
+        (READY, True, "", ApiStatus.UPDATING, None),
+        (READY, True, "no space", ApiStatus.ERROR, "the gateway can't take its new routes: no space"),
+        (STARTING, True, "no space", ApiStatus.UPDATING, None),
+        (FAILED, True, "no space", ApiStatus.ERROR, BROKEN.message),
+    ],
+)
+def test_what_is_ready_is_live_once_its_routes_are(
+    own: object, is_late: bool, failure: str, expected: ApiStatus, reason: str | None
+) -> None:
+    seen = seen_through_gateway(status([new(own)]), is_late, failure)
+    assert (seen.status, seen.failure and seen.failure.message) == (expected, reason)

@@ -46,6 +46,9 @@ class Installation:
     gateway_port: int
     operator_port: int
     variables: Mapping[str, str] = field(default_factory=dict)  #: of the operator, beside those of the test run
+    host: str = "127.0.0.1"  #: where operator and gateway are reached
+    prefix: tuple[str, ...] = ()  #: in front of each command: runs it on another machine
+    flags: tuple[str, ...] = ()  #: of `cortex up`
 
     @property
     def environ(self) -> dict[str, str]:
@@ -56,7 +59,11 @@ class Installation:
     ) -> subprocess.CompletedProcess[str]:
         """Run the command line."""
         done = subprocess.run(
-            [*CORTEX, *map(str, arguments)], env=self.environ, capture_output=True, text=True, timeout=timeout_s
+            [*self.prefix, *CORTEX, *map(str, arguments)],
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
         )
         if check and done.returncode:
             raise AssertionError(
@@ -65,7 +72,8 @@ class Installation:
         return done
 
     def up(self) -> None:
-        self.cortex("up", "--gateway-port", str(self.gateway_port), "--operator-port", str(self.operator_port))
+        ports = ["--gateway-port", str(self.gateway_port), "--operator-port", str(self.operator_port)]
+        self.cortex("up", *ports, *self.flags)
 
     def down(self) -> None:
         self.cortex("down", check=False)
@@ -80,7 +88,7 @@ class Installation:
         return {replica["pid"] for replica in self.status()["replicas"] if replica["api"] == api}
 
     def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.gateway_port}{path}"
+        return f"http://{self.host}:{self.gateway_port}{path}"
 
     def post(
         self, path: str, payload: Any = None, *, body: bytes | None = None, method: str = "POST", **headers: str

@@ -45,6 +45,7 @@ class Load:
                 self._due.put_nowait(start + sent / self._rate)
                 sent += 1
             await asyncio.sleep(0.002)
+        self._due.put_nowait(time.monotonic())  # sent after the stop: it sees whatever the stopper saw
         await self._due.join()
         for worker in workers:
             worker.cancel()

@@ -231,5 +231,6 @@ def test_stuck_calls_time_out_one_by_one_and_never_exceed_the_limit(cortex: Inst
     for thread in threads:
         thread.join()
     assert {answer.status for answer in answers} == {504}
-    assert max(answer.seconds for answer in answers) < 3  # the figure is in the docs; this only catches a hang
+    # The figure is in the docs; this only catches that they wait for each other, which takes a minute.
+    assert max(answer.seconds for answer in answers) < 20
     assert cortex.post("/stuck", {}).status == 200

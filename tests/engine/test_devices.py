@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,11 @@ def test_what_the_operator_may_not_see_its_replicas_do_not_get(tmp_path: Path) -
 )
 def test_the_variable_is_read_as_cuda_reads_it(variable: str | None, visible: tuple[str, ...]) -> None:
     assert visible_gpus({"0": "GPU-aaaa", "1": "GPU-abbb"}, variable) == visible
+
+
+def test_gpus_that_somebody_else_has_chosen_are_left_as_they_are() -> None:
+    chosen = replace(wanting(gpu=2), gpu_ids=("0", "3"))
+    assert assign(chosen, Inventory(("GPU-aaaa",)), []).gpu_ids == ("0", "3")
 
 
 @given(st.text())

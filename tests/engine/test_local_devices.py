@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,8 +33,36 @@ def path(tmp_path: Path) -> str:
     return f"{program.parent}:/usr/bin:/bin"
 
 
-def spec_of(home: Home, tmp_path: Path, gpu: int, number: int = 1) -> ReplicaSpec:
-    return replace(make_spec(home, tmp_path, HANDLER, f"iris-aaaaaaaa-00000{number}"), gpu=gpu)
+def spec_of(home: Home, tmp_path: Path, gpu: int, number: int = 1, code: str = HANDLER) -> ReplicaSpec:
+    return replace(make_spec(home, tmp_path, code, f"iris-aaaaaaaa-00000{number}"), gpu=gpu)
+
+
+def test_orphans_hold_the_gpus_of_their_replica(home: Home, tmp_path: Path, path: str) -> None:
+    async def scenario() -> None:
+        code = (
+            HANDLER
+            + """
+import atexit, pathlib, time
+def wait():
+    while not pathlib.Path("go").exists():
+        time.sleep(0.01)
+atexit.register(wait)
+"""
+        )
+        first, second = (spec_of(home, tmp_path, 2, number, code) for number in (1, 2))
+        async with engine_of(home, PATH=path) as engine:
+            await engine.start(first)
+            await until(lambda: is_ready(engine, first))
+            os.kill(engine.replicas()[first.id][1].supervisor_pid, signal.SIGKILL)
+            await until(lambda: not engine.replicas())
+            with pytest.raises(ComputeUnavailableError):
+                await engine.start(second)
+            (Path(first.project_dir) / "go").touch()
+            await until(lambda: not Path(first.run_dir).exists())
+            await engine.start(second)
+            await until(lambda: is_ready(engine, second))
+
+    run(scenario)
 
 
 def test_replicas_hold_different_gpus_across_a_restart_of_the_engine_and_give_them_back(

@@ -427,4 +427,4 @@ def test_a_replica_stops_while_it_waits_for_models(agent: ScriptedAgent) -> None
     with replica(agent) as running:
         wait_until(lambda: agent.watches)
         running.command(command="stop", drain_s=1)
-        assert running.process.wait(5) == 0
+        assert running.process.wait(60) == 0

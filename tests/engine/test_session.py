@@ -3,12 +3,12 @@ from __future__ import annotations
 import os
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
 
-from cortex.engine.session import Identity, kill_session
+from cortex.engine.session import kill_session
+from cortex.identity import Identity
 from wait import wait_until
 
 
@@ -37,33 +37,20 @@ def test_a_whole_session_is_killed_even_after_its_leader_died(sleeper: subproces
     wait_until(lambda: not members(sleeper.pid))
 
 
-def test_an_identity_is_that_of_one_process_only(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_a_session_is_known_by_when_its_leader_began_and_not_by_the_clock(sleeper: subprocess.Popen[bytes]) -> None:
     identity = Identity.of(sleeper.pid)
-    try:
-        (tmp_path / "file").write_text(identity.to_json())
-        assert Identity.read(tmp_path / "file") == identity
-        assert identity.is_alive()
-        assert not replace(identity, created_at=identity.created_at - 100).is_alive()
-        assert not replace(identity, boot_id="another boot").is_alive()
-        kill_session(replace(identity, boot_id="another boot"))
-        assert sleeper.poll() is None
-    finally:
-        kill_session(identity)
-        wait_until(lambda: not identity.is_alive())
-        sleeper.wait()
+    kill_session(replace(identity, boot_id="another boot"))
+    assert sleeper.poll() is None
+    kill_session(replace(identity, created_at=identity.created_at + 3600))
+    assert sleeper.wait() != 0
+    wait_until(lambda: not members(sleeper.pid))
 
 
 def test_a_session_that_got_the_number_of_an_ended_one_is_left_alone(sleeper: subprocess.Popen[bytes]) -> None:
     stranger = Identity.of(sleeper.pid)
-    kill_session(replace(stranger, created_at=stranger.created_at - 100))
+    kill_session(replace(stranger, start_ticks=1))
     try:
         assert sleeper.poll() is None
     finally:
         kill_session(stranger)
         sleeper.wait()
-
-
-def test_a_process_that_does_not_run_has_no_identity(tmp_path: Path) -> None:
-    assert Identity.read(tmp_path / "none") is None
-    with pytest.raises(ProcessLookupError):
-        Identity.of(2**22 + 1)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cortex.lifecycle import DeathCause, ProcessState
 from replicas import Replica, new_request_id, read, running_replica
-from wait import wait_until
+from wait import PATIENCE_S, wait_until
 
 HANDLER = """
     import ctypes, os, subprocess, sys, threading, time
@@ -26,8 +25,13 @@ HANDLER = """
 
         def handle_post(self, payload):
             do = payload.get("do")
+            if do:
+                print("begun", flush=True)
             if do == "sleep":
                 time.sleep(payload["s"])
+            elif do == "wait":
+                while not os.path.exists(payload["for"]):
+                    time.sleep(0.01)
             elif do == "stuck in C":
                 ctypes.PyDLL(None).sleep(3600)  # keeps the interpreter lock
             elif do == "exit":
@@ -46,8 +50,11 @@ HANDLER = """
 
 
 def in_background(pool: ThreadPoolExecutor, replica: Replica, payload: object, **options: object):
-    """Send a request and return its future once the replica has it."""
-    return pool.submit(replica.request, payload, **options)  # type: ignore[arg-type]
+    """Send a request and return its future once the user's code has it."""
+    before = replica.log().count("begun")
+    future = pool.submit(replica.request, payload, **options)  # type: ignore[arg-type]
+    wait_until(lambda: replica.log().count("begun") > before, message=replica.log())
+    return future
 
 
 @pytest.mark.parametrize(
@@ -66,7 +73,6 @@ def test_process_that_dies_in_a_call_is_named_and_replaced(payload: object, word
         assert answer.status == 500
         assert words in answer.json["error"]
         assert answer.json["request_id"] == request_id
-        assert answer.seconds < 1
         assert replica.request({}).json["pid"] != before.processes[0].pid
         process = replica.wait_ready().processes[0]
         assert process.restarts == 1
@@ -80,9 +86,8 @@ def test_process_killed_from_outside_is_named_and_replaced() -> None:
     with running_replica(HANDLER) as replica, ThreadPoolExecutor() as pool:
         replica.wait_ready()
         inside = in_background(pool, replica, {"do": "sleep", "s": 30})
-        threading.Event().wait(0.2)
         os.kill(replica.pid, signal.SIGKILL)
-        answer = inside.result(5)
+        answer = inside.result(PATIENCE_S)
         assert answer.status == 500
         assert "killed (SIGKILL)" in answer.json["error"]
         assert replica.request({}).status == 200
@@ -96,7 +101,6 @@ def test_process_over_its_memory_limit_is_named_out_of_memory() -> None:
         assert answer.status == 500
         assert "out of memory" in answer.json["error"]
         assert "mem_limit is 300 MiB" in answer.json["error"]
-        assert answer.seconds < 3
         assert replica.request({}).status == 200
 
 
@@ -105,12 +109,11 @@ def test_requests_that_wait_in_the_sockets_survive_a_death() -> None:
         replica.wait_ready()
         replica.request({"do": "sleep", "s": 0.1})  # slow: calls leave the event loop
         killer = in_background(pool, replica, {"do": "sleep", "s": 30})
-        threading.Event().wait(0.2)
-        waiting = [in_background(pool, replica, {}) for _ in range(5)]
-        threading.Event().wait(0.1)
+        waiting = [pool.submit(replica.request, {}) for _ in range(5)]
+        wait_until(lambda: _connections(replica) == 6)
         os.kill(replica.pid, signal.SIGKILL)
-        assert killer.result(5).status == 500
-        assert [future.result(5).status for future in waiting] == [200] * 5
+        assert killer.result(PATIENCE_S).status == 500
+        assert [future.result(PATIENCE_S).status for future in waiting] == [200] * 5
 
 
 def test_idle_connections_go_on_after_a_death() -> None:
@@ -127,34 +130,32 @@ def test_idle_connections_go_on_after_a_death() -> None:
 
 
 def test_call_stuck_in_c_frees_its_slot_at_the_timeout() -> None:
-    with running_replica(HANDLER, timeout_s=0.5) as replica:
+    with running_replica(HANDLER, timeout_s=15) as replica:
         replica.wait_ready()
         for _ in range(5):
-            answer = replica.request({"do": "stuck in C"})
+            answer = replica.request({"do": "stuck in C"}, request_id=new_request_id(ago_s=14))
             assert answer.status == 504
-            assert "timed out after 0.5 s" in answer.json["error"]
-            assert answer.seconds < 1
+            assert "timed out after 15 s" in answer.json["error"]
             assert replica.request({}).status == 200
 
 
 def test_timeout_counts_from_the_arrival_at_the_gateway() -> None:
-    with running_replica(HANDLER, timeout_s=2) as replica:
+    with running_replica(HANDLER, timeout_s=3600) as replica:
         replica.wait_ready()
-        answer = replica.request({"do": "sleep", "s": 10}, request_id=new_request_id(ago_s=1.5))
+        answer = replica.request({"do": "sleep", "s": 3600}, request_id=new_request_id(ago_s=3599.5))
         assert answer.status == 504
-        assert answer.seconds < 1
-        assert replica.request({}, request_id=new_request_id(ago_s=3)).status == 504
+        assert replica.request({}, request_id=new_request_id(ago_s=3601)).status == 504
 
 
-def test_stuck_call_lets_the_calls_on_other_threads_finish() -> None:
-    with running_replica(HANDLER, timeout_s=1, threads=2) as replica, ThreadPoolExecutor() as pool:
+def test_stuck_call_lets_the_calls_on_other_threads_finish(tmp_path: Path) -> None:
+    with running_replica(HANDLER, timeout_s=15, threads=2) as replica, ThreadPoolExecutor() as pool:
         replica.wait_ready()
         replica.request({"do": "sleep", "s": 0.1})
-        stuck = in_background(pool, replica, {"do": "sleep", "s": 60})
-        threading.Event().wait(0.6)
-        other = in_background(pool, replica, {"do": "sleep", "s": 0.8})
-        assert stuck.result(5).status == 504
-        assert other.result(5).status == 200
+        other = in_background(pool, replica, {"do": "wait", "for": str(tmp_path / "go")})
+        stuck = in_background(pool, replica, {"do": "sleep", "s": 60}, request_id=new_request_id(ago_s=12))
+        assert stuck.result(PATIENCE_S).status == 504
+        (tmp_path / "go").touch()
+        assert other.result(PATIENCE_S).status == 200
         wait_until(lambda: replica.status().processes[0].restarts == 1)
         assert replica.request({}).status == 200
 
@@ -211,10 +212,9 @@ def test_stop_finishes_the_requests_inside() -> None:
     with running_replica(HANDLER) as replica, ThreadPoolExecutor() as pool:
         replica.wait_ready()
         inside = in_background(pool, replica, {"do": "sleep", "s": 1})
-        threading.Event().wait(0.2)
-        replica.command(command="stop", drain_s=10)
-        assert inside.result(5).status == 200
-        assert replica.process.wait(5) == 0
+        replica.command(command="stop", drain_s=PATIENCE_S)
+        assert inside.result(PATIENCE_S).status == 200
+        assert replica.process.wait(PATIENCE_S) == 0
         assert not Path(replica.spec.sockets[0]).exists()
 
 
@@ -222,10 +222,9 @@ def test_stop_ends_after_its_deadline_whatever_runs() -> None:
     with running_replica(HANDLER) as replica, ThreadPoolExecutor() as pool:
         replica.wait_ready()
         inside = in_background(pool, replica, {"do": "stuck in C"})
-        threading.Event().wait(0.2)
         replica.command(command="stop", drain_s=0.3)
-        assert replica.process.wait(10) == 0
-        assert inside.result(5).status == 500
+        assert replica.process.wait(PATIENCE_S) == 0
+        assert inside.result(PATIENCE_S).status == 500
 
 
 def test_each_process_of_a_replica_has_its_socket() -> None:
@@ -267,7 +266,7 @@ def test_status_is_pushed_after_each_change() -> None:
     with running_replica(HANDLER) as replica, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
         replica.wait_ready()
         control.connect(replica.spec.control_socket)
-        control.settimeout(5)
+        control.settimeout(PATIENCE_S)
         lines = control.makefile()
         lines.readline()
         replica.request({"do": "exit"})
@@ -287,6 +286,17 @@ def test_hostile_control_input_is_ignored() -> None:
         assert replica.request({}).status == 200
 
 
+def _connections(replica: Replica) -> int:
+    if replica.spec.listen_host:
+        port = int(replica.status().processes[0].socket.rpartition(":")[2])
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return sum(
+            int(words[1].partition(":")[2], 16) == port and words[3] == "01" for words in rows
+        )  # 01: established
+    found = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return sum(words[-1] == replica.spec.sockets[0] and words[5] != "01" for words in found)  # 01: it listens
+
+
 def _is_running(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
@@ -296,20 +306,19 @@ def _is_running(pid: int) -> bool:
 
 
 def test_replica_starts_in_a_fraction_of_a_second() -> None:
-    """A bound far above the figure in the docs: it catches a heavy import, not noise."""
-    started = time.monotonic()
+    """A bound far above the figure in the docs, of the processors' time: it catches a heavy import, not noise."""
     with running_replica(HANDLER) as replica:
         replica.wait_ready()
-        assert time.monotonic() - started < 3
+        used = [psutil.Process(pid).cpu_times() for pid in (replica.process.pid, replica.pid)]
+        assert sum(each.user + each.system for each in used) < 3
 
 
 def test_limits_change_while_the_replica_runs() -> None:
-    with running_replica(HANDLER, timeout_s=60) as replica:
+    with running_replica(HANDLER, timeout_s=3600) as replica:
         pid = replica.wait_ready().processes[0].pid
-        replica.command(command="configure", timeout_s=0.5, max_body_bytes=20)
+        replica.command(command="configure", timeout_s=15, max_body_bytes=20)
         wait_until(lambda: replica.request({"long": "x" * 50}).status == 413)
         assert replica.request({}).json["pid"] == pid
-        answer = replica.request(body=b'{"do":"stuck in C"}')
+        answer = replica.request(body=b'{"do":"stuck in C"}', request_id=new_request_id(ago_s=14))
         assert answer.status == 504
-        assert answer.seconds < 1.5
         assert replica.request({}).status == 200

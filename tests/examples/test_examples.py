@@ -16,7 +16,17 @@ from typing import Any
 import pytest
 import yaml
 
-from example_cases import EXAMPLES, EXAMPLES_DIR, MODEL_EXAMPLES, Example, ModelExample
+from example_cases import (
+    ASYNC_EXAMPLES,
+    BATCH_EXAMPLES,
+    EXAMPLES,
+    EXAMPLES_DIR,
+    MODEL_EXAMPLES,
+    TASK_EXAMPLES,
+    BatchExample,
+    Example,
+    ModelExample,
+)
 
 MEBIBYTE = 1024 * 1024
 
@@ -24,8 +34,11 @@ each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: 
 
 
 def test_every_folder_has_a_case() -> None:
-    folders = {path.parent.name for path in EXAMPLES_DIR.glob("*/cortex.yaml")}
-    assert folders == {example.name for example in [*EXAMPLES, *MODEL_EXAMPLES]}
+    folders = {path.parent.name for path in EXAMPLES_DIR.glob("*/cortex.yaml")} - {"kubernetes"}  # a manifest
+    assert (
+        folders
+        == {example.name for example in [*EXAMPLES, *MODEL_EXAMPLES, *BATCH_EXAMPLES, *ASYNC_EXAMPLES]} | TASK_EXAMPLES
+    )
 
 
 @each_example
@@ -118,3 +131,50 @@ def test_digit_image_refuses_what_is_not_a_picture(monkeypatch: pytest.MonkeyPat
     handler = load(folder / "handler.py").Handler({"model": "model.npz"})
     for payload in (b"not a picture", {"digit": 7}):
         assert handler.handle_post(payload).status_code == 400
+
+
+# Batch.
+
+
+@pytest.mark.parametrize("example", BATCH_EXAMPLES, ids=lambda example: example.name)
+def test_batch_example_is_complete_and_its_readme_right(example: BatchExample) -> None:
+    readme = (example.folder / "README.md").read_text()
+    for command in (
+        f"cortex deploy examples/{example.name}\n",
+        f"cortex submit {example.name} examples/{example.name}/job.json --watch\n",
+        *(f"examples/{example.name}/{name} /tmp/\n" for name in example.copied),
+    ):
+        assert command in readme
+    assert json.dumps(example.shown) in readme
+    assert json.loads((example.folder / "job.json").read_text())["workers"] >= 1
+
+
+def test_digits_are_read_from_files_again_after_training_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = next(example for example in BATCH_EXAMPLES if example.name == "batch-digit-classifier")
+    folder = tmp_path / "project"
+    shutil.copytree(example.folder, folder, ignore=shutil.ignore_patterns("__pycache__", "model.npz", "digits"))
+    subprocess.run([sys.executable, "train.py"], cwd=folder, check=True, capture_output=True)
+    monkeypatch.chdir(folder)
+    config = {"model": "model.npz", "results": str(tmp_path / "results")}
+    handler = load(folder / "handler.py").Handler(config, {"job_id": "7fff"})
+    paths = sorted(map(str, (folder / "digits").iterdir()))
+    returned = [handler.handle_batch(paths[first : first + 5], f"batch-{first}") for first in range(0, 20, 5)]
+    assert [[line["digit"] for line in lines] for lines in returned] == [
+        [line["digit"] for line in lines] for lines in example.results
+    ]
+    handler.handle_batch(paths[:5], "batch-0")
+    written = sorted((tmp_path / "results" / "7fff").iterdir())
+    assert [path.name for path in written] == ["batch-0.json", "batch-10.json", "batch-15.json", "batch-5.json"]
+    assert json.loads(written[0].read_text()) == returned[0]
+
+
+def test_sum_counts_a_repeated_batch_once_and_needs_no_worker_to_have_seen_all(tmp_path: Path) -> None:
+    folder = EXAMPLES_DIR / "batch-sum"
+    predictor = load(folder / "predictor.py").PythonPredictor
+    job = json.loads((folder / "job.json").read_text())
+    items, size = job["item_list"]["items"], job["item_list"]["batch_size"]
+    workers = [predictor({"results": str(tmp_path)}, {"job_id": "7fff"}) for _ in range(job["workers"])]
+    for number in [*range(10), 3]:
+        workers[number % 2].predict(items[number * size : (number + 1) * size], f"batch-{number}")
+    workers[0].on_job_complete()
+    assert json.loads((tmp_path / "7fff" / "sum.json").read_text()) == {"batches": 10, "sum": 5050}

@@ -13,20 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.errors import GatewayError
-from cortex.gateway.config import (
-    CONFIG_FILE,
-    INFO_MAP,
-    ROUTES_MAP,
-    UNAVAILABLE_MAP,
-    GatewaySettings,
-    Rendered,
-    Sockets,
-    render,
-)
+from cortex.gateway.backends import Sockets
+from cortex.gateway.config import CONFIG_FILE, GatewaySettings, Rendered, render
+from cortex.gateway.maps import ROUTES_MAP, UNAVAILABLE_MAP
 from cortex.gateway.process import find_binary
-from cortex.gateway.routes import Backend, RoutingTable, Server
+from cortex.gateway.routes import Backend, RoutingTable, Server, Share, Split
 
-SOCKETS = Sockets("/tmp/c/gateway.sock", "/tmp/c/successor.sock")
+SOCKETS = Sockets("/tmp/c/gateway.sock", "/tmp/c/successor.sock", "/tmp/c/inside.sock")
 IRIS = Backend("iris", "/iris", 1.5, 1000, 7, "starting", (Server("iris-1-0", "/tmp/c/iris-1-0", 3),))
 SPECIAL = st.sampled_from("\n\r\t \"'\\%#$[]{}();,<>\x00\x7f\x85\u2028")
 TROUBLE = st.text(alphabet=st.one_of(SPECIAL, st.characters(codec="utf-8")))
@@ -51,6 +44,12 @@ def test_a_backend_says_its_limits_and_servers() -> None:
     assert "http-request set-var(txn.limit) nbsrv,mul(7) if { queue ge 7 }" in lines
 
 
+def test_the_script_is_that_of_the_start_whatever_is_installed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = rendered(IRIS)
+    monkeypatch.setattr("importlib.resources.files", lambda package: Path("/nonexistent"))
+    assert rendered(IRIS) == before
+
+
 def test_settings_reach_the_listener_and_the_time_outs() -> None:
     config = rendered(settings=GatewaySettings("::1", 81, 2, 50, 1.5, 2.5, 3.5, 4.5)).config
     assert "bind [::1]:81 proto h1" in section(config, "frontend gateway")
@@ -63,7 +62,7 @@ def test_settings_reach_the_listener_and_the_time_outs() -> None:
 
 
 def test_an_endpoint_covers_its_slash_and_its_info() -> None:
-    routes = rendered(IRIS, replace(IRIS, api="root", endpoint="/", servers=())).routes.splitlines()
+    routes = rendered(IRIS, replace(IRIS, api="root", endpoint="/", servers=())).files[ROUTES_MAP].splitlines()
     assert {line for line in routes if line.endswith("api:iris")} == {
         "/iris api:iris", "/iris/ api:iris", "/iris/info api:iris"
     }  # fmt: skip
@@ -73,7 +72,7 @@ def test_an_endpoint_covers_its_slash_and_its_info() -> None:
 def test_an_own_endpoint_goes_before_what_another_endpoint_or_the_gateway_implies() -> None:
     info = replace(IRIS, api="info", endpoint="/iris/info", servers=())
     live = replace(IRIS, api="live", endpoint="/livez", servers=())
-    routes = dict(line.split() for line in rendered(IRIS, info, live).routes.splitlines())
+    routes = dict(line.split() for line in rendered(IRIS, info, live).files[ROUTES_MAP].splitlines())
     assert routes["/iris/info"] == "api:info"
     assert routes["/livez"] == "api:live"
     assert routes["/readyz"] == "cortex-health"
@@ -93,8 +92,8 @@ def test_only_what_a_socket_command_cannot_change_changes_the_structure() -> Non
 def test_a_reason_is_one_line_of_its_map_and_plain_json(reason: str) -> None:
     result = rendered(replace(IRIS, unavailable=reason))
     assert result.config == rendered(IRIS).config
-    assert re.fullmatch(r"api:iris [ -~]+\n", result.unavailable)
-    value = result.unavailable.removeprefix("api:iris ").rstrip("\n")
+    assert re.fullmatch(r"api:iris [ -~]+\n", result.files[UNAVAILABLE_MAP])
+    value = result.files[UNAVAILABLE_MAP].removeprefix("api:iris ").rstrip("\n")
     assert value == value.strip()
     assert json.loads(f'"{value}"') == (reason.strip()[:1000].strip() or "no reason is known")
 
@@ -107,7 +106,9 @@ def test_an_endpoint_is_one_key_or_is_refused(endpoint: str) -> None:
         assert re.search(r"[^!-~]", endpoint) or len(endpoint) > 1000
         return
     assert result.config.replace(result.structure, "") == rendered(IRIS).config.replace(rendered(IRIS).structure, "")
-    assert all(re.fullmatch(r"/[!-~]* (api:iris|cortex-health)", line) for line in result.routes.splitlines())
+    assert all(
+        re.fullmatch(r"/[!-~]* (api:iris|cortex-health)", line) for line in result.files[ROUTES_MAP].splitlines()
+    )
 
 
 @given(TROUBLE, st.sampled_from(["api", "name", "socket", "host"]))
@@ -139,16 +140,13 @@ def test_haproxy_accepts_every_kind_of_table(tmp_path: Path, settings: GatewaySe
         replace(IRIS, api="a.b-c_D", endpoint="/~x/%20;#?", max_queue=0, unavailable="\n\"'#%[x]\\"),
         replace(IRIS, api="slow", endpoint="/", timeout_s=1e9, servers=()),
         replace(IRIS, api="quick", endpoint="/q", timeout_s=0.001, max_body_bytes=0),
+        replace(IRIS, api="held", endpoint="/r", holds=True, access_log=True),
+        replace(IRIS, api="jobs", endpoint="/j", servers=(), jobs_socket="/tmp/with space/jobs"),
         replace(IRIS, api="spaced", endpoint="/s", servers=(Server("s", "/tmp/with space/s", 0),)),
     )
-    result = rendered(*backends, settings=settings)
-    files = {
-        CONFIG_FILE: result.config,
-        ROUTES_MAP: result.routes,
-        INFO_MAP: result.info,
-        UNAVAILABLE_MAP: result.unavailable,
-    }
-    for name, text in files.items():
+    split = Split("s.p-l_it", "/%7e#", (Share("iris", 40), Share("quick", 60)), Share("slow", 5))
+    result = render(RoutingTable(backends, (split,)), settings, SOCKETS)
+    for name, text in result.files.items():
         (tmp_path / name).write_text(text)
     checked = subprocess.run(
         [find_binary(), "-c", "-q", "-f", CONFIG_FILE],

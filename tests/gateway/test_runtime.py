@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from cortex.gateway.counters import ResponseCounters, average_ms
 from cortex.gateway.runtime import (
     BackendState,
     ServerState,
@@ -92,16 +91,18 @@ def test_workers_are_told_from_the_master_and_from_old_ones() -> None:
 
 def test_stat_is_read_by_the_names_of_its_columns() -> None:
     text = (
-        "# pxname,svname,qcur,scur,slim,status,hrsp_1xx,hrsp_2xx,hrsp_3xx,hrsp_4xx,hrsp_5xx,qtime,ctime,rtime,\n"
-        "api:a,s,0,2,4,no check,,,,,,,,,\napi:a,t,0,0,3,MAINT,,,,,,,,,\n"
-        "api:a,BACKEND,5,7,100,UP,0,8,0,1,2,4,1,30,\n\n"
+        "# pxname,svname,qcur,scur,slim,status,stot,hrsp_1xx,hrsp_2xx,hrsp_3xx,hrsp_4xx,hrsp_5xx,hrsp_other,"
+        "qtime,ctime,rtime,\n"
+        "api:a,cortex-hold,0,3,,MAINT,9,0,4,0,0,1,0,,,,\n"
+        "api:a,s,0,2,4,no check,9,,,,,,,,,,\napi:a,t,0,0,3,MAINT,0,,,,,,,,,,\n"
+        "api:a,BACKEND,5,10,100,UP,9,0,12,0,1,3,6,4,1,30,\n\n"
     )
     assert parse_stat(text) == {
         "api:a": BackendState(
             queued=5,
             requests=7,
             average_ms=35.0,
-            responses={1: 0, 2: 8, 3: 0, 4: 1, 5: 2},
+            responses={0: 5, 1: 0, 2: 8, 3: 0, 4: 1, 5: 2},  # one of those held went away
             servers={"s": BUSY, "t": ServerState(in_flight=0, queued=0, capacity=3, accepts=False)},
         )
     }
@@ -113,23 +114,3 @@ def test_map_values_keep_their_blanks() -> None:
 
 def test_escaped_values_have_no_bare_special_character() -> None:
     assert escape(r'a b;c\n"#<<') == r"a\ b\;c\\n\"\#\<\<"
-
-
-def test_totals_grow_over_workers_that_come_and_go() -> None:
-    counters = ResponseCounters()
-
-    def seen(count: int) -> dict[str, BackendState]:
-        return {"api:a": BackendState(responses={2: count})}
-
-    assert counters.update({1: seen(5)})["api:a"][2] == 5
-    assert counters.update({1: seen(6), 2: seen(1)})["api:a"][2] == 7
-    assert counters.update({2: seen(3)})["api:a"][2] == 9
-    assert counters.update({3: {}})["api:a"][2] == 9
-
-
-def test_workers_count_for_the_average_by_the_requests_they_averaged() -> None:
-    assert average_ms([BackendState(), BackendState(average_ms=5.0)]) is None
-    few = BackendState(average_ms=100.0, responses={2: 255, 5: 1})
-    many = BackendState(average_ms=0.0, responses={2: 1_000_000})
-    assert average_ms([few]) == 100.0
-    assert average_ms([few, many]) == 100.0 * 256 / (256 + 1024)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,34 +20,46 @@ import uvloop
 from cortex.gateway.haproxy import Gateway, GatewaySettings
 from cortex.gateway.routes import Backend, RoutingTable, Server
 from cortex.home import Home
+from wait import SLACK
 
 T = TypeVar("T")
 
 
-def run(scenario: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
+def run(scenario: Coroutine[Any, Any, T], timeout_s: float = 240.0) -> T:
     """Run a test's coroutine on the loop that the operator uses."""
     return uvloop.run(asyncio.wait_for(scenario, timeout_s))
 
 
 class Upstream:
-    """A server that echoes what it got. `?sleep=0.5` waits, `?size=1000` answers so many bytes, `?close=1` hangs up.
+    """A server on a unix socket, or over TCP at a free port, that echoes what it got.
 
-    `?chunks=1` sends one chunk and leaves the rest to the test, in `open_streams`.
+    `?sleep=0.5` waits, `?size=1000` answers so many bytes, `?close=1` hangs up.
+
+    `?chunks=1` sends one chunk and leaves the rest to the test, in `open_streams`. While it is `mute` it never answers.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, host: str = "") -> None:
         self.path = path
+        self.host = host
+        self.address = str(path)  #: for the gateway, once it is started
         self.served = 0
         self.aborted = 0
         self.live = 0
         self.most_live = 0
+        self.mute = False
+        self.seen: deque[dict[str, Any]] = deque(maxlen=100)
         self.open_streams: list[asyncio.Transport] = []
         self.connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
 
     async def start(self) -> Upstream:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: _Connection(self), str(self.path), backlog=1024)
+        if self.host:
+            self._server = await loop.create_server(lambda: _Connection(self), self.host, 0, backlog=1024)
+            host, port = self._server.sockets[0].getsockname()[:2]
+            self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        else:
+            self._server = await loop.create_unix_server(lambda: _Connection(self), str(self.path), backlog=1024)
         return self
 
     async def stop(self) -> None:
@@ -58,6 +71,8 @@ class Upstream:
 
 class _Connection(asyncio.Protocol):
     transport: asyncio.Transport
+    _headers: dict[str, str]
+    _all_headers: list[tuple[str, str]]
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -79,7 +94,7 @@ class _Connection(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def on_message_begin(self) -> None:
-        self._url, self._headers, self._body = b"", {}, b""
+        self._url, self._headers, self._all_headers, self._body = b"", {}, [], b""
         self._busy = True
         self._upstream.live += 1
         self._upstream.most_live = max(self._upstream.most_live, self._upstream.live)
@@ -89,6 +104,7 @@ class _Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.decode().lower()] = value.decode("latin-1")
+        self._all_headers.append((name.decode().lower(), value.decode("latin-1")))
 
     def on_body(self, body: bytes) -> None:
         self._body += body
@@ -96,6 +112,8 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         query = parse_qs(urlsplit(self._url.decode()).query)
         delay_s = float(query.get("sleep", ["0"])[0])
+        if self._upstream.mute:
+            return
         if delay_s:
             asyncio.get_running_loop().call_later(delay_s, self._answer, query)
         else:
@@ -104,6 +122,9 @@ class _Connection(asyncio.Protocol):
     def _answer(self, query: dict[str, list[str]]) -> None:
         if not self._busy:
             return
+        method = self._parser.get_method().decode()
+        seen = {"method": method, "url": self._url.decode(), "headers": self._headers, "body": len(self._body)}
+        self._upstream.seen.append({**seen, "all_headers": self._all_headers})
         self._busy = False
         self._upstream.live -= 1
         self._upstream.served += 1
@@ -115,7 +136,6 @@ class _Connection(asyncio.Protocol):
         elif "size" in query:
             self._write(b"x" * int(query["size"][0]))
         else:
-            seen = {"url": self._url.decode(), "headers": self._headers, "body": len(self._body)}
             self._write(orjson.dumps({"server": self._upstream.path.name, **seen}))
 
     def _write(self, body: bytes) -> None:
@@ -185,8 +205,8 @@ async def ask(port: int, target: str, method: str = "GET", body: bytes = b"", **
 
 
 async def eventually(predicate: Callable[[], Awaitable[T]], timeout_s: float = 10.0) -> T:
-    """Return the first truthy result. Raises: AssertionError after `timeout_s`."""
-    async with asyncio.timeout(timeout_s):
+    """Return the first truthy result; `timeout_s` is ample on an idle machine. Raises: TimeoutError."""
+    async with asyncio.timeout(timeout_s * SLACK):
         while True:
             value = await predicate()
             if value:
@@ -209,8 +229,8 @@ def backend(name: str, *servers: Server, **settings: Any) -> Backend:
     return Backend(api=name, servers=servers, **{**defaults, **settings})
 
 
-def table(*backends: Backend) -> RoutingTable:
-    return RoutingTable(tuple(sorted(backends, key=lambda each: each.api)))
+def table(*backends: Backend, **fields: Any) -> RoutingTable:
+    return RoutingTable(tuple(sorted(backends, key=lambda each: each.api)), **fields)
 
 
 class World:
@@ -218,13 +238,19 @@ class World:
 
     def __init__(self, home: Home, settings: GatewaySettings) -> None:
         self.home, self.settings, self.port = home, settings, settings.port
-        self.gateway = Gateway(home, settings)
+        self.gateways: list[Gateway] = []
+        self.gateway = self.another_gateway()
         self.upstreams: dict[str, Upstream] = {}
 
-    async def server(self, name: str, capacity: int = 10) -> Server:
+    def another_gateway(self) -> Gateway:
+        """Return that of the next operator; it ends with the test, also where the test fails."""
+        self.gateways.append(Gateway(self.home, self.settings))
+        return self.gateways[-1]
+
+    async def server(self, name: str, capacity: int = 10, host: str = "") -> Server:
         if name not in self.upstreams:
-            self.upstreams[name] = await Upstream(self.home.sockets_dir / name).start()
-        return Server(name, str(self.upstreams[name].path), capacity)
+            self.upstreams[name] = await Upstream(self.home.sockets_dir / name, host).start()
+        return Server(name, self.upstreams[name].address, capacity)
 
 
 @contextlib.asynccontextmanager
@@ -234,9 +260,11 @@ async def world(home: Home, **settings: Any) -> AsyncIterator[World]:
     try:
         yield made
     finally:
-        await made.gateway.stop()
-        for upstream in made.upstreams.values():
-            await upstream.stop()
+        async with contextlib.AsyncExitStack() as ends:  # in reverse, all of them
+            for upstream in made.upstreams.values():
+                ends.push_async_callback(upstream.stop)
+            for gateway in made.gateways:
+                ends.push_async_callback(gateway.stop)
 
 
 class Load:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelPath, ModelSource
 from model_agents import AgentClient, RunningAgent
 from s3 import SwiftServer
 from slow_proxy import SlowProxy
-from wait import wait_until
+from wait import PATIENCE_S, wait_until
 
 POLL_S = 0.5
 
@@ -100,13 +99,11 @@ def test_a_single_onnx_file_is_in_a_folder_under_its_name(agent: RunningAgent, t
 def test_a_change_is_candidate_first_and_confirmed_by_the_next_listing(agent: RunningAgent, models: Path) -> None:
     with AgentClient(agent.start().socket).watch(of_dir(models)) as client:
         wait_until(client.confirmed)
-        changed_at = time.monotonic()
         put(models / "iris" / "10" / "model.pkl", b"ten")
         wait_until(client.candidate)
         assert latest(client.confirmed()) == {"iris": "1"}
         assert latest(client.candidate()) == {"iris": "10"}
         wait_until(lambda: latest(client.confirmed()) == {"iris": "10"})
-        assert time.monotonic() - changed_at < 2 * POLL_S + 1
         assert read_latest(client, "iris") == b"ten"
         assert client.candidate() is None
 
@@ -430,24 +427,22 @@ def test_only_one_agent_runs_per_home(agent: RunningAgent, home: Home) -> None:
     second.start()  # its socket is the first one's
     try:
         assert second.process is not None
-        assert second.process.wait(10) == 3
+        assert second.process.wait(PATIENCE_S) == 3
         assert agent.answers()
     finally:
         second.stop()
 
 
-def test_an_agent_ends_within_a_second_when_told(agent: RunningAgent, swift: SwiftServer) -> None:
+def test_an_agent_ends_when_told_whatever_it_downloads(agent: RunningAgent, swift: SwiftServer) -> None:
     swift.put(BUCKET, "ending/1/model.pkl", os.urandom(2_000_000))
     with SlowProxy(swift.url) as proxy:
         agent.environ = {**swift.environ, "AWS_ENDPOINT_URL_S3": proxy.url}
         proxy.hold("model.pkl", after_bytes=1_000_000)
         with AgentClient(agent.start().socket).watch(of_path(f"s3://{BUCKET}/ending")):
             wait_until(proxy.held.is_set, 30)
-            asked_at = time.monotonic()
             assert agent.process is not None
             agent.process.send_signal(signal.SIGTERM)
-            assert agent.process.wait(5) == 0
-            assert time.monotonic() - asked_at < 1.2
+            assert agent.process.wait(PATIENCE_S) == 0  # the download is held for ever
 
 
 def test_an_agent_that_nobody_is_connected_to_ends(agent: RunningAgent, models: Path) -> None:
@@ -455,6 +450,6 @@ def test_an_agent_that_nobody_is_connected_to_ends(agent: RunningAgent, models: 
     with AgentClient(agent.start().socket).watch(of_dir(models)) as client:
         wait_until(client.confirmed)
     assert agent.process is not None
-    assert agent.process.wait(10) == 0
+    assert agent.process.wait(PATIENCE_S) == 0
     assert not Path(agent.socket).exists()
     assert agent.contents() == []

@@ -309,9 +309,9 @@ def test_memory_grows_with_versions_and_not_with_keys() -> None:
     for batch in range(30):
         names = [f"model-{batch % 5}/{batch % 10}/part-{batch}-{number:04}.bin" for number in range(1000)]
         objects = [StoredObject(name, name, 1, f"{number}", then, None) for number, name in enumerate(names)]
-        started_at = time.perf_counter()
+        started_at = time.thread_time()
         assert tally.add(objects)
-        longest_s = max(longest_s, time.perf_counter() - started_at)
+        longest_s = max(longest_s, time.thread_time() - started_at)
     del names, objects
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -14,17 +16,29 @@ def threads() -> list[int]:
     return [int(thread) for thread in os.listdir("/proc/self/task")]  # noqa: PTH208
 
 
+def of_threads(look: Callable[[int], int]) -> set[int]:
+    """Look at each thread; one of another test may end meanwhile."""
+    found = set()
+    for thread in threads():
+        with suppress(ProcessLookupError):
+            found.add(look(thread))
+    return found
+
+
 def policies() -> set[int]:
-    return {os.sched_getscheduler(thread) for thread in threads()}
+    return of_threads(os.sched_getscheduler)
+
+
+def niceness() -> set[int]:
+    return of_threads(lambda thread: os.getpriority(os.PRIO_PROCESS, thread))
 
 
 def is_usual() -> bool:
-    return policies() == {os.SCHED_OTHER} and {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads()} == {0}
+    return policies() == {os.SCHED_OTHER} and niceness() == {0}
 
 
 def is_quiet() -> bool:
-    nice = {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads()}
-    return policies() == {os.SCHED_BATCH} or nice == {19}
+    return policies() == {os.SCHED_BATCH} or niceness() == {19}
 
 
 def test_all_threads_are_in_the_background_while_it_lasts_and_not_after() -> None:

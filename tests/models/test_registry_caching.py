@@ -15,7 +15,7 @@ from cortex.errors import ModelError
 from cortex.models.loading import LoadRequest
 from cortex.models.scope import call_scope, in_scope
 from registry_bench import Bench, in_threads
-from wait import wait_until
+from wait import PATIENCE_S, wait_until
 
 MIB = 1024 * 1024
 
@@ -65,7 +65,7 @@ class TestCaching:
                 wait_until(lambda: bench.fetcher.fetched["b"])
                 assert bench.loader.is_live(model)
                 assert not other.done()
-            assert other.result(10)["name"] == "b"
+            assert other.result(PATIENCE_S)["name"] == "b"
         assert not bench.loader.is_live(model)
 
     def test_a_waiter_gives_up_with_what_is_in_use(self, cached: Callable[..., Bench]) -> None:
@@ -105,7 +105,7 @@ class TestCaching:
 
         with ThreadPoolExecutor(2) as pool:
             futures = [pool.submit(predict, "a", "b"), pool.submit(predict, "b", "a")]
-            assert [future.result(10) for future in futures] == ["b", "a"]
+            assert [future.result(PATIENCE_S) for future in futures] == ["b", "a"]
         assert bench.loader.most == 2
 
     def test_coroutines_that_a_blocked_loop_can_not_run_are_not_waited_for(self, cached: Callable[..., Bench]) -> None:
@@ -126,7 +126,7 @@ class TestCaching:
             going.set()
             return await first + second
 
-        assert asyncio.run(asyncio.wait_for(main(), 5)) == "ab"
+        assert asyncio.run(asyncio.wait_for(main(), PATIENCE_S)) == "ab"
 
     def test_loading_a_model_may_get_another(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", cache_size=2)
@@ -149,7 +149,7 @@ class TestCaching:
 
             bench.loader.before = before
             assert bench.registry.get("a")["name"] == "a"
-            assert futures[0].result(10)["name"] == "b"
+            assert futures[0].result(PATIENCE_S)["name"] == "b"
 
     def test_a_thread_may_ask_for_what_waited_for_it_a_moment_ago(self, cached: Callable[..., Bench]) -> None:
         for _ in range(20):
@@ -168,7 +168,7 @@ class TestCaching:
                         bench.registry.get("b")
 
                 bench.loader.before = before
-                assert bench.registry.get("a") is futures[0].result(10)
+                assert bench.registry.get("a") is futures[0].result(PATIENCE_S)
             shutil.rmtree(bench.store.folder.parent)
             bench.store.folder.parent.mkdir()
 
@@ -198,7 +198,7 @@ class TestCaching:
             wait_until(lambda: bench.fetcher.fetched["b"])
             assert not other.done()
             del chunks
-            assert other.result(10)["name"] == "b"
+            assert other.result(PATIENCE_S)["name"] == "b"
 
 
 class TestMemoryBudget:

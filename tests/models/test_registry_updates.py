@@ -71,15 +71,15 @@ class TestUpdatesWithCaching:
             return bench.registry.get("a")["mark"]
 
         with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
-            one.submit(begin, overlapping[0]).result(10)
+            one.submit(begin, overlapping[0]).result(60)
             bench.store.add("a", mark="new")
             bench.update()
             wait_until(lambda: not bench.loaded())
             later = other.submit(begin, overlapping[1])
             assert bench.loader.loads["a"] == 1
-            one.submit(overlapping[0].__exit__, None, None, None).result(10)
-            assert later.result(10) == "new"
-            other.submit(overlapping[1].__exit__, None, None, None).result(10)
+            one.submit(overlapping[0].__exit__, None, None, None).result(60)
+            assert later.result(60) == "new"
+            other.submit(overlapping[1].__exit__, None, None, None).result(60)
 
     def test_another_model_goes_rather_than_the_old_version(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", cache_size=2)

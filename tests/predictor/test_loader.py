@@ -212,10 +212,16 @@ def test_post_predict_gets_the_request_and_the_response(project):
 
 def test_only_handlers_return_callbacks():
     callback = print
-    assert split_callback((1, callback), GENERATIONS["handler", "python", False]) == (1, callback)
-    assert split_callback((1, callback), GENERATIONS["predictor", "python", False]) == ((1, callback), None)
-    assert split_callback((1, 2), GENERATIONS["handler", "python", False]) == ((1, 2), None)
-    assert split_callback([1, callback], GENERATIONS["handler", "python", False]) == ([1, callback], None)
+    assert split_callback((1, callback), GENERATIONS["RealtimeAPI", "handler", "python", False]) == (1, callback)
+    assert split_callback((1, callback), GENERATIONS["RealtimeAPI", "predictor", "python", False]) == (
+        (1, callback),
+        None,
+    )
+    assert split_callback((1, 2), GENERATIONS["RealtimeAPI", "handler", "python", False]) == ((1, 2), None)
+    assert split_callback([1, callback], GENERATIONS["RealtimeAPI", "handler", "python", False]) == (
+        [1, callback],
+        None,
+    )
 
 
 def test_results_that_have_yet_to_run_are_recognized():

@@ -216,7 +216,8 @@ def test_a_deeply_nested_source_is_an_error_not_a_crash():
 
 @given(st.text(), st.sampled_from(sorted(GENERATIONS)))
 def test_any_text_is_answered(text, row):
-    for diagnostic in inspect_source(text, "p.py", *row):
+    kind, *form = row
+    for diagnostic in inspect_source(text, "p.py", *form, kind=kind):
         assert diagnostic.line <= text.count("\n") + text.count("\r") + 2
         assert (diagnostic.column >= 1) == (diagnostic.line >= 1)
 
@@ -232,6 +233,6 @@ def test_reading_and_loading_agree_on_signatures(names, marker):
     text = f"class PythonPredictor:\n def __init__(self, config): ...\n def predict({declared}): ..."
     namespace = {}
     exec(text, namespace)
-    signature = GENERATIONS["predictor", "python", False].method_signature
+    signature = GENERATIONS["RealtimeAPI", "predictor", "python", False].method_signature
     problems = find_problems(signature, from_function(namespace["PythonPredictor"].predict), takes_self=True)
     assert [p.message for p in problems] == [message.partition('": ')[2] for _, message, _ in found("predictor", text)]

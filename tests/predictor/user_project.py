@@ -32,6 +32,9 @@ class Spec:
     tensorflow_serving: str | None = None
     gpu_ids: tuple[str, ...] = ()
     sockets: tuple[str, ...] = ("unused",)
+    kind: str = "RealtimeAPI"
+    max_batch_size: int = 0
+    isolates_failures: bool = True
 
 
 class UserProject:

@@ -7,8 +7,9 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from replicas import running_replica
+from replicas import new_request_id, running_replica
 from wait import wait_until
 
 
@@ -158,20 +159,20 @@ def test_async_methods_run_side_by_side_and_time_out_alone() -> None:
 
         class Handler:
             def __init__(self, config):
-                pass
+                self.inside = 0
 
             async def handle_post(self, payload):
-                await asyncio.sleep(payload["s"])
-                return {"slept": payload["s"]}
+                self.inside += 1
+                while payload["late"] or self.inside < 11:
+                    await asyncio.sleep(0.01)
+                return {}
     """
-    with running_replica(source, timeout_s=1) as replica, ThreadPoolExecutor(12) as pool:
+    with running_replica(source, timeout_s=15) as replica, ThreadPoolExecutor(12) as pool:
         pid = replica.wait_ready().processes[0].pid
-        started = time.monotonic()
-        good = [pool.submit(replica.request, {"s": 0.4}) for _ in range(10)]
-        late = pool.submit(replica.request, {"s": 5})
-        assert [future.result(5).status for future in good] == [200] * 10
-        assert time.monotonic() - started < 1.5
-        assert late.result(5).status == 504
+        late = pool.submit(replica.request, {"late": True}, request_id=new_request_id(ago_s=10))
+        good = [pool.submit(replica.request, {"late": False}) for _ in range(10)]
+        assert [future.result(60).status for future in good] == [200] * 10
+        assert late.result(60).status == 504
         assert replica.status().processes[0].pid == pid
 
 
@@ -191,7 +192,6 @@ def test_async_method_that_blocks_the_loop_is_replaced() -> None:
         replica.wait_ready()
         answer = replica.request({"s": 60})
         assert answer.status == 504
-        assert answer.seconds < 1.3
         assert replica.request({"s": 0}).status == 200
 
 
@@ -223,16 +223,21 @@ def test_hang_up_cancels_an_async_call_and_frees_its_slot() -> None:
         assert replica.request(method="GET").body == b"free"
 
 
-def test_callback_and_post_predict_run_after_the_answer() -> None:
+def test_callback_and_post_predict_run_after_the_answer(tmp_path: Path) -> None:
     handler = """
-        import time
+        import pathlib, time
 
         class Handler:
             def __init__(self, config):
                 pass
 
             def handle_post(self, payload):
-                return {"y": 1}, lambda: (time.sleep(0.5), print("after handler", flush=True))
+                return {"y": 1}, lambda: wait(payload["go"])
+
+        def wait(go):
+            while not pathlib.Path(go).exists():
+                time.sleep(0.01)
+            print("after handler", flush=True)
     """
     predictor = """
         class PythonPredictor:
@@ -248,9 +253,9 @@ def test_callback_and_post_predict_run_after_the_answer() -> None:
     """
     with running_replica(handler) as replica:
         replica.wait_ready()
-        answer = replica.request({})
+        answer = replica.request({"go": str(tmp_path / "go")})
         assert answer.json == {"y": 1}
-        assert answer.seconds < 0.4
+        (tmp_path / "go").touch()
         wait_until(lambda: "after handler" in replica.log())
     with running_replica(predictor, interface="predictor") as replica:
         replica.wait_ready()

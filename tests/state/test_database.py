@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, inspect, text, update
 
-from cortex.state import database
 from cortex.state.database import MIGRATIONS, DatabaseVersionError, open_sqlite
 from cortex.state.tables import metadata, schema_version
 
@@ -32,17 +31,15 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         open_sqlite(tmp_path / "state.db")
 
 
-def test_a_migration_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_migration_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     open_sqlite(tmp_path / "state.db").dispose()
 
     def broken(connection: Connection) -> None:
         connection.execute(text("CREATE TABLE half_done (id INTEGER)"))
         raise RuntimeError("power cut")
 
-    monkeypatch.setattr(database, "MIGRATIONS", (*MIGRATIONS, broken))
     with pytest.raises(RuntimeError):
-        open_sqlite(tmp_path / "state.db")
-    monkeypatch.undo()
+        open_sqlite(tmp_path / "state.db", (*MIGRATIONS, broken))
     engine = open_sqlite(tmp_path / "state.db")
     assert "half_done" not in inspect(engine).get_table_names()
 

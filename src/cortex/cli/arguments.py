@@ -57,3 +57,8 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 def add_api(parser: argparse.ArgumentParser, optional: bool = False) -> None:
     """Take the name of an API."""
     parser.add_argument("api", metavar="API", nargs="?" if optional else None, help="name of an API")
+
+
+def add_job(parser: argparse.ArgumentParser) -> None:
+    """Take the id of a job, if one is meant."""
+    parser.add_argument("job", metavar="JOB", nargs="?", help="id of one of its jobs")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from cortex.cli.age import age
+from cortex.cli.age import age, stamp
 
 #: The name of the one model of `path`, which the user gave none.
 _UNNAMED = "_cortex_default"
@@ -21,7 +21,7 @@ def versions_table(models: Models) -> tuple[list[str], list[list[str]]]:
         [
             row["model"],
             row["version"] + _latest(row, models["replicas"]),
-            f"{datetime.fromisoformat(row['edited_at']):%Y-%m-%d %H:%M:%S} UTC",
+            stamp(datetime.fromisoformat(row["edited_at"])),
             _loaded(row, models["replicas"]),
         ]
         for row in models["versions"]

@@ -10,10 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 _STYLES = {"bold": "1", "red": "31", "green": "32", "yellow": "33", "dim": "2"}
-_STATUS_STYLES = {"live": "green", "ready": "green", "updating": "yellow", "starting": "yellow"}
+_STATUS_STYLES = {
+    **dict.fromkeys(("live", "ready", "succeeded"), "green"),
+    **dict.fromkeys(("updating", "starting", "enqueuing", "pending", "running"), "yellow"),
+    **dict.fromkeys(("backing_off", "compute unavailable", "not running"), "red"),
+    **dict.fromkeys(("completed with failures", "failed while enqueuing", "worker error", "out of memory"), "red"),
+    **dict.fromkeys(("timed out", "unexpected error"), "red"),
+}
 _CLEAR_LINE = "\r\x1b[K"
 _CLEAR_SCREEN = "\x1b[H\x1b[2J\x1b[3J"
-#: Longer progress lines would wrap, and then could not be cleared.
+#: Of a progress line, where the terminal does not tell its own.
 _PROGRESS_WIDTH = 100
 
 
@@ -70,8 +76,8 @@ class Console:
         self.line(json.dumps(data, indent=2, ensure_ascii=False))
 
     def table(self, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Write rows under their headers; a cell that is a status is coloured."""
-        rows = [[str(cell) for cell in row] for row in rows]
+        """Write rows under their headers; a cell that is a status is coloured, and no cell says more than text."""
+        rows = [[printable(str(cell)) for cell in row] for row in rows]
         widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
         self.line(self.styled(_joined(headers, widths), "bold"))
         for row in rows:
@@ -85,7 +91,7 @@ class Console:
         """Show what is being waited for, in place, on a terminal only."""
         if self.err_is_terminal:
             self._shows_progress = True
-            self.err.write(_CLEAR_LINE + text[:_PROGRESS_WIDTH])
+            self.err.write(_CLEAR_LINE + text[: _width(self.err)])
             self.err.flush()
 
     def clear_progress(self) -> None:
@@ -123,11 +129,16 @@ class Console:
         os.close(null)
 
 
+def printable(text: str) -> str:
+    """Return text that a terminal shows and does not obey: what can't be printed is escaped, line ends too."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def status_style(status: str) -> str | None:
     """Return the colour of a status; None for other words."""
-    if status.startswith("error") or status in ("backing_off", "compute unavailable", "not running"):
-        return "red"
-    return _STATUS_STYLES.get(status)
+    return "red" if status.startswith("error") else _STATUS_STYLES.get(status)
 
 
 def _usable(stream: TextIO | None) -> TextIO:
@@ -137,6 +148,15 @@ def _usable(stream: TextIO | None) -> TextIO:
     if reconfigure is not None:
         reconfigure(errors="replace")
     return stream
+
+
+def _width(stream: TextIO) -> int:
+    """Return how long a progress line may be: a longer one would wrap, and then could not be cleared."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        columns = 0
+    return columns - 1 if columns > 1 else _PROGRESS_WIDTH
 
 
 def _joined(cells: Sequence[str], widths: Sequence[int]) -> str:

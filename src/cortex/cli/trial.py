@@ -14,12 +14,12 @@ from cortex.client.transport import Answer, read, reason
 from cortex.config.project import archive, unpack
 from cortex.config.schema import Api
 from cortex.control.diagnose import Diagnosis
-from cortex.control.preparing import prepare_revision
-from cortex.control.reconciler import replica_spec
+from cortex.control.replica_specs import replica_spec
 from cortex.engine.local import LocalEngine
 from cortex.engine.log_files import SUPERVISOR
 from cortex.engine.logs import read_logs
 from cortex.engine.model_agent import ModelAgent
+from cortex.engine.preparing import prepare_revision
 from cortex.errors import CortexError, UserError
 from cortex.home import Home
 from cortex.models.source import loads_models

@@ -20,9 +20,12 @@ def client(env: str | None = None) -> Client:
     return Client(Environments.from_environ(os.environ).get(env))
 
 
-def new_client(name: str, operator_endpoint: str, token: str = "") -> Client:
-    """Store an environment under `name`, replacing one of that name, and return its client."""
-    return Client(Environments.from_environ(os.environ).configure(name, operator_endpoint, token))
+def new_client(name: str, operator_endpoint: str, token: str = "", ca: str | None = None) -> Client:
+    """Store an environment under `name`, replacing one of that name, and return its client.
+
+    `ca`: a file of certificates to believe instead of those that the system trusts.
+    """
+    return Client(Environments.from_environ(os.environ).configure(name, operator_endpoint, token, ca))
 
 
 def env_list() -> list[dict[str, str]]:

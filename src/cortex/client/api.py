@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import copy
 import json
+import ssl
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from cortex.client.environments import Environment
+from cortex.client.feedback import FeedbackClient
+from cortex.client.jobs import JobClient
+from cortex.client.keys import KeyClient
 from cortex.client.package import Package, dump_specs, find_config, pack_file, pack_specs
+from cortex.client.routes import api_path
 from cortex.client.source import save_class
-from cortex.client.transport import Answer, encode_query, open_response, read, reason
+from cortex.client.transport import SYSTEM, Answer, Trust, distrust, encode_query, open_response, read, reason
 from cortex.errors import CortexError, InputError, NotFoundError, UserError
+from cortex.lifecycle import ApiKind
 
 #: Unpacking, checking and storing a project of the largest size.
 _DEPLOY_TIMEOUT_S = 300.0
@@ -26,7 +31,7 @@ _PREDICT_TIMEOUT_S = 3600.0
 ApiSpec = Mapping[str, Any]
 
 
-class Client:
+class Client(JobClient, FeedbackClient, KeyClient):
     """Talks to one environment's operator. Methods raise the errors of `cortex.errors`; threads may share it."""
 
     def __init__(self, environment: Environment) -> None:
@@ -64,7 +69,53 @@ class Client:
         wait: bool = False,
     ) -> dict[str, str]:
         """Deploy a class; its `handler.path` is filled in. See `source.save_class` for what travels with it."""
+        _check_kind(api_spec, ApiKind.REALTIME)
         return self._deploy_class(api_spec, "handler", handler, requirements, conda_packages, force, wait)
+
+    def deploy_batch_api(
+        self,
+        api_spec: ApiSpec,
+        handler: type,
+        requirements: Sequence[str] = (),
+        conda_packages: Sequence[str] = (),
+        force: bool = True,
+        wait: bool = False,
+    ) -> dict[str, str]:
+        """As `deploy_realtime_api`, for an API that runs jobs."""
+        _check_kind(api_spec, ApiKind.BATCH)
+        return self._deploy_class(api_spec, "handler", handler, requirements, conda_packages, force, wait)
+
+    def deploy_async_api(
+        self,
+        api_spec: ApiSpec,
+        handler: type,
+        requirements: Sequence[str] = (),
+        conda_packages: Sequence[str] = (),
+        force: bool = True,
+        wait: bool = False,
+    ) -> dict[str, str]:
+        """As `deploy_realtime_api`, for an API whose answers are fetched later."""
+        _check_kind(api_spec, ApiKind.ASYNC)
+        return self._deploy_class(api_spec, "handler", handler, requirements, conda_packages, force, wait)
+
+    def deploy_task_api(
+        self,
+        api_spec: ApiSpec,
+        task: type,
+        requirements: Sequence[str] = (),
+        conda_packages: Sequence[str] = (),
+        force: bool = True,
+        wait: bool = False,
+    ) -> dict[str, str]:
+        """As `deploy_realtime_api`, for a class that is called once per job; `definition.path` is filled in."""
+        _check_kind(api_spec, ApiKind.TASK)
+        return self._deploy_class(api_spec, "definition", task, requirements, conda_packages, force, wait)
+
+    def deploy_traffic_splitter(self, api_spec: ApiSpec, force: bool = True, wait: bool = False) -> dict[str, str]:
+        """Deploy what shares its requests out to other APIs, which has no code."""
+        _check_kind(api_spec, ApiKind.SPLITTER)
+        with tempfile.TemporaryDirectory(prefix="cortex-") as folder:
+            return self.deploy(api_spec, folder, force, wait)[0]
 
     def create_api(
         self,
@@ -75,16 +126,24 @@ class Client:
         project_dir: str | Path | None = None,
         force: bool = True,
         wait: bool = False,
+        task: type | None = None,
     ) -> list[dict[str, str]]:
-        """Deploy a class with a `predictor` section, or the code in `project_dir`: the older name of both."""
-        if predictor is not None and project_dir is not None:
-            raise ValueError("`predictor` and `project_dir` can't both be given")
+        """Deploy a class with a `predictor` or `definition` section, or the code in `project_dir`: the older name.
+
+        A TrafficSplitter needs neither.
+        """
+        given = [value for value in (predictor, task, project_dir) if value is not None]
+        if len(given) > 1:
+            raise ValueError("only one of `predictor`, `task` and `project_dir` can be given")
         if predictor is not None:
-            return [
-                self._deploy_class(api_spec, "predictor", predictor, requirements, conda_packages, force, wait),
-            ]
+            _check_kind(api_spec, ApiKind.REALTIME, ApiKind.BATCH, ApiKind.ASYNC)
+            return [self._deploy_class(api_spec, "predictor", predictor, requirements, conda_packages, force, wait)]
+        if task is not None:
+            return [self.deploy_task_api(api_spec, task, requirements, conda_packages, force, wait)]
+        if project_dir is None and api_spec.get("kind") == ApiKind.SPLITTER:
+            return [self.deploy_traffic_splitter(api_spec, force, wait)]
         if project_dir is None:
-            raise ValueError("one of `predictor` and `project_dir` must be given")
+            raise ValueError("one of `predictor`, `task` and `project_dir` must be given")
         if requirements or conda_packages:
             raise ValueError("with `project_dir`, list packages in its requirements.txt and conda-packages.txt")
         return self.deploy(api_spec, project_dir, force, wait)
@@ -123,12 +182,12 @@ class Client:
 
     def refresh(self, api: str, force: bool = False) -> dict[str, Any]:
         """Replace every replica by a new one of the same specification."""
-        answer: dict[str, Any] = self._call("POST", f"{_path(api)}/refresh", query={"force": force})
+        answer: dict[str, Any] = self._call("POST", f"{api_path(api)}/refresh", query={"force": force})
         return answer
 
     def delete(self, api: str, keep_cache: bool = False, force: bool = True) -> dict[str, Any]:
         """Delete an API; with `keep_cache`, its project and model files stay on disk."""
-        answer: dict[str, Any] = self._call("DELETE", _path(api), query={"keep_cache": keep_cache, "force": force})
+        answer: dict[str, Any] = self._call("DELETE", api_path(api), query={"keep_cache": keep_cache, "force": force})
         return answer
 
     def delete_api(self, api: str, keep_cache: bool = False) -> dict[str, Any]:
@@ -139,7 +198,7 @@ class Client:
 
     def get_api(self, api: str) -> dict[str, Any]:
         """Return an API's specification, status, metrics and endpoint. Raises: NotFoundError."""
-        answer: dict[str, Any] = self._call("GET", _path(api))
+        answer: dict[str, Any] = self._call("GET", api_path(api))
         return answer
 
     def list_apis(self) -> list[dict[str, Any]]:
@@ -150,21 +209,42 @@ class Client:
     def wait_api(self, api: str, timeout_s: float = _POLL_S) -> dict[str, Any]:
         """Return the API, as `get_api` does, once it is not `updating` any more or `timeout_s` is over."""
         answer: dict[str, Any] = self._call(
-            "GET", f"{_path(api)}/wait", query={"timeout": timeout_s}, timeout_s=timeout_s + _POLL_S
+            "GET", f"{api_path(api)}/wait", query={"timeout": timeout_s}, timeout_s=timeout_s + _POLL_S
         )
         return answer
 
     def api_logs(
-        self, api: str, follow: bool = False, replica: str | None = None, tail: int | None = None
+        self,
+        api: str,
+        follow: bool = False,
+        replica: str | None = None,
+        tail: int | None = None,
+        *,
+        request: str | None = None,
+        as_json: bool = False,
+        access: bool = False,
     ) -> Iterator[str]:
-        """Yield log lines of all replicas, or of one; with `follow`, go on until the caller stops."""
-        transport = self.environment.connect()
-        return transport.lines(f"{_path(api)}/logs", {"follow": follow, "replica": replica, "tail": tail})
+        """Yield log lines of all replicas, or of one; with `follow`, go on until the caller stops.
+
+        `request` is the id of the request that lines were printed for, `as_json` makes each line an object, and with
+        `access` the lines are the gateway's, one per request.
+        """
+        query = {"follow": follow, "replica": replica, "tail": tail, "request": request}
+        forms = {name: True for name, is_wanted in (("json", as_json), ("access", access)) if is_wanted}
+        return self.environment.connect().lines(f"{api_path(api)}/logs", query | forms)
 
     def stream_api_logs(self, api: str) -> None:
         """Print an API's log lines as they are written, until interrupted."""
         for line in self.api_logs(api, follow=True):
             print(line, flush=True)
+
+    def get_scaling(self, api: str) -> dict[str, Any]:
+        """Return how many replicas an API is to have, its policy, and the last decisions with inputs and reasons.
+
+        Raises: NotFoundError; InputError if the API has no replicas.
+        """
+        answer: dict[str, Any] = self._call("GET", f"{api_path(api)}/scaling")
+        return answer
 
     def operator_status(self) -> dict[str, Any]:
         """Return what runs: operator, gateway, replicas."""
@@ -173,25 +253,23 @@ class Client:
 
     # Using.
 
-    def predict(self, api: str, payload: Any, content_type: str | None = None) -> Any:
+    def predict(self, api: str, payload: Any, content_type: str | None = None, *, api_key: str | None = None) -> Any:
         """Send one request to an API and return its answer: decoded JSON, text, or bytes.
 
-        Bytes are sent as they are, anything else as JSON; with `content_type`, text is sent as it is, too.
+        Bytes are sent as they are, anything else as JSON; with `content_type`, text is sent as it is, too. `api_key`
+        is for an API that asks for one.
         Raises: NotFoundError, InputError (the API refused the request), UserError (its code raised).
         """
         raw = isinstance(payload, bytes) or (content_type is not None and isinstance(payload, str))
         body = (payload.encode() if isinstance(payload, str) else payload) if raw else json.dumps(payload).encode()
         kind = content_type or ("application/octet-stream" if raw else "application/json")
-        answer = call_api(self.get_api(api)["endpoint"], body, kind)
+        answer = call_api(self.get_api(api)["endpoint"], body, kind, api_key, self.environment.connect().trust)
         if answer.status >= 400:
             raise _prediction_error(api, answer)
         answered = answer.headers.get("content-type", "").partition(";")[0].strip()
         if answered == "application/json" or answered.endswith("+json"):
             return answer.json()
         return answer.body.decode(errors="replace") if answered.startswith("text/") else answer.body
-
-    def _call(self, method: str, path: str, **options: Any) -> Any:
-        return self.environment.connect().call(method, path, **options)
 
     def _deploy_class(
         self,
@@ -203,19 +281,17 @@ class Client:
         force: bool,
         wait: bool,
     ) -> dict[str, str]:
-        _check_name(api_spec)
-        if api_spec.get("kind") != "RealtimeAPI":
-            raise ValueError(f"`kind` must be RealtimeAPI to deploy a class this way (got {api_spec.get('kind')})")
         if isinstance(requirements, str) or isinstance(conda_packages, str):
             raise ValueError("`requirements` and `conda_packages` must be a list each (got a string)")
         if not isinstance(target, type):
             raise ValueError(f"`{section}` must be a class (got {type(target).__name__})")
         spec: dict[str, Any] = copy.deepcopy(dict(api_spec))
-        if not isinstance(spec.get(section), dict) or not spec[section].get("type"):
+        code = spec.setdefault(section, {}) if section == "definition" else spec.get(section)
+        if not isinstance(code, dict) or (section != "definition" and not code.get("type")):
             raise ValueError(f"`api_spec` must have `{section}.type` set, for example to `python`")
         with tempfile.TemporaryDirectory(prefix="cortex-") as folder:
-            saved = save_class(target, Path(folder), _CLASS_NAMES[section])
-            spec[section]["path"] = saved.path
+            saved = save_class(target, Path(folder), _class_name(section, code.get("type")))
+            code["path"] = saved.path
             _write_lines(Path(folder) / "requirements.txt", [*requirements, *saved.requirements])
             _write_lines(Path(folder) / "conda-packages.txt", conda_packages)
             package = pack_specs([spec], Path(folder))
@@ -238,12 +314,14 @@ class Client:
             )
 
 
-_CLASS_NAMES = {"handler": "Handler", "predictor": "PythonPredictor"}
+_PREDICTORS = {"tensorflow": "TensorFlowPredictor", "onnx": "ONNXPredictor"}
 
 
-def call_api(endpoint: str, body: bytes, content_type: str) -> Answer:
+def call_api(
+    endpoint: str, body: bytes, content_type: str, api_key: str | None = None, trust: Trust = SYSTEM
+) -> Answer:
     """Post one request to an API's endpoint and read the whole answer. Raises: CortexError if nothing answers."""
-    connection, response = open_api(endpoint, body, content_type)
+    connection, response = open_api(endpoint, body, content_type, api_key=api_key, trust=trust)
     try:
         return read(response)
     except (OSError, HTTPException) as error:
@@ -253,25 +331,38 @@ def call_api(endpoint: str, body: bytes, content_type: str) -> Answer:
 
 
 def open_api(
-    endpoint: str, body: bytes, content_type: str, query: dict[str, Any] | None = None
+    endpoint: str,
+    body: bytes,
+    content_type: str,
+    query: dict[str, Any] | None = None,
+    api_key: str | None = None,
+    trust: Trust = SYSTEM,
 ) -> tuple[HTTPConnection, HTTPResponse]:
     """As `call_api`, but return the connection, to be closed by the caller, and the answer as it begins to come."""
     url = endpoint + encode_query(query)
     try:
-        return open_response("POST", url, body, {"content-type": content_type}, _PREDICT_TIMEOUT_S)
+        headers = {"content-type": content_type} | ({"x-api-key": api_key} if api_key else {})
+        return open_response("POST", url, body, headers, _PREDICT_TIMEOUT_S, trust)
+    except ssl.SSLError as error:
+        raise CortexError(f"{endpoint}: {distrust(error)}") from None
     except (OSError, HTTPException) as error:
         raise CortexError(f"{endpoint} does not answer ({reason(error)}); `cortex status` shows what runs") from None
-
-
-def _path(api: str) -> str:
-    if not api:
-        raise InputError("the name of the API is empty")
-    return f"/v1/apis/{quote(api, safe='')}"
 
 
 def _check_name(spec: ApiSpec) -> None:
     if not isinstance(spec, Mapping) or not spec.get("name"):
         raise ValueError("`api_spec` must be a dictionary with the key `name`")
+
+
+def _check_kind(spec: ApiSpec, *kinds: str) -> None:
+    _check_name(spec)
+    if spec.get("kind") not in kinds:
+        raise ValueError(f"`kind` must be {' or '.join(kinds)} to deploy a class this way (got {spec.get('kind')})")
+
+
+def _class_name(section: str, predictor_type: Any) -> str:
+    classes = {"handler": "Handler", "definition": "Task"}
+    return classes.get(section) or _PREDICTORS.get(predictor_type, "PythonPredictor")
 
 
 def _write_lines(file: Path, lines: Sequence[str]) -> None:

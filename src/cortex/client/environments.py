@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import ssl
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cortex.client.running import read_operator
-from cortex.client.transport import Transport
+from cortex.client.running import local_trust, read_operator
+from cortex.client.transport import Transport, Trust
 from cortex.errors import InputError, NotFoundError, OperatorUnavailableError
 from cortex.home import Home
 
@@ -63,27 +64,29 @@ class Environments:
         entry = data["environments"].get(name)
         if entry is None:
             raise NotFoundError(f"no environment {name!r}; make it with `cortex env configure {name}`")
-        return _remote(name, str(entry["operator_endpoint"]), str(entry["token"]))
+        return _remote(name, entry)
 
     def known(self) -> list[Environment]:
         """Return `local`, then the others by name."""
         entries = self._load()["environments"]
         return [
             self._local(),
-            *(
-                _remote(name, str(entries[name]["operator_endpoint"]), entries[name]["token"])
-                for name in sorted(entries)
-            ),
+            *(_remote(name, entries[name]) for name in sorted(entries)),
         ]
 
-    def configure(self, name: str, operator_endpoint: str, token: str) -> Environment:
-        """Store an environment, replacing one of that name. Raises: InputError."""
+    def configure(self, name: str, operator_endpoint: str, token: str, ca: str | Path | None = None) -> Environment:
+        """Store an environment, replacing one of that name.
+
+        `ca`: a file of certificates to believe instead of those that the system trusts. Raises: InputError.
+        """
         self._check_name(name)
-        endpoint = _checked_endpoint(operator_endpoint)
+        entry = {"operator_endpoint": _checked_endpoint(operator_endpoint), "token": token}
+        if ca:
+            entry["ca"] = _checked_ca(Path(ca), entry["operator_endpoint"])
         data = self._load()
-        data["environments"][name] = {"operator_endpoint": endpoint, "token": token}
+        data["environments"][name] = entry
         self._store(data)
-        return _remote(name, endpoint, token)
+        return _remote(name, entry)
 
     def set_default(self, name: str) -> None:
         """Make `name` the environment of commands that name none. Raises: NotFoundError."""
@@ -158,12 +161,32 @@ def connect_local(home: Home) -> Transport:
         token = home.token_file.read_text().strip()
     except OSError as error:
         raise OperatorUnavailableError(f"{home.token_file}: the operator's token can't be read: {error}") from None
-    return Transport(operator.url, token)
+    return Transport(operator.url, token, trust=local_trust(home, operator))
 
 
-def _remote(name: str, endpoint: str, token: str) -> Environment:
+def _remote(name: str, entry: Mapping[str, Any]) -> Environment:
+    endpoint, token, ca = str(entry["operator_endpoint"]), str(entry["token"]), str(entry.get("ca") or "")
     hint = f"is the address of environment {name!r} right? `cortex env list` shows it"
-    return Environment(name, endpoint, lambda: Transport(endpoint, token, hint))
+
+    def connect() -> Transport:
+        if ca and not Path(ca).is_file():
+            raise InputError(f"{ca}: is gone; name another with `cortex env configure {name} --ca FILE`")
+        return Transport(endpoint, token, hint, Trust(ca))
+
+    return Environment(name, endpoint, connect)
+
+
+def _checked_ca(file: Path, endpoint: str) -> str:
+    path = file.expanduser().absolute()
+    if not endpoint.startswith("https://"):
+        raise InputError(f"certificates are for addresses that begin with https:// (got {endpoint})")
+    try:
+        Trust(str(path)).context()
+    except ssl.SSLError as error:
+        raise InputError(f"{path}: is not a file of certificates in PEM form ({error.reason or error})") from None
+    except OSError as error:
+        raise InputError(f"{path}: can't be read ({(error.strerror or str(error)).lower()})") from None
+    return str(path)
 
 
 def _checked_endpoint(endpoint: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -13,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from cortex.client.environments import connect_local
-from cortex.client.running import OperatorIdentity, is_running, last_operator, operator_file, read_operator
+from cortex.client.running import OperatorIdentity, last_operator, operator_file, read_operator
 from cortex.engine.local import LocalEngine
 from cortex.engine.model_agent import ModelAgent, model_agent_file
-from cortex.engine.session import Identity
 from cortex.errors import CortexError
 from cortex.gateway.haproxy import Gateway, GatewaySettings
 from cortex.home import Home
+from cortex.identity import Identity
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
 
@@ -70,7 +69,7 @@ def _signal(operator: OperatorIdentity, number: signal.Signals) -> None:
 
 def _wait_until_gone(operator: OperatorIdentity, timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
-    while is_running(operator.pid, operator.create_time):
+    while operator.is_running():
         if time.monotonic() > deadline:
             return False
         time.sleep(_PAUSE_S)
@@ -82,6 +81,7 @@ async def _stop_rest(home: Home) -> bool:
     found = _gateway(home) is not None or _models(home) is not None
     await gateway.stop()
     engine = LocalEngine(home, {}, Logger(__name__))
+    engine.on_end = lambda spec: None  # the next operator adds up what they counted
     try:
         await engine.startup()
         for replica in engine.replicas():
@@ -90,6 +90,7 @@ async def _stop_rest(home: Home) -> bool:
         async with asyncio.timeout(_STOP_TIMEOUT_S):
             while engine.replicas():
                 await asyncio.sleep(_PAUSE_S)
+            await engine.end_orphans(_DRAIN_S)
     finally:
         await engine.shutdown()
     await ModelAgent(home, {}, Logger(__name__)).stop()
@@ -97,13 +98,11 @@ async def _stop_rest(home: Home) -> bool:
 
 
 def _gateway(home: Home) -> dict[str, Any] | None:
-    try:
-        identity = json.loads((home.run_dir / "gateway" / "identity.json").read_text())
-        pid, create_time = int(identity["pid"]), float(identity["create_time"])
-    except (OSError, ValueError, KeyError, TypeError):
+    identity = Identity.read(home.run_dir / "gateway" / "identity.json")
+    if identity is None or not identity.is_alive():
         return None
     operator = last_operator(home)
-    return {"pid": pid, "url": operator.gateway_url if operator else None} if is_running(pid, create_time) else None
+    return {"pid": identity.pid, "url": operator.gateway_url if operator else None}
 
 
 def _models(home: Home) -> dict[str, Any] | None:

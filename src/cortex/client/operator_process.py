@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -12,12 +13,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from cortex.client.running import OperatorIdentity, is_running, last_operator, read_operator
+from cortex.client.running import OperatorIdentity, last_operator, local_trust, read_operator
 from cortex.client.transport import send
 from cortex.errors import ConflictError, OperatorUnavailableError
 from cortex.home import Home
+from cortex.tls import CertificateFiles
 
 GATEWAY_PORT = 8888
 OPERATOR_PORT = 8889
@@ -25,6 +28,8 @@ HOST = "127.0.0.1"
 
 _START_TIMEOUT_S = 60.0
 _ANSWER_TIMEOUT_S = 5.0
+#: Of operators on one database: one that comes to lead knows that at once; who leads instead, a moment later.
+_LEADER_TIMEOUT_S = 5.0
 _PAUSE_S = 0.005
 _LOG_TAIL_LINES = 20
 
@@ -36,24 +41,40 @@ class Settings:
     gateway_port: int | None = None
     operator_port: int | None = None
     host: str | None = None
+    tls: CertificateFiles | None = None  #: what both serve; None: plain HTTP, unless the last time it was otherwise
+
+    def certificate_files(self, home: Home) -> CertificateFiles | None:
+        """Return what an operator with these settings serves."""
+        last = last_operator(home)
+        # As with the ports: commands that start an operator which was killed must not make it speak plain HTTP.
+        if self.tls is None and last and last.tls_cert:
+            return CertificateFiles(Path(last.tls_cert), Path(last.tls_key))
+        return self.tls
 
     def command(self, home: Home) -> list[str]:
-        """Return the command of an operator with these settings."""
-        last = last_operator(home)
+        """Return the command of an operator with these settings. Raises: CertificateError if it could not start."""
+        last, tls = last_operator(home), self.certificate_files(home)
+        certificate = []
+        if tls is not None:
+            tls.load()
+            certificate = ["--tls-cert", str(tls.certificate), "--tls-key", str(tls.key)]
         # An operator that was killed left a gateway, which its successor adopts: on the same port.
         gateway = self.gateway_port or (last and urlsplit(last.gateway_url).port) or GATEWAY_PORT
         operator = self.operator_port or (last and urlsplit(last.url).port) or OPERATOR_PORT
         ports = ["--gateway-port", str(gateway), "--operator-port", str(operator)]
-        return [sys.executable, "-P", "-m", "cortex.control.main", *ports, "--host", self.host or HOST]
+        return [sys.executable, "-P", "-m", "cortex.control.main", *ports, "--host", self.host or HOST, *certificate]
 
     def check(self, running: OperatorIdentity) -> None:
-        """Compare with what runs. Raises: ConflictError if another port was asked for."""
+        """Compare with what runs. Raises: ConflictError if another port or certificate was asked for."""
         for asked, url, what in (
             (self.gateway_port, running.gateway_url, "gateway"),
             (self.operator_port, running.url, "operator"),
         ):
             if asked and asked != urlsplit(url).port:
                 raise ConflictError(f"the {what} already runs at {url}; `cortex down` first to move it")
+        if self.tls and (str(self.tls.certificate), str(self.tls.key)) != (running.tls_cert, running.tls_key):
+            now = f"with the certificate {running.tls_cert}" if running.tls_cert else "without TLS"
+            raise ConflictError(f"the operator already runs {now}; `cortex down` first to change that")
 
 
 def log_file(home: Home) -> Path:
@@ -70,7 +91,7 @@ def start(home: Home, settings: Settings) -> tuple[OperatorIdentity, bool]:
     home.create()
     with _starting(home):
         running = read_operator(home)
-        if running and _wait_until_answering(running):
+        if running and _wait_until_answering(home, running):
             settings.check(running)
             return running, False
         offset = log_file(home).stat().st_size if log_file(home).exists() else 0
@@ -82,7 +103,7 @@ def foreground_command(home: Home, settings: Settings) -> list[str]:
     """Return the command that becomes the operator. Raises: ConflictError if one runs."""
     home.create()
     running = read_operator(home)
-    if running and _answers(running):
+    if running and _answers(home, running):
         raise ConflictError(f"an operator already runs at {running.url} (pid {running.pid}); `cortex down` stops it")
     return settings.command(home)
 
@@ -119,19 +140,21 @@ def _wait_until_started(home: Home, process: subprocess.Popen[bytes], log_offset
                 f"the operator did not start (exit code {code}){_log_tail(home, log_offset)}"
             )
         operator = last_operator(home)
-        if operator and operator.pid == process.pid and _answers(operator):
-            return operator
+        if operator and operator.pid == process.pid and _answers(home, operator):
+            _wait_for_leader(home, operator, process)
+            if process.poll() is None:
+                return operator
         time.sleep(_PAUSE_S)
     raise OperatorUnavailableError(
         f"the operator (pid {process.pid}) does not answer after {_START_TIMEOUT_S:.0f} s{_log_tail(home, log_offset)}"
     )
 
 
-def _wait_until_answering(operator: OperatorIdentity) -> bool:
+def _wait_until_answering(home: Home, operator: OperatorIdentity) -> bool:
     """Wait for an operator that somebody else started. Returns False once its process is gone."""
     deadline = time.monotonic() + _START_TIMEOUT_S
-    while is_running(operator.pid, operator.create_time):
-        if _answers(operator):
+    while operator.is_running():
+        if _answers(home, operator):
             return True
         if time.monotonic() > deadline:
             raise OperatorUnavailableError(
@@ -141,11 +164,38 @@ def _wait_until_answering(operator: OperatorIdentity) -> bool:
     return False
 
 
-def _answers(operator: OperatorIdentity) -> bool:
+def _wait_for_leader(home: Home, operator: OperatorIdentity, process: subprocess.Popen[bytes]) -> None:
+    """Wait a moment for an operator that shares its database to find out whether it leads or who does.
+
+    One that can't reach the database answers at first, and ends: what does not answer is looked at again.
+    """
+    deadline = time.monotonic() + _LEADER_TIMEOUT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        told = _alive(home, operator)
+        if told is not None and (told.get("leads", True) or told.get("leader")):
+            return
+        time.sleep(_PAUSE_S)
+
+
+def leader_instead(home: Home, operator: OperatorIdentity) -> str | None:
+    """Return the URL of the operator that leads while this one stands by; None if none is known, or this one leads."""
+    told = _alive(home, operator) or {}
+    return None if told.get("leads", True) else told.get("leader")
+
+
+def _answers(home: Home, operator: OperatorIdentity) -> bool:
+    return _alive(home, operator) is not None
+
+
+def _alive(home: Home, operator: OperatorIdentity) -> dict[str, Any] | None:
+    """Return what an operator says of itself; None if it does not answer."""
     try:
-        return send("GET", f"{operator.url}/livez", None, {}, timeout_s=_ANSWER_TIMEOUT_S).status == 200
-    except (OSError, HTTPException):
-        return False
+        trust = local_trust(home, operator)
+        answer = send("GET", f"{operator.url}/livez", None, {}, _ANSWER_TIMEOUT_S, trust)
+        told = json.loads(answer.body)
+    except (OSError, HTTPException, ValueError):
+        return None
+    return told if answer.status == 200 and isinstance(told, dict) else None
 
 
 def _log_tail(home: Home, offset: int) -> str:

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cortex.client.transport import SYSTEM, Trust
 from cortex.home import Home
-
-#: Readings of one process's creation time differ by the adjustments of the clock meanwhile.
-_SAME_TIME_S = 5.0
+from cortex.identity import Identity
 
 
 @dataclass(frozen=True)
 class OperatorIdentity:
     """The operator that wrote `run/operator.json`."""
 
-    pid: int
-    create_time: float  #: UNIX time, seconds, as psutil has it
+    process: Identity
     url: str
     gateway_url: str
+    address: str = ""  #: on which both listen, as it is called from this machine
+    tls_cert: str = ""  #: files of its certificate and key; "" without TLS
+    tls_key: str = ""
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self.process.pid
+
+    def is_running(self) -> bool:
+        """Tell whether this very process is there and has not ended."""
+        return self.process.is_alive()
 
 
 def operator_file(home: Home) -> Path:
@@ -34,7 +43,10 @@ def last_operator(home: Home) -> OperatorIdentity | None:
     try:
         data: dict[str, Any] = json.loads(operator_file(home).read_text())
         return OperatorIdentity(
-            int(data["pid"]), float(data["create_time"]), str(data["url"]).rstrip("/"), str(data["gateway_url"])
+            Identity.from_json(data),
+            str(data["url"]).rstrip("/"),
+            str(data["gateway_url"]),
+            *(str(data.get(name) or "") for name in ("address", "tls_cert", "tls_key")),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -43,16 +55,18 @@ def last_operator(home: Home) -> OperatorIdentity | None:
 def read_operator(home: Home) -> OperatorIdentity | None:
     """Return the operator if its process is there; it may still be starting."""
     operator = last_operator(home)
-    return operator if operator and is_running(operator.pid, operator.create_time) else None
+    return operator if operator and operator.is_running() else None
 
 
-def is_running(pid: int, create_time: float) -> bool:
-    """Tell whether this very process is there and has not ended."""
-    try:
-        # The command's name is in brackets and may hold any character; the state follows it.
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
-        booted = int(Path("/proc/stat").read_bytes().partition(b"\nbtime ")[2].split(maxsplit=1)[0])
-    except (OSError, IndexError, ValueError):
-        return False
-    started = booted + int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return fields[0] not in (b"Z", b"X") and abs(started - create_time) < _SAME_TIME_S
+def local_trust(home: Home, operator: OperatorIdentity) -> Trust:
+    """Return the way to an operator of this machine: to the certificate that it serves, whoever else believes it."""
+    if not operator.tls_cert:
+        return SYSTEM
+
+    def pins() -> list[str]:
+        try:
+            return home.fingerprints_file.read_text().split()
+        except OSError:
+            return []
+
+    return Trust(pins=pins, address=operator.address)

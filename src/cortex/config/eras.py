@@ -6,108 +6,45 @@ Knows the tables of `generations.py`; knows nothing of types, defaults and range
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from cortex.config.document import Document, Node, Path
+from cortex.config.document import Document, Node
+from cortex.config.draft import MODEL_ENTRIES, MODELS, Draft
 from cortex.config.generations import (
     DEPLOYED_CLASS,
     FUNCTIONS,
     GENERATIONS,
     HANDLER,
     IGNORED,
-    KINDLESS,
     MODEL_SECTIONS,
     NOT_YET,
     NOT_YET_KEYS,
-    NOT_YET_KINDS,
-    ONLY,
-    PREDICTOR,
+    SHORT_FORMS,
+    SPLITTER,
+    TASK,
     Generation,
 )
-from cortex.config.model_forms import misplaced_section, read_entries, section_fix
+from cortex.config.kinds import choose, find_key
+from cortex.config.listed import read_entries
+from cortex.config.model_forms import misplaced_section, read_models, section_fix
+from cortex.config.unsupported import UNSUPPORTED_KEYS, instead_of
 from cortex.config.values import dashed, nearest, quote
 from cortex.errors import Diagnostic
+from cortex.lifecycle import ApiKind
 
-MODELS = "handler.models"
-MODEL_ENTRIES = "handler.models.paths"
-
-_NULLABLE_SECTIONS = frozenset({"tracker", "monitoring"})
-_TOP_KEYS = frozenset(name for generation in GENERATIONS for name in generation.keys_of(""))
-
-
-@dataclass
-class Draft:
-    """One API on its way to the schema: the current form's places, each with the user's own node."""
-
-    document: Document
-    item: Node
-    generation: Generation
-    constants: dict[str, object]  #: what the generation implies, by place
-    fields: dict[str, Node] = field(default_factory=dict)
-    sections: dict[str, Node] = field(default_factory=dict)  #: the user's maps, by key as written
-    homes: dict[str, Node] = field(default_factory=dict)  #: the section of the models, by place, even if it is empty
-    broken: set[str] = field(default_factory=set)  #: what was refused here: sections that are no maps
-    problems: list[Diagnostic] = field(default_factory=list)
-
-    @property
-    def type(self) -> str:
-        """Tell which type of code the user asked for, or probably meant to."""
-        node = self.item.at(self.generation.section, "type")
-        return node.value if node is not None and isinstance(node.value, str) else "python"
-
-    def data(self) -> dict[str, Any]:
-        """Build the current form as plain nested maps."""
-        data: dict[str, Any] = {}
-        for place in self.homes:
-            _inner(data, place.split("."))
-        for place, value in {**self.constants, **{place: node.plain() for place, node in self.fields.items()}}.items():
-            *parents, leaf = place.split(".")
-            _inner(data, parents)[leaf] = value
-        return data
-
-    def written(self, place: str) -> str:
-        """Say how this generation writes a place: of several ways the one whose section is there, or the newest."""
-        fields = self.generation.fields.items()
-        ways = [written for written, target in fields if target == place]
-        if place == MODELS:
-            ways = [written.rpartition(".")[0] for written, target in fields if target == MODEL_ENTRIES]
-        fitting = [written for written in ways if not self.is_foreign(written)]
-        used = [written for written in fitting if written.rpartition(".")[0] in self.sections.keys() - {""}]
-        return (used or fitting or ways or [place])[-1]
-
-    def key(self, place: str) -> str:
-        """Say which key the user wrote for a place, or would have to write."""
-        node = self.fields.get(place)
-        return str(node.path[-1]) if node else self.written(place).rpartition(".")[2]
-
-    def is_foreign(self, written: str) -> bool:
-        """Tell whether a key is of a section for the models of other types."""
-        types = [MODEL_SECTIONS[part] for part in written.split(".") if part in MODEL_SECTIONS]
-        return any(self.type not in some for some in types)
-
-    def find(self, *place: str | int) -> Node | None:
-        """Find the user's node for a place, also one inside a value that the user wrote as a whole."""
-        for length in range(len(place), 0, -1):
-            if node := self.fields.get(".".join(map(str, place[:length]))):
-                return node.at(*(int(part) if str(part).isdecimal() else part for part in place[length:]))
-        return self.homes.get(".".join(map(str, place)))
-
-    def missing(self, place: str) -> tuple[Node, Path]:
-        """Find where the user should have written a place: the innermost map there is, and the key to add to it."""
-        written = self.written(place).split(".")
-        depth = len(written) - 1
-        while depth and ".".join(written[:depth]) not in self.sections:
-            depth -= 1
-        holder = self.sections[".".join(written[:depth])] if depth else self.item
-        return holder, (*holder.path, written[depth])
-
-
-def _inner(data: dict[str, Any], path: list[str]) -> dict[str, Any]:
-    for part in path:
-        data = data.setdefault(part, {})
-    return data
+#: Sections that may be null, and their places.
+_OPTIONAL_SECTIONS = {
+    "monitoring": "tracker",
+    "schedule": "schedule",
+    "server_side_batching": "handler.server_side_batching",
+    "tracker": "tracker",
+}
+#: What one API behind a splitter may say.
+_TRAFFIC_KEYS = {key: key for key in ("name", "weight", "shadow")}
+_MEANT_IN_TRAFFIC = {"api": "name", "percent": "weight"}
+#: Keys that only one kind has, with that kind.
+_KEYS_OF_KINDS = {"apis": ApiKind.SPLITTER, "definition": ApiKind.TASK}
 
 
 @dataclass(frozen=True)
@@ -121,7 +58,7 @@ class Translation:
 
 def translate(document: Document) -> Translation:
     """Bring every resource of a document into the current form."""
-    kinds = [_find(item, "kind") for item in document.items]
+    kinds = [find_key(item, "kind") for item in document.items]
     names = [kind.value if kind else None for kind in kinds]
     deployments = [item for item, kind in zip(document.items, names, strict=True) if kind == "deployment"]
     deployment, problems = _read_deployments(document, deployments)
@@ -129,28 +66,19 @@ def translate(document: Document) -> Translation:
     for item, kind in zip(document.items, kinds, strict=True):
         if kind is not None and kind.value == "deployment":
             continue
-        generation, kind_problem = _choose(document, item, kind, in_deployment=bool(deployments))
-        problems += [kind_problem] if kind_problem else []
-        if generation is None:
+        chosen = choose(document, item, kind, in_deployment=bool(deployments))
+        problems += [chosen.problem] if chosen.problem else []
+        if chosen.generation is None:
             continue
-        draft = Draft(document, item, generation, _implied(generation, deployment))
+        implied = _implied(chosen.generation, chosen.kind, deployment)
+        draft = Draft(document, item, chosen.generation, chosen.kind, implied)
         _move(draft, item, "")
-        draft.problems += misplaced_section(draft.document, draft.sections, draft.type, draft.generation)
+        instead = UNSUPPORTED_KEYS[draft.kind]
+        draft.problems += misplaced_section(draft.document, draft.sections, draft.type, draft.generation, instead)
         problems += draft.problems
         drafts.append(draft)
     problems += _check_deployment(document, kinds, deployments)
     return Translation(tuple(drafts), tuple(problems), deployment)
-
-
-def _find(item: Node, key: str) -> Node | None:
-    """Find a top-level key, or what looks like it misspelt."""
-    assert isinstance(item.value, dict)
-    if key in item.value:
-        return item.value[key]
-    for written, node in item.value.items():
-        if written not in _TOP_KEYS and nearest(written, _TOP_KEYS) == key:
-            return node
-    return None
 
 
 def _read_deployments(document: Document, deployments: list[Node]) -> tuple[str | None, list[Diagnostic]]:
@@ -169,7 +97,7 @@ def _read_deployments(document: Document, deployments: list[Node]) -> tuple[str 
             meant = nearest(key, ("name", "kind"))
             fix = f'did you mean "{meant}"?' if meant else "remove it; there can be: name, kind"
             problems.append(document.at_key(node, f"key {quote(key)} is not supported", fix))
-    name = _find(item, "name")
+    name = find_key(item, "name")
     if name is None:
         path = (*item.path, "name")
         problems.append(
@@ -198,60 +126,16 @@ def _check_deployment(document: Document, kinds: list[Node | None], deployments:
     return []
 
 
-def _implied(generation: Generation, deployment: str | None) -> dict[str, object]:
-    implied: dict[str, object] = {"kind": "RealtimeAPI", "handler.interface": generation.interface}
-    if generation is FUNCTIONS:
+def _implied(generation: Generation, kind: str, deployment: str | None) -> dict[str, object]:
+    implied: dict[str, object] = {"kind": kind}
+    if generation is not SPLITTER:  # which alone has no code
+        implied["handler.interface"] = generation.interface
+    if generation in (FUNCTIONS, TASK):
         implied["handler.type"] = "python"
     if generation in (FUNCTIONS, DEPLOYED_CLASS):
         # A placeholder when the deployment's own name is wrong: the file is refused anyhow.
         implied["deployment"] = deployment or "deployment"
     return implied
-
-
-def _choose(
-    document: Document, item: Node, kind: Node | None, *, in_deployment: bool
-) -> tuple[Generation | None, Diagnostic | None]:
-    """Pick the generation of a resource; none if nothing more can be said about it."""
-    by_shape = _by_shape(item)
-    if kind is None:
-        if in_deployment:
-            problem = _missing_kind(document, item, "api")
-            return _api_generation(item), problem
-        if by_shape is PREDICTOR:
-            return KINDLESS, None
-        return by_shape or HANDLER, _missing_kind(document, item, "RealtimeAPI")
-    if not isinstance(kind.value, str):
-        return by_shape, document.wrong_type(kind, "a string", 'write "RealtimeAPI"')
-    generation_of: dict[str, Callable[[], Generation]] = {
-        "RealtimeAPI": lambda: by_shape or HANDLER,
-        "SyncAPI": lambda: KINDLESS,
-        "api": lambda: _api_generation(item),
-    }
-    if kind.value in generation_of:
-        return generation_of[kind.value](), None
-    meant = nearest(kind.value, {*generation_of, *NOT_YET_KINDS, *(() if by_shape else ("deployment",))})
-    if meant in NOT_YET_KINDS:
-        return None, document.at_value(kind, f"kind {quote(meant)} is not available: {ONLY}", "remove this resource")
-    fix = f"write {quote(meant or 'RealtimeAPI')}"
-    return (generation_of[meant]() if meant in generation_of else by_shape), document.at_value(
-        kind, f"unknown kind {quote(kind.value)}", fix
-    )
-
-
-def _missing_kind(document: Document, item: Node, kind: str) -> Diagnostic:
-    return document.diagnostic(item.line, item.column, (*item.path, "kind"), "must be defined", f'write "kind: {kind}"')
-
-
-def _by_shape(item: Node) -> Generation | None:
-    if _find(item, "handler") is not None:
-        return HANDLER
-    return PREDICTOR if _find(item, "predictor") is not None else None
-
-
-def _api_generation(item: Node) -> Generation:
-    predictor = _find(item, "predictor")
-    keys = predictor.value if predictor is not None and isinstance(predictor.value, dict) else {}
-    return DEPLOYED_CLASS if any(key in keys for key in ("type", "config", "env")) else FUNCTIONS
 
 
 def _move(draft: Draft, holder: Node, section: str) -> None:
@@ -260,13 +144,21 @@ def _move(draft: Draft, holder: Node, section: str) -> None:
     draft.sections[section] = holder
     for key, node in holder.value.items():
         written = f"{section}.{key}" if section else key
-        if written in draft.generation.fields or written in draft.generation.sections:
+        if draft.is_unsupported(written):
+            _refuse(draft, key, written, node)
+        elif written in draft.generation.fields or written in draft.generation.sections:
             _place(draft, written, node)
-            continue
-        fix, meant = _suggest(draft, section, key, node)
-        draft.problems.append(draft.document.at_key(node, f"key {quote(key)} is not supported", fix))
-        if meant is not None and not _is_taken(draft, section, holder.value, meant):
-            _place(draft, meant, node)
+        else:
+            fix, meant = _suggest(draft, section, key, node)
+            draft.problems.append(draft.document.at_key(node, f"key {quote(key)} is not supported", fix))
+            if meant is not None and not _is_taken(draft, section, holder.value, meant):
+                _place(draft, meant, node)
+
+
+def _refuse(draft: Draft, key: str, written: str, node: Node) -> None:
+    """Say that a key belongs to other kinds."""
+    message, fix = f"{key} key is not supported for {draft.kind} kind", instead_of(draft.kind, written) or ""
+    draft.problems.append(draft.document.at_key(node, message, fix))
 
 
 def _is_taken(draft: Draft, section: str, siblings: Mapping[str, Node], written: str) -> bool:
@@ -284,31 +176,45 @@ def _place(draft: Draft, written: str, node: Node) -> None:
     if place == NOT_YET:
         key = written.rpartition(".")[2]
         about, fix = NOT_YET_KEYS[key]
-        message = f"key {quote(key)} ({about}) is not available: {ONLY}"
+        message = f"key {quote(key)} ({about}) is not available in this version of cortex"
         draft.problems.append(draft.document.at_key(node, message, fix))
         if key == written:  # it stands where the code would be described
             draft.broken.add(draft.generation.section)
     elif place in draft.fields:
         other = ".".join(str(part) for part in draft.fields[place].path[1:])
         draft.problems.append(draft.document.at_key(node, f"says the same as {quote(other)}", "remove one of them"))
-    elif place == MODEL_ENTRIES:
-        entries, problems = read_entries(draft.document, node, draft.generation)
-        draft.problems += problems
-        if entries is None:
-            draft.broken.add(place)
-        else:
-            draft.fields[place] = entries
+    elif place in (MODEL_ENTRIES, "apis"):
+        _place_list(draft, place, node)
     elif place not in (IGNORED, "kind"):
         draft.fields[place] = node
 
 
+def _place_list(draft: Draft, place: str, node: Node) -> None:
+    if place == MODEL_ENTRIES:
+        entries, problems = read_models(draft.document, node, draft.generation)
+    else:
+        fix = 'write "name: my-api" and "weight: 100" in it'
+        entries, problems = read_entries(draft.document, node, _TRAFFIC_KEYS, _MEANT_IN_TRAFFIC, fix)
+    draft.problems += problems
+    if entries is None:
+        draft.broken.add(place)
+    else:
+        draft.fields[place] = entries
+
+
 def _place_section(draft: Draft, written: str, node: Node) -> None:
-    holds_models = written.rpartition(".")[2] in MODEL_SECTIONS
-    if node.value is None and (holds_models or written in _NULLABLE_SECTIONS):
+    if written in SHORT_FORMS and isinstance(node.value, str):
+        draft.fields[SHORT_FORMS[written]] = draft.sections[written] = node
+        return
+    key = written.rpartition(".")[2]
+    holds_models = key in MODEL_SECTIONS
+    if node.value is None and (holds_models or key in _OPTIONAL_SECTIONS):
         return
     if holds_models:
         draft.homes[MODELS] = node
     if isinstance(node.value, dict):
+        if key in _OPTIONAL_SECTIONS:  # it asks for something even if it is empty
+            draft.homes[_OPTIONAL_SECTIONS[key]] = node
         _move(draft, node, written)
     elif holds_models and isinstance(node.value, tuple) and draft.generation is not HANDLER:
         draft.sections[written] = node
@@ -322,20 +228,23 @@ def _place_section(draft: Draft, written: str, node: Node) -> None:
 def _suggest(draft: Draft, section: str, key: str, node: Node) -> tuple[str, str | None]:
     """Say what to do about an unknown key, and which key (as written) it probably is."""
     generation = draft.generation
+    if not section and key in _KEYS_OF_KINDS:
+        return f"remove it: it belongs to {_KEYS_OF_KINDS[key]}", None
     subsections = [inner for inner in MODEL_SECTIONS if f"{section}.{inner}" in generation.sections]
-    near = nearest(key, [inner for inner in subsections if not draft.is_foreign(inner)])
+    near = nearest(key, [inner for inner in subsections if not draft.is_out_of_place(inner)])
     if near is not None and isinstance(node.value, dict):
         return f'did you mean "{near}"?', f"{section}.{near}"
     if meant := _elsewhere(draft, section, key):
         parent, _, leaf = meant.rpartition(".")
         return (f'write "{leaf}"' if parent == section else f'move it to "{meant}"'), meant
-    siblings = [other for other in generation.keys_of(section) if not draft.is_foreign(other)]
+    prefix = f"{section}." if section else ""
+    siblings = [other for other in generation.keys_of(section) if not draft.is_out_of_place(prefix + other)]
     # What another generation has here is no misspelling.
     known = any(_as_in(other, generation, section, key) in {*other.fields, *other.sections} for other in GENERATIONS)
     near = None if known else nearest(key, siblings)
     if near is not None:
-        return f'did you mean "{near}"?', f"{section}.{near}" if section else near
-    if isinstance(node.value, dict) and (section_home := _home_of_section(generation, key)):
+        return f'did you mean "{near}"?', prefix + near
+    if isinstance(node.value, dict) and (section_home := _home_of_section(draft, key)):
         return f'move what is in it to "{section_home}"', None
     return f"remove it; there can be: {', '.join(siblings)}", None
 
@@ -343,7 +252,7 @@ def _suggest(draft: Draft, section: str, key: str, node: Node) -> tuple[str, str
 def _elsewhere(draft: Draft, section: str, key: str) -> str | None:
     """Find a key that another generation, or another section, has: what does this generation write for it?"""
     generation = draft.generation
-    served = generation.written.keys() - {IGNORED, NOT_YET}
+    served = draft.served_places()
     for other in GENERATIONS:
         place = other.fields.get(_as_in(other, generation, section, key))
         if place in served:
@@ -365,9 +274,10 @@ def _as_in(other: Generation, generation: Generation, section: str, key: str) ->
     return f"{same_section}.{key}" if same_section else key
 
 
-def _home_of_section(generation: Generation, section: str) -> str | None:
+def _home_of_section(draft: Draft, section: str) -> str | None:
+    served = draft.served_places()
     for other in GENERATIONS:
         for written, place in other.fields.items():
-            if written.startswith(f"{section}.") and place in generation.written and place not in (IGNORED, NOT_YET):
-                return generation.written[place].rpartition(".")[0] or None
+            if written.startswith(f"{section}.") and place in served:
+                return draft.generation.written[place].rpartition(".")[0] or None
     return None

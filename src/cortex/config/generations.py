@@ -15,18 +15,17 @@ from cortex.config.schema import Interface
 IGNORED = "ignored"  #: accepted, since its generation had it; means nothing here
 NOT_YET = "not yet"  #: refused with the reason in `NOT_YET_KEYS`
 
-# What this version does not serve yet: later work deletes from these two.
-ONLY = "this version of cortex serves RealtimeAPIs only"
-NOT_YET_KINDS = frozenset({"BatchAPI", "AsyncAPI", "TaskAPI", "TrafficSplitter"})
+#: What the refused keys are about, and what to do instead.
 NOT_YET_KEYS = MappingProxyType(
-    {  # what the key is about, and what to do instead
+    {
         "onnx": ("ONNX request handlers", 'write "predictor:" with "type: onnx" and "model"'),
         "pod": ("containers", "write a Python handler"),
         "protobuf_path": ("gRPC", "answer JSON over HTTP"),
-        "server_side_batching": ("server-side batching", "remove it"),
         "tensorflow": ("TensorFlow request handlers", 'write "predictor:" with "type: tensorflow" and "model"'),
     }
 )
+#: Sections that may be written as one value: which field that is.
+SHORT_FORMS = MappingProxyType({"schedule": "schedule.cron"})
 
 #: Which types of code have their models in which section; files up to 0.24 had one for all.
 MODEL_SECTIONS = MappingProxyType(
@@ -80,8 +79,11 @@ _BOUNDS = {
     # Ours, in files of every generation.
     "networking.timeout": "networking.timeout_s",
     "networking.max_body_size": "networking.max_body_size",
+    "networking.access_log": "networking.access_log",
+    "networking.auth": "networking.auth",
     "compute.mem_limit": "compute.mem_limit",
 }
+_BATCHES = _rows("networking", "max_batch_size local_paths")  # ours as well
 _COMPUTE = _rows("compute", "cpu mem gpu")
 _REPLICAS_IN_COMPUTE = _rows("compute", "min_replicas max_replicas init_replicas target_cpu_utilization", "autoscaling")
 _AUTOSCALING = {
@@ -94,13 +96,16 @@ _AUTOSCALING = {
     **_rows("autoscaling", "max_downscale_factor max_upscale_factor downscale_tolerance upscale_tolerance"),
 }
 _UPDATE_STRATEGY = _rows("update_strategy", "max_surge max_unavailable")
-_TRACKER = _rows("tracker", "key model_type")
-_MONITORING = _rows("monitoring", "key model_type", "tracker")
+_TRACKED = "key model_type baseline window false_alarm_rate"  # the last three are ours
+_TRACKER = _rows("tracker", _TRACKED)
+_MONITORING = _rows("monitoring", _TRACKED, "tracker")
+_READINESS = {"readiness": "readiness"}  # ours
+_SCHEDULE = _rows("schedule", "cron timezone submission overlap")  # ours
 _CLASS = "type path python_path config env"
 _TENSORFLOW = "signature_key tensorflow_serving"
 _PROCESSES = "processes_per_replica threads_per_process"
 _LATE = "log_level dependencies.pip dependencies.conda dependencies.shell"
-_LATE_NOT_YET = "server_side_batching protobuf_path"
+_DEFINITION = f"path python_path config env {_LATE}"
 
 
 def _models(section: str) -> dict[str, str]:
@@ -108,6 +113,14 @@ def _models(section: str) -> dict[str, str]:
     return {
         **_rows(section, keys, "handler.models"),
         f"{section}.poll_interval": "handler.models.poll_interval_s",
+    }
+
+
+def _batching(section: str) -> dict[str, str]:
+    return {
+        f"{section}.max_batch_size": "handler.server_side_batching.max_batch_size",
+        f"{section}.batch_interval": "handler.server_side_batching.batch_interval_s",
+        f"{section}.isolate_failures": "handler.server_side_batching.isolate_failures",  # ours
     }
 
 
@@ -128,6 +141,7 @@ FUNCTIONS = _generation(
     _REPLICAS_IN_COMPUTE,
     _COMPUTE,
     _BOUNDS,
+    _READINESS,
 )
 
 #: 0.12: `kind: api`, classes
@@ -143,6 +157,7 @@ DEPLOYED_CLASS = _generation(
     _REPLICAS_IN_COMPUTE,
     _COMPUTE,
     _BOUNDS,
+    _READINESS,
 )
 
 #: 0.13 to 0.18: no `kind`, or `kind: SyncAPI`
@@ -170,9 +185,10 @@ KINDLESS = _generation(
     {"networking.endpoint": "networking.endpoint"},
     _rows("networking", "local_port api_gateway", IGNORED),
     _BOUNDS,
+    _READINESS,
 )
 
-#: 0.19 to 0.33: `kind: RealtimeAPI` with `predictor`
+#: 0.19 to 0.33: `kind: RealtimeAPI`, `BatchAPI` or `AsyncAPI` with `predictor`
 PREDICTOR = _generation(
     "predictor",
     "predictor",
@@ -182,7 +198,8 @@ PREDICTOR = _generation(
     {"predictor.model_path": "handler.models.path"},
     _models("predictor.multi_model_reloading"),
     _models("predictor.models"),
-    _rows("predictor", _LATE_NOT_YET, NOT_YET),
+    _batching("predictor.server_side_batching"),
+    _rows("predictor", "protobuf_path", NOT_YET),
     _MONITORING,
     {"networking.endpoint": "networking.endpoint"},
     _rows("networking", "local_port api_gateway", IGNORED),
@@ -191,9 +208,12 @@ PREDICTOR = _generation(
     _AUTOSCALING,
     _UPDATE_STRATEGY,
     _BOUNDS,
+    _BATCHES,
+    _READINESS,
+    _SCHEDULE,
 )
 
-#: 0.34 and 0.35: `kind: RealtimeAPI` with `handler`, the current form
+#: 0.34 and 0.35: `kind: RealtimeAPI`, `BatchAPI` or `AsyncAPI` with `handler`, the current form
 HANDLER = _generation(
     "handler",
     "handler",
@@ -202,13 +222,34 @@ HANDLER = _generation(
     _rows("handler", "image tensorflow_serving_image shm_size", IGNORED),
     _models("handler.multi_model_reloading"),
     _models("handler.models"),
-    _rows("handler", _LATE_NOT_YET, NOT_YET),
+    _batching("handler.server_side_batching"),
+    _rows("handler", "protobuf_path", NOT_YET),
+    _TRACKER,
     {"networking.endpoint": "networking.endpoint", "pod": NOT_YET},
     _COMPUTE,
     _rows("compute", "inf node_groups"),
     _AUTOSCALING,
     _UPDATE_STRATEGY,
     _BOUNDS,
+    _BATCHES,
+    _READINESS,
+    _SCHEDULE,
 )
 
-GENERATIONS = (FUNCTIONS, DEPLOYED_CLASS, KINDLESS, PREDICTOR, HANDLER)
+#: 0.27 to 0.35: `kind: TaskAPI`
+TASK = _generation(
+    "handler",
+    "definition",
+    _NAMES,
+    _rows("definition", _DEFINITION, "handler"),
+    _rows("definition", "image shm_size", IGNORED),
+    _rows("networking", "endpoint max_body_size access_log auth"),
+    _COMPUTE,
+    _rows("compute", "inf node_groups mem_limit"),
+    _SCHEDULE,
+)
+
+#: 0.19 to 0.35: `kind: TrafficSplitter`
+SPLITTER = _generation("handler", "apis", _NAMES, {"apis": "apis"}, _rows("networking", "endpoint auth"))
+
+GENERATIONS = (FUNCTIONS, DEPLOYED_CLASS, KINDLESS, PREDICTOR, HANDLER, TASK, SPLITTER)

@@ -6,7 +6,6 @@ Moves nodes and keeps their positions; which model may be called what is `schema
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from cortex.config.document import Document, Node
 from cortex.config.generations import (
@@ -18,46 +17,16 @@ from cortex.config.generations import (
     OLDER_MODEL_KEYS,
     Generation,
 )
-from cortex.config.values import nearest, quote
+from cortex.config.listed import read_entries
+from cortex.config.values import quote
 from cortex.errors import Diagnostic
 
 
-def read_entries(document: Document, listing: Node, generation: Generation) -> tuple[Node | None, list[Diagnostic]]:
+def read_models(document: Document, listing: Node, generation: Generation) -> tuple[Node | None, list[Diagnostic]]:
     """Bring the entries of a list of models into the current form; None if one of them can't be read at all."""
-    if not isinstance(listing.value, tuple):
-        return listing, []  # the schema will say so
-    problems: list[Diagnostic] = []
-    entries: list[Node] = []
-    for item in listing.value:
-        if isinstance(item.value, dict):
-            entries.append(_read_entry(document, item, item.value, generation, problems))
-        else:
-            fix = 'write "name: my-model" and "path: s3://bucket/path" in it'
-            problems.append(document.wrong_type(item, "a map", fix))
-    is_whole = len(entries) == len(listing.value)
-    return (replace(listing, value=tuple(entries)) if is_whole else None), problems
-
-
-def _read_entry(
-    document: Document, item: Node, written: Mapping[str, Node], generation: Generation, problems: list[Diagnostic]
-) -> Node:
     known = MODEL_KEYS if generation is HANDLER else {**MODEL_KEYS, **OLDER_MODEL_KEYS}
-    entry: dict[str, Node] = {}
-    for key, node in written.items():
-        meant = known.get(key) or OLDER_MODEL_KEYS.get(key) or nearest(key, MODEL_KEYS)
-        if key not in known:
-            older = key in OLDER_MODEL_KEYS
-            question = f'write "{meant}"' if older else f'did you mean "{meant}"?'
-            fix = question if meant else f"remove it; there can be: {', '.join(MODEL_KEYS)}"
-            problems.append(document.at_key(node, f"key {quote(key)} is not supported", fix))
-            if meant in written:
-                continue
-        if meant in entry:
-            other = entry[meant].path[-1]
-            problems.append(document.at_key(node, f"says the same as {quote(other)}", "remove one of them"))
-        elif meant is not None:
-            entry[meant] = node
-    return replace(item, value=entry)
+    fix = 'write "name: my-model" and "path: s3://bucket/path" in it'
+    return read_entries(document, listing, known, OLDER_MODEL_KEYS, fix)
 
 
 def section_fix(node: Node) -> str:
@@ -68,9 +37,9 @@ def section_fix(node: Node) -> str:
 
 
 def misplaced_section(
-    document: Document, sections: Mapping[str, Node], type_: str, generation: Generation
+    document: Document, sections: Mapping[str, Node], type_: str, generation: Generation, instead: Mapping[str, str]
 ) -> list[Diagnostic]:
-    """Say that models are in the section for another type of code."""
+    """Say that models are in the section for another type of code; `instead` is for keys that the kind has not."""
     problems: list[Diagnostic] = []
     for written, node in sections.items():
         key = written.rpartition(".")[2]
@@ -78,7 +47,8 @@ def misplaced_section(
         if key not in MODEL_SECTIONS or right in (None, key) or _is_shared(node, generation):
             continue
         message = f"key {quote(key)} is not supported with type {quote(type_)}"
-        problems.append(document.at_key(node, message, f'did you mean "{right}"?'))
+        fix = instead.get(right or "", f'did you mean "{right}"?')
+        problems.append(document.at_key(node, message, fix))
     return problems
 
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from cortex.config.project import ProjectFiles
-from cortex.config.schema import LOCAL_SERVING, STORES, Api, Models
+from cortex.config.schema import Api
+from cortex.config.schema_models import LOCAL_SERVING, STORES, Models
 from cortex.config.values import nearest, quote
-from cortex.config.violations import Violation, absent
+from cortex.config.violations import Violation, absent, is_file, is_folder
 
 _MODELS = "handler.models"
 _FORMS = ("path", "paths", "dir")
@@ -116,9 +117,10 @@ def _location_violations(
     if location.startswith(STORES):
         return
     if location.startswith("/"):
-        if not Path(location).exists():
+        is_there = is_folder(Path(location))
+        if not is_there and not is_file(Path(location)):
             yield Violation((place,), f"{quote(location)}: path does not exist", "correct the path")
-        elif folder and not Path(location).is_dir():
+        elif folder and not is_there:
             yield _not_a_folder(place, location)
     elif project.contains(location):
         if folder:
@@ -128,9 +130,9 @@ def _location_violations(
 
 
 def _absent_model(location: str, project: ProjectFiles) -> tuple[str, str]:
-    if (project.root / location).is_dir():
+    if is_folder(project.root / location):
         return f"{quote(location)}: has no files, or has been excluded from your project directory", "see .cortexignore"
-    if (project.root / location).is_file():
+    if is_file(project.root / location):
         return absent(location, project)
     folders = {str(parent) for file in project.files for parent in PurePosixPath(file).parents if parent.name}
     near = nearest(location.removeprefix("./").rstrip("/"), folders.union(project.files))

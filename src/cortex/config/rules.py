@@ -9,19 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from cortex.config.kind_rules import BATCHING, batching_violations, schedule_violations, splitter_violations
 from cortex.config.model_rules import model_file_violations, model_violations
 from cortex.config.project import ProjectFiles
+from cortex.config.sample_rules import sample_violations
 from cortex.config.schema import MAX_NAME_LENGTH, MIN_CORES, MIN_MEMORY_BYTES, Api
 from cortex.config.values import nearest, quote
 from cortex.config.violations import Violation, absent, closest_file
+from cortex.lifecycle import ApiKind
 
 
 def field_violations(api: Api) -> Iterator[Violation]:
     """Check the fields of one API against each other and against the bounds that depend on its generation."""
+    yield from _kind_violations(api)
     yield from _replica_violations(api)
     yield from _concurrency_violations(api)
     yield from _compute_violations(api)
     yield from model_violations(api)
+    yield from batching_violations(api)
+    yield from splitter_violations(api)
+    yield from schedule_violations(api)
     strategy = api.update_strategy
     if {strategy.max_surge.rstrip("%"), strategy.max_unavailable.rstrip("%")} == {"0"}:
         places = ("update_strategy.max_unavailable", "update_strategy.max_surge")
@@ -32,6 +39,19 @@ def field_violations(api: Api) -> Iterator[Violation]:
         )
     if api.handler.interface == "handler" and api.name.startswith("b-"):
         yield Violation(("name",), f'{quote(api.name)} cannot start with "b-"', "rename the API")
+
+
+def _kind_violations(api: Api) -> Iterator[Violation]:
+    if api.kind is ApiKind.ASYNC:
+        fix = 'remove it: "autoscaling" says how many workloads are worked on at the same time'
+    elif api.kind.runs_jobs:
+        fix = 'remove it: a submission says how many "workers" its job has'
+    else:
+        return
+    for key in ("processes_per_replica", "threads_per_process"):
+        if getattr(api.handler, key) > 1:
+            message = f"{key} key is not supported for {api.kind} kind"
+            yield Violation((f"handler.{key}",), message, fix)
 
 
 def _replica_violations(api: Api) -> Iterator[Violation]:
@@ -61,7 +81,7 @@ def _concurrency_violations(api: Api) -> Iterator[Violation]:
     if target > most:
         message = f"target_replica_concurrency cannot be greater than max_replica_concurrency ({target:g} > {most})"
         places = ("autoscaling.target_replica_concurrency", "autoscaling.max_replica_concurrency")
-        others = ("handler.processes_per_replica", "handler.threads_per_process")
+        others = ("handler.processes_per_replica", "handler.threads_per_process", f"{BATCHING}.max_batch_size")
         yield Violation((*places, *others), message, f"set max_replica_concurrency to at least {target:g}")
 
 
@@ -90,7 +110,8 @@ def _compute_violations(api: Api) -> Iterator[Violation]:
 
 def project_violations(api: Api, project: ProjectFiles, named: frozenset[str]) -> Iterator[Violation]:
     """Check that the files an API names are in its project; `named` are the places that the user wrote."""
-    yield from _code_violations(api, project)
+    if api.kind is not ApiKind.SPLITTER:
+        yield from _code_violations(api, project)
     python_path = api.handler.python_path
     if python_path is not None and not project.has_folder(python_path):
         message = f"{quote(python_path)}: path does not exist, or has been excluded from your project directory"
@@ -104,6 +125,7 @@ def project_violations(api: Api, project: ProjectFiles, named: frozenset[str]) -
         if place in named and not project.contains(file):
             yield Violation((place,), *absent(file, project))
     yield from model_file_violations(api, project)
+    yield from sample_violations(api, project)
 
 
 def _code_violations(api: Api, project: ProjectFiles) -> Iterator[Violation]:

@@ -6,11 +6,24 @@ errors raised here into diagnostics. Units are in the names: seconds, bytes, cor
 
 from __future__ import annotations
 
+import posixpath
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from cortex.config.clock import STORED, cron_expression, time_zone
+from cortex.config.schema_base import (
+    Count,
+    EnvName,
+    EnvValue,
+    Fraction,
+    Model,
+    ProjectPath,
+    Text,
+    folder_on_path,
+)
+from cortex.config.schema_models import ModelLocation, Models, serving_address
 from cortex.config.values import (
     a_list,
     a_map,
@@ -18,8 +31,6 @@ from cortex.config.values import (
     dashed,
     duration_s,
     enum,
-    env_name,
-    env_value,
     integer,
     memory_bytes,
     number,
@@ -27,31 +38,19 @@ from cortex.config.values import (
     problem,
     quote,
     text,
+    true_or_false,
 )
+from cortex.lifecycle import ApiKind
 
 Interface = Literal["functions", "predictor", "handler"]
 
-STORES = ("s3://", "gs://")
-DEFAULT_MODEL = "_cortex_default"  #: what the one model of `path` is called inside
-LOCAL_SERVING = "local"  #: a TensorFlow Serving server that we start
 MAX_NAME_LENGTH = 42
 MAX_ENDPOINT_LENGTH = 1000
 MIN_CORES = 0.02  #: of files from 0.13 on
 MIN_MEMORY_BYTES = 20 * 1024**2  #: of files from 0.13 on
-
-
-class Model(BaseModel):
-    """Frozen, strict about keys; a null for a field in `null_means_default` is as if the key were absent."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    null_means_default: ClassVar[frozenset[str]] = frozenset()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {key: value for key, value in data.items() if value is not None or key not in cls.null_means_default}
+SUBMISSION_BYTES = 10 * 1024**2  #: what the body of a submission to a BatchAPI may have by default
+WORKLOAD_S = 3600.0  #: what one workload of an AsyncAPI may take by default
+MAX_BATCH_BYTES = 256 * 1024**2  #: a batch is held in memory whole, and is one value of the database
 
 
 def _api_name(value: object) -> str:
@@ -85,33 +84,6 @@ def _endpoint(value: object) -> str:
     return "/" + endpoint.strip("/")
 
 
-def _project_path(value: object) -> str:
-    path = text(value)
-    if path.startswith(("/", "~")):
-        raise problem(
-            f"{quote(path)} must be relative to the project folder", "write it as seen from the project folder"
-        )
-    parts = [part for part in path.split("/") if part not in ("", ".")]
-    if ".." in parts:
-        raise problem(f"{quote(path)} must be inside the project folder", "move it into the project folder")
-    return "/".join(parts)
-
-
-def _python_path(value: object) -> str:
-    path = _project_path(value)
-    if not path:
-        raise problem(f"{quote(value)} is the project folder, which is on the Python path already", "remove the key")
-    return path + "/"
-
-
-Text = Annotated[str, BeforeValidator(text)]
-Count = Annotated[int, BeforeValidator(integer(above=0))]
-Fraction = Annotated[float, BeforeValidator(number(at_least=0, below=1))]
-EnvName = Annotated[str, BeforeValidator(env_name)]
-EnvValue = Annotated[str, BeforeValidator(env_value)]
-ProjectPath = Annotated[str, BeforeValidator(_project_path)]
-
-
 class Dependencies(Model):
     """The files, relative to the project, that say what to install."""
 
@@ -120,133 +92,75 @@ class Dependencies(Model):
     shell: ProjectPath = "dependencies.sh"
 
 
-def _model_name(value: object) -> str:
-    name = text(value)
-    if name == DEFAULT_MODEL:
-        raise problem(f"{quote(name)} is a reserved name", "rename the model")
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-        suggestion = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")
-        raise problem(
-            f"{quote(name)} must contain only letters, numbers, underscores, and dashes",
-            f"write {quote(suggestion or 'my-model')}",
-        )
-    return name
+def _batch_size(value: object) -> int:
+    size = memory_bytes(value)
+    if size > MAX_BATCH_BYTES:
+        raise problem(f"must be at most 256Mi (got {quote(value)})", "write a smaller amount")
+    return size
 
 
-_ALMOST_STORE = re.compile(r"(s3[an]?|gc?s)(?::/*|//)([^/].*)", re.IGNORECASE)
-_STORE_OVER_HTTP = re.compile(
-    r"https?://(?:(?P<bucket>[^./]+)\.)?"
-    r"(?:s3[^/]*\.amazonaws\.com|(?P<google>storage\.(?:cloud\.)?google(?:apis)?\.com))/(?P<path>[^?#]+).*"
-)
+class Batching(Model):
+    """Server-side batching: requests that come together are one call, with a list for each argument."""
 
-
-def _model_location(value: object) -> str:
-    """Read where a model is; whether it is there is a rule's business."""
-    location = text(value)
-    if location.startswith(STORES):
-        if not location.split("://", 1)[1].strip("/"):
-            raise problem(f"{quote(location)} names no bucket", f'write "{location[:5]}bucket/path"')
-        return location
-    if "://" in location or location.startswith("~") or _ALMOST_STORE.match(location):
-        raise problem(
-            f"{quote(location)} must be a path, or start with s3:// or gs://",
-            f"write {quote(_as_store(location) or 's3://bucket/path')}",
-        )
-    if ".." in location.split("/"):
-        fix = "move it into the project folder, or write an absolute path"
-        raise problem(f"{quote(location)} must not go up with ..", fix)
-    return location
-
-
-def _as_store(url: str) -> str | None:
-    """Turn the HTTP address of an object, or what was nearly right, into the store's own form."""
-    if found := _ALMOST_STORE.match(url):
-        return f"{'s3' if found[1].lower().startswith('s3') else 'gs'}://{found[2]}"
-    found = _STORE_OVER_HTTP.fullmatch(url)
-    if found is None:
-        return None
-    bucket = f"{found['bucket']}/" if found["bucket"] else ""
-    return f"{'gs' if found['google'] else 's3'}://{bucket}{found['path']}"
-
-
-def _serving_address(value: object) -> str:
-    address = text(value)
-    if address == LOCAL_SERVING:
-        return address
-    found = re.fullmatch(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", address)
-    if found is None or not 0 < int(found[1]) < 65536:
-        if address.lower() == LOCAL_SERVING:
-            raise problem(f"{quote(address)} must be host:port, or {quote(LOCAL_SERVING)}", f'write "{LOCAL_SERVING}"')
-        host = re.sub(r"^[a-z+]+://", "", address).split("/")[0].split(":")[0]
-        raise problem(
-            f"{quote(address)} must be host:port, or {quote(LOCAL_SERVING)}",
-            f"write {quote(f'{host}:8500')}" if re.fullmatch(r"[A-Za-z0-9_.-]+", host) else 'write "localhost:8500"',
-        )
-    return address
-
-
-ModelLocation = Annotated[str, BeforeValidator(_model_location)]
-
-
-class ModelEntry(Model):
-    """One of several models."""
-
-    null_means_default = frozenset({"signature_key"})
-
-    name: Annotated[str, BeforeValidator(_model_name)]
-    path: ModelLocation
-    signature_key: Text | None = None
-
-
-class Models(Model):
-    """The exported models that an API serves: exactly one of `path`, `paths` and `dir`, and how many are held."""
-
-    null_means_default = frozenset({"path", "paths", "dir", "cache_size", "disk_cache_size", "cache_memory"})
-
-    path: ModelLocation | None = None
-    paths: Annotated[list[ModelEntry], BeforeValidator(a_list)] | None = None
-    dir: ModelLocation | None = None  #: its folders are models
-    signature_key: Text | None = None  #: of each model that has none of its own
-    poll_interval_s: Annotated[float, BeforeValidator(duration_s(at_least=1))] = 10.0
-    cache_size: Count | None = None  #: model versions in memory
-    disk_cache_size: Count | None = None  #: model versions on disk
-    cache_memory: Annotated[int, BeforeValidator(memory_bytes)] | None = None
-
-    @property
-    def is_cached(self) -> bool:
-        """Tell whether models are loaded when first asked for, and dropped again to stay within a limit."""
-        return self.cache_size is not None or self.cache_memory is not None
+    max_batch_size: Annotated[int, BeforeValidator(integer(at_least=2, at_most=1024))]
+    #: The longest wait for more requests.
+    batch_interval_s: Annotated[float, BeforeValidator(duration_s(above=0, example="10ms"))]
+    isolate_failures: Annotated[bool, BeforeValidator(true_or_false)] = True  #: bisect a batch that fails
 
 
 class Handler(Model):
     """The user's code: where it is, how it is written, and what it is given."""
 
-    null_means_default = frozenset({"config", "env"})
+    null_means_default = frozenset({"config", "env", "server_side_batching"})
 
     interface: Interface
     type: Annotated[str, BeforeValidator(enum("python", "tensorflow", "onnx"))]
     path: ProjectPath
-    python_path: Annotated[str, BeforeValidator(_python_path)] | None = None
+    python_path: Annotated[str, BeforeValidator(folder_on_path)] | None = None
     config: Annotated[dict[str, Any], BeforeValidator(a_map)] = {}
     env: Annotated[dict[EnvName, EnvValue], BeforeValidator(a_map)] = {}
     model: ModelLocation | None = None  #: handed to module functions, which load it themselves
     models: Models | None = None  #: `multi_model_reloading` of Python code
     signature_key: Text | None = None  #: TensorFlow: of each model that `models` says no other for
-    tensorflow_serving: Annotated[str, BeforeValidator(_serving_address)] | None = None  #: host:port, or LOCAL_SERVING
+    tensorflow_serving: Annotated[str, BeforeValidator(serving_address)] | None = None  #: host:port, or LOCAL_SERVING
     processes_per_replica: Annotated[int, BeforeValidator(integer(at_least=1, at_most=100))] = 1
     threads_per_process: Annotated[int, BeforeValidator(integer(at_least=1))] = 1
     log_level: Annotated[str, BeforeValidator(enum("debug", "info", "warning", "error"))] = "info"
     dependencies: Dependencies = Dependencies()
+    server_side_batching: Batching | None = None
+
+
+#: In place of the code of an API that has none of its own.
+NO_CODE = Handler(interface="handler", type="python", path="(none)")
+
+
+def _local_folder(value: object) -> str:
+    folder = text(value)
+    if not folder.startswith("/"):
+        raise problem(f"{quote(folder)} must be an absolute path", 'write something like "/data/images"')
+    return posixpath.normpath(f"/{folder.lstrip('/')}")
+
+
+LocalFolder = Annotated[str, BeforeValidator(_local_folder)]
 
 
 class Networking(Model):
     """Where an API answers, and the bounds of a request."""
 
-    null_means_default = frozenset({"endpoint"})
+    null_means_default = frozenset({"endpoint", "local_paths"})
 
     endpoint: Annotated[str, BeforeValidator(_endpoint)]
-    timeout_s: Annotated[float, BeforeValidator(duration_s(above=0))] = 60.0
-    max_body_size: Annotated[int, BeforeValidator(memory_bytes)] = 100 * 1024**2
+    timeout_s: Annotated[float, BeforeValidator(duration_s(above=0))] = 60.0  #: of an AsyncAPI WORKLOAD_S
+    max_body_size: Annotated[int, BeforeValidator(memory_bytes)] = 100 * 1024**2  #: of a BatchAPI SUBMISSION_BYTES
+    max_batch_size: Annotated[int, BeforeValidator(_batch_size)] = 256_000  #: bytes of one batch; only a BatchAPI's
+    local_paths: Annotated[list[LocalFolder], BeforeValidator(a_list)] | None = None  #: open to a BatchAPI's endpoint
+    access_log: Annotated[bool, BeforeValidator(true_or_false)] = False  #: the gateway writes a line per request
+    auth: Annotated[str, BeforeValidator(enum("none", "api_key"))] = "none"  #: what callers must show to the gateway
+
+    @property
+    def needs_key(self) -> bool:
+        """Tell whether only callers with a key get in."""
+        return self.auth == "api_key"
 
 
 class Compute(Model):
@@ -265,9 +179,12 @@ class Autoscaling(Model):
 
     null_means_default = frozenset({"init_replicas"})
 
-    min_replicas: Count = 1
+    min_replicas: Annotated[int, BeforeValidator(integer(at_least=0))] = 1  #: 0: an idle API has no process
     max_replicas: Count = 100
-    init_replicas: Count = Field(default_factory=lambda data: int(data.get("min_replicas", 1)))
+    #: What a new API starts with; by default at least one, which shows whether its code can serve.
+    init_replicas: Annotated[int, BeforeValidator(integer(at_least=0))] = Field(
+        default_factory=lambda data: max(1, int(data.get("min_replicas", 1)))
+    )
     target_replica_concurrency: Annotated[float, BeforeValidator(number(above=0))] | None = None
     max_replica_concurrency: Annotated[int, BeforeValidator(integer(above=0, at_most=65535))] = 1024
     window_s: Annotated[float, BeforeValidator(duration_s(at_least=10, multiple_of=10))] = 60.0
@@ -288,35 +205,80 @@ class UpdateStrategy(Model):
 
 
 class Tracker(Model):
-    """Which value of each response to count (classification) or average (regression)."""
+    """Which value of each response to count (classification) or average (regression), and what counts as drift."""
+
+    null_means_default = frozenset({"key", "baseline"})
 
     key: Text | None = None
     model_type: Annotated[str, BeforeValidator(enum("classification", "regression"))]
+    baseline: ProjectPath | None = None  #: JSON: values from training; None: the first `window`
+    window: Annotated[int, BeforeValidator(integer(at_least=100))] = 1000  #: predictions that are compared at once
+    false_alarm_rate: Annotated[float, BeforeValidator(number(above=0, below=1))] = 0.001  #: per window
+
+
+def _shares(value: object) -> list[object]:
+    if value == []:
+        raise problem("cannot be empty", 'write "- name: my-api" and "weight: 100" below it')
+    return a_list(value)
+
+
+class Traffic(Model):
+    """One API behind a TrafficSplitter."""
+
+    name: Text
+    weight: Annotated[int, BeforeValidator(integer(at_least=0, at_most=100))]  #: percent of the requests
+    shadow: Annotated[bool, BeforeValidator(true_or_false)] = False  #: gets copies, whose answers nobody sees
+
+
+class Schedule(Model):
+    """When jobs of an API are submitted by themselves, and what is submitted."""
+
+    null_means_default = frozenset({"submission"})
+
+    cron: Annotated[str, BeforeValidator(cron_expression)]  #: five fields
+    timezone: Annotated[str, BeforeValidator(time_zone)] = "UTC"
+    submission: Annotated[dict[str, Any], BeforeValidator(a_map)] = {}  #: as a POST of its endpoint
+    overlap: Annotated[str, BeforeValidator(enum("allow", "skip"))] = "allow"  #: what a run does while another runs
 
 
 class Api(Model):
     """One API as it was asked for, complete with defaults; `model_dump(mode="json")` and back loses nothing."""
 
+    null_means_default = frozenset({"readiness", "schedule"})
+
     name: Annotated[str, BeforeValidator(_api_name)]
-    kind: str = "RealtimeAPI"
+    kind: ApiKind = ApiKind.REALTIME
     deployment: str | None = None  #: the `kind: deployment` it belongs to; only files of 0.10 to 0.12 have one
-    handler: Handler
+    handler: Handler = NO_CODE  #: that of a TrafficSplitter, which alone has none
     networking: Networking
     compute: Compute = Compute()
     autoscaling: Autoscaling = Autoscaling()
     update_strategy: UpdateStrategy = UpdateStrategy()
     tracker: Tracker | None = None
+    readiness: ProjectPath | None = None  #: a sample that a new replica must answer before it gets requests
+    apis: Annotated[list[Traffic], BeforeValidator(_shares)] | None = None  #: of a TrafficSplitter
+    schedule: Schedule | None = None  #: of a BatchAPI or a TaskAPI
 
     @model_validator(mode="before")
     @classmethod
-    def _default_endpoint(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or not isinstance(data.get("name"), str):
+    def _default_networking(cls, data: Any) -> Any:
+        """Fill in the defaults that follow from what else the API says."""
+        networking = data.get("networking", {}) if isinstance(data, dict) else None
+        if not isinstance(networking, dict):
             return data
-        networking = data.get("networking", {})
-        if not isinstance(networking, dict) or networking.get("endpoint") is not None:
-            return data
-        prefix = f"/{data['deployment']}" if data.get("deployment") else ""
-        return {**data, "networking": {**networking, "endpoint": f"{prefix}/{data['name']}"}}
+        if isinstance(data.get("name"), str) and networking.get("endpoint") is None:
+            prefix = f"/{data['deployment']}" if data.get("deployment") else ""
+            networking = {**networking, "endpoint": f"{prefix}/{data['name']}"}
+        if data.get("kind") in (ApiKind.BATCH, ApiKind.TASK):
+            networking = {"max_body_size": SUBMISSION_BYTES, **networking}
+        if data.get("kind") == ApiKind.ASYNC:
+            networking = {"timeout_s": WORKLOAD_S, **networking}
+        return {**data, "networking": networking}
+
+    @classmethod
+    def read_stored(cls, text: str | bytes) -> Api:
+        """Read the JSON of one that was stored: it was accepted then, whatever this machine knows of time zones."""
+        return cls.model_validate_json(text, context=STORED)
 
     @property
     def concurrency(self) -> int:
@@ -326,4 +288,6 @@ class Api(Model):
     @property
     def target_concurrency(self) -> float:
         """Tell how many requests in flight per replica the autoscaler aims at."""
-        return self.autoscaling.target_replica_concurrency or float(self.concurrency)
+        batching, handler = self.handler.server_side_batching, self.handler
+        calls = max(handler.threads_per_process, batching.max_batch_size if batching else 1)
+        return self.autoscaling.target_replica_concurrency or float(handler.processes_per_replica * calls)

@@ -182,7 +182,11 @@ def memory_bytes(value: object) -> int:
 
 
 def duration_s(
-    *, above: float | None = None, at_least: float | None = None, multiple_of: float | None = None
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    multiple_of: float | None = None,
+    example: str | None = None,
 ) -> Callable[[object], float]:
     """Make a reader of a duration in seconds: `500ms`, `1m30s`, or a number of seconds."""
 
@@ -194,7 +198,8 @@ def duration_s(
             (at_least, "greater than or equal to", at_least is None or seconds >= at_least),
         ):
             if bound is not None and not holds:
-                raise problem(f"must be {words} {bound:g}s (got {shown})", f"write something like {bound + 10:g}s")
+                fix = f"write something like {example or f'{bound + 10:g}s'}"
+                raise problem(f"must be {words} {bound:g}s (got {shown})", fix)
         if multiple_of is not None and seconds % multiple_of:
             near = max(round(seconds / multiple_of), 1) * multiple_of
             raise problem(f"must be a multiple of {multiple_of:g}s (got {shown})", f"write {near:g}s")
@@ -234,6 +239,13 @@ def percent_or_count(value: object) -> str:
         f"{quote(value)} must be an integer of at least 0 or a percentage from 0% to 100%",
         "write something like 1 or 25%",
     )
+
+
+def true_or_false(value: object) -> bool:
+    """Read a boolean."""
+    if not isinstance(value, bool):
+        raise wrong_type(value, "true or false", "write true or false")
+    return value
 
 
 def a_map(value: object) -> dict[str, object]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+import os
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from cortex.config.project import ProjectFiles
@@ -20,11 +21,21 @@ class Violation(NamedTuple):
     fix: str = ""
 
 
+def is_folder(path: Path) -> bool:
+    """Tell whether there is such a folder; no is the answer too for a name that no file can have."""
+    return os.path.isdir(path)  # noqa: PTH112 - the method raises where a name is too long
+
+
+def is_file(path: Path) -> bool:
+    """Tell whether there is such a file, as `is_folder`."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
 def absent(file: str, project: ProjectFiles, suffixes: tuple[str, ...] = ()) -> tuple[str, str]:
     """Say how a file is missing, and which one may be meant: a message and a fix."""
-    if (project.root / file).is_dir():
+    if is_folder(project.root / file):
         return f"{quote(file)}: is a folder, not a file", closest_file(file, project, suffixes)
-    if (project.root / file).is_file():
+    if is_file(project.root / file):
         return f"{quote(file)}: has been excluded from your project directory", "see .cortexignore, or rename the file"
     return f"{quote(file)}: file does not exist", closest_file(file, project, suffixes)
 

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Header, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from cortex.config.archive import MAX_PROJECT_BYTES
+from cortex.control.access_log import stream_access_log
 from cortex.control.docs_page import docs_page
-from cortex.control.guard import Guard
+from cortex.control.guard import Guard, IsName
+from cortex.control.job_routes import job_routes
+from cortex.control.key_routes import key_routes
+from cortex.control.log_stream import stream_logs
+from cortex.control.log_view import LogForm
 from cortex.control.operator import Operator
-from cortex.engine.log_files import LogLine, replicas
-from cortex.engine.logs import LogFollower, read_logs
-from cortex.errors import ConfigError, CortexError, InputError, NotFoundError, UserError
+from cortex.control.scaling_routes import scaling_routes
+from cortex.control.tracking_routes import tracking_routes
+from cortex.errors import ConfigError, CortexError, DatabaseUnavailableError, InputError, NotFoundError, UserError
+from cortex.jobs.bodies import read_body
 from cortex.telemetry import Logger
 
 #: A configuration file is some kilobytes.
@@ -30,30 +35,31 @@ MAX_UPLOAD_BYTES = MAX_PROJECT_BYTES + 16 * 1024 * 1024
 MAX_WAIT_S = 60.0
 #: How long an answer waits at most for the routes to follow a deletion.
 _DELETED_S = 5.0
-_FOLLOW_POLL_S = 0.2
 _NAME = re.compile(r"[a-z][-a-z0-9]{0,63}")
-_REPLICA = re.compile(r"[a-z0-9][-a-z0-9]{0,127}")
 
 Json = dict[str, Any]
 
 
-class TooLargeError(InputError):
-    """What was sent is larger than the operator takes."""
-
-    code = "too_large"
-    http_status = 413
-
-
 def create_app(
-    operator: Operator, token: str, host: str, logger: Logger, shut_down: Callable[[bool], None], version: str
+    operator: Operator,
+    token: str,
+    host: str,
+    logger: Logger,
+    shut_down: Callable[[bool], None],
+    version: str,
+    is_name: IsName | None = None,
 ) -> FastAPI:
     """Return the application. `shut_down(all)` ends the operator soon, with replicas and gateway if `all`."""
     app = FastAPI(title="cortex operator", version=version, docs_url=None, redoc_url=None)
-    _answer_errors(app, logger)
+    answer_errors(app, logger)
     app.include_router(_own_routes(operator, shut_down))
     app.include_router(_change_routes(operator))
     app.include_router(_api_routes(operator))
-    app.add_middleware(Guard, token=token, host=host)
+    app.include_router(scaling_routes(operator))
+    app.include_router(tracking_routes(operator))
+    app.include_router(job_routes(operator.jobs, operator.log_sources))
+    app.include_router(key_routes(operator.keys))
+    app.add_middleware(Guard, token=token, host=host, is_name=is_name)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
@@ -61,6 +67,39 @@ def create_app(
         return HTMLResponse(docs_page(app.openapi()))
 
     return app
+
+
+def answer_errors(app: FastAPI, logger: Logger) -> None:
+    """Have every error answered in the form of these routes."""
+
+    async def on_cortex_error(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, CortexError)
+        body: Json = {"error": str(error), "code": error.code}
+        if isinstance(error, ConfigError):
+            body["diagnostics"] = [asdict(diagnostic) for diagnostic in error.diagnostics]
+        if isinstance(error, UserError):
+            body["traceback"] = error.traceback
+        headers = {"retry-after": "1"} if isinstance(error, DatabaseUnavailableError) else None
+        return JSONResponse(body, error.http_status, headers)
+
+    async def on_http_error(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_input")
+        return JSONResponse({"error": str(error.detail).lower(), "code": code}, error.status_code, error.headers)
+
+    async def on_bad_parameter(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        problems = "; ".join(f"{'.'.join(map(str, item['loc'][1:]))}: {item['msg']}" for item in error.errors())
+        return JSONResponse({"error": problems, "code": InputError.code}, 400)
+
+    async def on_bug(request: Request, error: Exception) -> JSONResponse:
+        logger.error("request failed", exc_info=error, method=request.method, path=request.url.path)
+        return JSONResponse({"error": "internal error; the operator's log has the details", "code": "internal"}, 500)
+
+    app.add_exception_handler(CortexError, on_cortex_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(RequestValidationError, on_bad_parameter)
+    app.add_exception_handler(Exception, on_bug)
 
 
 def _own_routes(operator: Operator, shut_down: Callable[[bool], None]) -> APIRouter:
@@ -75,6 +114,11 @@ def _own_routes(operator: Operator, shut_down: Callable[[bool], None]) -> APIRou
     async def status() -> Json:
         """Return the operator, the gateway and every process of every replica."""
         return operator.describe_self()
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """Return every number, for Prometheus."""
+        return Response(await operator.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @router.post("/v1/shutdown")
     async def shutdown(all: bool = False) -> Json:
@@ -97,14 +141,14 @@ def _change_routes(operator: Operator) -> APIRouter:
         x_cortex_config: Annotated[str | None, Header()] = None,
     ) -> list[Json]:
         """Deploy the APIs of a project: the body is a zip of it, with the configuration file inside."""
-        body = await _read(request, MAX_UPLOAD_BYTES)
+        body = await read_body(request, MAX_UPLOAD_BYTES)
         name = config or x_cortex_config or "cortex.yaml"
         return [asdict(result) for result in await deployer.deploy(body, name, force)]
 
     @router.post("/patch")
     async def patch(request: Request, force: bool = False) -> list[Json]:
         """Change the configuration of deployed APIs: the body is a `cortex.yaml`."""
-        body = await _read(request, MAX_CONFIG_BYTES)
+        body = await read_body(request, MAX_CONFIG_BYTES)
         return [asdict(result) for result in await deployer.patch(body, force)]
 
     @router.post("/apis/{api}/refresh")
@@ -116,6 +160,7 @@ def _change_routes(operator: Operator) -> APIRouter:
     async def delete(api: str, keep_cache: bool = False, force: bool = False) -> Json:
         """Delete an API; `keep_cache` keeps its history. `force` is what the CLI asks its user about."""
         result = await deployer.delete(api, keep_cache)
+        await operator.jobs.api_deleted(api, keep_cache)
         await operator.reconciler.settled(api, _DELETED_S)  # callers may count on it: its endpoint answers no more
         return asdict(result)
 
@@ -148,94 +193,21 @@ def _api_routes(operator: Operator) -> APIRouter:
         follow: bool = False,
         replica: str | None = None,
         tail: Annotated[int, Query(ge=0, le=1_000_000)] = 1000,
+        request: str | None = None,
+        json: bool = False,
+        access: bool = False,
     ) -> StreamingResponse:
-        """Stream the lines of all replicas of an API, past ones too, in the order of time."""
+        """Stream the lines of all replicas of an API, past ones too, in the order of time.
+
+        `request` leaves out what was not printed for that request, `json` makes each line an object; with `access`
+        the lines are the gateway's, one per request.
+        """
         folder = operator.home.logs_dir / api
         is_known = _NAME.fullmatch(api) and (operator.store.get(api) or folder.is_dir())
         if not is_known:
             raise NotFoundError(f"{api} is not deployed")
-        if replica is not None and not _REPLICA.fullmatch(replica):
-            raise InputError(f"{replica!r} is not the id of a replica")
-        replica = _full_id(folder, replica)
-        lines = _follow(operator, api, replica, tail) if follow else _past(operator, api, replica, tail)
-        return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
+        if access:
+            return stream_access_log(operator.access_sources(), api, request, follow, tail, json)
+        return stream_logs(operator.log_sources(), api, replica, follow, tail, form=LogForm(json, request))
 
     return router
-
-
-def _full_id(folder: Path, replica: str | None) -> str | None:
-    """Complete the short id that log lines show."""
-    if replica is None or "-" in replica:
-        return replica
-    return next((name for name in replicas(folder, None) if name.endswith(f"-{replica}")), replica)
-
-
-async def _past(operator: Operator, api: str, replica: str | None, tail: int) -> AsyncIterator[str]:
-    folder = operator.home.logs_dir / api
-    lines = await asyncio.to_thread(lambda: list(read_logs(folder, replica, tail=tail)))
-    for line in lines:
-        yield _text(line)
-
-
-async def _follow(operator: Operator, api: str, replica: str | None, tail: int) -> AsyncIterator[str]:
-    follower = LogFollower(operator.home.logs_dir / api, replica, tail)
-    try:
-        while True:
-            lines = await asyncio.to_thread(follower.poll)
-            if lines:
-                yield "".join(map(_text, lines))
-            else:
-                await asyncio.sleep(_FOLLOW_POLL_S)
-    finally:
-        follower.close()
-
-
-def _text(line: LogLine) -> str:
-    return f"{line.at} {line.replica.rsplit('-', 1)[-1]} {line.text}\n"
-
-
-async def _read(request: Request, max_bytes: int) -> bytes:
-    """Read a body. Raises: TooLargeError as soon as it is known to be larger than `max_bytes`."""
-    length = request.headers.get("content-length", "")
-    size = int(length) if length.isascii() and length.isdigit() else 0
-    chunks: list[bytes] = []
-    total = 0
-    if size <= max_bytes:
-        async for chunk in request.stream():
-            total += len(chunk)
-            if total > max_bytes:
-                break
-            chunks.append(chunk)
-    if max(size, total) > max_bytes:
-        raise TooLargeError(f"the request is larger than {max_bytes // 1024**2} MiB")
-    return b"".join(chunks)
-
-
-def _answer_errors(app: FastAPI, logger: Logger) -> None:
-    async def on_cortex_error(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, CortexError)
-        body: Json = {"error": str(error), "code": error.code}
-        if isinstance(error, ConfigError):
-            body["diagnostics"] = [asdict(diagnostic) for diagnostic in error.diagnostics]
-        if isinstance(error, UserError):
-            body["traceback"] = error.traceback
-        return JSONResponse(body, error.http_status)
-
-    async def on_http_error(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_input")
-        return JSONResponse({"error": str(error.detail).lower(), "code": code}, error.status_code, error.headers)
-
-    async def on_bad_parameter(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        problems = "; ".join(f"{'.'.join(map(str, item['loc'][1:]))}: {item['msg']}" for item in error.errors())
-        return JSONResponse({"error": problems, "code": InputError.code}, 400)
-
-    async def on_bug(request: Request, error: Exception) -> JSONResponse:
-        logger.error("request failed", exc_info=error, method=request.method, path=request.url.path)
-        return JSONResponse({"error": "internal error; the operator's log has the details", "code": "internal"}, 500)
-
-    app.add_exception_handler(CortexError, on_cortex_error)
-    app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(RequestValidationError, on_bad_parameter)
-    app.add_exception_handler(Exception, on_bug)

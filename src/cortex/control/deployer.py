@@ -20,6 +20,7 @@ from cortex.control.diagnose import Diagnosis, Surroundings, diagnose
 from cortex.control.patch import diagnose_patch
 from cortex.control.projects import ProjectFolders
 from cortex.errors import ConflictError, InputError, NotFoundError
+from cortex.lifecycle import ApiKind
 from cortex.state.apis import ApiRecord, ApiStore, Change, Target
 
 _OVERRIDE = "(override with --force)"
@@ -52,6 +53,8 @@ class Deployer:
         self._is_failing = is_failing
         self._on_change = on_change
         self._look_around = look_around
+        #: Makes a project (hash, folder) known to other operators, before anything names it.
+        self.share: Callable[[str, Path], Awaitable[None]] | None = None
         self._turn = asyncio.Lock()
 
     async def deploy(self, archive: bytes, config_name: str, force: bool = False) -> list[Result]:
@@ -70,6 +73,8 @@ class Deployer:
                 (folder / config_name).unlink()  # it is no file of the project
                 results, changes, deletions = self._diff(diagnosis.apis, project_hash, force)
                 if changes:
+                    if self.share is not None:
+                        await self.share(project_hash, folder)
                     self._projects.adopt(folder, project_hash)
                 self._write(changes, deletions)
             return results
@@ -92,18 +97,28 @@ class Deployer:
             return results
 
     async def refresh(self, name: str, force: bool = False) -> Result:
-        """Replace every replica of an API by a new one of the same spec. Raises: NotFoundError, ConflictError."""
+        """Replace every replica of an API by a new one of the same spec.
+
+        Raises: NotFoundError, ConflictError; InputError if it has no processes.
+        """
         async with self._turn:
             record = self._require(name)
+            if record.spec.kind is ApiKind.SPLITTER:
+                raise InputError(f"{name} is a {record.spec.kind}, which has no replicas; refresh the APIs behind it")
             if self._is_updating(record) and not force:
                 raise ConflictError(f"{name} is updating {_OVERRIDE}")
             self._write([_change(record.spec, record.target.project_hash, secrets.token_hex(8))], [])
             return Result(name, f"updating {_label(record.spec)}")
 
     async def delete(self, name: str, keep_cache: bool = False) -> Result:
-        """Delete an API; its replicas finish what is inside them. Raises: NotFoundError."""
+        """Delete an API; its replicas finish what is inside them.
+
+        Raises: NotFoundError; ConflictError if a splitter sends requests to it.
+        """
         async with self._turn:
             self._require(name)
+            if users := _splitters_of(name, [record.spec for record in self._store.records()]):
+                raise ConflictError(f"cannot delete {name} {_used_by(users)}; delete or change them first")
             self._store.write([], [name], keep_history=keep_cache)
             self._on_change()
             return Result(name, f"deleting {name}")
@@ -134,6 +149,8 @@ class Deployer:
             changes += [change] if change else []
         deletions = self._missing_of_deployment(apis)
         deployment = next((api.deployment for api in apis if api.deployment), None)
+        if errors := self._uses_of_missing(apis, deletions):
+            return [Result(name, error=error) for name, error in errors.items()], [], []
         if deployment and any(result.error for result in results):
             # Such a deployment is one whole: it is not changed in part.
             error = f"previous {deployment} deployment is updating {_OVERRIDE}"
@@ -165,16 +182,38 @@ class Deployer:
         names = {api.name for api in apis}
         return [r.name for r in self._store.records() if r.deployment in deployments and r.name not in names]
 
+    def _uses_of_missing(self, apis: Sequence[Api], deletions: Sequence[str]) -> dict[str, str]:
+        """Say which of the APIs to delete a splitter sends requests to, as it will be after this deploy."""
+        names = {api.name for api in apis}
+        wanted = [*apis, *(record.spec for record in self._store.records() if record.name not in names)]
+        users = {name: _splitters_of(name, wanted) for name in deletions}
+        return {name: f"cannot delete {name} {_used_by(some)}" for name, some in users.items() if some}
+
+
+def _splitters_of(name: str, apis: Sequence[Api]) -> list[str]:
+    return [api.name for api in apis if any(traffic.name == name for traffic in api.apis or ())]
+
+
+def _used_by(splitters: Sequence[str]) -> str:
+    return f"because it is used by the following TrafficSplitter(s): {', '.join(splitters)}"
+
 
 def revision_of(api: Api, project_hash: str, nonce: str) -> str:
     """Return the hash of all that, when it changes, needs new processes."""
-    parts = {
+    handler = api.handler.model_dump(mode="json")
+    if handler["server_side_batching"] is None:  # as before there was such a key: an upgrade restarts nothing
+        del handler["server_side_batching"]
+    parts: dict[str, Any] = {
         "name": api.name,
-        "handler": api.handler.model_dump(mode="json"),
+        "handler": handler,
         "compute": api.compute.model_dump(mode="json"),
         "project": project_hash,
         "nonce": nonce,
     }
+    if api.tracker is not None:  # of which a process is told no more
+        parts["tracker"] = [api.tracker.key, api.tracker.model_type]
+    if api.readiness is not None:
+        parts["readiness"] = api.readiness
     return _digest(parts)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortex.config.project import ProjectFiles, read_dotenv
 from cortex.config.requirements import parse_requirements
-from cortex.config.schema import Api
+from cortex.config.schema import Api, Handler
 from cortex.config.validate import Reading, examine
 from cortex.errors import ConfigError, Diagnostic
 from cortex.predictor.source import inspect_source
@@ -39,10 +39,14 @@ class Surroundings:
 
 
 def diagnose(
-    config_file: Path, display_name: str, deployed: Sequence[Api] = (), surroundings: Surroundings | None = None
+    config_file: Path,
+    display_name: str,
+    deployed: Sequence[Api] | None = None,
+    surroundings: Surroundings | None = None,
 ) -> Diagnosis:
     """Read a configuration and the project folder around it; diagnostics call the file `display_name`.
 
+    `deployed` are the APIs that it comes beside; None: not known.
     Without `surroundings` nothing outside of the folder is looked at: no models, no devices. With them it may take
     half a minute, and no event loop may run in this thread.
 
@@ -56,12 +60,12 @@ def diagnose_project(
     config_file: Path,
     display_name: str,
     project: ProjectFiles,
-    deployed: Sequence[Api] = (),
+    deployed: Sequence[Api] | None = None,
     surroundings: Surroundings | None = None,
 ) -> Diagnosis:
     """Read a configuration that is for `project`, wherever the file itself is; otherwise as `diagnose`."""
     reading = examine(config_file, display_name, project, deployed)
-    found = [*reading.problems, *_project_problems(project, reading.readable)]
+    found = [*reading.problems, *_project_problems(project, reading.readable), *_schedule_problems(reading)]
     if surroundings is not None:
         found += _outside_problems(project, reading, surroundings)
     if found:
@@ -77,11 +81,32 @@ def _project_problems(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Di
     for path in dict.fromkeys(["requirements.txt", *(api.handler.dependencies.pip for api in apis)]):
         if project.contains(path):
             yield from parse_requirements((project.root / path).read_text(errors="replace"), path)
-    forms = ((h.path, h.interface, h.type, h.models is not None) for h in (api.handler for api in apis))
-    for path, interface, type_, has_models in dict.fromkeys(forms):
+    forms = (
+        (api.kind, h.path, h.interface, h.type, h.models is not None, _batches(h))
+        for api in apis
+        for h in (api.handler,)
+    )
+    for kind, path, interface, type_, has_models, batches in dict.fromkeys(forms):
         if path.endswith(".py") and project.contains(path):
             text = (project.root / path).read_text(errors="replace")
-            yield from inspect_source(text, path, interface, type_, has_models)
+            yield from inspect_source(text, path, interface, type_, has_models, kind, batches)
+
+
+def _batches(handler: Handler) -> bool:
+    """Tell whether requests share calls; of TensorFlow models, runs are joined beneath calls of any method."""
+    return handler.server_side_batching is not None and handler.type == "python"
+
+
+def _schedule_problems(reading: Reading) -> Iterator[Diagnostic]:
+    scheduled = [checked for checked in reading.checked if checked.api.schedule is not None]
+    if not scheduled:
+        return
+    # Loaded where it is needed: most files have none.
+    schedule_checks: Any = importlib.import_module("cortex.control.schedule_checks")
+    for checked in scheduled:
+        for violation in schedule_checks.submission_violations(checked.api):
+            if (problem := checked.point_at(violation)) is not None:
+                yield problem
 
 
 def _outside_problems(project: ProjectFiles, reading: Reading, surroundings: Surroundings) -> Iterator[Diagnostic]:

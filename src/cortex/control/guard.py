@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -15,18 +15,26 @@ from cortex.errors import UnauthorizedError
 
 #: The only path that needs no token: it tells nothing but that the operator lives.
 OPEN_PATHS = frozenset({"/livez"})
+IsName = Callable[[str], bool]
+
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 
 
 class Guard:
-    """ASGI middleware that refuses what it does not know. `host` is the address that the operator listens on."""
+    """ASGI middleware that refuses what it does not know.
 
-    def __init__(self, app: ASGIApp, token: str, host: str, hosts: Collection[str] = ()) -> None:
+    `host` is the address that the operator listens on, `is_name` tells what names it has besides.
+    """
+
+    def __init__(
+        self, app: ASGIApp, token: str, host: str, hosts: Collection[str] = (), is_name: IsName | None = None
+    ) -> None:
         self._app = app
         self._token = token.encode()
         self._hosts = _LOCAL_HOSTS | {host.lower()} | {name.lower() for name in hosts}
         self._any_address = host in _WILDCARDS
+        self._is_name = is_name or _nobody
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on a request that may come in; answer any other."""
@@ -64,7 +72,11 @@ class Guard:
             name = (urlsplit(f"//{host}").hostname or "").lower()
         except ValueError:
             return False
-        return name in self._hosts or (self._any_address and _is_address(name))
+        return name in self._hosts or (self._any_address and _is_address(name)) or self._is_name(name)
+
+
+def _nobody(_: str) -> bool:
+    return False
 
 
 def _is_of(origin: str, host: str) -> bool:

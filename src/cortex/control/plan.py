@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from cortex.config.schema import Api
 from cortex.control.room import Room, wants_devices
-from cortex.lifecycle import ProcessState
+from cortex.lifecycle import ApiKind, ProcessState
 from cortex.replica.spec import Failure, Limits, ProcessStatus, ReplicaSpec, ReplicaStatus
 from cortex.state.apis import ApiRecord, Target
 
@@ -34,6 +33,11 @@ class Replica:
     def is_ready(self) -> bool:
         """Tell whether every process answers."""
         return self.status.is_ready
+
+    @property
+    def is_leaving(self) -> bool:
+        """Tell whether it is to be replaced wherever another one finds a place."""
+        return self.status.is_leaving
 
     @property
     def has_failed(self) -> bool:
@@ -71,6 +75,7 @@ class Preparation:
     stage: Stage = Stage.NEEDED
     failure: Failure | None = None  #: of the last attempt, kept while the next one runs
     hold_until: float = 0.0  #: UNIX time before which nothing is prepared or started
+    failures: int = 0  #: in a row
     lack: str = ""  #: what of the machine's devices the next replica is short of
 
 
@@ -116,9 +121,23 @@ Action = Prepare | Start | Retire | Promote | Configure
 Preparations = Mapping[tuple[str, str], Preparation]
 
 
-def wanted_replicas(api: Api) -> int:
-    """Return how many replicas an API is to have."""
-    return api.autoscaling.init_replicas
+def wanted_replicas(record: ApiRecord, target: Target | None = None) -> int:
+    """Return how many replicas an API is to have, of `target` where its newest revision can't take over.
+
+    A revision that never served, or fails, has at least one, which shows when it can. One that runs jobs has none.
+    """
+    spec = (target or record.target).spec
+    if not spec.kind.has_replicas:
+        return 0
+    scaling = spec.autoscaling
+    wanted = scaling.init_replicas if record.replicas is None else record.replicas
+    wanted = min(max(wanted, scaling.min_replicas), scaling.max_replicas)
+    return max(wanted, 1) if target is None and not is_proven(record) else wanted
+
+
+def is_proven(record: ApiRecord) -> bool:
+    """Tell whether the newest revision served, and nothing is known to be wrong with it."""
+    return record.serving == record.target and record.failure is None
 
 
 def plan(
@@ -170,11 +189,16 @@ class _ApiPlan:
     def of(
         cls, record: ApiRecord, replicas: Sequence[Replica], preparations: Preparations, now: float, room: Room
     ) -> _ApiPlan:
-        new = [replica for replica in replicas if replica.spec.revision == record.revision]
-        old = [replica for replica in replicas if replica.spec.revision != record.revision]
-        return cls(record, new, old, preparations, now, wanted_replicas(record.spec), room)
+        new: list[Replica] = []
+        old: list[Replica] = []
+        for replica in replicas:
+            stays = replica.spec.revision == record.revision and not replica.is_leaving
+            (new if stays else old).append(replica)
+        return cls(record, new, old, preparations, now, wanted_replicas(record), room)
 
     def decide(self) -> list[Action]:
+        if not self.record.spec.kind.has_replicas:
+            return self._get_ready_for_jobs()
         self._promote()
         self._configure()
         self._retire_stuck()
@@ -184,9 +208,20 @@ class _ApiPlan:
         self._replace_lost_old()
         return self.actions
 
+    def _get_ready_for_jobs(self) -> list[Action]:
+        """Prepare an API whose code runs only in the workers of jobs."""
+        target, preparation = self.record.target, self._preparation(self.record.target)
+        if self.record.spec.kind is ApiKind.SPLITTER:  # which has no code
+            preparation = Preparation(Stage.DONE)
+        if preparation.stage is Stage.NEEDED and self.now >= preparation.hold_until:
+            self.actions.append(Prepare(target))
+        elif preparation.stage is Stage.DONE and not is_proven(self.record):
+            self.actions.append(Promote(target))
+        self.actions += [Retire(replica.spec.id) for replica in self.new + self.old]
+        return self.actions
+
     def _promote(self) -> None:
-        is_known = self.record.serving == self.record.target and self.record.failure is None
-        if self._new_ready() >= self.wanted and not is_known:
+        if self._new_ready() >= self.wanted and not is_proven(self.record):
             self.actions.append(Promote(self.record.target))
 
     def _configure(self) -> None:
@@ -235,7 +270,7 @@ class _ApiPlan:
             return
         wanted = self._floor()
         if not self._new_fails():
-            wanted = min(wanted, wanted_replicas(serving.spec))
+            wanted = min(wanted, wanted_replicas(self.record, serving))
         proven = sum(replica.has_served for replica in self.new)
         self._start(serving, wanted - proven - len(self.old))
 

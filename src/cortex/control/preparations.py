@@ -7,10 +7,11 @@ disk, so an operator that starts anew prepares again in milliseconds.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 
 from cortex.control.plan import Preparation, Stage
+from cortex.engine.preparing import Prepared
 from cortex.errors import CortexError
 from cortex.replica.spec import Failure
 from cortex.state.apis import Target
@@ -25,15 +26,6 @@ _MAX_LOSS_DELAY_S = 60.0
 #: Replicas lost longer ago than this don't slow down the next start.
 _LOSSES_FORGOTTEN_AFTER_S = 300.0
 _ONE_BLOW_S = 0.5
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What a replica of a revision is started with."""
-
-    python: str
-    env: Mapping[str, str]
-    model_path: str | None = None
 
 
 @dataclass
@@ -57,7 +49,7 @@ class Preparations:
         logger: Logger,
     ) -> None:
         self._prepare = prepare
-        self._on_change = on_change
+        self.on_change = on_change
         self._clock = clock
         self._logger = logger
         self._entries: dict[Key, _Entry] = {}
@@ -133,11 +125,12 @@ class Preparations:
         except Exception as error:
             self._fail(target, entry, error)
             self._logger.error("preparation failed", exc_info=error, api=target.spec.name)
-        self._on_change()
+        self.on_change()
 
     def _fail(self, target: Target, entry: _Entry, error: Exception) -> None:
         failure = Failure(str(error) or type(error).__name__)
-        entry.state = Preparation(Stage.NEEDED, failure, self._clock() + _retry_s(entry.attempts))
+        hold_until = self._clock() + _retry_s(entry.attempts)
+        entry.state = Preparation(Stage.NEEDED, failure, hold_until, entry.attempts)
 
 
 def _key(target: Target) -> Key:

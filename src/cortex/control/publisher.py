@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection
 from typing import Protocol
 
@@ -12,6 +13,10 @@ from cortex.telemetry import Logger
 
 #: How long to wait after the gateway refused a table.
 _RETRY_S = 0.5
+#: After so long without success it is told: a gateway that is started anew takes less.
+TOLD_AFTER_S = 3.0
+#: A table that is not in force by then is late; most are after some milliseconds.
+LATE_AFTER_S = 0.3
 
 
 class Gateway(Protocol):
@@ -27,13 +32,23 @@ class Gateway(Protocol):
 class RoutePublisher:
     """Applies tables in the order in which they were published; those overtaken by a newer one are skipped.
 
-    `on_applied` is called each time a table has come in force.
+    `on_change` is called each time a table has come in force or was refused.
     """
 
-    def __init__(self, gateway: Gateway, on_applied: Callable[[], None], logger: Logger) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        on_change: Callable[[], None],
+        logger: Logger,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._gateway = gateway
-        self._on_applied = on_applied
+        self._on_change = on_change
         self._logger = logger
+        self._clock = clock
+        self._due_since: float | None = None  #: since when a newer table waits than the one in force
+        self._failing_since: float | None = None
+        self._error = ""
         self._table: RoutingTable | None = None
         self._published = 0
         self._applied = 0
@@ -45,6 +60,19 @@ class RoutePublisher:
         """Tell whether the newest table is in force."""
         return self._applied == self._published
 
+    @property
+    def is_late(self) -> bool:
+        """Tell whether the newest table has waited longer than usual, or was refused."""
+        if self._failing_since is not None:
+            return True
+        return self._due_since is not None and self._clock() - self._due_since > LATE_AFTER_S
+
+    @property
+    def failure(self) -> str:
+        """Say why routes can't come in force, once that has gone on for a while; else empty."""
+        is_long = self._failing_since is not None and self._clock() - self._failing_since >= TOLD_AFTER_S
+        return self._error if is_long else ""
+
     def publish(self, table: RoutingTable) -> None:
         """Put `table` in force soon. The same table again costs nothing."""
         if table != self._table:
@@ -53,6 +81,8 @@ class RoutePublisher:
 
     def publish_again(self) -> None:
         """Apply the newest table once more, because the gateway may have lost it."""
+        if self._due_since is None:
+            self._due_since = self._clock()
         self._published += 1
         self._wake.set()
 
@@ -75,10 +105,16 @@ class RoutePublisher:
             except Exception as error:  # whatever it is, routes must be tried again
                 expected = isinstance(error, GatewayError)
                 self._logger.error("routes could not be applied", None if expected else error, error=error)
+                self._error = str(error) or type(error).__name__
+                if self._failing_since is None:
+                    self._failing_since = self._clock()
+                self._on_change()
                 self._wake.set()
                 await asyncio.sleep(_RETRY_S)
                 continue
+            self._failing_since = None
+            self._due_since = None if number == self._published else self._clock()
             async with self._changed:
                 self._applied = number
                 self._changed.notify_all()
-            self._on_applied()
+            self._on_change()

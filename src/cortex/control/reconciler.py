@@ -6,27 +6,30 @@ Knows engine, gateway and store by their protocols; what to do is decided in `pl
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
+from cortex.control.async_apis import AsyncApis
+from cortex.control.complaints import Complaint
 from cortex.control.plan import Action, Configure, Preparation, Prepare, Promote, Replica, Retire, Start, plan
-from cortex.control.preparations import Key, Preparations, Prepared
+from cortex.control.preparations import Key, Preparations
 from cortex.control.projects import ProjectFolders
 from cortex.control.publisher import Gateway, RoutePublisher
+from cortex.control.replica_specs import replica_spec
 from cortex.control.room import Room
 from cortex.control.routing import routes_of, server_name
-from cortex.control.status import ApiState, failure_of, lack_of, status_of
+from cortex.control.status import ApiState, failure_of, lack_of, seen_through_gateway, status_of
 from cortex.engine.base import Engine
 from cortex.engine.logs import prune as prune_logs
-from cortex.errors import ComputeUnavailableError, EngineError, GatewayError
-from cortex.gateway.routes import RoutingTable
+from cortex.engine.preparing import Prepared
+from cortex.errors import ComputeUnavailableError, DatabaseUnavailableError, EngineError, GatewayError
+from cortex.gateway.routes import ApiKey, RoutingTable
 from cortex.home import Home
-from cortex.lifecycle import ApiStatus, ProcessState
-from cortex.models.source import loads_models, model_source
+from cortex.lifecycle import ApiKind, ApiStatus, ProcessState
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.state.apis import ApiRecord, ApiStore, StoredFailure, Target
 from cortex.telemetry import Logger
@@ -59,7 +62,13 @@ class Reconciler:
         self._logger = logger
         self._clock = clock
         self._projects = ProjectFolders(home)
-        self._preparations = Preparations(prepare, self.wake, clock, logger)
+        self.preparations = Preparations(prepare, self.wake, clock, logger)
+        self.targets_of_jobs: Callable[[], Iterable[Target]] = tuple  #: what must be kept beside that of the APIs
+        self.gateway_secret = ""  #: what the gateway shows to replicas that it reaches over TCP
+        self.is_blameless: Callable[[str], bool] = lambda name: False  #: whether a replica ended with its node
+        self.gateways: Callable[[], int] = lambda: 1  #: how many serve the routes
+        self.keys: Callable[[], Iterable[ApiKey]] = tuple  #: of callers
+        self.async_apis: AsyncApis | None = None  #: whom replicas of AsyncAPIs work for
         self.publisher = RoutePublisher(gateway, self._tell_changed, logger)
         self._awake = asyncio.Event()
         self._changed = asyncio.Event()
@@ -67,6 +76,7 @@ class Reconciler:
         self._known: dict[str, Replica] = {}
         self._used_projects: set[str] = set()
         self._background: set[asyncio.Task[None]] = set()
+        self._complaint = Complaint(logger, "reconciling failed")
 
     def wake(self) -> None:
         """Have a pass made soon."""
@@ -88,10 +98,14 @@ class Reconciler:
             for task in [*self._retiring.values(), *self._background]:
                 if task:
                     task.cancel()
-            await self._preparations.shutdown()
+            await self.preparations.shutdown()
 
     def state(self, record: ApiRecord) -> ApiState:
-        """Return how an API is now."""
+        """Return how an API is now, its routes included."""
+        return seen_through_gateway(self.own_state(record), self.publisher.is_late, self.publisher.failure)
+
+    def own_state(self, record: ApiRecord) -> ApiState:
+        """Return how an API is now, whatever the gateway does."""
         mine = [replica for replica in self._replicas() if replica.spec.api == record.name]
         active = [replica for replica in mine if self._is_active(replica)]
         leaving = [replica for replica in mine if not self._is_active(replica)]
@@ -105,7 +119,14 @@ class Reconciler:
     def routes(self) -> RoutingTable:
         """Return the routes to what runs now."""
         records = self._store.records()
-        return routes_of(records, self._active(), self._states(records))
+        jobs_socket = str(self._home.jobs_socket)
+        table = routes_of(records, self._active(), self._states(records), jobs_socket, self.keys(), self.gateways())
+        return replace(table, gateway_secret=self.gateway_secret)
+
+    async def publish_now(self) -> None:
+        """Bring the gateway to the present routes; returns once they are in force."""
+        self.publisher.publish(self.routes())
+        await self.publisher.applied()
 
     async def settled(self, name: str, timeout_s: float) -> None:
         """Wait until an API is gone or not `updating` any more, and the routes that follow are in force."""
@@ -126,11 +147,16 @@ class Reconciler:
 
     def _is_settled(self, record: ApiRecord | None) -> bool:
         # A pass that is due may publish other routes.
-        routes_follow = self.publisher.is_settled and not self._awake.is_set()
-        return routes_follow and (record is None or self.state(record).status is not ApiStatus.UPDATING)
+        is_last = not self._awake.is_set()
+        if record is None:
+            return is_last and self.publisher.is_settled
+        routes_are_known = self.publisher.is_settled or bool(self.publisher.failure)
+        return is_last and routes_are_known and self.state(record).status is not ApiStatus.UPDATING
 
     def _replicas(self) -> list[Replica]:
-        return [Replica(spec, status) for spec, status in self._engine.replicas().values()]
+        """Return the replicas that serve APIs: workers of jobs are their supervisor's."""
+        running = self._engine.replicas().values()
+        return [Replica(spec, status) for spec, status in running if not spec.is_job_worker]
 
     def _is_active(self, replica: Replica) -> bool:
         is_leaving = any(process.state in _LEAVING for process in replica.status.processes)
@@ -144,7 +170,7 @@ class Reconciler:
 
     def _states(self, records: Sequence[ApiRecord]) -> dict[Key, Preparation]:
         """Return how far each revision is, and what the newest of `records` lack."""
-        states, active, room = self._preparations.states(), self._active(), self._room()
+        states, active, room = self.preparations.states(), self._active(), self._room()
         for record in records:
             key = (record.name, record.revision)
             if key in states:
@@ -156,7 +182,7 @@ class Reconciler:
         try:
             await self._reconcile()
         except Exception as error:  # one bad pass must not end the control loop
-            self._logger.error("reconciling failed", exc_info=error)
+            self._complaint.failed(error)
         self._tell_changed()
 
     def _tell_changed(self) -> None:
@@ -169,8 +195,8 @@ class Reconciler:
         self._note_losses()
         for replica in self._active():
             if replica.is_ready:
-                self._preparations.became_ready(_key(replica))
-        actions = plan(records, self._active(), self._preparations.states(), self._clock(), self._room())
+                self.preparations.became_ready(_key(replica))
+        actions = plan(records, self._active(), self.preparations.states(), self._clock(), self._room())
         for action in actions:
             await self._apply(action)
         records = self._store.records()
@@ -183,7 +209,7 @@ class Reconciler:
     async def _apply(self, action: Action) -> None:
         match action:
             case Prepare(target):
-                self._preparations.begin(target)
+                self.preparations.begin(target)
             case Start(target):
                 await self._start(target)
             case Retire(replica_id):
@@ -191,22 +217,23 @@ class Reconciler:
             case Configure(replica_id, limits):
                 await self._engine.configure(replica_id, limits)
             case Promote(target):
-                self._store.mark_serving(target.spec.name, target)
-                self._logger.info("revision is live", api=target.spec.name, revision=target.revision[:8])
+                if self._stored(partial(self._store.mark_serving, target.spec.name, target)):
+                    self._logger.info("revision is live", api=target.spec.name, revision=target.revision[:8])
 
     async def _start(self, target: Target) -> None:
-        prepared = self._preparations.prepared(target)
+        prepared = self.preparations.prepared(target)
         if prepared is None:
             return
         spec = replica_spec(self._home, target, prepared)
+        start = self.async_apis.start if self.async_apis and spec.kind == ApiKind.ASYNC else self._engine.start
         try:
-            await self._engine.start(spec)
+            await start(spec)
             self._logger.info("replica started", api=spec.api, replica=spec.id)
             self._in_background(self._prune_logs(), "prune logs")
         except ComputeUnavailableError:
             pass  # a replica that is being stopped still holds what it needs; its end wakes us
         except EngineError as error:
-            self._preparations.start_failed(target, error)
+            self.preparations.start_failed(target, error)
             self._logger.error("replica could not be started", api=spec.api, error=error)
 
     def _retire(self) -> None:
@@ -219,6 +246,9 @@ class Reconciler:
             self._retiring[replica_id] = drain
 
     async def _drain_and_stop(self, spec: ReplicaSpec) -> None:
+        if spec.kind == ApiKind.ASYNC and self.async_apis is not None:
+            await self.async_apis.retire(spec)
+            return
         deadline = time.monotonic() + spec.timeout_s
         servers = {server_name(spec.id, index) for index in range(len(spec.sockets))}
         try:
@@ -238,11 +268,11 @@ class Reconciler:
             del self._retiring[replica_id]
         for replica_id, replica in self._known.items():
             if replica_id not in running:
-                self._preparations.lost(_key(replica), was_ready=replica.is_ready)
+                self.preparations.lost(_key(replica), replica.is_ready or self.is_blameless(replica_id))
 
     def _record_failures(self, records: Sequence[ApiRecord]) -> None:
         """Keep why a revision fails, so that it is still known while the next attempt runs."""
-        states = self._preparations.states()
+        states = self.preparations.states()
         for record in records:
             newest = [r for r in self._active() if _key(r) == (record.name, record.revision)]
             preparation = states.get((record.name, record.revision), Preparation())
@@ -250,13 +280,24 @@ class Reconciler:
             if failure is None:
                 continue
             stored = StoredFailure(failure.message, failure.traceback)
-            if stored != record.failure:
-                self._store.mark_failed(record.name, record.revision, stored)
+            mark = partial(self._store.mark_failed, record.name, record.revision, stored)
+            if stored != record.failure and self._stored(mark):
                 self._logger.warning("revision fails", api=record.name, error=failure.message)
+
+    def _stored(self, write: Callable[[], None]) -> bool:
+        """Write what was seen; while the database is away the next pass sees it again, and the rest of this goes on."""
+        try:
+            write()
+        except DatabaseUnavailableError as error:
+            self._complaint.failed(error)
+            return False
+        self._complaint.passed()
+        return True
 
     def _forget_unused(self, records: Sequence[ApiRecord]) -> None:
         targets = [target for record in records for target in (record.target, record.serving) if target]
-        self._preparations.keep_only({(target.spec.name, target.revision) for target in targets})
+        targets += self.targets_of_jobs()
+        self.preparations.keep_only({(target.spec.name, target.revision) for target in targets})
         used = {target.project_hash for target in targets}
         used |= {Path(spec.project_dir).name for spec, _ in self._engine.replicas().values()}
         if used != self._used_projects:
@@ -275,45 +316,6 @@ class Reconciler:
         task = asyncio.create_task(work, name=name)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
-    """Return the spec of a new replica of `target`, with an id and sockets of its own."""
-    api = target.spec
-    handler, unique = api.handler, secrets.token_hex(3)
-    replica_id = f"{api.name}-{target.revision[:8]}-{unique}"
-    sockets = home.sockets_dir / secrets.token_hex(5)  # short: socket paths may have 104 characters
-    processes = handler.processes_per_replica
-    project_dir = home.projects_dir / target.project_hash
-    return ReplicaSpec(
-        id=replica_id,
-        api=api.name,
-        revision=target.revision,
-        interface=handler.interface,
-        project_dir=str(project_dir),
-        path=handler.path,
-        python=prepared.python,
-        run_dir=str(home.replicas_dir / replica_id),
-        sockets=tuple(f"{sockets}-{index}" for index in range(processes)),
-        control_socket=f"{sockets}-c",
-        log_path=str(home.logs_dir / api.name / f"{replica_id}.log"),
-        python_path=handler.python_path,
-        config=handler.config,
-        model_path=prepared.model_path,
-        env=dict(prepared.env),
-        threads=handler.threads_per_process,
-        max_concurrency=max(1, api.autoscaling.max_replica_concurrency // processes),
-        timeout_s=api.networking.timeout_s,
-        max_body_bytes=api.networking.max_body_size,
-        mem_limit_bytes=api.compute.mem_limit,
-        log_level=handler.log_level,
-        type=handler.type,
-        models=model_source(api, project_dir),
-        model_agent_socket=str(home.model_agent_socket) if loads_models(api) else None,
-        tensorflow_serving=handler.tensorflow_serving,
-        gpu=api.compute.gpu,
-        inf=api.compute.inf,
-    )
 
 
 def _key(replica: Replica) -> Key:

@@ -1,10 +1,13 @@
-"""The operator's HTTP server: uvicorn, bounded in what callers without a token can take of it."""
+"""The operator's HTTP servers: uvicorn, on a port for those with a token and on a socket for gateway and workers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import ssl
 from collections.abc import Iterator
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -14,6 +17,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MAX_CONNECTIONS = 128
 #: How long a new connection may wait with its first request.
 FIRST_REQUEST_S = 10.0
+#: Gateway and workers keep connections to the jobs socket; whoever closes one first must be they, or a request that is
+#: just being sent on it would be lost.
+JOBS_KEEP_ALIVE_S = 3600
+_JOBS_BACKLOG = 1024
 
 
 class _Server(uvicorn.Server):
@@ -44,17 +51,52 @@ class _Protocol(HttpToolsProtocol):
             self.transport.close()
 
 
-def create_server(app: ASGIApp) -> uvicorn.Server:
-    """Return the server of an application; `should_exit` ends it."""
-    config = uvicorn.Config(
+def create_server(app: ASGIApp, tls: ssl.SSLContext | None = None) -> uvicorn.Server:
+    """Return the server of an application on a port that anyone on the machine can reach; `should_exit` ends it."""
+    return _server(app, _Protocol, keep_alive_s=5, tls=tls)
+
+
+def create_jobs_server(app: ASGIApp) -> uvicorn.Server:
+    """Return the server of an application on a private socket; `should_exit` ends it."""
+    return _server(app, HttpToolsProtocol, JOBS_KEEP_ALIVE_S)
+
+
+def listen_privately(path: Path) -> socket.socket:
+    """Open a unix socket that only its owner may use, whatever an operator that was killed left in its place."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    part = path.with_name(f"{path.name}.part")
+    part.unlink(missing_ok=True)
+    listener.bind(str(part))
+    part.chmod(0o600)
+    listener.listen(_JOBS_BACKLOG)
+    part.rename(path)
+    return listener
+
+
+class _Config(uvicorn.Config):
+    """uvicorn's, with a context that is made already, and is given other certificates while it serves."""
+
+    tls: ssl.SSLContext | None = None
+
+    def load(self) -> None:
+        super().load()
+        self.ssl = self.tls
+
+
+def _server(
+    app: ASGIApp, protocol: type[HttpToolsProtocol], keep_alive_s: int, tls: ssl.SSLContext | None = None
+) -> uvicorn.Server:
+    config = _Config(
         app,
         loop="none",
-        http=_Protocol,
+        http=protocol,
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=keep_alive_s,
         timeout_graceful_shutdown=1,
     )
+    config.tls = tls
     return _Server(config)

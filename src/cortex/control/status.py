@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from cortex.control.plan import Preparation, Replica, Stage, wanted_replicas
+from cortex.control.plan import Preparation, Replica, Stage, is_proven, wanted_replicas
 from cortex.control.room import Room
-from cortex.lifecycle import ApiStatus, DeathCause, ProcessState
+from cortex.lifecycle import ApiKind, ApiStatus, DeathCause, ProcessState
 from cortex.replica.spec import Failure, ProcessStatus
 from cortex.state.apis import ApiRecord
 
@@ -68,22 +68,46 @@ def status_of(
     now: datetime,
 ) -> ApiState:
     """Return the state of an API. `replicas` are its running ones, less those in `terminating`."""
-    requested = wanted_replicas(record.spec)
+    requested = wanted_replicas(record)
     leaving = [replica.spec.revision == record.revision for replica in terminating]
     new = [replica for replica in replicas if replica.spec.revision == record.revision]
     stale = _count((r for r in replicas if r.spec.revision != record.revision), terminating=leaving.count(False))
     updated = _count(new, terminating=leaving.count(True))
     missing = max(0, requested - len(new))
     lack = preparation.lack if missing and preparation.stage is Stage.DONE else ""
+    waiting = next((replica.status.lack for replica in new if replica.status.lack), "")
     if lack or (missing and _is_stalled(record, new, preparation, now)):
         updated = _with(updated, stalled=missing)
     else:
         updated = _with(updated, pending=missing)
+    if not record.spec.kind.has_replicas:
+        return _jobs_api(record, preparation)
     failure = None if updated.ready >= requested else failure_of(record, new, preparation)
     status = _code(record, updated, requested, failure)
-    if status is ApiStatus.STALLED and lack:
-        failure = Failure(lack)
+    if status is ApiStatus.STALLED and (lack or waiting):
+        failure = Failure(lack or waiting)
     return ApiState(status, requested, updated, stale, failure)
+
+
+def seen_through_gateway(state: ApiState, is_late: bool, failure: str) -> ApiState:
+    """Return the state of an API as its callers have it: what is ready is not live before its routes are.
+
+    `is_late` says that the newest routes are not in force, `failure` why they can't come to be.
+    """
+    if state.status is not ApiStatus.LIVE or not (is_late or failure):
+        return state
+    if failure:
+        reason = Failure(f"the gateway can't take its new routes: {failure}")
+        return replace(state, status=ApiStatus.ERROR, failure=reason)
+    return replace(state, status=ApiStatus.UPDATING)
+
+
+def _jobs_api(record: ApiRecord, preparation: Preparation) -> ApiState:
+    """Return the state of an API that has no replicas: live once workers of jobs could start."""
+    if preparation.stage is Stage.DONE or record.spec.kind is ApiKind.SPLITTER:
+        return ApiState(ApiStatus.LIVE, 0)
+    failure = failure_of(record, (), preparation)
+    return ApiState(ApiStatus.ERROR if failure else ApiStatus.UPDATING, 0, failure=failure)
 
 
 def lack_of(record: ApiRecord, replicas: Sequence[Replica], room: Room) -> str:
@@ -93,7 +117,7 @@ def lack_of(record: ApiRecord, replicas: Sequence[Replica], room: Room) -> str:
     """
     mine = [replica for replica in replicas if replica.spec.api == record.name]
     old = [replica for replica in mine if replica.spec.revision != record.revision]
-    if len(mine) - len(old) >= wanted_replicas(record.spec):
+    if len(mine) - len(old) >= wanted_replicas(record):
         return ""
     for replica in old:
         room = room.give_back(replica.spec)
@@ -125,7 +149,9 @@ def _code(record: ApiRecord, updated: Counts, requested: int, failure: Failure |
         return ApiStatus.ERROR
     if updated.stalled:
         return ApiStatus.STALLED
-    if updated.ready >= record.spec.autoscaling.min_replicas:
+    # What has never served must show that it can, also where no replica is needed afterwards.
+    fewest = max(record.spec.autoscaling.min_replicas, int(not is_proven(record)))
+    if updated.ready >= fewest:
         return ApiStatus.LIVE
     return ApiStatus.UPDATING
 
@@ -147,6 +173,8 @@ def _count(replicas: Iterable[Replica], terminating: int) -> Counts:
 def _bucket(replica: Replica) -> str:
     if replica.is_ready:
         return "ready"
+    if replica.status.lack:
+        return "stalled"
     failed = [process for process in replica.status.processes if _failed(process)]
     if not failed:
         return "initializing"

@@ -13,10 +13,13 @@ class Engine(Protocol):
     """Starts, watches and stops replicas; replicas outlive it and are adopted by the next one.
 
     All methods run on the operator's event loop. The engine keeps the newest status of each replica and calls
-    `on_change` (set by its owner before `startup`) after each change, so that nobody has to poll.
+    `on_change` (set by its owner before `startup`) after each change, so that nobody has to poll. It calls `on_end`
+    (set likewise) once nothing of a replica runs any more, before what it wrote is removed: perhaps more than once,
+    and for a replica of an earlier engine too.
     """
 
     on_change: Callable[[], None]
+    on_end: Callable[[ReplicaSpec], None]
 
     async def startup(self) -> None:
         """Adopt every replica that already runs and clean up after those that died meanwhile."""

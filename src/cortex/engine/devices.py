@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import psutil
 
 from cortex.errors import ComputeUnavailableError
 from cortex.replica.devices import CUDA_DEVICES
@@ -21,11 +24,13 @@ _QUERY_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True)
 class Inventory:
-    """The devices that replicas may be given."""
+    """What there is for replicas: the devices that they may be given, and the cores and memory that they share."""
 
     gpus: tuple[str, ...] = ()  #: as CUDA_VISIBLE_DEVICES names them, so that no order of devices matters
     chips: tuple[int, ...] = ()  #: Inferentia: N of /dev/neuronN
     why_no_gpus: str = ""  #: where there are none
+    cores: float = field(default=0.0, compare=False)
+    memory_bytes: int = field(default=0, compare=False)
 
     def free(self, running: Iterable[ReplicaSpec]) -> Inventory:
         """Return what no running replica holds."""
@@ -40,25 +45,32 @@ class Inventory:
 
 
 def assign(spec: ReplicaSpec, inventory: Inventory, running: Iterable[ReplicaSpec]) -> ReplicaSpec:
-    """Return the spec with the devices that it is to have. Raises: ComputeUnavailableError if too few are free."""
+    """Return the spec with the devices that it is to have; GPUs that somebody else has chosen are left as they are.
+
+    Raises: ComputeUnavailableError if too few are free.
+    """
     free = inventory.free(running)
-    if spec.gpu > len(free.gpus):
+    gpus = spec.gpu_ids or free.gpus[: spec.gpu]
+    if spec.gpu > len(gpus):
         raise ComputeUnavailableError(f"{len(free.gpus)} of the {spec.gpu} GPUs that it wants are free")
     if spec.inf > len(free.chips):
         raise ComputeUnavailableError(f"{len(free.chips)} of the {spec.inf} Inferentia chips that it wants are free")
-    return replace(spec, gpu_ids=free.gpus[: spec.gpu], inf_ids=free.chips[: spec.inf])
+    return replace(spec, gpu_ids=gpus, inf_ids=free.chips[: spec.inf])
 
 
 async def find_devices(environ: Mapping[str, str], device_dir: Path = DEVICE_DIR) -> Inventory:
     """Look at what this machine has; `CUDA_VISIBLE_DEVICES` in `environ` narrows it down. Never raises."""
     chips = await asyncio.to_thread(_chips, device_dir)
+    there = Inventory(
+        chips=chips, cores=float(len(os.sched_getaffinity(0))), memory_bytes=psutil.virtual_memory().total
+    )
     try:
         found = parse_gpus(await _query(environ))
     except _NoAnswerError as error:
-        return Inventory(chips=chips, why_no_gpus=str(error))
+        return replace(there, why_no_gpus=str(error))
     visible = visible_gpus(found, environ.get(CUDA_DEVICES))
     why = "" if visible else f"{CUDA_DEVICES} of the operator leaves none" if found else f"{_PROGRAM} lists none"
-    return Inventory(visible, chips, why)
+    return replace(there, gpus=visible, why_no_gpus=why)
 
 
 def parse_gpus(text: str) -> dict[str, str]:

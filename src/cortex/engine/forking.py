@@ -6,14 +6,12 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import NoReturn
 
-from cortex.engine.worker import Worker
+from cortex.engine.slot import Slot
 from cortex.replica.channel import Channel
-from cortex.replica.main import run_worker
-from cortex.replica.spec import ReplicaSpec
+from cortex.replica.request_log import mark_streams
 
 _PR_SET_PDEATHSIG = 1
 #: Raised so that, when memory runs out, the kernel ends the user's code and not what supervises it.
@@ -22,7 +20,7 @@ _WORKER_OOM_SCORE = 500
 _libc = ctypes.CDLL(None)
 
 
-def fork(spec: ReplicaSpec, worker: Worker, channel: Channel) -> tuple[int, int, int]:
+def fork(worker: Slot, channel: Channel) -> tuple[int, int, int]:
     """Start a process of `worker`: its pid, and the read ends of its stdout and stderr. Raises: OSError."""
     pipes: list[int] = []
     try:
@@ -38,7 +36,8 @@ def fork(spec: ReplicaSpec, worker: Worker, channel: Channel) -> tuple[int, int,
     if pid == 0:
         os.dup2(stdout_write, 1)
         os.dup2(stderr_write, 2)
-        _become_worker(spec, worker, channel, parent)
+        worker.outputs = {stdout_read: "o", stderr_read: "e"}
+        _become_worker(worker, channel, parent)
     for fd in (stdout_write, stderr_write):
         os.close(fd)
     for fd in (stdout_read, stderr_read):
@@ -46,7 +45,7 @@ def fork(spec: ReplicaSpec, worker: Worker, channel: Channel) -> tuple[int, int,
     return pid, stdout_read, stderr_read
 
 
-def _become_worker(spec: ReplicaSpec, worker: Worker, channel: Channel, parent: int) -> NoReturn:
+def _become_worker(worker: Slot, channel: Channel, parent: int) -> NoReturn:
     """Turn a fresh fork into a worker. Never returns, so that no inherited object is ever finalised here."""
     code = 1
     try:
@@ -59,12 +58,14 @@ def _become_worker(spec: ReplicaSpec, worker: Worker, channel: Channel, parent: 
             os._exit(1)
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(str(_WORKER_OOM_SCORE))
-        keep = channel.fileno()
-        os.closerange(3, keep)
-        os.closerange(keep + 1, _highest_fd() + 1)
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-        code = run_worker(spec, worker.index, channel, worker.cells, worker.models.start(worker.is_standby))
+        first = 3
+        # Its own output too: with nobody else to read it, printing would fail once the supervisor is dead.
+        for kept in sorted((channel.fileno(), *worker.outputs, *worker.inherited)):
+            os.closerange(first, kept)
+            first = kept + 1
+        os.closerange(first, _highest_fd() + 1)
+        mark_streams()
+        code = worker.run(channel)
     finally:
         os._exit(code)
 

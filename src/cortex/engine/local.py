@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import shutil
 import subprocess
 import time
@@ -19,12 +20,20 @@ from pathlib import Path
 
 from cortex.engine.devices import DEVICE_DIR, Inventory, assign, find_devices
 from cortex.engine.logs import LogWriter
-from cortex.engine.session import Identity, kill_session
+from cortex.engine.session import has_workers, kill_session
 from cortex.errors import EngineError
-from cortex.home import Home
+from cortex.home import Home, write_private
+from cortex.identity import Identity
 from cortex.lifecycle import ProcessState
 from cortex.replica.devices import gpu_environ
-from cortex.replica.spec import Limits, ProcessStatus, ReplicaSpec, ReplicaStatus
+from cortex.replica.spec import (
+    ORPHAN_UNTENDED_S,
+    Limits,
+    ProcessStatus,
+    ReplicaSpec,
+    ReplicaStatus,
+    orphan_limit_s,
+)
 from cortex.telemetry import Logger
 
 SPEC_FILE = "spec.json"
@@ -38,6 +47,10 @@ _FIRST_RETRY_S = 0.005
 #: A supervisor that dies closes its socket a moment before its process is seen to be gone.
 _EXIT_POLL_S = 0.001
 _MAX_RETRY_S = 0.1
+#: How often it is looked whether workers have ended that outlive their supervisor.
+_ORPHANS_POLL_S = 0.1
+#: … and how much longer than their own limit they are given.
+_ORPHANS_GRACE_S = 1.0
 _ADOPT_TIMEOUT_S = 2.0
 #: Of what a supervisor that could not start wrote, this much goes to the replica's log.
 _LAST_WORDS_BYTES = 8192
@@ -55,6 +68,7 @@ class _Running:
     watcher: asyncio.Task[None] | None = None
     killer: asyncio.TimerHandle | None = None
     stop_drain_s: float | None = None  #: set once a stop is wanted
+    ends_at: float = math.inf  #: once its supervisor is dead: when what is left of it is killed (monotonic)
 
     def is_alive(self) -> bool:
         """Tell whether the supervisor's process exists; reaps it if it is our child."""
@@ -68,12 +82,14 @@ class LocalEngine:
 
     def __init__(self, home: Home, environ: Mapping[str, str], logger: Logger, device_dir: Path = DEVICE_DIR) -> None:
         self.on_change: Callable[[], None] = lambda: None
+        self.on_end: Callable[[ReplicaSpec], None] = remove_metrics
         self._home = home
         self._environ = replica_environ(environ)
         self._logger = logger
         self._device_dir = device_dir
         self._devices: Inventory | None = None
         self._running: dict[str, _Running] = {}
+        self._orphaned: dict[str, _Running] = {}  #: those whose workers outlive their supervisors; they hold devices
 
     async def startup(self) -> None:
         """Adopt every replica that already runs and clean up after those that died meanwhile."""
@@ -82,14 +98,17 @@ class LocalEngine:
 
     async def shutdown(self) -> None:
         """Let go of all replicas without stopping one."""
-        for running in self._running.values():
+        every = [*self._running.values(), *self._orphaned.values()]
+        for running in every:
             if running.killer:
                 running.killer.cancel()
             if running.watcher:
                 running.watcher.cancel()
-        watchers = [running.watcher for running in self._running.values() if running.watcher]
-        await asyncio.gather(*watchers, return_exceptions=True)
+        await asyncio.gather(*(running.watcher for running in every if running.watcher), return_exceptions=True)
         self._running.clear()
+        self._orphaned.clear()
+        with contextlib.suppress(OSError):  # something is in it still; outside the home, nobody else would remove it
+            self._home.metrics_dir.rmdir()
 
     async def find_devices(self) -> Inventory:
         """Look again which devices there are for replicas."""
@@ -107,19 +126,20 @@ class LocalEngine:
         """
         devices = self._devices or await self.find_devices()
         # Nothing is awaited from here until it is kept: no other start can take the same devices.
-        spec = assign(spec, devices, [running.spec for running in self._running.values()])
+        holders = [*self._running.values(), *self._orphaned.values()]
+        spec = assign(spec, devices, [running.spec for running in holders])
         run_dir = Path(spec.run_dir)
         try:
             self._home.create()  # somebody may have cleaned up
             run_dir.mkdir(mode=0o700, parents=True)
-            _write(run_dir / SPEC_FILE, spec.to_json())
+            write_private(run_dir / SPEC_FILE, spec.to_json())
             process = self._spawn(spec, run_dir)
             identity = Identity.of(process.pid)
-            _write(run_dir / IDENTITY_FILE, identity.to_json())
+            write_private(run_dir / IDENTITY_FILE, identity.to_json())
         except OSError as error:
             _clean(spec)
             raise EngineError(f"can't start a replica of {spec.api} with {spec.python}: {error}") from error
-        running = _Running(spec, _first_status(spec, process.pid), identity, process)
+        running = _Running(spec, first_status(spec, process.pid), identity, process)
         self._keep(running)
 
     async def stop(self, replica_id: str, drain_s: float) -> None:
@@ -134,13 +154,20 @@ class LocalEngine:
         running.killer = loop.call_later(drain_s + KILL_AFTER_S, self._kill, running)
         self._send_stop(running)
 
+    async def end_orphans(self, drain_s: float) -> None:
+        """Wait until workers have ended whose supervisors died; those that take longer than `drain_s` are killed."""
+        for running in self._orphaned.values():
+            running.ends_at = min(running.ends_at, time.monotonic() + drain_s)
+        watchers = [running.watcher for running in self._orphaned.values() if running.watcher]
+        await asyncio.gather(*watchers, return_exceptions=True)
+
     async def configure(self, replica_id: str, limits: Limits) -> None:
         """Change the limits of a running replica, from its next request on."""
         running = self._running.get(replica_id)
         if running is None:
             return
         running.spec = running.spec.with_limits(limits)
-        _write(Path(running.spec.run_dir) / SPEC_FILE, running.spec.to_json())
+        write_private(Path(running.spec.run_dir) / SPEC_FILE, running.spec.to_json())
         self._send_limits(running)
 
     def replicas(self) -> dict[str, tuple[ReplicaSpec, ReplicaStatus]]:
@@ -172,15 +199,20 @@ class LocalEngine:
         identity = Identity.read(run_dir / IDENTITY_FILE)
         status = await self._ask_status(spec, identity)
         if status is None and (identity is None or not identity.is_alive()):
-            if identity is not None:
-                kill_session(identity)
-            _clean(spec)
             self._logger.warning("replica died while no operator ran", api=spec.api, replica=spec.id)
+            ended = _Running(spec, first_status(spec, identity.pid if identity else 0), identity)
+            if self._may_have_orphans(ended) and identity is not None and has_workers(identity):
+                ended.watcher = asyncio.create_task(self._see_off(ended), name=f"see off {spec.id}")
+            else:
+                await self._see_off(ended)
             return
         if status is not None and identity is None:
             identity = Identity.of(status.supervisor_pid)
+        if identity is not None:
+            with contextlib.suppress(OSError):  # an older version wrote less, or it was cut off before it wrote
+                write_private(run_dir / IDENTITY_FILE, identity.to_json())
         pid = identity.pid if identity else 0
-        self._keep(_Running(spec, status or _first_status(spec, pid), identity))
+        self._keep(_Running(spec, status or first_status(spec, pid), identity))
         self._logger.info("replica adopted", api=spec.api, replica=spec.id, supervisor_pid=pid)
 
     async def _ask_status(self, spec: ReplicaSpec, identity: Identity | None) -> ReplicaStatus | None:
@@ -238,15 +270,38 @@ class LocalEngine:
         self.on_change()  # first: the gateway still sends requests there
         if running.killer:
             running.killer.cancel()
-        if running.identity:
-            await asyncio.to_thread(kill_session, running.identity)  # what the user's code left behind
         if not was_connected:
             self._tell_last_words(spec)
-        _clean(spec)
         if running.stop_drain_s is None:
             self._logger.warning("replica vanished", api=spec.api, replica=spec.id)
-        else:
+        await self._see_off(running)
+        if running.stop_drain_s is not None:
             self._logger.info("replica stopped", api=spec.api, replica=spec.id)
+
+    async def _see_off(self, running: _Running) -> None:
+        """Clean up after a supervisor that has ended. Workers that outlive it first finish, and what they count."""
+        spec = running.spec
+        if running.identity is not None:
+            if self._may_have_orphans(running):
+                await self._wait_for_orphans(running, running.identity)
+            await asyncio.to_thread(kill_session, running.identity)  # what the user's code left behind
+        self.on_end(spec)
+        _clean(spec)
+
+    def _may_have_orphans(self, running: _Running) -> bool:
+        """Tell whether a supervisor ended that leaves its workers: one that ends by itself leaves no socket."""
+        return running.spec.jobs_socket is None and Path(running.spec.control_socket).exists()
+
+    async def _wait_for_orphans(self, running: _Running, identity: Identity) -> None:
+        longest_s = max(orphan_limit_s(running.spec.timeout_s), ORPHAN_UNTENDED_S) + _ORPHANS_GRACE_S
+        running.ends_at = min(running.ends_at, time.monotonic() + longest_s)
+        self._orphaned[running.spec.id] = running
+        try:
+            while time.monotonic() < running.ends_at and await asyncio.to_thread(has_workers, identity):
+                await asyncio.sleep(_ORPHANS_POLL_S)
+        finally:
+            del self._orphaned[running.spec.id]
+        self.on_change()  # their devices are free
 
     def _tell_last_words(self, spec: ReplicaSpec) -> None:
         with contextlib.suppress(OSError):
@@ -291,17 +346,11 @@ async def _connect(spec: ReplicaSpec) -> tuple[StreamReader, StreamWriter]:
     return await asyncio.open_unix_connection(spec.control_socket, limit=_STATUS_MAX_BYTES)
 
 
-def _first_status(spec: ReplicaSpec, pid: int) -> ReplicaStatus:
-    processes = tuple(ProcessStatus(index, socket, ProcessState.STARTING) for index, socket in enumerate(spec.sockets))
+def first_status(spec: ReplicaSpec, pid: int) -> ReplicaStatus:
+    """Return how a replica is of which nothing was heard yet."""
+    sockets = [""] * len(spec.sockets) if spec.listen_host else spec.sockets
+    processes = tuple(ProcessStatus(index, socket, ProcessState.STARTING) for index, socket in enumerate(sockets))
     return ReplicaStatus(spec.id, spec.api, spec.revision, pid, time.time(), processes)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a private file that is there whole or not at all."""
-    part = path.with_suffix(".part")
-    part.touch(mode=0o600)
-    part.write_text(text)
-    part.rename(path)
 
 
 def _modified(path: Path) -> float:
@@ -316,3 +365,9 @@ def _clean(spec: ReplicaSpec) -> None:
         with contextlib.suppress(OSError):
             Path(socket).unlink()
     shutil.rmtree(spec.run_dir, ignore_errors=True)
+
+
+def remove_metrics(spec: ReplicaSpec) -> None:
+    """Remove what a replica counted: for whom nobody adds it up."""
+    if spec.metrics_dir:
+        shutil.rmtree(spec.metrics_dir, ignore_errors=True)

@@ -31,6 +31,7 @@ class LogLine:
     process: int
     stream: str  #: STDOUT, STDERR or SUPERVISOR
     text: str
+    request_id: str = ""  #: of the request that it was printed for; empty if that is not known
 
     @property
     def time(self) -> datetime:
@@ -149,6 +150,7 @@ def parse(replica: str, lines: Iterable[bytes]) -> Iterator[LogLine]:
         parts = text.split(" ", 3)
         if len(parts) == 4 and len(parts[0]) == 27 and parts[1].isdecimal():
             at = max(at, parts[0])
-            yield LogLine(at, replica, int(parts[1]), parts[2], parts[3])
+            stream, _, request_id = parts[2].partition(":")
+            yield LogLine(at, replica, int(parts[1]), stream, parts[3], request_id)
         elif at and text:
             yield LogLine(at, replica, 0, SUPERVISOR, text)

@@ -1,8 +1,9 @@
 """Log files of replicas: the supervisor writes one, the operator merges, follows and prunes them.
 
 A line is `2026-11-21T01:32:46.123456Z 0 o text`: UTC, the index of the process, the stream (`o` standard output,
-`e` standard error, `s` the supervisor itself), the text. Within a file, times never go back. Standard library only,
-and nothing here waits: supervisors import it.
+`e` standard error, `s` the supervisor itself), the text. One that was printed for a request has the request's id after
+the stream, `o:<id>`. Within a file, times never go back. Standard library only, and nothing here waits: supervisors
+import it.
 """
 
 from __future__ import annotations
@@ -10,22 +11,28 @@ from __future__ import annotations
 import contextlib
 import heapq
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
-from operator import attrgetter
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import BinaryIO
 
 from cortex.engine.log_files import FILE_NAME, SUPERVISOR, History, LogLine, entries, parse, replicas
 from cortex.engine.log_files import STDERR as STDERR
 from cortex.engine.log_files import STDOUT as STDOUT
+from cortex.replica.request_log import END, ID, MARK
 
 #: A longer line is cut into several.
 MAX_LINE_BYTES = 64 * 1024
 
 
+_MARK_BYTE = MARK.encode()
+_MARKED = re.compile(f"{MARK}({ID}){END}".encode())
+_Key = tuple[int, str]  # a process and its stream
 #: What one poll of a follower takes from one replica at most.
 _POLL_BYTES = 1024 * 1024
 _READ_BYTES = 256 * 1024
@@ -45,13 +52,19 @@ class LogWriter:
         self._file: int | None = None
         self._size_bytes = 0
         self._is_torn = False
-        self._pending: dict[tuple[int, str], bytearray] = {}
+        self._pending: dict[_Key, bytearray] = {}
+        self._begun: dict[_Key, str] = {}  #: whose line it is that goes on, where the start of a long one is written
         self._dropped = 0
         self._dropped_why = ""
         self._next_open_ns = 0
         self._now_ns = 0
         self._second = -1
         self._second_text = ""
+
+    @property
+    def path(self) -> Path:
+        """Return the file that is written."""
+        return Path(self._path)
 
     def feed(self, process: int, stream: str, data: bytes) -> None:
         """Write the complete lines in `data`; the rest waits for the next call."""
@@ -66,27 +79,27 @@ class LogWriter:
         rest = lines.pop()
         if b"\r" in data:
             lines = [line.removesuffix(b"\r") for line in lines]
-        if len(data) > MAX_LINE_BYTES:
-            lines = [piece for line in lines for piece in _pieces(line)]
         if len(rest) >= MAX_LINE_BYTES:
-            lines += _pieces(rest)
+            self._write_marked(key, [*lines, rest], is_complete=False)
             rest = b""
+        elif lines:
+            self._write_marked(key, lines)
         if rest:
             self._pending[key] = bytearray(rest)
         else:
             self._pending.pop(key, None)
-        if lines:
-            self._write(process, stream, lines)
 
     def line(self, process: int, stream: str, text: str) -> None:
         """Write `text` as a line, or as several if it has line breaks."""
         encoded = text.encode(errors="backslashreplace")
-        self._write(process, stream, [piece for line in encoded.split(b"\n") for piece in _pieces(line)])
+        self._write(process, stream, _cut(encoded.split(b"\n")))
 
     def flush(self, process: int | None = None) -> None:
         """Write the incomplete last lines of a process, or of all, as lines: nothing will complete them."""
         for key in [key for key in self._pending if process is None or key[0] == process]:
-            self._write(*key, [bytes(self._pending.pop(key))])
+            self._write_marked(key, [bytes(self._pending.pop(key))])
+        for key in [key for key in self._begun if process is None or key[0] == process]:
+            del self._begun[key]
 
     def close(self) -> None:
         """Flush and let go of the file; a later call opens it again."""
@@ -94,6 +107,20 @@ class LogWriter:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+    def _write_marked(self, key: _Key, lines: list[bytes], is_complete: bool = True) -> None:
+        """Write lines whose requests are said by marks; without one, a line is that of the line it goes on with."""
+        process, stream = key
+        begun = self._begun.pop(key, "")
+        if not begun and not any(_MARK_BYTE in line for line in lines):
+            self._write(process, stream, _cut(lines))
+            return
+        request_id = ""
+        for request_id, group in groupby(_unmarked(lines, begun), key=itemgetter(0)):
+            token = f"{stream}:{request_id}" if request_id else stream
+            self._write(process, token, _cut([text for _, text in group]))
+        if request_id and not is_complete:
+            self._begun[key] = request_id
 
     def _write(self, process: int, stream: str, lines: list[bytes]) -> None:
         prefix = b"%b %d %b " % (self._timestamp(), process, stream.encode())
@@ -156,10 +183,25 @@ class LogWriter:
             os.truncate(self._path, 0)
 
 
-def _pieces(line: bytes) -> list[bytes]:
-    if len(line) <= MAX_LINE_BYTES:
-        return [line]
-    return [line[start : start + MAX_LINE_BYTES] for start in range(0, len(line), MAX_LINE_BYTES)]
+def _cut(lines: list[bytes]) -> list[bytes]:
+    """Return the lines with long ones as several."""
+    if max(map(len, lines)) <= MAX_LINE_BYTES:
+        return lines
+    return [line[at : at + MAX_LINE_BYTES] for line in lines for at in range(0, max(len(line), 1), MAX_LINE_BYTES)]
+
+
+def _unmarked(lines: list[bytes], begun: str) -> Iterator[tuple[str, bytes]]:
+    """Take the marks off; one within a line, where threads got in each other's way, begins another line.
+
+    `begun` is whose line the first one goes on with.
+    """
+    for line in lines:
+        first, *marked = _MARKED.split(line)
+        if first or not marked:
+            yield begun, first
+        begun = ""
+        for request_id, text in zip(marked[::2], marked[1::2], strict=True):
+            yield request_id.decode(), text
 
 
 def read_logs(

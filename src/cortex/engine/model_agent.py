@@ -20,9 +20,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cortex.engine.local import replica_environ
-from cortex.engine.session import Identity, kill_session
+from cortex.engine.session import kill_session
 from cortex.errors import EngineError
 from cortex.home import Home
+from cortex.identity import Identity
 from cortex.telemetry import Logger
 
 START_TIMEOUT_S = 10.0
@@ -42,10 +43,16 @@ def model_agent_file(home: Home) -> Path:
 
 
 class ModelAgent:
-    """The agent of one home. `startup`, then `run` as a task, then `shutdown`, which leaves it running."""
+    """The agent of one home. `startup`, then `run` as a task, then `shutdown`, which leaves it running.
 
-    def __init__(self, home: Home, environ: Mapping[str, str], logger: Logger) -> None:
+    With `is_node` it is that of a node, which has the operator's list what is in stores.
+    """
+
+    def __init__(self, home: Home, environ: Mapping[str, str], logger: Logger, is_node: bool = False) -> None:
         self._home = home
+        self._command = [sys.executable, "-P", "-m", "cortex.models.agent", str(home.path)]
+        if is_node:
+            self._command.append("--node")
         # Fewer arenas: what a listing or a download took goes back to the system.
         self._environ = {"MALLOC_ARENA_MAX": "2", **replica_environ(environ)}
         self._logger = logger
@@ -118,7 +125,7 @@ class ModelAgent:
             self._home.create()  # somebody may have cleaned up
             with self._output.open("wb") as output:
                 self._child = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "cortex.models.agent", str(self._home.path)],
+                    self._command,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

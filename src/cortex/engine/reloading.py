@@ -20,7 +20,7 @@ from cortex.engine.model_plan import (
     needs_new_process,
     servable,
 )
-from cortex.engine.worker import Worker
+from cortex.engine.slot import Slot
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.models.protocol import CatalogueNews
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelSource, Problem
@@ -47,13 +47,13 @@ _SIGNALS = (DeathCause.KILLED, DeathCause.SIGNALLED, DeathCause.OUT_OF_MEMORY)
 class Shop(Protocol):
     """What the supervisor does for us."""
 
-    def create_standby(self, index: int) -> Worker:
+    def create_standby(self, index: int) -> Slot:
         """Make a worker without connections for a slot, and do not start it yet."""
 
-    def start(self, worker: Worker) -> None:
+    def start(self, worker: Slot) -> None:
         """Fork its process."""
 
-    def swap(self, old: Worker, new: Worker) -> None:
+    def swap(self, old: Slot, new: Slot) -> None:
         """Let `new` take connections instead of `old`, which retires."""
 
 
@@ -66,8 +66,8 @@ class _Bad:
 class Reloading:
     """The models of one replica. `workers` is the supervisor's list of those that serve, by slot."""
 
-    def __init__(self, source: ModelSource, run_dir: Path, workers: list[Worker], shop: Shop) -> None:
-        self.standbys: list[Worker] = []
+    def __init__(self, source: ModelSource, run_dir: Path, workers: list[Slot], shop: Shop) -> None:
+        self.standbys: list[Slot] = []
         self._source = source
         self._run_dir = run_dir
         self._workers = workers
@@ -101,6 +101,8 @@ class Reloading:
         """Take what the agent says. Raises: OSError, ValueError, KeyError, TypeError if its files can't be read."""
         if news.error != self._error:
             self._error, self._error_since = news.error, time.time()
+        if not self._source.is_live and self._serving is not None:
+            return  # another agent, which listed anew
         if news.confirmed:
             self._confirmed = Catalogue.from_json(Path(news.confirmed).read_bytes())
         self._candidate = Catalogue.from_json(Path(news.candidate).read_bytes()) if news.candidate else None
@@ -238,7 +240,7 @@ class Reloading:
             worker.stop(time.monotonic(), 0)
         self.standbys = []
 
-    def on_death(self, worker: Worker, was_starting: bool) -> None:
+    def on_death(self, worker: Slot, was_starting: bool) -> None:
         """Learn that a process died; if it was about to serve other models, they are to blame."""
         if worker in self.standbys:
             assert worker.models.catalogue is not None
@@ -249,7 +251,7 @@ class Reloading:
         elif was_starting and worker.models.loading is not None and self._confirmed is not None:
             self._fall_back(worker, worker.models.loading)
 
-    def _fall_back(self, worker: Worker, version: Loaded) -> None:
+    def _fall_back(self, worker: Slot, version: Loaded) -> None:
         """Start with the version before, or without the model, where that leaves what was asked for."""
         assert self._confirmed is not None
         avoided = {*self._avoided(time.monotonic()), (version.model, version.digest)}
@@ -261,7 +263,7 @@ class Reloading:
         self._blame(version, worker)
         worker.forgive_start()
 
-    def _blame(self, version: Loaded, worker: Worker) -> None:
+    def _blame(self, version: Loaded, worker: Slot) -> None:
         status = worker.status
         message, detail = "the process ended while it loaded the model", ""
         if status.failure is not None:
@@ -279,14 +281,14 @@ class Reloading:
 
     # What there is.
 
-    def _everyone(self) -> Iterator[Worker]:
+    def _everyone(self) -> Iterator[Slot]:
         yield from self._workers
         yield from self.standbys
 
     def _loaded(self) -> frozenset[Loaded]:
         return self._loaded_by(self._workers)
 
-    def _loaded_by(self, workers: list[Worker]) -> frozenset[Loaded]:
+    def _loaded_by(self, workers: list[Slot]) -> frozenset[Loaded]:
         return frozenset().union(*(worker.models.loaded for worker in workers))
 
     def _find_used(self) -> set[str]:

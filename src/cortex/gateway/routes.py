@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -10,7 +10,7 @@ class Server:
     """One replica process that may get requests."""
 
     name: str  #: unique in its backend and stable: `<replica id>-<process index>`
-    socket: str  #: path of its unix socket
+    socket: str  #: path of its unix socket, or `host:port` in numbers, `[host]:port` of IPv6
     capacity: int  #: requests that the gateway may have open there at once, those lent to slow clients included
 
 
@@ -25,10 +25,50 @@ class Backend:
     max_queue: int  #: requests that may wait for a free process, per ready process; beyond it callers get 503
     unavailable: str  #: what a caller reads in the 503 while `servers` is empty: `starting`, `ValueError: …`
     servers: tuple[Server, ...] = ()
+    jobs_socket: str = ""  #: of an API that runs jobs: the operator's socket, which takes them instead of any server
+    holds: bool = False  #: while `servers` is empty, requests wait for one instead of being refused
+    access_log: bool = False  #: a line is written per request
+    needs_key: bool = False  #: only callers with a key get in
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one API gets of a splitter's requests."""
+
+    api: str
+    percent: int
+
+
+@dataclass(frozen=True)
+class Split:
+    """A TrafficSplitter as the gateway sees it: each request goes to one API, and perhaps a copy to another."""
+
+    name: str
+    endpoint: str
+    shares: tuple[Share, ...]  #: sum up to 100
+    shadow: Share | None = None  #: gets copies of so many requests; nobody waits for its answers
+    needs_key: bool = False  #: only callers with a key get in, which the APIs then don't ask for again
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """What opens APIs to a caller. The key itself is known to nobody else."""
+
+    id: str
+    digest: str  #: SHA-256 of the key in hexadecimal, lower case
+    apis: tuple[str, ...] = ()  #: APIs and splitters that it is for; none: all
 
 
 @dataclass(frozen=True)
 class RoutingTable:
-    """All APIs, sorted by name."""
+    """All APIs and splitters, sorted by name, and the keys that open those which need one."""
 
     backends: tuple[Backend, ...] = ()
+    splits: tuple[Split, ...] = ()
+    keys: tuple[ApiKey, ...] = ()
+    gateway_secret: str = field(default="", repr=False)  #: what replicas over TCP are shown; "": nothing
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Tell whether anything is there that only callers with a key get into."""
+        return any(each.needs_key for each in self.backends) or any(each.needs_key for each in self.splits)

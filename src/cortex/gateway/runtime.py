@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cortex.errors import GatewayError
+from cortex.gateway.backends import HOLD_SERVER
 
 #: An idle worker answers within a millisecond and a saturated one within tens.
 ANSWER_TIMEOUT_S = 2.0
 RELOAD_TIMEOUT_S = 30.0
+#: A machine may be away for so long, beside the checks that it failed, before requests inside it are given up.
+LOST_S = 2
 #: Commands sent in one connection; HAProxy reads them as they come.
 _BATCH = 200
 _SERVERS_AND_BACKENDS = "show stat -1 6 -1"
@@ -48,15 +51,19 @@ class ServerState:
     queued: int
     capacity: int
     accepts: bool  #: gets new requests: neither draining nor in maintenance
+    lost_s: int = 0  #: for how long it has been down because its machine answers nothing
 
 
 @dataclass
 class BackendState:
-    """One backend as one worker sees it. `responses`: answers by class of status, 1 to 5, since the worker began."""
+    """One backend as one worker sees it.
+
+    `responses`: answers by class of status since the worker began, 1 to 5; 0 where a client went before its answer.
+    """
 
     queued: int = 0
     average_ms: float = 0.0  #: until an answer begins, the wait in the queue included; of the latest answers
-    requests: int = 0  #: everywhere in it: coming in, queued, in a server, going out
+    requests: int = 0  #: everywhere in it: coming in, held, queued, in a server, going out
     responses: dict[int, int] = field(default_factory=dict)
     servers: dict[str, ServerState] = field(default_factory=dict)
 
@@ -79,6 +86,17 @@ class Runtime:
     async def backends(self, pid: int) -> dict[str, BackendState]:
         """Return the state of every backend and server of a worker."""
         return parse_stat(await self._ask(f"@!{pid} {_SERVERS_AND_BACKENDS}\n"))
+
+    async def all_backends(self, workers: Workers) -> dict[int, dict[str, BackendState]]:
+        """Ask every worker, by its pid; an old one that leaves meanwhile has nothing to say."""
+        seen = {}
+        for pid in workers.all:
+            try:
+                seen[pid] = await self.backends(pid)
+            except Unresponsive:
+                if pid == workers.current:
+                    raise
+        return seen
 
     async def map(self, pid: int, name: str) -> dict[str, str]:
         """Return a map's entries as a worker has them."""
@@ -133,6 +151,7 @@ def parse_workers(text: str) -> Workers:
 def parse_stat(text: str) -> dict[str, BackendState]:
     """Read `show stat` of backends and servers."""
     backends: dict[str, BackendState] = {}
+    held: dict[str, Mapping[str, str]] = {}
     for row in csv.DictReader(text.lstrip("# \n").splitlines()):
         name, server = row["pxname"], row["svname"]
         if not name or server is None:
@@ -142,15 +161,40 @@ def parse_stat(text: str) -> dict[str, BackendState]:
             backend.queued = int(row["qcur"])
             backend.requests = int(row["scur"])
             backend.average_ms = sum(float(row[name] or 0) for name in ("qtime", "ctime", "rtime"))
-            backend.responses = {kind: int(row[f"hrsp_{kind}xx"] or 0) for kind in range(1, 6)}
+            backend.responses = _responses(row)
+        elif server == HOLD_SERVER:
+            held[name] = row
         else:
             backend.servers[server] = ServerState(
                 in_flight=int(row["scur"]),
                 queued=int(row["qcur"]),
                 capacity=int(row["slim"] or 0),
                 accepts=not row["status"].startswith(("DRAIN", "MAINT")),
+                lost_s=_lost_s(row),
             )
+    for name, held_row in held.items():
+        _leave_out(backends[name], held_row)
     return backends
+
+
+def _lost_s(row: Mapping[str, str]) -> int:
+    is_lost = row["status"].startswith("DOWN") and row["check_status"].endswith("L4TOUT")
+    return int(row["lastchg"] or 0) if is_lost else 0
+
+
+def _leave_out(backend: BackendState, held: Mapping[str, str]) -> None:
+    """Forget those that are, or were, behind the server that holds: they are, or were, in the backend once more."""
+    backend.requests -= int(held["scur"])
+    responses = _responses(held)
+    # A client that went before its answer is counted as 400 or as nothing, as HAProxy noticed it here or there.
+    aborted = max(0, int(held["stot"]) - int(held["scur"]) - sum(responses.values()))
+    responses[0] += min(aborted, backend.responses[0])
+    responses[4] += max(0, aborted - backend.responses[0])
+    backend.responses = {kind: max(0, count - responses[kind]) for kind, count in backend.responses.items()}
+
+
+def _responses(row: Mapping[str, str]) -> dict[int, int]:
+    return {0: int(row["hrsp_other"] or 0)} | {kind: int(row[f"hrsp_{kind}xx"] or 0) for kind in range(1, 6)}
 
 
 def parse_map(text: str) -> dict[str, str]:
@@ -166,6 +210,16 @@ def parse_map(text: str) -> dict[str, str]:
 def set_map(name: str, key: str, value: str) -> str:
     """Write the command that changes a map's entry."""
     return f"set map {name} {escape(key)} {escape(value)}"
+
+
+def add_map(name: str, key: str, value: str) -> str:
+    """Write the command that adds an entry to a map, which must not have it."""
+    return f"add map {name} {escape(key)} {escape(value)}"
+
+
+def del_map(name: str, key: str) -> str:
+    """Write the command that takes an entry from a map."""
+    return f"del map {name} {escape(key)}"
 
 
 def escape(value: str) -> str:
@@ -198,6 +252,16 @@ def server_commands(
             for name in state.servers.keys() - want.keys():
                 commands += _remove(f"{backend}/{name}", state.servers[name])
     return commands
+
+
+def cut_off_commands(observed: Mapping[str, BackendState]) -> list[str]:
+    """Decide which servers have their requests ended: nothing comes from their machines any more, no error either."""
+    return [
+        f"shutdown sessions server {backend}/{name}"
+        for backend, state in observed.items()
+        for name, server in state.servers.items()
+        if server.in_flight and server.lost_s >= LOST_S
+    ]
 
 
 def lacks_servers(observed: Mapping[str, BackendState], wanted: Mapping[str, Mapping[str, WantedServer]]) -> bool:

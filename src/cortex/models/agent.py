@@ -1,7 +1,8 @@
 """The model agent: one process per machine and home that lists sources, downloads contents and serves clients.
 
-`python -m cortex.models.agent HOME`. It outlives the operator; ends on SIGTERM, or once nobody has been connected for
-a while. Credentials are those of the environment it was started with.
+`python -m cortex.models.agent HOME [--node]`. It outlives the operator; ends on SIGTERM, or once nobody has been
+connected for a while. Credentials are those of the environment it was started with. On a node of a cluster, `--node`,
+it has the operator's agent list what is in stores, as long as that answers.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from cortex.errors import CortexError, StorageError
 from cortex.home import Home
+from cortex.models.asking import Asker
 from cortex.models.clients import Client
 from cortex.models.contents import Contents
 from cortex.models.feed import FILE_GRACE_S, Feed
@@ -32,7 +34,9 @@ from cortex.models.listing import download_version, list_models
 from cortex.models.priority import enter_background, leave_background
 from cortex.models.protocol import Failed, Fetch, Fetched, Release, Request, Using, Watch
 from cortex.models.remembered import Remembered
+from cortex.models.shared_listings import SharedListings
 from cortex.models.spec import ModelSource
+from cortex.storage import is_remote
 from cortex.telemetry import Logger, configure
 
 #: The exit code where another agent runs for this home.
@@ -51,6 +55,7 @@ class Limits:
     housekeeping_s: float = 5.0
     listings: int = 16  #: at once
     downloads: int = 4  #: at once
+    silence_s: float = 10.0  #: the operator's agent that says nothing for so long is away
 
 
 _LOCK_TIMEOUT_S = 2.0
@@ -76,7 +81,9 @@ class _Session:
 class Agent:
     """Everything that one agent does; `run` until told to stop."""
 
-    def __init__(self, home: Home, environ: Mapping[str, str], limits: Limits, logger: Logger) -> None:
+    def __init__(
+        self, home: Home, environ: Mapping[str, str], limits: Limits, logger: Logger, is_node: bool = False
+    ) -> None:
         self._home = home
         self._environ = dict(environ)
         self._limits = limits
@@ -92,6 +99,9 @@ class Agent:
         self._listers: dict[Prefix, Lister] = {}
         self._listing_turns = asyncio.Semaphore(limits.listings)
         self._download_turns = asyncio.Semaphore(limits.downloads)
+        # On a node, what comes to this socket is taken to the operator's agent: it is that one's there.
+        self._asker = Asker(home.listings_socket, limits.silence_s, logger) if is_node else None
+        self._shared = None if is_node else SharedListings(self._list, self._listing_turns, logger)
         self._had_feeds = False
         self._stop = asyncio.Event()
         self._idle_since = time.monotonic()
@@ -109,6 +119,8 @@ class Agent:
         loop.call_later(FILE_GRACE_S, self._clear_files, set(self._files.iterdir()))
         listener = _listen(self._home.model_agent_socket)
         server = await loop.create_unix_server(self._connect, sock=listener)
+        if self._shared is not None:
+            await self._shared.startup(_listen(self._home.listings_socket))
         self._logger.info("model agent started", pid=os.getpid())
         housekeeping = asyncio.create_task(self._keep_house(started_at), name="housekeeping")
         await self._stop.wait()
@@ -121,6 +133,11 @@ class Agent:
             feed.close()
         for lister in self._listers.values():
             lister.stop()
+        if self._asker is not None:
+            self._asker.close()
+        if self._shared is not None:
+            self._shared.shutdown()
+            self._home.listings_socket.unlink(missing_ok=True)
         await self._contents.shutdown()
         self._home.model_agent_socket.unlink(missing_ok=True)
         self._logger.info("model agent stopped", pid=os.getpid())
@@ -235,7 +252,9 @@ class Agent:
     def _lister(self, prefix: Prefix) -> Lister:
         lister = self._listers.get(prefix)
         if lister is None:
-            lister = self._listers[prefix] = Lister(prefix, self._list, self._listing_turns, self._logger)
+            ask = self._asker.ask if self._asker is not None and is_remote(prefix.url) else None
+            lister = Lister(prefix, self._list, self._listing_turns, self._logger, ask)
+            self._listers[prefix] = lister
         return lister
 
     def _close_later(self, feed: Feed) -> None:
@@ -291,6 +310,8 @@ class Agent:
             self._logger.error("model agent ends: its socket was removed", socket=self._home.model_agent_socket)
             self._stop.set()
             return
+        if self._shared is not None:
+            self._shared.forget_unneeded()
         if self._contents.forget_lost():
             for feed in self._feeds.values():
                 feed.update_soon()
@@ -308,19 +329,19 @@ class Agent:
 
 def main() -> None:
     """Run the agent of the home that the first argument names."""
-    home = Home(Path(sys.argv[1]))
+    home, is_node = Home(Path(sys.argv[1])), sys.argv[2:] == ["--node"]
     home.create()
     configure(home.logs_dir / "models.log")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     with only_one(home):
-        asyncio.run(_run(home))
+        asyncio.run(_run(home, is_node))
 
 
-async def _run(home: Home) -> None:
+async def _run(home: Home, is_node: bool) -> None:
     logger = Logger("cortex.models")
-    await Agent(home, os.environ, Limits(), logger).run()
+    await Agent(home, os.environ, Limits(), logger, is_node).run()
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os.path
 from pathlib import Path
 
-from cortex.config.schema import LOCAL_SERVING, STORES, Api, Models
+from cortex.config.schema import Api
+from cortex.config.schema_models import LOCAL_SERVING, STORES, Models
 from cortex.models.spec import DEFAULT_MODEL, Layout, ModelPath, ModelSource
 
 

@@ -66,7 +66,7 @@ def bind_function(function: Any, name: str, metadata: dict[str, Any]) -> BoundMe
         needs_payload=True,
         needs_query_params=False,
         needs_headers=False,
-        kind=_kind(function),
+        kind=call_kind(function),
         call=lambda payload, query_params, headers: function(payload, metadata),
     )
 
@@ -87,10 +87,10 @@ def bind_method(instance: object, name: str, generation: Generation) -> BoundMet
         needs_payload="payload" in needed,
         needs_query_params="query_params" in needed,
         needs_headers="headers" in needed,
-        kind=_kind(method),
+        kind=call_kind(method),
         call=_bind_arguments(method, names),
         after=_bind_after(after, after_names) if after is not None else None,
-        after_is_async=after is not None and _kind(after) == "async",
+        after_is_async=after is not None and call_kind(after) == "async",
     )
 
 
@@ -119,7 +119,8 @@ def _bind_after(hook: Any, names: tuple[str, ...]) -> AfterCall:
     return after
 
 
-def _kind(function: Any) -> Kind:
+def call_kind(function: Any) -> Kind:
+    """Tell what calls of a function give, by how it is declared."""
     if not (inspect.isroutine(function) or isinstance(function, functools.partial)):
         function = type(function).__call__.__get__(function)  # an object with `__call__`
     if inspect.isasyncgenfunction(function):

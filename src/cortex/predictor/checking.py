@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from types import ModuleType
+from types import MethodWrapperType, ModuleType
 from typing import Any
 
 from cortex.errors import UserError
-from cortex.predictor.belonging import find_foreign_class
-from cortex.predictor.interface import FOREIGN_METHODS, Generation, Signature
+from cortex.predictor.belonging import find_foreign_class, find_method_of_kind
+from cortex.predictor.interface import Generation, Signature
 from cortex.predictor.signature import Argument, find_problems, from_function, nearest
 
 
@@ -31,13 +31,19 @@ def find_class(module: ModuleType, generation: Generation, file: str) -> type:
     raise UserError(f"{file}: class {name} is not defined; {fix}")
 
 
+def is_defined(target: Any, name: str) -> bool:
+    """Tell whether a class or module has a function; what calls the class itself is none of its methods."""
+    function = getattr(target, name, None)
+    return callable(function) and not isinstance(function, MethodWrapperType)
+
+
 def check_members(target: Any, generation: Generation, found: Mapping[str, str], file: str) -> None:
     """Check what `target` defines and how; `found` are its serving methods. Raises: UserError."""
     where = f"{file}: " + (f"class {generation.class_name}: " if generation.class_name else "")
     if not found:
         wanted = " or ".join(f"{name}()" for name in generation.methods)
-        other = next((kind for name, kind in FOREIGN_METHODS.items() if hasattr(target, name)), None)
-        fix = f"; it is written for `kind: {other}`" if other else ""
+        other = find_method_of_kind(generation, dir(target))
+        fix = f"; it is written for `kind: {other[1]}`" if other else ""
         raise UserError(f"{where}{wanted} is not defined{fix}")
     if generation.constructor_required or hasattr(target, generation.constructor):
         _check_signature(target, generation.constructor, generation.constructor_signature, generation, file)
@@ -53,6 +59,8 @@ def check_members(target: Any, generation: Generation, found: Mapping[str, str],
 def _check_signature(target: Any, name: str, signature: Signature, generation: Generation, file: str) -> None:
     function = getattr(target, name)
     if function is object.__init__:
+        if not generation.constructor_required:
+            return
         shown = ", ".join(("self", *signature.required))
         raise UserError(f"{file}: class {target.__name__}: __init__({shown}) is not defined; add it")
     declared = _arguments(function)

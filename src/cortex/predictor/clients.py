@@ -33,6 +33,10 @@ class ClientSpec(Protocol):
     def tensorflow_serving(self) -> str | None: ...
     @property
     def gpu_ids(self) -> tuple[str, ...]: ...
+    @property
+    def max_batch_size(self) -> int: ...
+    @property
+    def isolates_failures(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,10 @@ def _tensorflow(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clien
         client = tensorflow_client.TensorFlowClient(tensorflow_client.external_models(address, spec.models))
         return Clients(None, client, client.describe)
     backend = tensorflow_client.choose_backend(address)
+    if spec.max_batch_size:
+        from cortex.predictor import joined_runs  # noqa: PLC0415 - as above
+
+        backend = joined_runs.JoiningBackend(backend, spec.max_batch_size, spec.isolates_failures)
     loader = servable.TensorFlowLoader(backend)
     registry = registry_of(loader)
     client = tensorflow_client.TensorFlowClient(registry, loader)

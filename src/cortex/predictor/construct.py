@@ -39,12 +39,3 @@ def construct(
         before_init(instance)
         instance.__init__(**chosen)
     return instance
-
-
-def constructor_values(
-    api: str, section: Mapping[str, Any], config: dict[str, Any], generation: Generation, client: object
-) -> dict[str, Any]:
-    """Return everything that a constructor may ask for, by name; `section` is what the API's file says of the code."""
-    api_spec = {"name": api, "kind": "RealtimeAPI", "predictor": {**section, "config": config}}
-    values = {"config": config, "api_spec": api_spec, "job_spec": None}
-    return values if generation.client is None else {**values, generation.client: client}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import traceback
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from cortex.errors import ModelError, UserError
 from cortex.predictor.missing import suggest
 
 _OUR_FOLDER = str(Path(__file__).resolve().parent.parent) + os.sep
+_EVENT_LOOP = str(Path(asyncio.__file__).parent) + os.sep
 _IMPORT_MACHINERY = (
     "<frozen importlib",
     "<frozen runpy",
@@ -33,7 +35,9 @@ def describe(exc: BaseException) -> str:
     name = type(exc).__name__
     try:
         lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-    except Exception:  # a broken `__str__` of the user's must not hide that something was raised
+    except (
+        BaseException
+    ):  # a broken `__str__` of the user's must not hide that something was raised, nor say sys.exit()
         lines = []
     message = f"{name}: {lines[0][:_MESSAGE_LIMIT]}" if lines else name
     if isinstance(exc, ModuleNotFoundError) and exc.name:
@@ -68,7 +72,8 @@ def _strip(shown: traceback.TracebackException, project: str, seen: set[int]) ->
     if cause is not None and cause.exc_type is UserError and cause.__cause__ is not None:
         shown.__cause__ = cause.__cause__  # ours, between what a user raised and what the user's call is told
     if shown.stack is not None:
-        shown.stack[:] = [frame for frame in shown.stack if not _is_ours(frame.filename)]
+        begin = _first_of_user(shown.stack)
+        shown.stack[:] = [frame for frame in shown.stack[begin:] if not _is_ours(frame.filename)]
         for frame in shown.stack:
             frame.filename = frame.filename.removeprefix(project)
         if not shown.stack:
@@ -78,6 +83,17 @@ def _strip(shown: traceback.TracebackException, project: str, seen: set[int]) ->
     for linked in (shown.__cause__, shown.__context__, *(shown.exceptions or ())):
         if linked is not None:
             _strip(linked, project, seen)
+
+
+def _first_of_user(stack: traceback.StackSummary) -> int:
+    """Return how many frames there are before the user's; those of the event loop may stand between ours."""
+    count = 0
+    for number, frame in enumerate(stack, 1):
+        if _is_ours(frame.filename):
+            count = number
+        elif not frame.filename.startswith(_EVENT_LOOP):
+            break
+    return count
 
 
 def _is_ours(filename: str) -> bool:

@@ -1,13 +1,15 @@
 """The table of interface generations: what a user's file must and may define, data only.
 
-One row per generation, `type:` of the predictor, and whether `cortex.yaml` names models. Nobody else knows that there
-is more than one: the loader, the source checker and the replica read their row.
+One row per kind of API, generation, `type:` of the predictor, and whether `cortex.yaml` names models. Nobody else knows
+that there is more than one: the loaders, the source checker and the replica read their row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+
+from cortex.lifecycle import ApiKind
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,12 @@ class Generation:
     constructor: str
     constructor_signature: Signature
     constructor_required: bool
-    methods: Mapping[str, str]  #: name of the serving method → HTTP verb
+    methods: Mapping[str, str]  #: name of the serving method → HTTP verb, or what a kind without requests has instead
     method_signature: Signature
     yaml_form: str  #: how a cortex.yaml asks for this generation, for error messages
     summary: str  #: what a GET is told
+    fallback: str | None = None  #: the method that serves where the class has none of `methods`, in the same way
+    kind: str = ApiKind.REALTIME
     type: str = "python"
     client: str | None = None  #: the constructor's argument through which the user's code gets at its models
     hooks: Mapping[str, Signature] = field(default_factory=dict)  #: other methods that are called
@@ -47,21 +51,28 @@ class Generation:
     json_only: bool = False  #: the payload is JSON or None; str results are JSON strings
     logs_on_demand: bool = False  #: `?debug=true` has the payload and the result logged
 
+    def serving(self, is_defined: Callable[[str], bool]) -> dict[str, str]:
+        """Pick the methods that serve, with what each answers, of those that a class or module defines."""
+        found = {name: verb for name, verb in self.methods.items() if is_defined(name)}
+        if not found and self.fallback is not None and is_defined(self.fallback):
+            return {self.fallback: next(iter(self.methods.values()))}
+        return found
+
+
+#: What methods of kinds without requests have in place of a verb: what they are given.
+BATCH = "BATCH"
+ASYNC = "ASYNC"
+TASK = "TASK"
 
 #: Names that a signature may declare, but that need what this version does not have yet.
 UNAVAILABLE_ARGUMENTS: Mapping[str, str] = {
-    "metrics_client": "this version does not collect metrics of user code; remove the argument",
     "proto_module_pb2": "this version does not serve gRPC; answer over HTTP",
 }
 
-#: Classes of other kinds of APIs, with what they belong to; and methods of other kinds.
-FOREIGN_CLASSES: Mapping[str, str] = {
-    "Task": "a Task belongs to `kind: TaskAPI`, which is not available in this version",
-}
-FOREIGN_METHODS: Mapping[str, str] = {"handle_batch": "BatchAPI", "handle_async": "AsyncAPI"}
-
 #: The hook that makes a model of the files at a path.
 LOAD_MODEL = "load_model"
+#: The hook that runs once, after the last batch of a job.
+ON_JOB_COMPLETE = "on_job_complete"
 
 _REQUEST = ("payload", "query_params", "headers")
 _CLIENTS_OF_TYPES = {
@@ -71,6 +82,14 @@ _CLIENTS_OF_TYPES = {
 _NO_MODELS = (
     "cortex.yaml names no models; add `multi_model_reloading:` with `path`, `paths` or `dir`, or remove the argument"
 )
+_NO_CLIENT = "Python code of this kind is given no client; load the model in __init__, and remove the argument"
+_OF_JOBS = dict.fromkeys(("job_spec", "batch_id"), "it belongs to `kind: BatchAPI`; remove the argument")
+_OF_ASYNC = {"request_id": "it belongs to `kind: AsyncAPI`; give it a default, or remove it"}
+_OF_REQUESTS = ("query_params", "headers")
+_NO_REQUEST_IN_JOBS = dict.fromkeys(_OF_REQUESTS, "a batch is no HTTP request; remove the argument")
+_NO_REQUEST_LATER = dict.fromkeys(_OF_REQUESTS, "only the body of a request is kept for later; remove the argument")
+_METRICS = ("metrics_client",)
+_OPTIONAL = ("api_spec", "job_spec", *_METRICS)
 _WITH_LOAD_MODEL = {LOAD_MODEL: Signature(required=("model_path",))}
 
 _FUNCTIONS = Generation(
@@ -93,23 +112,24 @@ _PREDICTOR = Generation(
     constructor="__init__",
     constructor_signature=Signature(
         required=("config",),
-        optional=("api_spec", "job_spec"),
+        optional=_OPTIONAL,
         refused={**UNAVAILABLE_ARGUMENTS, **_CLIENTS_OF_TYPES, "python_client": _NO_MODELS},
     ),
     constructor_required=True,
     methods={"predict": "POST"},
-    method_signature=Signature(optional=(*_REQUEST, "batch_id")),
+    method_signature=Signature(optional=(*_REQUEST, "batch_id"), refused=_OF_ASYNC),
     yaml_form="`kind: RealtimeAPI` with `predictor:`",
     summary="make a prediction by sending a post request to this endpoint",
     hooks={"post_predict": Signature(optional=("response", *_REQUEST))},
     after_hook="post_predict",
+    logs_on_demand=True,
 )
 _PREDICTOR_WITH_MODELS = replace(
     _PREDICTOR,
     client="python_client",
     constructor_signature=Signature(
         required=("config", "python_client"),
-        optional=("api_spec", "job_spec"),
+        optional=_OPTIONAL,
         refused={**UNAVAILABLE_ARGUMENTS, **_CLIENTS_OF_TYPES},
     ),
     hooks={**_PREDICTOR.hooks, **_WITH_LOAD_MODEL},
@@ -121,7 +141,7 @@ _TENSORFLOW_PREDICTOR = replace(
     type="tensorflow",
     client="tensorflow_client",
     constructor_signature=Signature(
-        required=("tensorflow_client", "config"), optional=("api_spec", "job_spec"), refused=UNAVAILABLE_ARGUMENTS
+        required=("tensorflow_client", "config"), optional=_OPTIONAL, refused=UNAVAILABLE_ARGUMENTS
     ),
 )
 _ONNX_PREDICTOR = replace(
@@ -130,7 +150,7 @@ _ONNX_PREDICTOR = replace(
     type="onnx",
     client="onnx_client",
     constructor_signature=Signature(
-        required=("onnx_client", "config"), optional=("api_spec", "job_spec"), refused=UNAVAILABLE_ARGUMENTS
+        required=("onnx_client", "config"), optional=_OPTIONAL, refused=UNAVAILABLE_ARGUMENTS
     ),
 )
 
@@ -139,11 +159,13 @@ _HANDLER = Generation(
     class_name="Handler",
     constructor="__init__",
     constructor_signature=Signature(
-        required=("config",), refused={**UNAVAILABLE_ARGUMENTS, **_CLIENTS_OF_TYPES, "model_client": _NO_MODELS}
+        required=("config",),
+        optional=_METRICS,
+        refused={**UNAVAILABLE_ARGUMENTS, **_CLIENTS_OF_TYPES, **_OF_JOBS, "model_client": _NO_MODELS},
     ),
     constructor_required=True,
     methods={f"handle_{verb}": verb.upper() for verb in ("post", "get", "put", "patch", "delete")},
-    method_signature=Signature(optional=_REQUEST),
+    method_signature=Signature(optional=_REQUEST, refused={**_OF_JOBS, **_OF_ASYNC}),
     yaml_form="`kind: RealtimeAPI` with `handler:`",
     summary="send a request to this endpoint",
     returns_callback=True,
@@ -152,7 +174,9 @@ _HANDLER_WITH_MODELS = replace(
     _HANDLER,
     client="model_client",
     constructor_signature=Signature(
-        required=("config", "model_client"), refused={**UNAVAILABLE_ARGUMENTS, **_CLIENTS_OF_TYPES}
+        required=("config", "model_client"),
+        optional=_METRICS,
+        refused={**UNAVAILABLE_ARGUMENTS, **_CLIENTS_OF_TYPES, **_OF_JOBS},
     ),
     hooks=_WITH_LOAD_MODEL,
     required_hooks=frozenset(_WITH_LOAD_MODEL),
@@ -161,18 +185,89 @@ _TENSORFLOW_HANDLER = replace(
     _HANDLER,
     type="tensorflow",
     client="tensorflow_client",
-    constructor_signature=Signature(required=("tensorflow_client", "config"), refused=UNAVAILABLE_ARGUMENTS),
+    constructor_signature=Signature(
+        required=("tensorflow_client", "config"), optional=_METRICS, refused={**UNAVAILABLE_ARGUMENTS, **_OF_JOBS}
+    ),
 )
 #: The original had no ONNX type left when handlers came; here both are served alike.
 _ONNX_HANDLER = replace(
     _HANDLER,
     type="onnx",
     client="onnx_client",
-    constructor_signature=Signature(required=("onnx_client", "config"), refused=UNAVAILABLE_ARGUMENTS),
+    constructor_signature=Signature(
+        required=("onnx_client", "config"), optional=_METRICS, refused={**UNAVAILABLE_ARGUMENTS, **_OF_JOBS}
+    ),
 )
 
-#: By interface, type and whether models are configured. Rows that don't care about the last stand twice.
-GENERATIONS: Mapping[tuple[str, str, bool], Generation] = {
+_TASK = Generation(
+    key="handler",
+    class_name="Task",
+    constructor="__init__",
+    constructor_signature=Signature(
+        optional=_METRICS,
+        refused={**UNAVAILABLE_ARGUMENTS, "config": "it is given to __call__", "job_spec": _OF_JOBS["job_spec"]},
+    ),
+    constructor_required=False,
+    methods={"__call__": TASK},
+    method_signature=Signature(required=("config",)),
+    yaml_form="`kind: TaskAPI` with `definition:`",
+    summary="submit a job by sending a post request to this endpoint",
+    kind=ApiKind.TASK,
+)
+
+
+def _without_requests(row: Generation, kind: ApiKind, verb: str) -> Generation:
+    """Make the row of another kind of one for requests: `post_predict` is called after answers, and there are none."""
+    signature = row.constructor_signature
+    no_clients = dict.fromkeys(signature.refused.keys() & {"python_client", "model_client"}, _NO_CLIENT)
+    hooks = {name: hook for name, hook in row.hooks.items() if name != row.after_hook}
+    return replace(
+        row,
+        kind=kind,
+        constructor_signature=replace(signature, refused={**signature.refused, **no_clients}),
+        methods={"predict": verb},
+        yaml_form=row.yaml_form.replace(ApiKind.REALTIME, kind),
+        hooks=hooks,
+        after_hook=None,
+        returns_callback=False,
+        logs_on_demand=False,
+    )
+
+
+def _for_jobs(row: Generation) -> Generation:
+    row = _without_requests(row, ApiKind.BATCH, BATCH)
+    signature = row.constructor_signature
+    refused = {name: fix for name, fix in signature.refused.items() if name not in _OF_JOBS}
+    return replace(
+        row,
+        constructor_signature=replace(signature, optional=_OPTIONAL, refused=refused),
+        summary="submit a job by sending a post request to this endpoint",
+        hooks={**row.hooks, ON_JOB_COMPLETE: Signature()},
+    )
+
+
+def _handler_for_jobs(row: Generation) -> Generation:
+    refused = {**_NO_REQUEST_IN_JOBS, **_OF_ASYNC}
+    signature = Signature(optional=("payload", "batch_id"), refused=refused)
+    return replace(_for_jobs(row), methods={"handle_batch": BATCH}, fallback="handle_post", method_signature=signature)
+
+
+def _for_later(row: Generation) -> Generation:
+    signature = Signature(optional=(*_REQUEST, "request_id"), refused={"batch_id": _OF_JOBS["batch_id"]})
+    return replace(
+        _without_requests(row, ApiKind.ASYNC, ASYNC),
+        method_signature=signature,
+        summary="submit a workload by sending a post request to this endpoint",
+    )
+
+
+def _handler_for_later(row: Generation) -> Generation:
+    refused = {**_NO_REQUEST_LATER, "batch_id": _OF_JOBS["batch_id"]}
+    signature = Signature(optional=("payload", "request_id"), refused=refused)
+    return replace(_for_later(row), methods={"handle_async": ASYNC}, fallback="handle_post", method_signature=signature)
+
+
+_REALTIME = {
     ("functions", "python", False): _FUNCTIONS,
     ("functions", "python", True): _FUNCTIONS,
     ("predictor", "python", False): _PREDICTOR,
@@ -187,4 +282,18 @@ GENERATIONS: Mapping[tuple[str, str, bool], Generation] = {
     ("handler", "tensorflow", True): _TENSORFLOW_HANDLER,
     ("handler", "onnx", False): _ONNX_HANDLER,
     ("handler", "onnx", True): _ONNX_HANDLER,
+}
+#: Without requests, only files up to 0.24 give Python code a client, and there are no such handlers.
+_OTHERWISE = {**_REALTIME, ("handler", "python", True): _HANDLER}
+_PREDICTORS = {key: row for key, row in _OTHERWISE.items() if key[0] == "predictor"}
+_HANDLERS = {key: row for key, row in _OTHERWISE.items() if key[0] == "handler"}
+
+#: By kind, interface, type and whether models are configured. Rows that don't care about the last stand twice.
+GENERATIONS: Mapping[tuple[str, str, str, bool], Generation] = {
+    **{(ApiKind.REALTIME, *key): row for key, row in _REALTIME.items()},
+    **{(ApiKind.BATCH, *key): _for_jobs(row) for key, row in _PREDICTORS.items()},
+    **{(ApiKind.BATCH, *key): _handler_for_jobs(row) for key, row in _HANDLERS.items()},
+    **{(ApiKind.ASYNC, *key): _for_later(row) for key, row in _PREDICTORS.items()},
+    **{(ApiKind.ASYNC, *key): _handler_for_later(row) for key, row in _HANDLERS.items()},
+    (ApiKind.TASK, "handler", "python", False): _TASK,
 }

@@ -100,6 +100,18 @@ def arguments_of(function: FunctionNode) -> tuple[list[Argument], list[ast.arg]]
     return [argument for argument, _ in found], [node for _, node in found]
 
 
+def is_generator(function: FunctionNode) -> bool:
+    """Tell whether a function yields."""
+    nodes: list[ast.AST] = list(function.body)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            return True
+        if not isinstance(node, _SCOPES):
+            nodes.extend(ast.iter_child_nodes(node))
+    return False
+
+
 def _statements(body: list[ast.stmt], conditional: bool) -> Iterator[tuple[ast.stmt, bool]]:
     for statement in body:
         yield statement, conditional

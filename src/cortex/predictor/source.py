@@ -10,27 +10,39 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from cortex.errors import Diagnostic
-from cortex.predictor.belonging import find_foreign_class, find_foreign_method
-from cortex.predictor.interface import FOREIGN_METHODS, GENERATIONS, Generation, Signature
-from cortex.predictor.outline import FunctionNode, Scope, Source, arguments_of, scope_of
+from cortex.predictor.batched import batched_name, batching_problem
+from cortex.predictor.belonging import find_foreign_class, find_foreign_method, find_method_of_kind
+from cortex.predictor.interface import GENERATIONS, Generation, Signature
+from cortex.predictor.outline import FunctionNode, Scope, Source, arguments_of, is_generator, scope_of
 from cortex.predictor.signature import find_problems, nearest
 
+#: Methods that some kind of API serves: no misspellings of others.
+_SERVING = frozenset(name for row in GENERATIONS.values() for name in row.methods)
 #: How alike a name must be to count as a misspelling where it could also be a method of the user's own.
 _LIKELY = 0.7
 
 
 def inspect_source(
-    text: str, file: str, interface: str, type_: str = "python", has_models: bool = False
+    text: str,
+    file: str,
+    interface: str,
+    type_: str = "python",
+    has_models: bool = False,
+    kind: str = "RealtimeAPI",
+    batches: bool = False,
 ) -> list[Diagnostic]:
-    """Return every mistake in a `.py` that can be known without running it; `file` is the name to show."""
-    generation = GENERATIONS[interface, type_, has_models]
+    """Return every mistake in a `.py` that can be known without running it.
+
+    `file` is the name to show; `batches` says that several requests are to be one call.
+    """
+    generation = GENERATIONS[kind, interface, type_, has_models]
     try:
         source = Source(text, file)
     except SyntaxError as exc:
         line = exc.lineno or 0
         column = max(exc.offset or 1, 1) if line else 0
         return [Diagnostic(file, line, column, "", f"{type(exc).__name__}: {exc.msg}", "correct the Python syntax")]
-    checker = _Checker(source, file, generation)
+    checker = _Checker(source, file, generation, batches)
     found = checker.check_functions() if generation.class_name is None else checker.check_class(generation.class_name)
     return sorted(found)
 
@@ -38,10 +50,11 @@ def inspect_source(
 class _Checker:
     """Applies one generation's row to one source."""
 
-    def __init__(self, source: Source, file: str, generation: Generation) -> None:
+    def __init__(self, source: Source, file: str, generation: Generation, batches: bool) -> None:
         self._source = source
         self._file = file
         self._generation = generation
+        self._batches = batches
         self._scope = source.scope
 
     def check_functions(self) -> Iterator[Diagnostic]:
@@ -76,20 +89,23 @@ class _Checker:
         generation = self._generation
         scope, is_complete = self._members(node, set())
         constructor = generation.constructor
-        if constructor not in scope.bindings and is_complete:
+        if constructor not in scope.bindings and is_complete and generation.constructor_required:
             at = self._guess(constructor, scope)
             fix = _rename(at, constructor) if at else "add it"
             shown = ", ".join(("self", *generation.constructor_signature.required))
             yield self._at_name(scope, at, node, f"{self._of_class}__init__({shown}) is not defined", fix)
-        if is_complete and not any(name in scope.bindings for name in generation.methods):
+        serving = generation.serving(scope.bindings.__contains__)
+        if is_complete and not serving:
             yield self._missing_method(scope, node)
         elif is_complete:  # else it may override what an unseen base calls
             for name in sorted({*generation.methods, *generation.hooks} - generation.required_hooks):
                 yield from self._misspelt(scope, name)
         if is_complete:
             yield from self._missing_hooks(scope, node)
+        if is_complete and serving and self._batches:
+            yield from self._check_batched(scope, node)
         yield from self._check_member(scope, constructor, generation.constructor_signature)
-        for name in generation.methods:
+        for name in serving:
             yield from self._check_member(scope, name, generation.method_signature)
         for name, signature in generation.hooks.items():
             yield from self._check_member(scope, name, signature)
@@ -156,7 +172,7 @@ class _Checker:
         guess = nearest(name, classes) or self._class_that_serves(classes)
         if guess:
             return self._at(classes[guess], message, _rename(guess, name))
-        functions = GENERATIONS["functions", "python", False]
+        functions = GENERATIONS["RealtimeAPI", "functions", "python", False]
         for function, node in self._scope.functions().items():
             if function in functions.methods:
                 return self._at(node, message, f"functions of the module belong to {functions.yaml_form}")
@@ -170,12 +186,12 @@ class _Checker:
 
     def _missing_method(self, scope: Scope, node: ast.ClassDef) -> Diagnostic:
         generation = self._generation
-        wanted = " or ".join(f"{name}(self, payload)" for name in list(generation.methods)[:2])
+        shown = ", ".join(("self", *(generation.method_signature.required or ("payload",))))
+        wanted = " or ".join(f"{name}({shown})" for name in list(generation.methods)[:2])
         message = f"{self._of_class}{wanted} is not defined"
         functions = scope.functions()
-        for name, kind in FOREIGN_METHODS.items():
-            if name in functions:
-                return self._at(functions[name], message, f"{name} belongs to `kind: {kind}`")
+        if found := find_method_of_kind(generation, functions):
+            return self._at(functions[found[0]], message, f"{found[0]} belongs to `kind: {found[1]}`")
         if foreign := find_foreign_method(generation, functions):
             fix = f"{foreign[1]}; name it {next(iter(generation.methods))}"
             return self._at(functions[foreign[0]], message, fix)
@@ -192,6 +208,16 @@ class _Checker:
                 fix = _rename(guess, name) if guess else "add it: it makes a model of the files at a path"
                 yield self._at_name(scope, guess, node, f"{self._of_class}{name}({arguments}) is not defined", fix)
 
+    def _check_batched(self, scope: Scope, node: ast.ClassDef) -> Iterator[Diagnostic]:
+        """Check that there is a method that can be given several requests."""
+        name = batched_name(self._generation)
+        bindings = scope.bindings.get(name, [])
+        at = next((binding.node for binding in bindings if isinstance(binding.node, FunctionNode)), None)
+        streams = at is not None and len(bindings) == 1 and is_generator(at) and not _has_unknown_decorator(at)
+        problem = batching_problem(name, bool(bindings), streams)
+        if problem is not None and (bindings or self._guess(name, scope) is None):  # a misspelt one is told already
+            yield self._at(at or node, self._of_class + problem[0], problem[1])
+
     def _misspelt(self, scope: Scope, name: str) -> Iterator[Diagnostic]:
         """Report a function that nobody uses and whose name is almost `name`, which nobody defines."""
         if name in scope.bindings:
@@ -204,7 +230,7 @@ class _Checker:
     def _guess(self, name: str, scope: Scope) -> str | None:
         """Return the function that is most likely meant to be `name`; a shared prefix counts nothing."""
         generation = self._generation
-        known = {generation.constructor, *generation.methods, *generation.hooks, *FOREIGN_METHODS}
+        known = {generation.constructor, *generation.hooks, *_SERVING}
         prefix = "handle_" if name.startswith("handle_") else ""
         candidates = {n.removeprefix(prefix): n for n in scope.functions() if n not in known and n.startswith(prefix)}
         guess = nearest(name.removeprefix(prefix), candidates, _LIKELY)

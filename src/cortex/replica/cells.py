@@ -9,12 +9,14 @@ from __future__ import annotations
 import mmap
 from enum import IntEnum
 
+from cortex.replica.kept import KeptRequests
+
 #: Connections that one process can hold, those of slow clients included.
 MAX_CONNECTIONS = 8192
 
-_ROW_BYTES = 64
+_ROW_BYTES = 80
 _ROW_CELLS = _ROW_BYTES // 8
-_ID_OFFSET = 24
+_ID_OFFSET = 32
 _ID_MAX_BYTES = _ROW_BYTES - _ID_OFFSET
 
 
@@ -27,16 +29,19 @@ class ConnectionState(IntEnum):
     RUNNING = 3  #: the user's code has it, and no byte of the answer was written
     ANSWERING = 4  #: the answer has begun and the user's code still produces it
     DRAINING = 5  #: the user's code is done; the client has yet to take the answer
+    AGAIN = 6  #: a process died with a request inside, which is kept; the next one is to begin with it
 
 
-#: A plain number: an enumeration's member would have to be turned into one for each request.
-_RUNNING = int(ConnectionState.RUNNING)
+#: Plain numbers: an enumeration's member would have to be turned into one for each request.
+_QUEUED, _RUNNING = int(ConnectionState.QUEUED), int(ConnectionState.RUNNING)
 
 
 class Cells:
-    """Rows of one process: `state`, `deadline` (monotonic ns) and request id, one row per connection index."""
+    """Rows of one process: state, deadline (monotonic ns), batch, request id; one row per connection index."""
 
-    def __init__(self) -> None:
+    def __init__(self, keeps_requests: bool = False) -> None:
+        #: The requests themselves, for APIs that batch.
+        self.kept = KeptRequests(MAX_CONNECTIONS) if keeps_requests else None
         self._memory = mmap.mmap(-1, MAX_CONNECTIONS * _ROW_BYTES)
         self._bytes = memoryview(self._memory)
         self._cells = self._bytes.cast("q")
@@ -59,9 +64,20 @@ class Cells:
         self._cells[base + 1] = deadline_ns
         length = min(len(request_id), _ID_MAX_BYTES)
         self._cells[base + 2] = length
+        self._cells[base + 3] = 0
         start = index * _ROW_BYTES + _ID_OFFSET
         self._bytes[start : start + length] = request_id[:length]
         self._cells[base] = _RUNNING
+
+    def join(self, index: int, batch: int) -> None:
+        """Say that the user's code gets this request now, with the others of a batch; 0: it does not have it now."""
+        base = index * _ROW_CELLS
+        self._cells[base + 3] = batch
+        self._cells[base] = _RUNNING if batch else _QUEUED
+
+    def batch(self, index: int) -> int:
+        """Return the number of the batch in which the request runs; 0 if it runs in none."""
+        return self._cells[index * _ROW_CELLS + 3]
 
     def extend(self, index: int, deadline_ns: int) -> None:
         """Move the deadline of a streaming answer."""

@@ -1,4 +1,4 @@
-"""The head of an answer, as bytes."""
+"""The head of an answer, as bytes, and names of headers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from functools import lru_cache
 from http import HTTPStatus
 
 Header = tuple[bytes, bytes]
+
+#: In it the gateway shows replicas that they talk to it. The supervisor reads it; the user's code never sees it.
+SECRET_HEADER = b"x-cortex-gateway"
 
 #: Answers of these statuses have no body, whatever their headers say.
 BODILESS = frozenset({204, 304})

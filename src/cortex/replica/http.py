@@ -11,12 +11,12 @@ import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from httptools import HttpRequestParser
 
+from cortex.replica.application import Application
 from cortex.replica.cells import Cells, ConnectionState
-from cortex.replica.heads import BODILESS, Header, head
+from cortex.replica.heads import BODILESS, SECRET_HEADER, Header, head
 
 #: Size of the buffer that all connections of a process read into; a fresh one per read would cost page faults.
 READ_BYTES = 256 * 1024
@@ -28,27 +28,6 @@ _JOIN_BYTES = 64 * 1024
 # Looked up for each request: attributes of an enumeration are slow.
 _IDLE, _READING, _RUNNING = ConnectionState.IDLE, ConnectionState.READING, ConnectionState.RUNNING
 _DRAINING = ConnectionState.DRAINING
-
-
-class Application(Protocol):
-    """What a connection needs of the application."""
-
-    max_body_bytes: int
-
-    def handle(self, connection: Connection) -> None:
-        """Answer the request that `connection` holds, now or later."""
-
-    def too_large(self, connection: Connection) -> None:
-        """Answer a request whose body exceeds `max_body_bytes`; the connection closes after it."""
-
-    def malformed(self, connection: Connection) -> None:
-        """Answer bytes that are not HTTP; the connection closes after it."""
-
-    def idle(self, connection: Connection) -> None:
-        """Learn that the connection is ready for its next request."""
-
-    def gone(self, connection: Connection) -> None:
-        """Learn that the connection closed; its request, if it has one, has nobody waiting any more."""
 
 
 class Connection:
@@ -67,6 +46,7 @@ class Connection:
         "_loop",
         "_on_close",
         "_headers_read",
+        "_kept",
         "_parser",
         "_reading",
         "_buffer",
@@ -74,12 +54,16 @@ class Connection:
         "_refused",
         "_sock",
         "_state",
+        "arrived_ns",
         "asks_for_info",
+        "batched_ns",
         "content_type",
         "headers",
         "index",
         "open",
         "request_id",
+        "returned_ns",
+        "started_ns",
         "task",
         "url",
     )
@@ -102,6 +86,7 @@ class Connection:
         self._fd = sock.fileno()
         self._buffer = buffer
         self._recv_into = sock.recv_into
+        self._kept = cells.kept
         self._app = app
         self._cells = cells
         self._loop = loop
@@ -156,6 +141,16 @@ class Connection:
         self._state = _RUNNING
         self._cells.begin(self.index, deadline_ns, self.request_id)
 
+    def join(self, batch: int, deadline_ns: int) -> None:
+        """Say that the user's code gets the request, which has begun, with the others of its batch."""
+        self._state = _RUNNING
+        self._cells.extend(self.index, deadline_ns)
+        self._cells.join(self.index, batch)
+
+    def rejoin(self, batch: int) -> None:
+        """Say on any thread that it gets it in another batch now; with 0, that it does not have it at the moment."""
+        self._cells.join(self.index, batch)
+
     def extend(self, deadline_ns: int) -> None:
         """Give a streaming answer more time."""
         self._cells.extend(self.index, deadline_ns)
@@ -198,9 +193,16 @@ class Connection:
     # Reading. The parser calls the on_… methods.
 
     def _on_readable(self) -> None:
+        is_new = self._state is _IDLE
+        if is_new:
+            if self._kept is not None:
+                self._kept.begin(self.index)
+            self.set_state(_READING)  # first: a process that dies from here on has not left the connection idle
         try:
             size = self._recv_into(self._buffer)
         except (BlockingIOError, InterruptedError):
+            if is_new:
+                self.set_state(_IDLE)
             return
         except OSError:
             size = 0
@@ -209,11 +211,20 @@ class Connection:
             return
         if self._refused:
             return  # the rest of what was refused
-        if self._state is _IDLE:
-            self.set_state(_READING)
-        elif self._state is not _READING:
+        if self._state is not _READING:
             self.close()  # the gateway never pipelines
             return
+        if self._kept is not None:
+            self._kept.keep(self.index, self._buffer[:size])
+        self._feed(size)
+
+    def read_again(self) -> None:
+        """Begin with the request that a process before this one had when it died."""
+        if self._kept is not None:
+            self.set_state(_READING)
+            self._feed(self._kept.restore(self.index, self._buffer))
+
+    def _feed(self, size: int) -> None:
         try:
             self._parser.feed_data(self._buffer[:size])
         except Exception:  # httptools raises its own kinds and re-raises ours
@@ -237,6 +248,8 @@ class Connection:
         self.content_type = headers.get(b"content-type")
         self.request_id = headers.get(b"x-cortex-request-id", b"")
         self.asks_for_info = b"x-cortex-info" in headers
+        if SECRET_HEADER in headers:  # the supervisor has looked at it
+            self.headers[:] = [header for header in self.headers if header[0] != SECRET_HEADER]
         if b"expect" in headers:
             self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -261,7 +274,7 @@ class Connection:
         self._body.clear()
         answer(self)
 
-    def _reset(self) -> None:
+    def _reset(self) -> None:  # the moments are those of `recorder.Timed`
         self.url = b""
         self.content_type = None
         self.request_id = b""
@@ -271,16 +284,19 @@ class Connection:
         self._body_bytes = 0
         self._headers_read = False
         self._refused = False
+        self.arrived_ns = self.batched_ns = self.started_ns = self.returned_ns = 0
 
     # Writing.
 
-    def answer(self, status: int, media_type: bytes | None, body: bytes, headers: tuple[Header, ...] = ()) -> None:
-        """Write a whole answer and make the connection ready for the next request."""
+    def answer(
+        self, status: int, media_type: bytes | None, body: bytes, headers: tuple[Header, ...] = (), timing: bytes = b""
+    ) -> None:
+        """Write a whole answer and make the connection ready for the next request; `timing` is a line of its head."""
         if not self.open:
             return
         if status in BODILESS:
             body = b""
-        start = head(status, media_type, headers) + b"content-length: %d\r\n\r\n" % len(body)
+        start = b"%b%bcontent-length: %d\r\n\r\n" % (head(status, media_type, headers), timing, len(body))
         if len(body) < _JOIN_BYTES:
             self._send(start + body)
         else:
@@ -288,12 +304,14 @@ class Connection:
             self._send(body)
         self._finish()
 
-    def start_stream(self, status: int, media_type: bytes | None, headers: tuple[Header, ...] = ()) -> None:
+    def start_stream(
+        self, status: int, media_type: bytes | None, headers: tuple[Header, ...] = (), timing: bytes = b""
+    ) -> None:
         """Begin an answer whose length is not known."""
         if self.open:
             self._close_after = status in BODILESS  # what chunks it has must not be taken for the next answer
             self.set_state(ConnectionState.ANSWERING)
-            self._send(head(status, media_type, headers) + b"transfer-encoding: chunked\r\n\r\n")
+            self._send(head(status, media_type, headers) + timing + b"transfer-encoding: chunked\r\n\r\n")
 
     def stream(self, chunk: bytes) -> None:
         """Write a piece of such an answer."""

@@ -7,8 +7,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cortex.lifecycle import DeathCause, ProcessState
+from cortex.lifecycle import ApiKind, DeathCause, ProcessState
 from cortex.models.spec import ModelSource, Problem
+
+#: For so long a worker takes requests once its supervisor is dead. The route is gone much sooner, if an operator runs.
+ORPHAN_SERVES_S = 3.0
+_EXIT_HOOKS_S = 2.0
+#: Seconds after which the kernel ends such a worker if it did not even come to notice that; see `replica.orphan`.
+ORPHAN_UNTENDED_S = 64
 
 
 @dataclass(frozen=True)
@@ -17,6 +23,18 @@ class Limits:
 
     timeout_s: float
     max_body_bytes: int
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What has to be there before a replica can start, where whoever starts it has to see to that."""
+
+    project_hash: str
+    pip: str  #: files of the project that say what to install; any of them may not be there
+    conda: str
+    shell: str
+    env: dict[str, str]  #: the configuration's variables, without those of `.env`
+    model: str | None = None  #: a path in the project, or a location in a store, for `init(model_path, …)`
 
 
 @dataclass(frozen=True)
@@ -48,10 +66,31 @@ class ReplicaSpec:
     models: ModelSource | None = None  #: None: the API has no models that we load
     model_agent_socket: str | None = None  #: of this machine's model agent; None where another server loads `models`
     tensorflow_serving: str | None = None  #: `host:port` of a server, "local" to start one, None to choose
+    cpu: float = 0.0  #: cores that were asked for; nothing holds it to them
+    mem_bytes: int = 0  #: memory that was asked for; `mem_limit_bytes` is the limit
     gpu: int = 0  #: GPUs that this replica wants for itself
     gpu_ids: tuple[str, ...] = ()  #: those that the engine gave it
     inf: int = 0  #: Inferentia chips that this replica wants for itself
     inf_ids: tuple[int, ...] = ()  #: those that the engine gave it, by the numbers of their devices
+    kind: str = ApiKind.REALTIME.value
+    jobs_socket: str | None = None  #: the operator's, for workers of jobs: where it is set, batches take HTTP's place
+    jobs_token: str = ""  #: what this worker shows there
+    metrics_dir: str = ""  #: where its processes keep their counters; empty: nowhere
+    max_batch_size: int = 0  #: requests that one call may be given at once; 0: each is a call of its own
+    batch_interval_s: float = 0.0  #: how long a batch may wait for others while it could be called
+    isolates_failures: bool = True  #: a batch that fails is bisected
+    tracker_key: str | None = None
+    tracker_type: str | None = None  #: "classification" or "regression"; None: predictions are not tracked
+    readiness: str | None = None  #: a JSON file of the project that each process must answer before it is ready
+    listen_host: str = ""  #: address at which its processes listen over TCP, ports as they are free; "": at `sockets`
+    gateway_secret: str = field(default="", repr=False)  #: what each TCP connection shows first; "": nothing
+    node_groups: tuple[str, ...] = ()  #: where a cluster may run it; empty: anywhere
+    setup: Setup | None = None  #: None: all that this spec names is there
+
+    @property
+    def is_job_worker(self) -> bool:
+        """Tell whether it works for jobs, which come and go, and not for its API as long as that is there."""
+        return self.jobs_socket is not None and self.kind != ApiKind.ASYNC
 
     @property
     def limits(self) -> Limits:
@@ -71,11 +110,13 @@ class ReplicaSpec:
         """Read what `to_json` wrote; unknown keys of a newer version are ignored."""
         data = json.loads(text)
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
-        models = data.get("models")
+        models, setup = data.get("models"), data.get("setup")
         return cls(
             **{
                 **known,
+                "setup": Setup(**setup) if setup else None,
                 "sockets": tuple(data["sockets"]),
+                "node_groups": tuple(data.get("node_groups", ())),
                 "gpu_ids": tuple(data.get("gpu_ids", ())),
                 "inf_ids": tuple(data.get("inf_ids", ())),
                 "models": ModelSource.from_data(models) if models else None,
@@ -103,6 +144,13 @@ class Death:
     cause: DeathCause
     message: str  #: the words for callers: `out of memory`, `exited with code 3`, `killed (SIGKILL)`
     at: float  #: UNIX time, seconds
+    pid: int = 0
+    inside: str = ""  #: the batch that it ran, `<job id>:<seq>` or `<job id>:hook`; empty: none
+    after: str = ""  #: where none was inside, the batch that it ran last, in the same form
+
+
+#: So many deaths are kept of each slot.
+KEPT_DEATHS = 16
 
 
 @dataclass(frozen=True)
@@ -110,7 +158,7 @@ class ProcessStatus:
     """One process of a replica."""
 
     index: int
-    socket: str
+    socket: str  #: unix path, or `host:port` (`[host]:port` of IPv6); "" while a supervisor has yet to say its ports
     state: ProcessState
     pid: int | None = None
     restarts: int = 0  #: deaths since the supervisor started
@@ -118,6 +166,7 @@ class ProcessStatus:
     lent: int = 0  #: connections held by slow clients only: no call of theirs runs, so the gateway may send others
     death: Death | None = None  #: the last one
     failure: Failure | None = None  #: of the last start, if it did not become ready
+    deaths: tuple[Death, ...] = ()  #: the last `KEPT_DEATHS` of a worker of jobs, failed starts too, oldest first
 
 
 @dataclass(frozen=True)
@@ -154,6 +203,8 @@ class ReplicaStatus:
     processes: tuple[ProcessStatus, ...]
     slots: int = 1  #: calls that each process runs at once: threads, or more for async methods (known once ready)
     models: ModelsStatus | None = None
+    lack: str = ""  #: what a cluster is short of; while it says something, nothing of the replica runs
+    is_leaving: bool = False  #: its place is not its own any more: it serves until another one does
 
     @property
     def is_ready(self) -> bool:
@@ -190,16 +241,26 @@ class ReplicaStatus:
         ]
 
 
+def orphan_limit_s(timeout_s: float) -> float:
+    """Return how long a worker may outlive its supervisor at most, where calls may take `timeout_s`."""
+    return ORPHAN_SERVES_S + timeout_s + _EXIT_HOOKS_S
+
+
 def _process(data: dict[str, Any]) -> ProcessStatus:
     death, failure = data["death"], data["failure"]
     return ProcessStatus(
         **{
             **data,
             "state": ProcessState(data["state"]),
-            "death": Death(**{**death, "cause": DeathCause(death["cause"])}) if death else None,
+            "death": _death(death) if death else None,
             "failure": Failure(**failure) if failure else None,
+            "deaths": tuple(map(_death, data.get("deaths", ()))),
         }
     )
+
+
+def _death(data: dict[str, Any]) -> Death:
+    return Death(**{**data, "cause": DeathCause(data["cause"])})
 
 
 def _models(data: dict[str, Any]) -> ModelsStatus:

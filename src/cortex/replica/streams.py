@@ -17,6 +17,7 @@ from cortex.replica.errors import error_body
 from cortex.replica.heads import Header
 from cortex.replica.http import Connection
 from cortex.replica.payload import encode_chunk, stream_media_type
+from cortex.replica.recorder import Recorder
 from cortex.replica.runner import Runner
 
 MAX_UNSENT_BYTES = 8 * 1024 * 1024
@@ -33,6 +34,7 @@ class Stream:
         connection: Connection,
         runner: Runner,
         loop: asyncio.AbstractEventLoop,
+        recorder: Recorder,
         timeout_ns: int,
         status: int = 200,
         media_type: bytes | None = None,  # None: by the first chunk; empty: among `headers`
@@ -41,6 +43,7 @@ class Stream:
         self._connection = connection
         self._runner = runner
         self._loop = loop
+        self._recorder = recorder
         self._timeout_ns = timeout_ns
         self._timeout_s = timeout_ns / _NS_PER_S
         self._status = status
@@ -99,9 +102,7 @@ class Stream:
     def _write(self, chunk: Any, data: bytes) -> None:
         connection = self._connection
         if not self._started:
-            self._started = True
-            media_type = stream_media_type(chunk) if self._media_type is None else self._media_type
-            connection.start_stream(self._status, media_type, self._headers)
+            self._start(stream_media_type(chunk) if self._media_type is None else self._media_type)
         connection.stream(data)
         if connection.unsent_bytes > MAX_UNSENT_BYTES and self._room.is_set():
             self._room.clear()
@@ -111,10 +112,15 @@ class Stream:
         await self._connection.flushed()
         self._room.set()
 
+    def _start(self, media_type: bytes | None) -> None:
+        self._started = True
+        if self._connection.open:
+            timing = self._recorder.finish(self._connection, self._status)
+            self._connection.start_stream(self._status, media_type, self._headers, timing)
+
     def _end(self) -> None:
         if not self._started:
-            self._started = True
-            self._connection.start_stream(self._status, self._media_type, self._headers)
+            self._start(self._media_type)
         self._connection.end_stream()
 
     def _break(self, error: BaseException) -> None:
@@ -122,12 +128,12 @@ class Stream:
         connection = self._connection
         if self._started:
             connection.close()
-        else:
+        elif connection.open:
             message = (
                 f"internal server error: {type(error).__name__} before the first chunk; the logs have the traceback"
             )
             body = error_body(message, connection.request_id.decode("latin-1"))
-            connection.answer(500, b"application/json", body)
+            connection.answer(500, b"application/json", body, (), self._recorder.finish(connection, 500))
 
 
 async def _as_async(chunks: Iterator[Any]) -> AsyncGenerator[Any, None]:

@@ -1,7 +1,8 @@
 """The desired state of each API: the only reader and writer of its rows. Knows nothing of what runs.
 
 Calls are short and synchronous and all come from the operator's event loop, their one owner: a write takes
-about a millisecond, and no request of a user ever waits for one.
+about a millisecond, and no request of a user ever waits for one. While a database server is away writes fail, the first
+after `WRITE_S` at most, and what was read before is what there is.
 """
 
 from __future__ import annotations
@@ -16,10 +17,16 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, delete, insert, select, update
 
 from cortex.config.schema import Api
+from cortex.errors import DatabaseUnavailableError
+from cortex.state.database import reading
+from cortex.state.postgresql import DEADLINE
 from cortex.state.tables import api_versions, apis, serving_revisions
 
 #: Milliseconds from which an api_id counts down, so that the newest sorts first (the year 2286).
 _TIME_ID_ORIGIN_MS = 10_000_000_000_000
+
+#: How long a server may take for a transaction.
+WRITE_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,7 @@ class ApiRecord:
     updated_at: datetime
     serving: Target | None = None  #: the last revision that became ready
     failure: StoredFailure | None = None
+    replicas: int | None = None  #: as many are wanted, within the spec's bounds; None: as many as a new API has
 
     @property
     def spec(self) -> Api:
@@ -90,9 +98,12 @@ class ApiStore:
     """
 
     def __init__(self, engine: Engine, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        self._engine = engine
+        self._engine = engine.execution_options(**{DEADLINE: WRITE_S})
+        self._reading = reading(self._engine)
         self._now = now
         self._known: dict[str, ApiRecord] | None = None
+        self._versions: dict[str, list[ApiVersion]] = {}
+        self._is_stale = False
 
     def records(self) -> Sequence[ApiRecord]:
         """Return every API, sorted by name."""
@@ -104,10 +115,8 @@ class ApiStore:
 
     def versions(self, name: str) -> Sequence[ApiVersion]:
         """Return every version of an API, the newest first."""
-        query = select(api_versions.c.api_id, api_versions.c.deployed_at).where(api_versions.c.api == name)
-        with self._engine.connect() as connection:
-            rows = connection.execute(query.order_by(api_versions.c.api_id))
-            return [ApiVersion(row.api_id, _datetime(row.deployed_at)) for row in rows]
+        self._load()
+        return self._versions.get(name, ())
 
     def write(self, changes: Sequence[Change], deletions: Sequence[str] = (), keep_history: bool = True) -> None:
         """Store `changes` and delete the APIs named in `deletions`, all of it or nothing."""
@@ -145,22 +154,38 @@ class ApiStore:
                 .values(failure_message=failure.message, failure_traceback=failure.traceback)
             )
 
+    def set_replicas(self, name: str, replicas: int) -> None:
+        """Record how many replicas are wanted. Ignored where the API is gone."""
+        with self._writing() as connection:
+            connection.execute(update(apis).where(apis.c.name == name).values(replicas=replicas))
+
     def _load(self) -> dict[str, ApiRecord]:
-        if self._known is None:
-            with self._engine.connect() as connection:
-                rows = connection.execute(_SELECT.order_by(apis.c.name))
-                self._known = {row.name: _record(row) for row in rows}
+        if self._known is None or self._is_stale:
+            try:
+                with self._reading.connect() as connection:
+                    rows = connection.execute(_SELECT.order_by(apis.c.name))
+                    known = {row.name: _record(row) for row in rows}
+                    versions = connection.execute(select(api_versions).order_by(api_versions.c.api_id)).all()
+            except DatabaseUnavailableError:
+                if self._known is None:
+                    raise
+            else:
+                self._known, self._versions, self._is_stale = known, {}, False
+                for row in versions:
+                    version = ApiVersion(row.api_id, _datetime(row.deployed_at))
+                    self._versions.setdefault(row.api, []).append(version)
         return self._known
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        self._known = None
+        self._is_stale = True  # whatever comes of it: what is not known to have been written may have been
         with self._engine.begin() as connection:
             yield connection
 
     def _store(self, connection: Connection, change: Change) -> None:
         spec, now = change.target.spec, self._now()
-        before = connection.execute(select(apis.c.revision).where(apis.c.name == spec.name)).one_or_none()
+        columns = select(apis.c.revision, apis.c.created_at)
+        before = connection.execute(columns.where(apis.c.name == spec.name)).one_or_none()
         api_id = f"{_time_id(now)}-{change.target.revision[:8]}-{change.spec_id[:8]}"
         values: dict[str, Any] = {
             **_target_values(change.target),
@@ -177,7 +202,19 @@ class ApiStore:
             if before.revision != change.target.revision:
                 values |= {"failure_message": None, "failure_traceback": None}
             connection.execute(update(apis).where(apis.c.name == spec.name).values(**values))
-        connection.execute(insert(api_versions).values(api_id=api_id, api=spec.name, deployed_at=now.timestamp()))
+        # The versions of the API that there is are those since then, also where the clock was set back meanwhile.
+        deployed_at = now.timestamp() if before is None else max(now.timestamp(), before.created_at)
+        connection.execute(insert(api_versions).values(api_id=api_id, api=spec.name, deployed_at=deployed_at))
+
+
+def revision_prefixes(connection: Connection, name: str) -> frozenset[str]:
+    """Return how the revisions begin that an API has had, in 8 characters; none of an API of its name that was deleted.
+
+    A revision is never that of another API: a new one brings a nonce.
+    """
+    began = select(apis.c.created_at).where(apis.c.name == name).scalar_subquery()
+    query = select(api_versions.c.api_id).where(api_versions.c.api == name, api_versions.c.deployed_at >= began)
+    return frozenset(api_id.split("-")[1] for api_id in connection.execute(query).scalars())
 
 
 _SELECT = select(
@@ -196,14 +233,14 @@ def _time_id(now: datetime) -> str:
 def _target_values(target: Target) -> dict[str, str]:
     spec = target.spec.model_dump_json()
     # What can't be read back would be in the way of every later reading, of all APIs.
-    Api.model_validate_json(spec)
+    Api.read_stored(spec)
     return {"revision": target.revision, "spec": spec, "project_hash": target.project_hash}
 
 
 def _record(row: Row[Any]) -> ApiRecord:
     serving = None
     if row.serving_revision is not None:
-        spec = Api.model_validate_json(row.serving_spec)
+        spec = Api.read_stored(row.serving_spec)
         serving = Target(row.serving_revision, spec, row.serving_project_hash)
     failure = None
     if row.failure_message is not None:
@@ -212,7 +249,7 @@ def _record(row: Row[Any]) -> ApiRecord:
         name=row.name,
         kind=row.kind,
         deployment=row.deployment,
-        target=Target(row.revision, Api.model_validate_json(row.spec), row.project_hash),
+        target=Target(row.revision, Api.read_stored(row.spec), row.project_hash),
         nonce=row.nonce,
         spec_id=row.spec_id,
         api_id=row.api_id,
@@ -220,6 +257,7 @@ def _record(row: Row[Any]) -> ApiRecord:
         updated_at=_datetime(row.updated_at),
         serving=serving,
         failure=failure,
+        replicas=row.replicas,
     )
 
 

@@ -1,23 +1,30 @@
-"""Opens the database and brings its schema up to date; knows nothing of what is stored in it."""
+"""Opens the databases, SQLite files or PostgreSQL, and brings their schema up to date; knows nothing of what is stored.
+
+With PostgreSQL both are schemas of one database. Operators that open it at once take turns.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, insert, inspect, select, update
-from sqlalchemy.engine import URL
+from sqlalchemy import Connection, Engine, insert, inspect, select, update
 from sqlalchemy.exc import DatabaseError
-from sqlalchemy.pool import ConnectionPoolEntry
 
 from cortex.errors import CortexError
-from cortex.state.tables import api_versions, apis, schema_version, serving_revisions
+from cortex.state import fence, postgresql
+from cortex.state.fence import READ_ONLY
+from cortex.state.migrations import JOB_MIGRATIONS, MIGRATIONS, Migration
+from cortex.state.postgresql import DatabaseAddressError
+from cortex.state.sqlite import JOB_PRAGMAS, PRAGMAS, sqlite_engine
+from cortex.state.tables import schema_version
 
-#: How long a statement waits for another process's write before it fails.
-BUSY_TIMEOUT_MS = 10_000
+#: Where a database is: a file, or the URL of a PostgreSQL database.
+Where = Path | str
+
+STATE_SCHEMA, JOBS_SCHEMA = "cortex_state", "cortex_jobs"
+
+_SCHEMES = ("postgresql://", "postgres://")
 
 
 class DatabaseVersionError(CortexError):
@@ -26,27 +33,46 @@ class DatabaseVersionError(CortexError):
     code = "database_version"
 
 
-def _create_apis(connection: Connection) -> None:
-    for table in (apis, serving_revisions, api_versions):
-        table.create(connection)
+def open_state(where: Where, epoch: int | None = None) -> Engine:
+    """Open (and make) the database of what is wanted, migrated to this version's schema.
+
+    With an `epoch`, PostgreSQL takes no writes any more of an operator that has an older one, and of this one only
+    until there is a newer one. Raises: DatabaseAddressError, DatabaseVersionError.
+    """
+    if isinstance(where, Path):
+        return open_sqlite(where)
+    return open_postgresql(where, STATE_SCHEMA, MIGRATIONS, epoch)
 
 
-#: Migration N is item N-1. Append only; what was released never changes.
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create_apis,)
+def open_jobs(where: Where, epoch: int | None = None) -> Engine:
+    """Open (and make) the database of jobs; otherwise as `open_state`."""
+    if isinstance(where, Path):
+        return open_jobs_sqlite(where)
+    return open_postgresql(where, JOBS_SCHEMA, JOB_MIGRATIONS, epoch)
 
 
-def open_sqlite(path: Path) -> Engine:
+def parse_where(text: str) -> Where:
+    """Read what a user gave as a database. Raises: DatabaseAddressError."""
+    if text.startswith(_SCHEMES):
+        return text
+    if "://" in text:
+        raise DatabaseAddressError("the URL of a database must begin with postgresql://; without one, SQLite is used")
+    return Path(text)
+
+
+def shown(where: Where) -> str:
+    """Return where a database is, without passwords: for people to read."""
+    return str(where) if isinstance(where, Path) else postgresql.shown(where)
+
+
+def open_sqlite(path: Path, migrations: Sequence[Migration] = MIGRATIONS, pragmas: Sequence[str] = PRAGMAS) -> Engine:
     """Open (and make) the SQLite database at `path`, migrated to this version's schema.
 
     Raises: DatabaseVersionError if it is newer than this code or can't be read as a database.
     """
-    with contextlib.suppress(OSError):  # SQLite says it better
-        path.touch(mode=0o600)  # the files that SQLite puts beside it get its mode
-    engine = create_engine(URL.create("sqlite", database=str(path)))
-    event.listen(engine, "connect", _configure_sqlite)
-    event.listen(engine, "begin", _begin_at_once)
+    engine = sqlite_engine(path, pragmas)
     try:
-        migrate(engine)
+        migrate(engine, migrations)
     except DatabaseError as error:
         engine.dispose()
         raise DatabaseVersionError(f"{path} can't be read as a database: {error.orig}") from error
@@ -54,38 +80,65 @@ def open_sqlite(path: Path) -> Engine:
     return engine
 
 
-def migrate(engine: Engine) -> None:
-    """Apply the migrations that are missing, each in its own transaction. Repeating it changes nothing."""
-    version = _version(engine)
-    if version > len(MIGRATIONS):
-        raise DatabaseVersionError(
-            f"the database has schema {version}, this cortex knows up to {len(MIGRATIONS)}: "
-            "it was used by a newer version; upgrade cortex, or choose another CORTEX_HOME"
-        )
-    for number, migration in enumerate(MIGRATIONS[version:], start=version + 1):
+def open_jobs_sqlite(path: Path) -> Engine:
+    """Open (and make) the SQLite database of jobs at `path`; otherwise as `open_sqlite`."""
+    return open_sqlite(path, JOB_MIGRATIONS, JOB_PRAGMAS)
+
+
+def open_postgresql(url: str, schema: str, migrations: Sequence[Migration], epoch: int | None = None) -> Engine:
+    """Open (and make) a schema of a PostgreSQL database; see `open_state`."""
+    engine = postgresql.postgresql_engine(url, schema)
+    try:
         with engine.begin() as connection:
-            migration(connection)
-            connection.execute(update(schema_version).values(version=number))
+            _take_turns(connection, schema)
+            if not inspect(connection).has_table("fence"):
+                fence.create_fence(connection)
+            if epoch is not None:
+                fence.raise_fence(connection, epoch)
+        migrate(engine, migrations, schema)
+    except BaseException:
+        engine.dispose()
+        raise
+    fence.keep_fence(engine, epoch)
+    return engine
 
 
-def _version(engine: Engine) -> int:
+def reading(engine: Engine) -> Engine:
+    """Return the same database for transactions that only read: they wait for no writer, and see one moment."""
+    if engine.dialect.name != "postgresql":
+        return engine.execution_options(**{READ_ONLY: True})
+    return engine.execution_options(**{READ_ONLY: True}, isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+
+def migrate(engine: Engine, migrations: Sequence[Migration] = MIGRATIONS, name: str = "") -> None:
+    """Apply the migrations that are missing, each in its own transaction. Repeating it changes nothing.
+
+    Whoever migrates the database of that `name` at the same time takes turns.
+    """
+    while _migrate_once(engine, migrations, name):
+        pass
+
+
+def _migrate_once(engine: Engine, migrations: Sequence[Migration], name: str) -> bool:
+    """Apply the next migration; False if there is none."""
     with engine.begin() as connection:
+        _take_turns(connection, name)
         if not inspect(connection).has_table(schema_version.name):
             schema_version.create(connection)
             connection.execute(insert(schema_version).values(version=0))
-        return int(connection.execute(select(schema_version.c.version)).scalar_one())
+        version = connection.execute(select(schema_version.c.version)).scalar_one()
+        if version > len(migrations):
+            raise DatabaseVersionError(
+                f"the database has schema {version}, this cortex knows up to {len(migrations)}: "
+                "it was used by a newer version; upgrade cortex, or choose another CORTEX_HOME"
+            )
+        if version == len(migrations):
+            return False
+        migrations[version](connection)
+        connection.execute(update(schema_version).values(version=version + 1))
+        return True
 
 
-def _configure_sqlite(connection: sqlite3.Connection, _: ConnectionPoolEntry) -> None:
-    # The driver's own implicit BEGIN leaves DDL outside the transaction; `_begin_at_once` sends ours.
-    connection.isolation_level = None
-    cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-    cursor.execute("PRAGMA journal_mode = WAL")
-    cursor.execute("PRAGMA synchronous = FULL")  # an acknowledged deploy survives a power cut
-    cursor.execute("PRAGMA foreign_keys = ON")
-    cursor.close()
-
-
-def _begin_at_once(connection: Connection, *_: Any) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+def _take_turns(connection: Connection, name: str) -> None:
+    if connection.dialect.name == "postgresql":  # SQLite has but one writer
+        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('cortex'), hashtext(%s))", (name,))

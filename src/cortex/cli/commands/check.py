@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,15 @@ from cortex.cli.report import located
 from cortex.cli.samples import read_sample
 from cortex.client.package import DEFAULT_CONFIG, find_config
 from cortex.control.diagnose import Diagnosis, Surroundings, diagnose
-from cortex.errors import ConfigError
+from cortex.errors import ConfigError, InputError
+from cortex.lifecycle import ApiKind
+
+_NOT_TRIED = {
+    ApiKind.ASYNC: "answers later",
+    ApiKind.BATCH: "runs jobs and answers no request",
+    ApiKind.TASK: "runs jobs and answers no request",
+    ApiKind.SPLITTER: "has no code",
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,8 +49,15 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
 
 
 def _try_sample(diagnosis: Diagnosis, sample: str, context: Context) -> int:
-    """Print each API's answer; where it is an error, what it wrote too."""
+    """Print each API's answer; where it is an error, what it wrote too. Raises: InputError."""
     body, content_type = read_sample(sample)
+    answering = tuple(api for api in diagnosis.apis if api.kind is ApiKind.REALTIME)
+    for api in diagnosis.apis:
+        if api not in answering:
+            context.console.note(f"{api.name} {_NOT_TRIED[api.kind]}: it is not tried")
+    if not answering:
+        raise InputError("--sample tries APIs that answer requests; `cortex submit` tries one that runs jobs")
+    diagnosis = replace(diagnosis, apis=answering)
     # Loaded here, as commands are: it needs engine and operator, which a check by reading does not.
     trial: Any = importlib.import_module("cortex.cli.trial")
     context.console.progress("trying the sample")

@@ -1,11 +1,11 @@
-"""`cortex delete`: an API and its replicas."""
+"""`cortex delete`: an API and its replicas; or the stop of a job."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from cortex.cli.arguments import add_api, add_env, add_output
+from cortex.cli.arguments import add_api, add_env, add_job, add_output
 from cortex.cli.connect import client_of
 from cortex.cli.context import Context
 from cortex.client.api import Client
@@ -18,6 +18,7 @@ _MANY_REPLICAS = 2
 def configure(parser: argparse.ArgumentParser) -> None:
     """Say what the command takes."""
     add_api(parser)
+    add_job(parser)
     add_env(parser)
     parser.add_argument("-f", "--force", action="store_true", help="do not ask")
     parser.add_argument("-c", "--keep-cache", action="store_true", help="keep the history of what was deployed")
@@ -25,11 +26,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, context: Context) -> int:
-    """Delete after a question, if many replicas serve."""
+    """Delete after a question, if many replicas serve; a job is stopped without one."""
     client = client_of(context, arguments.env)
-    if not arguments.force:
-        _confirm(client, arguments.api, context)
-    answer = client.delete(arguments.api, arguments.keep_cache, arguments.force)
+    if arguments.job:
+        answer = client.stop_job(arguments.api, arguments.job, arguments.keep_cache)
+    else:
+        if not arguments.force:
+            _confirm(client, arguments.api, context)
+        answer = client.delete(arguments.api, arguments.keep_cache, arguments.force)
     if arguments.output == "json":
         context.console.json(answer)
     else:

@@ -17,8 +17,11 @@ from cortex.cli.report import located
 from cortex.client.api import Client
 from cortex.client.package import DEFAULT_CONFIG, Package, find_config, pack_file
 from cortex.errors import ConfigError, InputError, NotFoundError, OperatorUnavailableError
+from cortex.lifecycle import ApiKind
 
 _SAMPLE_NAME = "sample.json"
+#: What `cortex submit` is given, by the kinds that run jobs.
+_SUBMISSIONS = {ApiKind.BATCH: " JOB.json", ApiKind.TASK: ""}
 #: How often the line of progress is written anew on a terminal; elsewhere the operator is asked to hold the question.
 _PROGRESS_S = 0.5
 _POLL_S = 30.0
@@ -120,7 +123,8 @@ def _wait(client: Client, result: Result, folder: Path, context: Context, as_jso
 
 def _progress(name: str, status: dict[str, Any], seconds: float) -> str:
     counts = status["replica_counts"]
-    return f"{name}: {status['message']}, {counts['updated']['ready']} of {counts['requested']} ready, {seconds:.0f} s"
+    ready = f", {counts['updated']['ready']} of {counts['requested']} ready" if counts["requested"] else ""
+    return f"{name}: {status['message']}{ready}, {seconds:.0f} s"
 
 
 def _tell_live(api: dict[str, Any], folder: Path, seconds: float, context: Context) -> None:
@@ -128,7 +132,13 @@ def _tell_live(api: dict[str, Any], folder: Path, seconds: float, context: Conte
     name, endpoint = api["spec"]["name"], api["endpoint"]
     console.line(f"{name} is {console.styled('live', 'green')} ({seconds:.1f} s)")
     console.line(f"  endpoint: {endpoint}")
-    console.line(f"  curl {shlex.quote(endpoint)} -H 'content-type: application/json' -d {_sample(folder)}")
+    if (submission := _SUBMISSIONS.get(api["spec"].get("kind"))) is not None:
+        console.line(f"  cortex submit {name}{submission} --watch")
+        return
+    key = ' -H "X-API-Key: $CORTEX_API_KEY"' if api["spec"].get("networking", {}).get("auth") == "api_key" else ""
+    console.line(f"  curl {shlex.quote(endpoint)}{key} -H 'content-type: application/json' -d {_sample(folder)}")
+    if key:
+        console.line(f"  cortex keys create NAME --api {name}")
 
 
 def _sample(folder: Path) -> str:

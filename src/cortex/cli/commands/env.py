@@ -23,8 +23,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_output(listing)
     adding = actions.add_parser("configure", help="add or change one", description="Add or change an environment.")
     adding.add_argument("name", metavar="NAME", help="name of the environment")
-    adding.add_argument("--operator-endpoint", metavar="URL", help="address of its operator; asked for if left out")
+    adding.add_argument(
+        "--operator-endpoint", "--operator", metavar="URL", help="address of its operator; asked for if left out"
+    )
     adding.add_argument("--token", metavar="TOKEN", help="its operator's token; asked for if left out, `-` is stdin")
+    adding.add_argument("--ca", metavar="FILE", help="certificates to trust instead of the system's (PEM)")
     for name, text in (("default", "show or choose the default one"), ("delete", "forget one")):
         action = actions.add_parser(name, help=text, description=f"{text.capitalize()}.")
         optional = "?" if name == "default" else None
@@ -59,7 +62,7 @@ def _configure(arguments: argparse.Namespace, environments: Environments, contex
         token = getpass.getpass("token: ").strip()
     else:
         token = arguments.token
-    environment = environments.configure(arguments.name, endpoint, token)
+    environment = environments.configure(arguments.name, endpoint, token, arguments.ca)
     context.console.line(f"{environment.name} is {environment.operator_endpoint}")
 
 

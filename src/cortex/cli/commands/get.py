@@ -1,44 +1,87 @@
-"""`cortex get`: the status of all APIs, or of one."""
+"""`cortex get`: the status of all APIs, of one with its jobs, or of one job."""
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from cortex.cli.age import age
-from cortex.cli.arguments import add_api, add_env, add_output
+from cortex.cli.apis_table import Api, Table, async_apis_table, splitters_table, table, targets_table
+from cortex.cli.arguments import UsageError, add_api, add_env, add_job, add_output
 from cortex.cli.connect import client_of
 from cortex.cli.context import Context
+from cortex.cli.jobs_table import batch_apis_table, jobs_table
 from cortex.cli.models_table import notes, versions_table
+from cortex.cli.scaling_table import show_scaling
+from cortex.cli.tasks_table import schedule_lines, task_apis_table, tasks_table
+from cortex.cli.tracker_table import show_tracker
+from cortex.cli.watch import exit_code, show_job, watch
 from cortex.client.api import Client
 from cortex.errors import UserError
+from cortex.lifecycle import ApiKind
 
 _WATCH_S = 2.0
-_MS_PER_S = 1000.0
-
-Api = dict[str, Any]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Say what the command takes."""
     add_api(parser, optional=True)
+    add_job(parser)
     add_env(parser)
-    parser.add_argument("-w", "--watch", action="store_true", help=f"show it again every {_WATCH_S:.0f} seconds")
+    parser.add_argument(
+        "-w",
+        "--watch",
+        action="store_true",
+        help=f"show it again every {_WATCH_S:.0f} seconds; of a job, show its progress until it is over",
+    )
+    parser.add_argument("--why", action="store_true", help="show why an API has as many replicas as it has")
+    parser.add_argument("--results", action="store_true", help="print what the job's batches returned, as NDJSON")
+    parser.add_argument("--dead-letters", action="store_true", help="print the batches that were given up, as NDJSON")
     add_output(parser)
 
 
 def run(arguments: argparse.Namespace, context: Context) -> int:
-    """Show once, or until interrupted."""
+    """Show once, or until interrupted, or until the job is over; then the exit code tells whether it succeeded."""
+    if (arguments.results or arguments.dead_letters) and not arguments.job:
+        raise UsageError("--results and --dead-letters belong to a job: `cortex get API JOB --results`")
+    if arguments.why and (arguments.job or not arguments.api):
+        raise UsageError("--why belongs to one API: `cortex get API --why`")
     client = client_of(context, arguments.env)
+    return _run_job(client, arguments, context) if arguments.job else _run_apis(client, arguments, context)
+
+
+def _run_job(client: Client, arguments: argparse.Namespace, context: Context) -> int:
+    api, job_id = arguments.api, arguments.job
+    if arguments.results or arguments.dead_letters:
+        for block in _streamed(client, arguments):
+            context.console.raw(block)
+        return 0
+    job = watch(client, api, job_id, context) if arguments.watch else client.get_job(api, job_id)
+    if arguments.output == "json":
+        context.console.json(job)
+    else:
+        show_job(client, api, job, context)
+    return exit_code(job) if arguments.watch else 0
+
+
+def _streamed(client: Client, arguments: argparse.Namespace) -> Iterator[bytes]:
+    if arguments.results:
+        yield from client.raw_job_results(arguments.api, arguments.job)
+    if arguments.dead_letters:
+        yield from client.raw_dead_letters(arguments.api, arguments.job)
+
+
+def _run_apis(client: Client, arguments: argparse.Namespace, context: Context) -> int:
     while True:
-        answer: Any = client.get_api(arguments.api) if arguments.api else client.list_apis()
+        answer = _answer(client, arguments)
         if arguments.watch:
             context.console.clear_screen()
         if arguments.output == "json":
             context.console.json(answer)
+        elif arguments.why:
+            show_scaling(answer, context.console)
         elif arguments.api:
             _show_one(client, answer, context)
         else:
@@ -49,17 +92,36 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
         time.sleep(_WATCH_S)
 
 
+def _answer(client: Client, arguments: argparse.Namespace) -> Any:
+    if arguments.why:
+        return client.get_scaling(arguments.api)
+    return client.get_api(arguments.api) if arguments.api else client.list_apis()
+
+
 def _show_all(client: Client, apis: list[Api], context: Context) -> None:
-    if apis:
-        context.console.table(*table(client.environment.name, apis, datetime.now(UTC)))
-    else:
-        context.console.line("no apis are deployed")
+    console, env, now = context.console, client.environment.name, datetime.now(UTC)
+    if not apis:
+        console.line("no apis are deployed")
+        return
+    kinds = {kind: [api for api in apis if _kind(api) == kind] for kind in ApiKind}
+    for number, (kind, some) in enumerate((kind, some) for kind, some in kinds.items() if some):
+        if number:
+            console.line()
+        console.table(*_apis_table(kind)(env, some, now))
 
 
 def _show_one(client: Client, api: Api, context: Context) -> None:
-    console, status = context.console, api["status"]
-    console.table(*table(client.environment.name, [api], datetime.now(UTC)))
+    console, status, now = context.console, api["status"], datetime.now(UTC)
+    env = client.environment.name
+    console.table(*_apis_table(_kind(api))(env, [api], now))
+    if _kind(api).runs_jobs:
+        _show_jobs(api, now, context)
+    if _kind(api) is ApiKind.SPLITTER:
+        console.line()
+        console.table(*targets_table(env, api, client.list_apis(), now))
     console.line(f"\nendpoint: {api['endpoint']}")
+    if tracked := api.get("tracker"):
+        show_tracker(tracked, api["spec"]["name"], console, now)
     if models := api.get("models"):
         _show_models(models, context)
     if failure := status.get("failure"):
@@ -67,6 +129,37 @@ def _show_one(client: Client, api: Api, context: Context) -> None:
         console.line(UserError(failure["message"], failure["traceback"]).in_full())
         if status["replica_counts"]["stale"]["ready"]:
             console.line("the version that was live before still serves")
+
+
+def _show_jobs(api: Api, now: datetime, context: Context) -> None:
+    context.console.line()
+    is_task = _kind(api) is ApiKind.TASK
+    if jobs := api.get("task_job_statuses" if is_task else "batch_job_statuses"):
+        context.console.table(*(tasks_table if is_task else jobs_table)(jobs, now))
+    else:
+        submission = "" if is_task else " JOB.json"
+        context.console.line(f"no jobs yet; `cortex submit {api['spec']['name']}{submission}` submits one")
+    if schedule := api.get("schedule"):
+        context.console.line()
+        for line in schedule_lines(schedule, now):
+            context.console.line(line)
+
+
+def _kind(api: Api) -> ApiKind:
+    try:
+        return ApiKind(api["spec"].get("kind", ApiKind.REALTIME))
+    except ValueError:  # of a newer operator
+        return ApiKind.REALTIME
+
+
+def _apis_table(kind: ApiKind) -> Callable[[str, list[Api], datetime], Table]:
+    tables = {
+        ApiKind.BATCH: batch_apis_table,
+        ApiKind.TASK: task_apis_table,
+        ApiKind.ASYNC: async_apis_table,
+        ApiKind.SPLITTER: splitters_table,
+    }
+    return tables.get(kind, table)
 
 
 def _show_models(models: dict[str, Any], context: Context) -> None:
@@ -79,54 +172,3 @@ def _show_models(models: dict[str, Any], context: Context) -> None:
         console.line()
     for line in lines:
         console.line(line)
-
-
-#: Header, cell, and whether the column is hidden while every cell of it is zero.
-_COLUMNS: tuple[tuple[str, Callable[[Api, datetime], str], bool], ...] = (
-    ("realtime api", lambda api, now: api["spec"]["name"], False),
-    ("status", lambda api, now: api["status"]["message"], False),
-    ("up-to-date", lambda api, now: str(_counts(api)["updated"]["ready"]), False),
-    ("stale", lambda api, now: str(_counts(api)["stale"]["ready"]), True),
-    ("requested", lambda api, now: str(_counts(api)["requested"]), False),
-    ("failed", lambda api, now: str(_failed(api)), True),
-    ("last update", lambda api, now: age(datetime.fromisoformat(api["last_updated"]), now), False),
-    ("avg request", lambda api, now: _average(api), False),
-    ("2XX", lambda api, now: _responses(api, "2xx") or "-", False),
-    ("4XX", lambda api, now: _responses(api, "4xx"), True),
-    ("5XX", lambda api, now: _responses(api, "5xx"), True),
-)
-
-
-def table(env: str, apis: list[Api], now: datetime) -> tuple[list[str], list[list[str]]]:
-    """Return headers and rows; columns of failures are there only while there are some."""
-    shown = [
-        (header, cells)
-        for header, cell, hides in _COLUMNS
-        if (cells := [cell(api, now) for api in apis]) and not (hides and all(text in ("", "0") for text in cells))
-    ]
-    headers = ["env", *(header for header, _ in shown)]
-    return headers, [[env, *(cells[index] or "0" for _, cells in shown)] for index in range(len(apis))]
-
-
-def _counts(api: Api) -> dict[str, Any]:
-    counts: dict[str, Any] = api["status"]["replica_counts"]
-    return counts
-
-
-def _failed(api: Api) -> int:
-    updated = _counts(api)["updated"]
-    return sum(int(updated.get(name, 0)) for name in ("failed", "killed", "killed_oom"))
-
-
-def _responses(api: Api, kind: str) -> str:
-    count = api["metrics"].get("requests", {}).get(kind, 0)
-    return str(count) if count else ""
-
-
-def _average(api: Api) -> str:
-    average_ms = api["metrics"].get("average_ms")
-    if average_ms is None:
-        return "-"
-    if average_ms < 1:
-        return "<1 ms"
-    return f"{average_ms:.0f} ms" if average_ms < _MS_PER_S else f"{average_ms / _MS_PER_S:.1f} s"

@@ -1,28 +1,76 @@
-"""`cortex logs`: what the replicas of an API wrote, past ones too."""
+"""`cortex logs`: what the replicas of an API wrote, past ones too, or the workers of a job."""
 
 from __future__ import annotations
 
 import argparse
 
-from cortex.cli.arguments import add_api, add_env
+from cortex.cli.arguments import UsageError, add_api, add_env, add_job, add_output
 from cortex.cli.connect import client_of
 from cortex.cli.context import Context
+from cortex.client.api import Client
+from cortex.errors import NotFoundError
+from cortex.lifecycle import ApiKind
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Say what the command takes."""
     add_api(parser)
+    add_job(parser)
     add_env(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what will be written")
-    parser.add_argument("--replica", metavar="ID", help="show only one replica; `cortex status` lists their ids")
+    parser.add_argument(
+        "--replica", metavar="ID", help="show only one replica, or one worker; `cortex status` lists their ids"
+    )
     parser.add_argument("--tail", metavar="N", type=int, help="show only the last N lines")
+    parser.add_argument("--request", metavar="ID", help="show only what was printed for one request")
+    parser.add_argument(
+        "--access", action="store_true", help="show the gateway's line per request (`networking.access_log: true`)"
+    )
+    add_output(parser)
 
 
 def run(arguments: argparse.Namespace, context: Context) -> int:
     """Print lines as they come."""
     client = client_of(context, arguments.env)
-    for line in client.api_logs(arguments.api, arguments.follow, arguments.replica, arguments.tail):
+    options = (arguments.follow, arguments.replica, arguments.tail)
+    as_json = arguments.output == "json"
+    if arguments.job:
+        if arguments.request or arguments.access:
+            raise UsageError("the workers of a job serve no requests: --request and --access are for APIs")
+        lines = client.job_logs(arguments.api, arguments.job, *options, as_json=as_json)
+    else:
+        _explain(client, arguments.api, arguments.access, context)
+        more = {"request": arguments.request, "as_json": as_json, "access": arguments.access}
+        lines = client.api_logs(arguments.api, *options, **more)
+    is_empty = True
+    for line in lines:
+        is_empty = False
         context.console.line(line)
         if arguments.follow:
             context.console.flush()
+    if is_empty and arguments.request:
+        what = "no line of the access log is of" if arguments.access else "nothing that is kept was printed for"
+        context.console.note(
+            f"{what} request {arguments.request}; ids are in X-Cortex-Request-ID of answers, "
+            "of an AsyncAPI they are those of workloads, of a job those of batches"
+        )
     return 0
+
+
+def _explain(client: Client, api: str, is_access: bool, context: Context) -> None:
+    """Say why there may be nothing to see, and where it is."""
+    try:
+        spec = client.get_api(api)["spec"]
+    except NotFoundError:  # deleted, say: its logs are there for a while
+        return
+    if spec["kind"] in (ApiKind.BATCH, ApiKind.TASK):
+        # All it has itself is what its installation said.
+        context.console.note(
+            f"{api} runs jobs: `cortex get {api}` lists them, `cortex logs {api} JOB` shows what one wrote"
+        )
+    if spec["kind"] == ApiKind.SPLITTER:
+        context.console.note(
+            f"{api} has no logs: those of the APIs behind it, which `cortex get {api}` lists, have all"
+        )
+    elif is_access and not spec.get("networking", {}).get("access_log"):
+        context.console.note(f"{api} writes no access log now: set networking.access_log: true and deploy")

@@ -38,6 +38,9 @@ def _show(status: dict[str, Any], context: Context) -> None:
     if status.get("models"):  # there is one only while an API has models
         rows.append(["model agent", *_where(status["models"])])
     console.table(["process", "status", "pid", "url"], rows)
+    if status.get("gateways"):
+        console.line()
+        console.table(["gateway on node", "routes", "url"], [_gateway(gateway) for gateway in status["gateways"]])
     if status["replicas"]:
         console.line()
         headers = ["api", "replica", "process", "state", "pid", "restarts", "last death"]
@@ -48,6 +51,10 @@ def _where(process: dict[str, Any] | None) -> list[str]:
     if not process or process["pid"] is None:
         return ["not running", "-", "-"]
     return ["running", str(process["pid"]), str(process.get("url") or "-")]
+
+
+def _gateway(gateway: dict[str, Any]) -> list[str]:
+    return [gateway["node"], f"behind: {gateway['reason']}" if gateway["reason"] else "newest", gateway["url"]]
 
 
 def _replica(replica: dict[str, Any]) -> list[str]:

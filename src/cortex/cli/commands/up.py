@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import argparse
 import os
+from datetime import UTC, datetime
+from pathlib import Path
 
 from cortex.cli.context import Context
-from cortex.client.operator_process import GATEWAY_PORT, HOST, OPERATOR_PORT, Settings, foreground_command, start
-from cortex.errors import InputError
+from cortex.client.operator_process import (
+    GATEWAY_PORT,
+    HOST,
+    OPERATOR_PORT,
+    Settings,
+    foreground_command,
+    leader_instead,
+    start,
+)
+from cortex.client.running import read_operator
+from cortex.errors import ConflictError, InputError
+from cortex.installation import Installation
+from cortex.tls import CertificateFiles
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -16,14 +29,39 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gateway-port", metavar="PORT", type=int, help=f"port of the APIs ({GATEWAY_PORT})")
     parser.add_argument("--operator-port", metavar="PORT", type=int, help=f"port of the operator ({OPERATOR_PORT})")
     parser.add_argument("--host", metavar="ADDRESS", help=f"address on which both listen ({HOST})")
+    parser.add_argument(
+        "--tls-cert", metavar="FILE", help="serve HTTPS only, with this certificate and its chain (PEM)"
+    )
+    parser.add_argument("--tls-key", metavar="FILE", help="its private key (PEM, not encrypted)")
+    parser.add_argument("--engine", metavar="local|ray", help="where replicas run (local); kept for the next time")
+    parser.add_argument("--ray-address", metavar="HOST:PORT", help="Ray's head, for --engine ray")
+    parser.add_argument(
+        "--database",
+        metavar="URL",
+        help="postgresql://USER:PASSWORD@HOST/NAME for the state (SQLite in CORTEX_HOME); CORTEX_DATABASE says it, too",
+    )
+    parser.add_argument("--advertise", metavar="ADDRESS", help="of this machine, at which Ray's nodes reach it")
+    parser.add_argument(
+        "--node-port", metavar="PORT", type=int, help=f"port for Ray's nodes ({Installation.node_port})"
+    )
+    parser.add_argument(
+        "--gateways",
+        metavar="WHERE",
+        help="on which of Ray's nodes gateways run, too: operator (none), all, group:NAME; kept for the next time",
+    )
 
 
 def run(arguments: argparse.Namespace, context: Context) -> int:
     """Start it, or say that it runs."""
-    for port in (arguments.gateway_port, arguments.operator_port):
+    for port in (arguments.gateway_port, arguments.operator_port, arguments.node_port):
         if port is not None and not 0 < port < 65536:
             raise InputError(f"{port} is not a port; ports are 1 to 65535")
-    settings = Settings(arguments.gateway_port, arguments.operator_port, arguments.host)
+    _keep_installation(arguments, context)
+    tls = _certificate_files(arguments)
+    settings = Settings(arguments.gateway_port, arguments.operator_port, arguments.host, tls)
+    if tls is not None:
+        for warning in tls.warnings(tls.load(), datetime.now(UTC)):
+            context.console.note(f"warning: {warning}")
     if arguments.foreground:
         command = foreground_command(context.home, settings)
         context.console.flush()
@@ -34,4 +72,35 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
     context.console.line("the operator is up" if is_new else f"the operator already runs (pid {operator.pid})")
     context.console.line(f"  operator: {operator.url}")
     context.console.line(f"  gateway:  {operator.gateway_url}")
+    leader = leader_instead(context.home, operator)
+    if leader is not None:
+        context.console.line(f"it stands by: the operator at {leader} leads")
     return 0
+
+
+def _keep_installation(arguments: argparse.Namespace, context: Context) -> None:
+    """Keep what the next operator of this home is made of. Raises: InputError; ConflictError while one runs."""
+    known = Installation.read(context.home)
+    wanted = known.changed(
+        engine=arguments.engine,
+        ray_address=arguments.ray_address,
+        database=arguments.database or context.environ.get("CORTEX_DATABASE") or None,
+        advertise=arguments.advertise,
+        node_port=arguments.node_port,
+        gateways=arguments.gateways,
+    )
+    if wanted == known:
+        return
+    running = read_operator(context.home)
+    if running is not None:
+        raise ConflictError(f"an operator already runs (pid {running.pid}), made otherwise; `cortex down` first")
+    context.home.create()
+    wanted.write(context.home)
+
+
+def _certificate_files(arguments: argparse.Namespace) -> CertificateFiles | None:
+    if not arguments.tls_cert and not arguments.tls_key:
+        return None
+    if not arguments.tls_cert or not arguments.tls_key:
+        raise InputError("--tls-cert and --tls-key belong together: give both, or neither for plain HTTP")
+    return CertificateFiles(*(Path(file).expanduser().absolute() for file in (arguments.tls_cert, arguments.tls_key)))

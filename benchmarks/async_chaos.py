@@ -1,0 +1,54 @@
+"""Does an AsyncAPI lose or double anything? `python -m benchmarks.async_chaos`.
+
+10,000 workloads are sent and worked through while `kill -9` hits 30 times, workers, their supervisors and the operator,
+and the power is cut twice. Five workloads end their process, one of a hundred raises. Then every result is fetched and
+held against what was sent. The code is the tests' own, `tests/e2e/async_chaos.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import random
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine, report, results
+from benchmarks.paths import REPOSITORY
+
+
+def main() -> None:
+    """Run, report, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.async_chaos", description=__doc__)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
+    parser.add_argument("--workloads", type=int, default=10_000)
+    arguments = parser.parse_args()
+    facts = machine.facts()
+    outcome = _run(arguments.seed, arguments.workloads)
+    goal = report.Goal(
+        "each acknowledged workload has its one result, nothing else is left",
+        "no mistake",
+        f"{len(outcome.mistakes)} mistakes",
+        not outcome.mistakes,
+    )
+    text = f"# Chaos of an AsyncAPI\n\n{report.goals_table([goal])}\n\n```\n{outcome}\n```\n"
+    results.write("async-chaos", text, {"facts": facts, "outcome": dataclasses.asdict(outcome)})
+    if outcome.mistakes:
+        raise SystemExit(1)
+
+
+def _run(seed: int, workloads: int) -> Any:
+    sys.path.insert(0, str(REPOSITORY / "tests"))
+    from e2e.async_chaos import AsyncChaos, AsyncPlan
+    from e2e.installation import installation
+
+    with installation() as cortex, tempfile.TemporaryDirectory(prefix="cortex-bench-") as folder:
+        outcome = AsyncChaos(cortex, Path(folder), AsyncPlan(seed=seed, workloads=workloads)).run()
+        print(outcome, flush=True)
+        return outcome
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Replicas on a Ray cluster: their throughput beside a single machine's and Ray Serve's, and large projects on nodes.
+
+The cluster is the tests': a head and three nodes in namespaces of this machine (root, `iproute2`). All systems of a
+round are up at the same time, and are measured one after the other: take the ratios, not the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from benchmarks import environments
+from benchmarks.endpoint import Endpoint, wait_until_right
+from benchmarks.load import closed_loop, require_wrk
+from benchmarks.paths import PEERS, USER_CODE
+from benchmarks.systems import START_LIMIT_S, named
+from benchmarks.workloads import NOOP
+
+_TESTS = Path(__file__).parent.parent / "tests"
+sys.path[:0] = [str(_TESTS), str(_TESTS / "cluster")]
+
+from cluster_installation import OnRay, cluster_installation  # noqa: E402
+from ray_cluster import RayNode  # noqa: E402
+
+LOCAL, PEER_NAMES = "cortex", ("ray-serve", "ray-serve-haproxy")
+ON_RAY = "cortex on Ray"
+#: Of the median ratio, which is cortex on Ray to the system.
+GOALS = {LOCAL: 0.9, "ray-serve": 10.0}
+NODES = 3
+_CONFIG = """
+- name: {name}
+  kind: RealtimeAPI
+  handler: {{type: python, path: {path}}}
+  compute: {{cpu: {cpu}}}
+  autoscaling: {{min_replicas: {replicas}, max_replicas: {replicas}}}
+"""
+_HANDLER = """
+class Handler:
+    def __init__(self, config):
+        pass
+
+    def handle_post(self, payload):
+        return {}
+"""
+
+
+def main() -> None:
+    """Measure, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=3, help="of each measurement")
+    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--project-mb", type=int, default=200)
+    parser.add_argument("--parts", nargs="+", choices=list(_PARTS), default=list(_PARTS))
+    arguments = parser.parse_args()
+    require_wrk()
+    if "throughput" in arguments.parts:
+        environments.prepare("ray_serve")
+    began = time.monotonic()
+    print(f"load of the machine before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
+    with contextlib.ExitStack() as stack:  # what is started outside of the cluster outlives it
+        others = stack.enter_context(_others()) if "throughput" in arguments.parts else {}
+        on_ray = stack.enter_context(cluster_installation(NODES))
+        print(f"all is up after {time.monotonic() - began:.0f} s", flush=True)
+        for name, part in _PARTS.items():
+            if name in arguments.parts:
+                part(on_ray, others, arguments)
+    print(f"\n{time.monotonic() - began:.0f} s; load of the machine after: {os.getloadavg()[0]:.1f}")
+
+
+@contextlib.contextmanager
+def _others() -> Iterator[Mapping[str, Endpoint]]:
+    """Serve the no-op with each of the other systems."""
+    with contextlib.ExitStack() as stack:
+        yield {system.name: stack.enter_context(system.serve(NOOP)) for system in named(",".join((LOCAL, *PEER_NAMES)))}
+
+
+def _throughput(on_ray: OnRay, others: Mapping[str, Endpoint], arguments: argparse.Namespace) -> None:
+    """Measure all in turn. wrk is on the gateway's machine; only the way to the replica leads over a network."""
+    with _project({"noop.py": (PEERS / "cortex" / "noop.py").read_bytes()}, "noop", "noop.py", 1, 1) as project:
+        (project / "predictors.py").write_bytes((USER_CODE / "predictors.py").read_bytes())
+        on_ray.cortex.cortex("deploy", project)
+    ours = Endpoint(on_ray.cortex.gateway_port, "/noop", on_ray.cortex.host)
+    wait_until_right(ours, NOOP, START_LIMIT_S)
+    endpoints = {ON_RAY: ours, **others}
+    rates: dict[str, list[float]] = {name: [] for name in endpoints}
+    for number in range(arguments.rounds + 1):
+        order = list(endpoints) if number % 2 else list(reversed(endpoints))
+        for name in order:
+            prefix = on_ray.cluster.head.machine.command([]) if name == ON_RAY else ()
+            seconds = arguments.seconds if number else 1  # the first round warms up
+            load = closed_loop(endpoints[name], NOOP, arguments.concurrency, seconds, prefix=prefix)
+            if load.errors:
+                raise SystemExit(f"{name}: {load.errors} requests failed")
+            if number:
+                rates[name].append(load.per_s)
+    on_ray.cortex.cortex("delete", "noop", "-f")
+    print(
+        f"\n| no-op, {arguments.concurrency} connections | requests/s | cortex on Ray to it | goal |\n|---|---|---|---|"
+    )
+    for name, found in rates.items():
+        ratio = statistics.median(ours / other for ours, other in zip(rates[ON_RAY], found, strict=True))
+        goal = f"≥ {GOALS[name]:g}, {'met' if ratio >= GOALS[name] else 'missed'}" if name in GOALS else ""
+        print(f"| {name} | {statistics.median(found):.0f} | {ratio:.2f} | {goal} |", flush=True)
+
+
+def _archives(on_ray: OnRay, others: Mapping[str, Endpoint], arguments: argparse.Namespace) -> None:
+    """Deploy a large project to all nodes, with two replicas on each."""
+    size = arguments.project_mb * 1_000_000
+    files = {"handler.py": _HANDLER.encode(), "weights.bin": os.urandom(size)}
+    nodes = on_ray.cluster.nodes
+    with _project(files, "large", "handler.py", NODES * 2, 1.5) as project:
+        before = [_received(node) for node in nodes]
+        began = time.monotonic()
+        on_ray.cortex.cortex("deploy", "--yes", project, timeout_s=300)
+        on_ray.live("large", NODES * 2)
+        live_s = time.monotonic() - began
+    came = [_received(node) - bytes_before for node, bytes_before in zip(nodes, before, strict=True)]
+    print(f"\n| a project of {arguments.project_mb} MB, two replicas on each of {NODES} nodes | |\n|---|---|")
+    print(f"| from `cortex deploy` until all are ready | {live_s:.1f} s |")
+    print(f"| sent to each node, times the project | {', '.join(f'{each / size:.2f}' for each in came)} |", flush=True)
+    on_ray.cortex.cortex("delete", "large", "-f")
+
+
+def _no_index(on_ray: OnRay, others: Mapping[str, Endpoint], arguments: argparse.Namespace) -> None:
+    """Deploy what wants a package, to nodes that reach no index."""
+    files = {"handler.py": _HANDLER.encode(), "requirements.txt": b"numpy>=1.26\n"}
+    with _project(files, "indexless", "handler.py", 1, 1) as project:
+        began = time.monotonic()
+        done = on_ray.cortex.cortex("deploy", project, check=False, timeout_s=300)
+        took_s = time.monotonic() - began
+    said = [line for line in (done.stdout + done.stderr).splitlines() if line]
+    print(
+        f"\nNo node reaches a package index: `cortex deploy` ends with {done.returncode} after {took_s:.0f} s and says"
+    )
+    print("\n".join(f"    {line}" for line in said), flush=True)
+    on_ray.cortex.cortex("delete", "indexless", "-f", check=False)
+
+
+_PARTS = {"throughput": _throughput, "archives": _archives, "index": _no_index}
+
+
+@contextlib.contextmanager
+def _project(files: Mapping[str, bytes], name: str, path: str, replicas: int, cpu: float) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="cortex-bench-") as folder:
+        for file, data in files.items():
+            Path(folder, file).write_bytes(data)
+        config = _CONFIG.format(name=name, path=path, replicas=replicas, cpu=cpu)
+        Path(folder, "cortex.yaml").write_text(config)
+        yield Path(folder)
+
+
+def _received(node: RayNode) -> int:
+    """Return the bytes that a machine has received."""
+    text = node.run(["cat", "/proc/net/dev"])
+    [line] = [line for line in text.splitlines() if line.strip().startswith("eth0:")]
+    return int(line.partition(":")[2].split()[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Read handwritten digits: the paths of pictures in, a file of digits per batch out."""
+
+import io
+import json
+
+import numpy
+import obstore
+from obstore.store import LocalStore, from_url
+from PIL import Image
+
+SIDE = 8  # the model was trained on pictures of 8 x 8 pixels
+INK = 16  # in which full ink is 16 and paper is 0
+
+
+class Handler:
+    def __init__(self, config, job_spec):
+        with numpy.load(config["model"]) as arrays:
+            self.hidden = arrays["hidden_weights"], arrays["hidden_bias"]
+            self.output = arrays["output_weights"], arrays["output_bias"]
+        self.results = opened(f"{config['results']}/{job_spec['job_id']}")
+
+    def handle_batch(self, payload, batch_id):
+        pixels = numpy.stack([read_picture(path) for path in payload])
+        hidden = numpy.maximum(pixels @ self.hidden[0] + self.hidden[1], 0)
+        digits = (hidden @ self.output[0] + self.output[1]).argmax(axis=1)
+        lines = [{"file": path, "digit": int(digit)} for path, digit in zip(payload, digits, strict=True)]
+        # A batch may be run a second time after a crash; under its own name it then replaces what it wrote before.
+        obstore.put(self.results, f"{batch_id}.json", json.dumps(lines).encode())
+        return lines
+
+
+def read_picture(path):
+    """Scale to what the model knows; a picture of dark ink on light paper is inverted."""
+    folder, _, name = path.rpartition("/")
+    data = bytes(obstore.get(opened(folder), name).bytes())
+    picture = Image.open(io.BytesIO(data)).convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
+    pixels = numpy.asarray(picture, dtype=numpy.float64).ravel() / 255
+    return (1 - pixels if pixels.mean() > 0.5 else pixels) * INK
+
+
+def opened(place):
+    """Open a bucket or a folder; credentials and endpoint come from variables such as AWS_ACCESS_KEY_ID."""
+    if "://" in place:
+        return from_url(place, client_options={"allow_http": True})
+    return LocalStore(place, mkdir=True)

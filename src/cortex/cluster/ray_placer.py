@@ -1,0 +1,310 @@
+"""Implements `placing.Placer` with Ray, which it knows only through a process of its own: `ray_bridge.py`.
+
+That process is started again whenever it ends. What is placed is not touched by that, nor by the death of Ray's head:
+until Ray has answered again, what was known last stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from cortex.cluster.lacks import choose_group
+from cortex.cluster.node_start import NodeStart
+from cortex.cluster.placing import Amounts, ClusterResources, NodeAddress, NodeResources, Placement, Resources
+from cortex.telemetry import Logger
+
+STARTUP_TIMEOUT_S = 20.0
+#: The bridge tells something each second. After so long without, Ray is away; after so much longer it is started anew.
+AWAY_AFTER_S = 5.0
+RESTART_AFTER_S = 30.0
+CONNECT_TIMEOUT_S = 60.0
+_PROBE_TIMEOUT_S = 3.0
+_STOP_TIMEOUT_S = 3.0
+_FIRST_BACK_OFF_S = 0.5
+_MAX_BACK_OFF_S = 5.0
+_CLIENT_PORT = 10001
+_PORT = 6379
+#: One line lists all that is reserved.
+_MAX_LINE_BYTES = 16 * 1024 * 1024
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    resources: Resources
+    node_id: str
+    is_confirmed: bool = False  #: Ray knows of it
+
+
+class RayPlacer:
+    """Reservations in one namespace of a Ray cluster.
+
+    `address` is `host:port` of the head for an operator on a machine of the cluster, `ray://host:10001` for one
+    elsewhere.
+    `prefix` starts the bridge in other namespaces of the system (tests).
+    """
+
+    def __init__(
+        self,
+        address: str,
+        start: NodeStart,
+        environ: Mapping[str, str],
+        log_file: Path,
+        logger: Logger,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self._address = address
+        self._start = start
+        self._environ = environ
+        self._log_file = log_file
+        self._logger = logger
+        self._prefix = prefix
+        self._wanted: dict[str, _Wanted] = {}
+        self._placements: dict[str, Placement] = {}
+        self._removed: set[str] = set()  #: Ray may still know of them
+        self._resources: ClusterResources | None = None
+        self._reason = "Ray has not answered yet"
+        self._process: Process | None = None
+        self._is_connected = False  #: the bridge has told what there is
+        self._has_tried = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_available(self) -> bool:
+        """Whether Ray answers."""
+        return not self._reason
+
+    @property
+    def reason(self) -> str:
+        """Why it does not."""
+        return self._reason
+
+    @property
+    def bridge_pid(self) -> int | None:
+        """The process that speaks with Ray, while it runs."""
+        return self._process.pid if self._process is not None else None
+
+    def placements(self) -> dict[str, Placement]:
+        """Return everything that is wanted or reserved, by name."""
+        return dict(self._placements)
+
+    def resources(self) -> ClusterResources | None:
+        """Return what the cluster has; None while Ray is away."""
+        return self._resources
+
+    async def startup(self) -> None:
+        """Find what is reserved already; returns after `STARTUP_TIMEOUT_S` at the latest."""
+        self._task = asyncio.create_task(self._run(), name="ray")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STARTUP_TIMEOUT_S):
+                await self._has_tried.wait()
+
+    async def shutdown(self) -> None:
+        """Let go of everything without giving it up."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def place(self, name: str, resources: Resources, node_id: str = "") -> None:
+        """Have resources reserved as soon as a node, or the one named, has them."""
+        known = self._placements.get(name)
+        if known is not None and known.state != "lost":
+            return
+        self._removed.discard(name)
+        self._wanted[name] = _Wanted(resources, node_id)
+        self._placements[name] = Placement(name, "pending", None, time.monotonic())
+        self._send_place(name)
+        self.on_change()
+
+    async def remove(self, name: str) -> None:
+        """Give up what is reserved, or no longer wait for it."""
+        if self._placements.pop(name, None) is None:
+            return
+        self._wanted.pop(name, None)
+        self._removed.add(name)
+        self._send({"do": "remove", "name": name})
+        self.on_change()
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                reason = await self._probe() or await self._run_bridge()
+            except Exception as error:  # whatever it is, without this loop nothing is placed any more
+                expected = isinstance(error, OSError | ValueError)
+                self._logger.error("following ray failed", None if expected else error, error=error)
+                reason = f"the process that speaks with Ray can't be run: {error}"
+            failures = 0 if self._is_connected else failures + 1
+            self._is_connected = False
+            self._is_away(reason)
+            self._has_tried.set()
+            await asyncio.sleep(min(_FIRST_BACK_OFF_S * 2.0 ** min(max(failures - 1, 0), 10), _MAX_BACK_OFF_S))
+
+    async def _probe(self) -> str:
+        """Say why Ray can't be reached: cheaper than to find out with its library, which takes seconds to start."""
+        parts = urlsplit(self._address if "://" in self._address else f"//{self._address}")
+        port = parts.port or (_CLIENT_PORT if parts.scheme == "ray" else _PORT)
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                _, writer = await asyncio.open_connection(parts.hostname, port)
+        except TimeoutError:
+            return f"the head of Ray at {self._address} can't be reached: no answer within {_PROBE_TIMEOUT_S:g} s"
+        except OSError as error:
+            return f"the head of Ray at {self._address} can't be reached: {error.strerror or error}"
+        writer.close()
+        return ""
+
+    async def _run_bridge(self) -> str:
+        """Run it until it ends, and say why it did."""
+        command = [*self._prefix, sys.executable, "-P", "-m", "cortex.cluster.ray_bridge"]
+        with self._log_file.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=log,
+                env=dict(self._environ),
+                start_new_session=True,
+                limit=_MAX_LINE_BYTES,
+            )
+        self._process = process
+        try:
+            namespace = f"cortex-{self._start.cluster_id}"
+            self._send({"address": self._address, "namespace": namespace, "start": asdict(self._start)})
+            return await self._follow(process)
+        finally:
+            self._process = None
+            await _end(process)
+
+    async def _follow(self, process: Process) -> str:
+        assert process.stdout is not None
+        reason = "the process that speaks with Ray ended"
+        silent_s = 0.0
+        while True:
+            try:
+                async with asyncio.timeout(AWAY_AFTER_S):
+                    line = await process.stdout.readline()
+            except TimeoutError:
+                silent_s += AWAY_AFTER_S
+                if self._is_connected:
+                    self._is_away(f"Ray at {self._address} has not answered for {silent_s:g} s")
+                if silent_s >= (RESTART_AFTER_S if self._is_connected else CONNECT_TIMEOUT_S):
+                    return f"Ray at {self._address} has not answered for {silent_s:g} s"
+                continue
+            if not line:
+                return reason
+            silent_s = 0.0
+            event = json.loads(line)
+            if event["event"] == "away":
+                reason = f"Ray at {self._address}: {event['reason']}"
+            else:
+                self._take(event)
+
+    def _take(self, event: Json) -> None:
+        match event["event"]:
+            case "connected":
+                self._take_connected(event["names"])
+            case "created":
+                self._confirm(event["name"])
+            case "removed":
+                self._removed.discard(event["name"])
+            case "placed":
+                self._confirm(event["name"])
+                node = NodeAddress(event["node_id"], event["host"], event["port"])
+                self._change(event["name"], "placed", node, gpus=tuple(event["gpus"]))
+            case "lost":
+                self._change(event["name"], "lost", None, event["reason"])
+            case "resources":
+                self._take_resources(event)
+
+    def _take_connected(self, names: list[str]) -> None:
+        """Compare what there is with what was known: the head may have forgotten it, or done more than it told."""
+        self._logger.info("ray answers", address=self._address, reservations=len(names))
+        self._is_connected = True
+        for name in names:
+            if name in self._removed:
+                self._send({"do": "remove", "name": name})
+            elif name not in self._placements:
+                self._placements[name] = Placement(name, "pending", None, time.monotonic())
+            self._confirm(name)
+        self._removed &= set(names)
+        for name, placement in list(self._placements.items()):
+            if name in names or placement.state == "lost":
+                continue
+            if name in self._wanted and not self._wanted[name].is_confirmed:
+                self._send_place(name)
+            else:
+                self._change(name, "lost", None, "Ray's head knows it no more")
+
+    def _take_resources(self, event: Json) -> None:
+        nodes = {
+            node_id: NodeResources(**{**node, "node_groups": frozenset(node["node_groups"])})
+            for node_id, node in event["nodes"].items()
+        }
+        found = ClusterResources(Amounts(**event["total"]), Amounts(**event["free"]), nodes)
+        self._has_tried.set()  # those that were there before have been asked, and have answered if they could
+        if found != self._resources or self._reason:
+            self._resources = found
+            self._reason = ""
+            self.on_change()
+
+    def _confirm(self, name: str) -> None:
+        if name in self._wanted:
+            self._wanted[name] = replace(self._wanted[name], is_confirmed=True)
+
+    def _change(
+        self, name: str, state: Any, node: NodeAddress | None, reason: str = "", gpus: tuple[str, ...] = ()
+    ) -> None:
+        known = self._placements.get(name)
+        if known is None:
+            return
+        found = Placement(name, state, node or known.node, known.since, reason, gpus or known.gpus)
+        if found != known:
+            self._placements[name] = replace(found, since=time.monotonic())
+            self.on_change()
+
+    def _is_away(self, reason: str) -> None:
+        if not self._reason or not self._has_tried.is_set():
+            self._logger.warning("ray does not answer", reason=reason)
+        if reason != self._reason:
+            self._reason = reason
+            self._resources = None
+            self.on_change()
+
+    def _send_place(self, name: str) -> None:
+        wanted = self._wanted[name]
+        resources = asdict(wanted.resources)
+        del resources["node_groups"]
+        group = choose_group(wanted.resources, self._resources)
+        if self._is_connected:
+            self._send({"do": "place", "name": name, "group": group, "node_id": wanted.node_id, **resources})
+
+    def _send(self, command: Json) -> None:
+        if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+
+
+async def _end(process: Process) -> None:
+    """End the bridge: it does so by itself at the end of its input."""
+    if process.stdin is not None:
+        process.stdin.close()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_STOP_TIMEOUT_S):
+            await process.wait()
+            return
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()

@@ -1,0 +1,207 @@
+"""How operator and nodes speak: lines of JSON over TCP, once both sides have shown that they know the secret.
+
+The secret itself never travels: each side answers the other's random challenge. What follows is not encrypted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+from asyncio import StreamReader, StreamWriter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from cortex.errors import EngineError
+
+Json = dict[str, Any]
+
+#: A line holds the status of one replica, or its spec.
+MAX_LINE_BYTES = 16 * 1024 * 1024
+HANDSHAKE_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 3.0
+_CHUNK_BYTES = 256 * 1024
+_GREETING = "cortex-node 1"
+#: Until it is known who speaks, a line is short.
+_MAX_GREETING_BYTES = 4096
+#: So many who are unknown may be connected; with more, who has been that for longest is hung up on.
+MAX_UNKNOWN = 256
+_unknown: dict[StreamWriter, None] = {}
+
+
+class WireError(EngineError):
+    """The other side does not know the secret, is of another version, or broke off."""
+
+
+class NodeAgentAwayError(WireError):
+    """The machine is there and refuses connections: what listened has ended, and may be started again."""
+
+
+def derived(secret: str, purpose: str) -> str:
+    """Return the key for one purpose: who learns it knows nothing of the secret or of the other keys."""
+    return hmac.new(secret.encode(), purpose.encode(), hashlib.sha256).hexdigest()
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Both directions of a connection."""
+
+    reader: StreamReader
+    writer: StreamWriter
+
+    async def receive(self) -> Json | None:
+        """Return the next message; None at the end. Raises: WireError."""
+        try:
+            line = await self.reader.readline()
+        except ValueError as error:
+            raise WireError("a message is too long") from error
+        except OSError:
+            return None
+        if not line.endswith(b"\n"):
+            return None
+        return _message(line)
+
+    def send(self, message: Json) -> None:
+        """Send a message; nothing happens where the other side is gone."""
+        if not self.writer.is_closing():
+            self.writer.write(json.dumps(message).encode() + b"\n")
+
+    async def drain(self) -> None:
+        """Wait until the other side has read most of what was sent. Raises: WireError if it is gone."""
+        try:
+            await self.writer.drain()
+        except OSError as error:
+            raise WireError("the connection broke") from error
+
+    async def send_bytes(self, data: AsyncIterator[bytes]) -> None:
+        """Send what follows a message that says how much it is. Raises: WireError."""
+        async for chunk in data:
+            self.writer.write(chunk)
+            await self.drain()
+
+    async def receive_bytes(self, size: int) -> AsyncIterator[bytes]:
+        """Return what follows such a message. Raises: WireError if it breaks off."""
+        while size > 0:
+            try:
+                chunk = await self.reader.read(min(size, _CHUNK_BYTES))
+            except OSError as error:
+                raise WireError("the connection broke") from error
+            if not chunk:
+                raise WireError("the connection broke")
+            size -= len(chunk)
+            yield chunk
+
+    def close(self) -> None:
+        """Close both directions."""
+        self.writer.close()
+
+
+async def connect(host: str, port: int, key: str) -> Wire:
+    """Connect to a listener of `accept` with the same key. Raises: WireError."""
+    where = f"{host}:{port}"
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(host, port, limit=MAX_LINE_BYTES)
+    except TimeoutError:
+        raise WireError(f"{where} does not answer") from None
+    except ConnectionRefusedError as error:
+        raise NodeAgentAwayError(f"{where} refuses connections") from error
+    except OSError as error:
+        raise WireError(f"{where} does not answer ({error.strerror or error})") from error
+    wire = Wire(reader, writer)
+    keep_alive(writer)
+    try:
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            theirs = await _greeting(wire)
+            nonce = secrets.token_hex(16)
+            wire.send({"nonce": nonce, "proof": _proof(key, theirs, "client")})
+            answer = await wire.receive()
+    except TimeoutError:
+        wire.close()
+        raise WireError(f"{where} does not answer") from None
+    except OSError as error:
+        wire.close()
+        raise WireError(f"{where} broke off ({error.strerror or error})") from error
+    except WireError:
+        wire.close()
+        raise
+    if answer is None or not hmac.compare_digest(str(answer.get("proof", "")), _proof(key, nonce, "server")):
+        wire.close()
+        raise WireError(f"{where} does not know the secret of this cluster")
+    return wire
+
+
+async def accept(reader: StreamReader, writer: StreamWriter, key: str) -> Wire | None:
+    """Greet who connected; None, and the connection is closed, unless they know the key."""
+    wire = Wire(reader, writer)
+    keep_alive(writer)
+    nonce = secrets.token_hex(16)
+    if len(_unknown) >= MAX_UNKNOWN:
+        next(iter(_unknown)).transport.abort()
+        del _unknown[next(iter(_unknown))]
+    _unknown[writer] = None
+    try:
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            wire.send({"hello": _GREETING, "nonce": nonce})
+            answer = _message(await _short_line(reader))
+        if hmac.compare_digest(str(answer.get("proof", "")), _proof(key, nonce, "client")):
+            wire.send({"proof": _proof(key, str(answer.get("nonce", "")), "server")})
+            return wire
+    except (OSError, TimeoutError, WireError):
+        pass
+    finally:
+        _unknown.pop(writer, None)
+    wire.close()
+    return None
+
+
+def keep_alive(writer: StreamWriter) -> None:
+    """Have the kernel notice within seconds that the other machine is gone, and send small messages at once."""
+    sock = writer.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_KEEPIDLE, 3),
+        (socket.TCP_KEEPINTVL, 1),
+        (socket.TCP_KEEPCNT, 3),
+        (socket.TCP_USER_TIMEOUT, 6000),
+    ):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+async def _greeting(wire: Wire) -> str:
+    hello = _message(await _short_line(wire.reader))
+    if hello.get("hello") != _GREETING:
+        raise WireError("what answers there is no node of this version of cortex")
+    return str(hello.get("nonce", ""))
+
+
+async def _short_line(reader: StreamReader) -> bytes:
+    """Read a line of somebody unknown, who must not fill our memory."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = await reader.read(1)  # what follows the line is not ours to read
+        if not byte or len(line) > _MAX_GREETING_BYTES:
+            raise WireError("what answers there is no node of this version of cortex")
+        line += byte
+    return line
+
+
+def _message(line: bytes) -> Json:
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        raise WireError("what was sent is no message") from None
+    if not isinstance(message, dict):
+        raise WireError("what was sent is no message")
+    return message
+
+
+def _proof(key: str, nonce: str, side: str) -> str:
+    return hmac.new(key.encode(), f"{side} {nonce}".encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,107 @@
+"""Rules between APIs: those of one file, and those that are deployed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from cortex.config.checked import Checked
+from cortex.config.document import Node
+from cortex.config.draft import Draft
+from cortex.config.schema import Api, Traffic
+from cortex.config.values import nearest, quote
+from cortex.config.violations import Violation
+from cortex.errors import Diagnostic
+from cortex.lifecycle import ApiKind
+
+
+def clashes_between(checked: Sequence[Checked]) -> list[Diagnostic]:
+    """Find names and endpoints that two APIs of the file have."""
+    problems: list[Diagnostic] = []
+    names: dict[str, Checked] = {}
+    endpoints: dict[str, Checked] = {}
+    for result in checked:
+        name, endpoint = result.api.name, result.api.networking.endpoint
+        if "name" in result.wrong:
+            continue
+        if name in names:
+            line = _line(names[name], "name")
+            violation = Violation(("name",), f"{quote(name)} is the name of another API (on line {line})", "rename one")
+            problems += [found] if (found := result.point_at(violation)) else []
+            continue
+        names[name] = result
+        if "networking.endpoint" in result.wrong:
+            continue
+        if endpoint in endpoints:
+            other = endpoints[endpoint]
+            message = f"{quote(endpoint)} is the endpoint of {quote(other.api.name)} (on line {_line(other, 'name')})"
+            problems += _endpoint_clash(result, message, "choose another endpoint")
+        endpoints.setdefault(endpoint, result)
+    return problems
+
+
+def clashes_with_deployed(
+    checked: Sequence[Checked], deployed: Sequence[Api], deployment: str | None
+) -> list[Diagnostic]:
+    """Find what can't be deployed beside what is: other kinds of the same API, endpoints of others."""
+    problems: list[Diagnostic] = []
+    by_name = {api.name: api for api in deployed}
+    names = {result.api.name for result in checked}
+    # An API of this file's deployment that the file no longer has is about to be deleted: its endpoint is free.
+    staying = [
+        api for api in deployed if api.name not in names and (deployment is None or api.deployment != deployment)
+    ]
+    owners = {api.networking.endpoint: api for api in staying}
+    for result in checked:
+        if "name" in result.wrong:
+            continue
+        before, owner = by_name.get(result.api.name), owners.get(result.api.networking.endpoint)
+        if before is not None and before.kind != result.api.kind:
+            message = f"cannot change the kind of {quote(before.name)} from {before.kind} to {result.api.kind}"
+            node = _kind_or_item(result.draft)
+            fix = f'run "cortex delete {before.name}" and deploy again'
+            problems.append(result.draft.document.at_value(node, message, fix))
+        if owner is not None and "networking.endpoint" not in result.wrong:
+            message = f"{quote(owner.networking.endpoint)} is the endpoint of {quote(owner.name)}, which is deployed"
+            fix = f'choose another endpoint, or run "cortex delete {owner.name}"'
+            problems += _endpoint_clash(result, message, fix)
+    return problems
+
+
+def splitter_problems(checked: Sequence[Checked], deployed: Sequence[Api] | None) -> list[Diagnostic]:
+    """Find what splitters can't send requests to; without knowledge of what is deployed, just within the file."""
+    kinds = {api.name: api.kind for api in deployed or ()}
+    kinds |= {result.api.name: result.api.kind for result in checked if "name" not in result.wrong}
+    # A resource whose kind is unknown, or that has no name, may be the target.
+    is_all_known = deployed is not None and not any("name" in result.wrong for result in checked)
+    problems: list[Diagnostic] = []
+    for result in checked:
+        for index, traffic in enumerate(result.api.apis or ()):
+            if wrong := _target_problem(traffic, kinds, is_all_known):
+                found = result.point_at(Violation((f"apis.{index}.name",), *wrong))
+                problems += [found] if found else []
+    return problems
+
+
+def _target_problem(traffic: Traffic, kinds: Mapping[str, ApiKind], is_all_known: bool) -> tuple[str, str] | None:
+    kind = kinds.get(traffic.name)
+    if kind is ApiKind.REALTIME or (kind is None and not is_all_known):
+        return None
+    if kind is not None:
+        return f"{quote(traffic.name)} is of kind {kind}, not a RealtimeAPI", "name a RealtimeAPI"
+    near = nearest(traffic.name, [name for name, other in kinds.items() if other is ApiKind.REALTIME])
+    fix = f"did you mean {quote(near)}?" if near else "deploy it before, or in the same file"
+    return f"{quote(traffic.name)} is neither in this file nor deployed", fix
+
+
+def _endpoint_clash(result: Checked, message: str, fix: str) -> list[Diagnostic]:
+    found = result.point_at(Violation(("networking.endpoint", "name"), message, fix))
+    return [found] if found else []
+
+
+def _kind_or_item(draft: Draft) -> Node:
+    return draft.item.at("kind") or draft.item
+
+
+def _line(result: Checked, place: str) -> int:
+    node = result.draft.find(place)
+    return node.line if node else result.draft.item.line

@@ -1,0 +1,78 @@
+"""Says with which spec a process of a revision is started: the deployed API in, all that a supervisor needs out."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+
+from cortex.config.schema import Api, Compute
+from cortex.engine.preparing import Prepared, setup_of
+from cortex.home import Home
+from cortex.models.source import loads_models, model_source
+from cortex.replica.spec import ReplicaSpec
+from cortex.state.apis import Target
+
+
+def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
+    """Return the spec of a new replica of `target`, with an id and sockets of its own."""
+    api = target.spec
+    handler, unique = api.handler, secrets.token_hex(3)
+    replica_id = f"{api.name}-{target.revision[:8]}-{unique}"
+    sockets = home.sockets_dir / secrets.token_hex(5)  # short: socket paths may have 104 characters
+    processes, batching = handler.processes_per_replica, handler.server_side_batching
+    project_dir = home.projects_dir / target.project_hash
+    return ReplicaSpec(
+        id=replica_id,
+        api=api.name,
+        revision=target.revision,
+        interface=handler.interface,
+        project_dir=str(project_dir),
+        path=handler.path,
+        python=prepared.python,
+        run_dir=str(home.replicas_dir / replica_id),
+        sockets=tuple(f"{sockets}-{index}" for index in range(processes)),
+        control_socket=f"{sockets}-c",
+        log_path=str(home.logs_dir / api.name / f"{replica_id}.log"),
+        python_path=handler.python_path,
+        config=handler.config,
+        model_path=prepared.model_path,
+        env=dict(prepared.env),
+        threads=handler.threads_per_process,
+        max_concurrency=max(1, api.autoscaling.max_replica_concurrency // processes),
+        timeout_s=api.networking.timeout_s,
+        max_body_bytes=api.networking.max_body_size,
+        mem_limit_bytes=api.compute.mem_limit,
+        log_level=handler.log_level,
+        type=handler.type,
+        models=model_source(api, project_dir),
+        model_agent_socket=str(home.model_agent_socket) if loads_models(api) else None,
+        tensorflow_serving=handler.tensorflow_serving,
+        cpu=api.compute.cpu or 0.0,
+        mem_bytes=api.compute.mem or 0,
+        gpu=api.compute.gpu,
+        inf=api.compute.inf,
+        kind=api.kind.value,
+        metrics_dir=str(home.metrics_dir / replica_id),
+        max_batch_size=batching.max_batch_size if batching else 0,
+        batch_interval_s=batching.batch_interval_s if batching else 0.0,
+        isolates_failures=batching.isolate_failures if batching else True,
+        tracker_key=api.tracker.key if api.tracker else None,
+        tracker_type=api.tracker.model_type if api.tracker else None,
+        readiness=api.readiness,
+        node_groups=tuple(api.compute.node_groups or ()),
+        setup=setup_of(target) if not prepared.python else None,
+    )
+
+
+def worker_spec(home: Home, target: Target, prepared: Prepared, job_id: str) -> ReplicaSpec:
+    """Return the spec of a new worker of a job; its token is the caller's to add."""
+    spec = replica_spec(home, target, prepared)
+    log_path = home.logs_dir / spec.api / job_id / f"{spec.id}.log"
+    cpu = worker_compute(target.spec).cpu or 0.0
+    return replace(spec, cpu=cpu, jobs_socket=str(home.jobs_socket), log_path=str(log_path))
+
+
+def worker_compute(api: Api) -> Compute:
+    """Return what a worker of a job asks for: always some of the cores, which bounds how many are started."""
+    compute = api.compute
+    return compute if compute.cpu else compute.model_copy(update={"cpu": Compute().cpu})

@@ -1,0 +1,49 @@
+"""What a supervisor counts itself: deaths, answers on behalf of processes that can't, processes that took over."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from cortex.lifecycle import DeathCause
+from cortex.replica.metric_file import MetricFile
+from cortex.replica.metric_folder import SUPERVISOR, gather_ended
+from cortex.replica.series import SeriesKind, series_key
+
+
+class SupervisorMetrics:
+    """Writes to the supervisor's own file in `folder`; where that can't be written, nothing is counted."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._file: MetricFile | None = None
+
+    def startup(self) -> None:
+        """Open the file."""
+        if self._folder:
+            with contextlib.suppress(OSError):  # without numbers requests are still served
+                self._file = MetricFile(Path(self._folder) / SUPERVISOR)
+
+    def died(self, cause: DeathCause) -> None:
+        """Count a process that ended without being told to."""
+        self._count("cortex_process_deaths_total", cause=cause.value)
+
+    def answered(self, status: int) -> None:
+        """Count an answer on behalf of a process that died, or that does not exist."""
+        self._count("cortex_replica_requests_total", code=str(status))
+
+    def reloaded(self) -> None:
+        """Count a process that took over with newer models."""
+        self._count("cortex_model_reloads_total")
+
+    def gather(self) -> None:
+        """Keep processes that ended from leaving more and more files."""
+        if self._folder:
+            with contextlib.suppress(OSError, ValueError):  # again after the next death
+                gather_ended(Path(self._folder))
+
+    def _count(self, name: str, **labels: str) -> None:
+        if self._file is not None:
+            index = self._file.index_of(series_key(SeriesKind.COUNTER, name, labels))
+            if index is not None:
+                self._file.cells[index] += 1

@@ -1,0 +1,88 @@
+-- What HAProxy's directives can't say: keeping requests for an API that has no replica yet, and sending copies of
+-- requests to a shadow. Nothing here runs for a request that finds a replica and is not copied.
+
+local POLL_MS = 50
+local COPIES = 256
+local COPIES_BYTES = 64 * 1024 * 1024
+-- A longer body is not in the buffer as a whole.
+local COPY_BYTES = 1000000
+
+local holds = Map.new("holds.map", Map._str)
+
+-- Waits until the backend has a server, and sets txn.held to "late" if it has none when the API's time is over. A worker
+-- that was reloaded away learns of no servers any more: there, requests go on to its successor.
+core.register_action("cortex_hold", { "http-req" }, function(txn, timeout_ms)
+  local name = txn.f:be_name()
+  local arrived = string.match(txn.f:req_hdr("x-cortex-request-id") or "", "^%d+")
+  local deadline = (tonumber(arrived) or txn.f:date(0, "ms")) + tonumber(timeout_ms)
+  -- HAProxy gives its booleans to Lua as numbers.
+  while txn.f:nbsrv() == 0 and txn.f:stopping() == 0 and holds:lookup(name) == "1" do
+    if txn.f:date(0, "ms") >= deadline then
+      txn:set_var("txn.held", "late")
+      return
+    end
+    core.msleep(POLL_MS)
+  end
+end, 1)
+
+-- Of these, HAProxy or the copy has its own. They belong to one connection, or ask for an answer before the body.
+local OWN_HEADERS = {
+  ["connection"] = true, ["content-length"] = true, ["expect"] = true, ["keep-alive"] = true,
+  ["proxy-connection"] = true, ["te"] = true, ["trailer"] = true, ["transfer-encoding"] = true, ["upgrade"] = true,
+}
+
+local copies = 0
+local copies_bytes = 0
+
+local function send(socket_path, timeout_s, request)
+  local socket = core.tcp()
+  socket:settimeout(timeout_s)
+  if socket:connect("unix@" .. socket_path) and socket:send(request) then
+    repeat
+      local _, error = socket:receive(16384)
+    until error
+  end
+  socket:close()
+end
+
+-- The gateway's own business, where it asked the caller for a key.
+local KEY_HEADERS = { ["authorization"] = true, ["x-api-key"] = true }
+
+local function request_text(txn, body)
+  local lines = { txn.f:method() .. " " .. txn.f:pathq() .. " HTTP/1.1" }
+  local has_shown_key = txn:get_var("txn.key") ~= nil
+  for name, values in pairs(txn.http:req_get_headers()) do
+    local is_ours = OWN_HEADERS[name] or string.sub(name, 1, 9) == "x-cortex-" or has_shown_key and KEY_HEADERS[name]
+    if not is_ours then
+      for index = 0, #values do
+        lines[#lines + 1] = name .. ": " .. values[index]
+      end
+    end
+  end
+  lines[#lines + 1] = "connection: close"
+  lines[#lines + 1] = "content-length: " .. #body
+  lines[#lines + 1] = "x-cortex-backend: " .. txn:get_var("txn.copy")
+  lines[#lines + 1] = "x-cortex-request-id: " .. txn.f:unique_id()
+  lines[#lines + 1] = "x-cortex-shadow: 1"
+  return table.concat(lines, "\r\n") .. "\r\n\r\n" .. body
+end
+
+-- Sends a copy of the request to the shadow, in the background; leaves it out where too many are under way already.
+core.register_action("cortex_copy", { "http-req" }, function(txn, socket_path, timeout_s)
+  local body = txn.f:req_body() or ""
+  if copies >= COPIES or copies_bytes + #body > COPIES_BYTES or #body > COPY_BYTES then
+    return
+  end
+  if txn.f:req_body_size() > #body then
+    return
+  end
+  local request = request_text(txn, body)
+  local size = #request
+  copies = copies + 1
+  copies_bytes = copies_bytes + size
+  core.register_task(function()
+    pcall(send, socket_path, tonumber(timeout_s), request)
+    copies = copies - 1
+    copies_bytes = copies_bytes - size
+  end)
+end, 2)

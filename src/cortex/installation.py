@@ -1,0 +1,66 @@
+"""What an installation is made of beside this machine: kept in its home, so that each of its operators is alike."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, replace
+
+from cortex.errors import InputError
+from cortex.home import Home, write_private
+
+_FILE = "installation.json"
+_ENGINES = ("local", "ray")
+_GATEWAYS = re.compile(r"operator|all|group:[A-Za-z0-9_.-]{1,200}")
+
+
+@dataclass(frozen=True)
+class Installation:
+    """Where replicas run, and where the state is."""
+
+    engine: str = "local"  #: "local" or "ray"
+    ray_address: str | None = None  #: `host:port` of Ray's head, or `ray://host:port` of its client server
+    database: str | None = None  #: `postgresql://…`, perhaps with a password; None: SQLite in the home
+    advertise: str | None = None  #: address by which nodes reach this machine; None: the one that leads to Ray's head
+    node_port: int = 8890  #: on which nodes reach the operator
+    gateways: str = "operator"  #: where they are: only beside it; "all": on each node too; "group:NAME": on some nodes
+
+    @classmethod
+    def read(cls, home: Home) -> Installation:
+        """Return what `write` kept; without that, an installation of one machine. Raises: InputError."""
+        path = home.path / _FILE
+        try:
+            data = json.loads(path.read_text())
+            return cls(**{name: data[name] for name in cls.__dataclass_fields__ if name in data})
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(
+                f"{path} can't be read ({error}); remove it, and give `cortex up` its flags again"
+            ) from None
+
+    def write(self, home: Home) -> None:
+        """Keep it, for its owner only."""
+        write_private(home.path / _FILE, json.dumps(asdict(self)))
+
+    def changed(self, **changes: str | int | None) -> Installation:
+        """Return a copy in which what is not None is changed. Raises: InputError if that makes no sense."""
+        made = replace(self, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
+        if made.engine not in _ENGINES:
+            raise InputError(f"--engine {made.engine}: there are {' and '.join(_ENGINES)}")
+        if made.engine == "ray" and not _is_address(made.ray_address):
+            raise InputError("--engine ray wants --ray-address HOST:PORT, the address of Ray's head")
+        if made.engine == "local" and changes.get("ray_address"):
+            raise InputError("--ray-address is for --engine ray")
+        if not _GATEWAYS.fullmatch(made.gateways):
+            raise InputError(f"--gateways {made.gateways}: it is operator, all, or group:NAME for a group of nodes")
+        if made.engine == "local" and made.gateways != "operator":
+            raise InputError(f"--gateways {made.gateways} is for --engine ray: there are no other nodes")
+        if made.database and not made.database.startswith(("postgresql://", "postgres://")):
+            raise InputError("--database wants postgresql://USER:PASSWORD@HOST/NAME")
+        return made
+
+
+def _is_address(text: str | None) -> bool:
+    host, _, port = (text or "").rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 65536

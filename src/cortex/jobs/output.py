@@ -1,0 +1,163 @@
+"""The results of a job as lines of JSON: for those who read them over HTTP, and as files under the job's `output`.
+
+`<output>/<job id>/part-00000.ndjson` and so on hold the results in the order of the input, `dead-letters.ndjson` the
+batches that were given up, and `_SUCCESS`, which is written last, the counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Protocol
+
+import orjson
+
+from cortex.jobs.spec import DeadLetter, JobRecord, Result, batch_id
+from cortex.storage import write
+from cortex.storage_streams import upload
+
+#: A part is as long as this, or one line longer; all of it is in memory while it is written.
+PART_BYTES = 32 * 1024 * 1024
+#: The mark of a job that says how far its results are written.
+MARK = "output"
+
+
+class ResultStore(Protocol):
+    """Where results are read from."""
+
+    async def results(self, job_id: str, after: int = -1, limit: int = 1000) -> Sequence[Result]: ...
+
+    async def dead_letters(self, job_id: str, after: int = -1, limit: int = 1000) -> Sequence[DeadLetter]: ...
+
+    async def marks(self, job_id: str) -> Mapping[str, str]: ...
+
+    async def set_mark(self, job_id: str, name: str, value: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Written:
+    """How far the results of a job are written."""
+
+    parts: int = 0
+    results: int = 0
+    after: int = -1  #: the last batch whose result is in a part
+
+
+async def write_results(store: ResultStore, job: JobRecord, environ: Mapping[str, str]) -> int:
+    """Write what a resolved job returned below its `output`; return the number of results.
+
+    Begun anew after a crash it goes on with the part it was at: names and content of the files depend on nothing but
+    the results, so that a part that is written twice replaces itself. Raises: StorageError.
+    """
+    if job.options.output is None:
+        return 0
+    folder = f"{job.options.output.rstrip('/')}/{job.id}"
+    done = await _write_parts(store, job, folder, environ)
+    if job.counts.failed:
+        await upload(f"{folder}/dead-letters.ndjson", _chunks(dead_letter_lines(store, job.id)), environ)
+    await write(f"{folder}/_SUCCESS", _summary(job, done), environ)
+    return done.results
+
+
+async def result_lines(store: ResultStore, job_id: str, after: int = -1) -> AsyncIterator[list[bytes]]:
+    """Read all results of a job by seq, as lines, in groups of a few megabytes."""
+    while found := await store.results(job_id, after):
+        yield [result_line(job_id, each) for each in found]
+        after = found[-1].seq
+
+
+async def dead_letter_lines(store: ResultStore, job_id: str, after: int = -1) -> AsyncIterator[list[bytes]]:
+    """Read all dead letters of a job by seq, as lines, in groups."""
+    while found := await store.dead_letters(job_id, after, _DEAD_LETTERS_AT_ONCE):
+        yield [dead_letter_line(job_id, each) for each in found]
+        after = found[-1].seq
+
+
+def result_line(job_id: str, result: Result) -> bytes:
+    """Write a result as one line of JSON, its line break included."""
+    return _line(
+        {
+            "batch_id": batch_id(job_id, result.seq),
+            "seq": result.seq,
+            "first_item": result.first_item,
+            "items": result.items,
+            "result": orjson.Fragment(result.value),
+        }
+    )
+
+
+def dead_letter_line(job_id: str, letter: DeadLetter) -> bytes:
+    """Write a dead letter as one line of JSON, its line break included."""
+    return _line(
+        {
+            "batch_id": batch_id(job_id, letter.seq),
+            "seq": letter.seq,
+            "first_item": letter.first_item,
+            "items": letter.items,
+            "attempts": letter.attempts,
+            "error": letter.error,
+            "traceback": letter.traceback,
+            "failed_at": datetime.fromtimestamp(letter.failed_at, UTC).isoformat(timespec="milliseconds"),
+            "payload": orjson.Fragment(letter.payload),
+        }
+    )
+
+
+#: With the biggest payloads that the defaults allow, 25 MB.
+_DEAD_LETTERS_AT_ONCE = 100
+
+
+def _line(values: Mapping[str, object]) -> bytes:
+    return orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
+
+
+async def _write_parts(store: ResultStore, job: JobRecord, folder: str, environ: Mapping[str, str]) -> Written:
+    done = _remembered(await store.marks(job.id))
+    lines: list[bytes] = []
+    size_bytes, after = 0, done.after
+    while found := await store.results(job.id, after):
+        for result in found:
+            lines.append(result_line(job.id, result))
+            size_bytes, after = size_bytes + len(lines[-1]), result.seq
+            if size_bytes >= PART_BYTES:
+                done = await _write_part(store, job.id, folder, lines, replace(done, after=after), environ)
+                lines, size_bytes = [], 0
+    if lines:
+        done = await _write_part(store, job.id, folder, lines, replace(done, after=after), environ)
+    return done
+
+
+async def _write_part(
+    store: ResultStore, job_id: str, folder: str, lines: list[bytes], done: Written, environ: Mapping[str, str]
+) -> Written:
+    await write(f"{folder}/part-{done.parts:05}.ndjson", b"".join(lines), environ)
+    done = replace(done, parts=done.parts + 1, results=done.results + len(lines))
+    await store.set_mark(job_id, MARK, orjson.dumps(asdict(done)).decode())
+    return done
+
+
+def _remembered(marks: Mapping[str, str]) -> Written:
+    return Written(**orjson.loads(marks[MARK])) if MARK in marks else Written()
+
+
+async def _chunks(groups: AsyncIterator[list[bytes]]) -> AsyncIterator[bytes]:
+    async for lines in groups:
+        yield b"".join(lines)
+
+
+def _summary(job: JobRecord, done: Written) -> bytes:
+    counts = job.counts
+    values = {
+        "job_id": job.id,
+        "api_name": job.origin.api,
+        "batches": counts.batches,
+        "succeeded": counts.succeeded,
+        "failed": counts.failed,
+        "items": counts.items,
+        "succeeded_items": counts.succeeded_items,
+        "failed_items": counts.failed_items,
+        "results": done.results,
+        "parts": done.parts,
+    }
+    return orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)

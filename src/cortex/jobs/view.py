@@ -1,0 +1,146 @@
+"""Jobs as JSON, for every route that shows one. Pure.
+
+Where the documents and the behaviour of older versions differ in a name, both names are there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from cortex.jobs.spec import JobRecord
+
+Json = dict[str, Any]
+
+#: In the stored source of a job: when a schedule was due that submitted it, UNIX seconds.
+SCHEDULED_FOR = "scheduled_for"
+#: What is not said of a task: it has no items, and so no batches.
+_OF_BATCHES = (
+    *("batch_timeout", "isolate_failures", "output", "sqs_dead_letter_queue", "source", "sqs_url", "total_batch_count"),
+    *("batches_in_queue", "batch_metrics", "items", "dead_letters"),
+)
+
+
+@dataclass(frozen=True)
+class WorkerCounts:
+    """How many workers of a job are in which state."""
+
+    pending: int = 0  #: wanted, and not started: there is no room
+    initializing: int = 0
+    running: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    stalled: int = 0  #: pending for long
+    unknown: int = 0
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job and what is known of it at this moment."""
+
+    record: JobRecord
+    endpoint: str  #: address of its API
+    workers: WorkerCounts = field(default_factory=WorkerCounts)
+
+
+def spec_json(record: JobRecord) -> Json:
+    """Return what was asked for: the answer to a submission, and what the user's code gets as `job_spec`."""
+    origin, options = record.origin, record.options
+    created_at = _time(record.created_at)
+    spec = {
+        "job_id": record.id,
+        "api_name": origin.api,
+        "kind": origin.kind,
+        "workers": options.workers,
+        "config": options.config,
+        "timeout": options.timeout_s,
+        "batch_timeout": options.batch_timeout_s,
+        "max_attempts": options.max_attempts,
+        "isolate_failures": options.isolate_failures,
+        "output": options.output,
+        "webhook": _masked(options.webhook),
+        "sqs_dead_letter_queue": options.dead_letter_queue,
+        "source": record.source,
+        "api_id": origin.api_id,
+        "spec_id": origin.spec_id,
+        "predictor_id": origin.revision,
+        "handler_id": origin.revision,
+        "sqs_url": "",
+        "total_batch_count": record.counts.batches,
+        "start_time": created_at,
+        "created_time": created_at,
+        SCHEDULED_FOR: _time(record.source.get(SCHEDULED_FOR)),
+    }
+    return _fitting(record, spec)
+
+
+def submitted_json(record: JobRecord) -> Json:
+    """Return the answer to a submission."""
+    return {**spec_json(record), "message": record.message or f"submitted job {record.id}"}
+
+
+def status_json(view: JobView) -> Json:
+    """Return a job's `job_status`: the fields of its spec, and what became of it."""
+    record = view.record
+    counts = record.counts
+    status = {
+        **spec_json(record),
+        "status": record.status.code,
+        "status_message": record.status.message,
+        "message": record.message,
+        "traceback": record.traceback,
+        "running_since": _time(record.started_at),
+        "end_time": _time(record.ended_at),
+        "deadline": _time(record.deadline_at),
+        "batches_in_queue": 0 if record.status.is_over else counts.open,
+        "batch_metrics": {
+            "succeeded": counts.succeeded,
+            "failed": counts.failed,
+            "average_time_per_batch": counts.average_s,
+            "avg_time_per_batch": counts.average_s,
+        },
+        "worker_counts": asdict(view.workers),
+        "items": {"total": counts.items, "succeeded": counts.succeeded_items, "failed": counts.failed_items},
+        "failed_attempts": counts.failed_attempts,
+        "dead_letters": counts.failed,
+        "results": counts.results,
+    }
+    return _fitting(record, status)
+
+
+def job_json(view: JobView) -> Json:
+    """Return a job with its endpoint and the spec of the API as it was at the submission."""
+    return {"job_status": status_json(view), "endpoint": view.endpoint, "api_spec": _api_spec(view.record.origin.spec)}
+
+
+def jobs_json(views: Iterable[JobView]) -> list[Json]:
+    """Return several jobs."""
+    return [job_json(view) for view in views]
+
+
+def _fitting(record: JobRecord, data: Json) -> Json:
+    if not record.origin.is_task:
+        return data
+    return {key: value for key, value in data.items() if key not in _OF_BATCHES}
+
+
+def _api_spec(text: str) -> Json:
+    """Return a spec without the values of its environment variables, which are where secrets are."""
+    spec: Json = json.loads(text)
+    handler = spec.get("handler")
+    if isinstance(handler, dict) and isinstance(handler.get("env"), dict):
+        handler["env"] = dict.fromkeys(handler["env"], "********")
+    return spec
+
+
+def _masked(webhook: str | None) -> str | None:
+    """Return the host of an address alone: the rest of it may be a secret."""
+    return None if webhook is None else f"{urlsplit(webhook).scheme}://{urlsplit(webhook).hostname}/********"
+
+
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()

@@ -1,0 +1,320 @@
+"""The bodies of the worker routes as bytes, both directions, so that operator and worker can't differ in them.
+
+Each body is one JSON object on the first line; what is large or not ours to read (results, payloads) follows as raw
+lines. Workers import this, so it imports nothing heavier than orjson.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import orjson
+
+from cortex.errors import InputError
+from cortex.jobs.exchange import Exchanged, Renewed, Stop
+from cortex.jobs.spec import Assignment, BatchFailure, Lease, LeasedBatch, Report
+
+#: A longer body is refused with 413: a worker splits what it has to report.
+MAX_BODY_BYTES = 64 * 1024 * 1024
+#: Numbers beyond it are no batch, no pid and no size; databases can't hold them all.
+_MAX_INT = 2**53
+
+_T = TypeVar("_T")
+
+
+class WireError(InputError):
+    """A body of a worker route is not what it should be."""
+
+    code = "bad_wire"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A worker's reports, and how much it wants next."""
+
+    pid: int
+    job_id: str
+    reports: tuple[Report, ...] = ()
+    max_batches: int = 0  #: 0: report only
+    max_bytes: int = 0
+    wait_s: float = 0.0  #: how long it would wait where there is nothing to lease
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """The leases that a worker still works on."""
+
+    pid: int
+    tokens: tuple[str, ...]
+    is_all: bool = False  #: these are all that the process holds: any other never arrived
+
+
+@dataclass(frozen=True)
+class HookDone:
+    """What became of `on_job_complete`."""
+
+    pid: int
+    job_id: str
+    token: str
+    error: str | None = None
+    traceback: str = ""
+
+
+def write_join(pid: int) -> bytes:
+    """Ask for a job."""
+    return orjson.dumps({"pid": pid})
+
+
+def parse_join(body: bytes) -> int:
+    """Return the pid that asks. Raises: WireError, as do all that parse here."""
+    return _integer(_object(body), "pid")
+
+
+def write_joined(answer: Assignment | Stop | None) -> bytes:
+    """Give a job, dismiss the worker, or (None) let it ask again."""
+    if answer is None:
+        return b"{}"
+    if isinstance(answer, Stop):
+        return b'{"stop":true}'
+    # Rare, and more faithful than orjson to what a configuration may hold: NaN, integers of more than 64 bits.
+    return json.dumps({"job": asdict(answer)}).encode()
+
+
+def parse_joined(body: bytes) -> Assignment | Stop | None:
+    """Read the answer to `write_join`."""
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"the body is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise WireError("the body is not a JSON object")
+    if data.get("stop"):
+        return Stop()
+    if "job" not in data:
+        return None
+    job = _take(data, "job", dict)
+    return Assignment(
+        job_id=_take(job, "job_id", str),
+        config=_take(job, "config", dict),
+        job_spec=_take(job, "job_spec", dict),
+        api_spec=_take(job, "api_spec", dict),
+        log_path=_take(job, "log_path", str),
+        lease_s=_number(job, "lease_s"),
+        batch_timeout_s=None if job.get("batch_timeout_s") is None else _number(job, "batch_timeout_s"),
+    )
+
+
+def write_exchange(exchange: Exchange) -> bytes:
+    """Report, and ask for the next lease."""
+    head = {
+        "pid": exchange.pid,
+        "job": exchange.job_id,
+        "reports": [_report_head(report) for report in exchange.reports],
+        "max_batches": exchange.max_batches,
+        "max_bytes": exchange.max_bytes,
+        "wait_s": exchange.wait_s,
+    }
+    lines = [_dumps(head)]
+    lines += [b"%d %b" % (seq, _line(value)) for report in exchange.reports for seq, value in report.results]
+    return b"\n".join(lines)
+
+
+def parse_exchange(body: bytes) -> Exchange:
+    """Read what `write_exchange` wrote."""
+    first, *rest = body.split(b"\n")
+    head = _object(first)
+    heads = _objects(head, "reports")
+    spoken_of = sum(_integer(item, "results") for item in heads)
+    if spoken_of != len(rest):
+        raise WireError(f"reports speak of {spoken_of} lines of results, {len(rest)} came")
+    lines = iter(rest)
+    reports = tuple(_report(item, lines) for item in heads)
+    return Exchange(
+        pid=_integer(head, "pid"),
+        job_id=_take(head, "job", str),
+        reports=reports,
+        max_batches=_integer(head, "max_batches"),
+        max_bytes=_integer(head, "max_bytes"),
+        wait_s=_number(head, "wait_s"),
+    )
+
+
+def write_exchanged(answer: Exchanged) -> bytes:
+    """Answer reports."""
+    batches = answer.lease.batches if answer.lease else ()
+    head = {
+        "lease": {"token": answer.lease.token, "seqs": [batch.seq for batch in batches]} if answer.lease else None,
+        "lost": answer.lost,
+        "done": answer.is_done,
+        "hook": answer.hook,
+        "stop": answer.stop,
+    }
+    return b"\n".join([orjson.dumps(head), *(_line(batch.payload) for batch in batches)])
+
+
+def parse_exchanged(body: bytes) -> Exchanged:
+    """Read the answer to `write_exchange`."""
+    first, *payloads = body.split(b"\n")
+    head = _object(first)
+    hook = head.get("hook")
+    return Exchanged(
+        lease=None if head.get("lease") is None else _lease(_take(head, "lease", dict), payloads),
+        lost=_strings(head, "lost"),
+        is_done=_take(head, "done", bool),
+        hook=None if hook is None else _take(head, "hook", str),
+        stop=_take(head, "stop", bool),
+    )
+
+
+def write_renew(renewal: Renewal) -> bytes:
+    """Ask to keep leases."""
+    return orjson.dumps({"pid": renewal.pid, "tokens": renewal.tokens, "all": renewal.is_all})
+
+
+def parse_renew(body: bytes) -> Renewal:
+    """Read what `write_renew` wrote."""
+    data = _object(body)
+    return Renewal(_integer(data, "pid"), _strings(data, "tokens"), data.get("all") is True)
+
+
+def write_renewed(answer: Renewed) -> bytes:
+    """Answer a renewal."""
+    return orjson.dumps({"lost": answer.lost, "stop": answer.stop})
+
+
+def parse_renewed(body: bytes) -> Renewed:
+    """Read the answer to `write_renew`."""
+    data = _object(body)
+    return Renewed(_strings(data, "lost"), _take(data, "stop", bool))
+
+
+def write_hook(done: HookDone) -> bytes:
+    """Tell what became of `on_job_complete`."""
+    data = {"pid": done.pid, "job": done.job_id, "token": done.token}
+    if done.error is not None:
+        data |= {"error": done.error, "traceback": done.traceback}
+    return _dumps(data)
+
+
+def parse_hook(body: bytes) -> HookDone:
+    """Read what `write_hook` wrote."""
+    data = _object(body)
+    error = None if data.get("error") is None else _take(data, "error", str)
+    traceback = "" if data.get("traceback") is None else _take(data, "traceback", str)
+    return HookDone(_integer(data, "pid"), _take(data, "job", str), _take(data, "token", str), error, traceback)
+
+
+def _report_head(report: Report) -> dict[str, Any]:
+    return {
+        "token": report.token,
+        "upto": report.upto,
+        "failures": [asdict(failure) for failure in report.failures],
+        "seconds": report.seconds,
+        "results": len(report.results),
+    }
+
+
+def _report(head: dict[str, Any], lines: Iterator[bytes]) -> Report:
+    upto = _integer(head, "upto")
+    failures = tuple(
+        BatchFailure(_integer(item, "seq"), _take(item, "error", str), _take(item, "traceback", str))
+        for item in _objects(head, "failures")
+    )
+    results = tuple(map(_result, itertools.islice(lines, head["results"])))
+    _require_ascending([failure.seq for failure in failures], upto)
+    _require_ascending([seq for seq, _ in results], upto)
+    return Report(_take(head, "token", str), upto, failures, results, _number(head, "seconds"))
+
+
+def _result(line: bytes) -> tuple[int, bytes]:
+    seq, space, value = line.partition(b" ")
+    if not (space and value and seq.isdigit() and len(seq) <= 16):
+        raise WireError("a line of results is not `<seq> <json>`")
+    return int(seq), value
+
+
+def _require_ascending(seqs: Sequence[int], upto: int) -> None:
+    if any(later <= earlier for earlier, later in zip(seqs, seqs[1:], strict=False)) or (seqs and seqs[-1] > upto):
+        raise WireError(f"batches of a report must ascend, up to {upto}")
+
+
+def _lease(data: dict[str, Any], payloads: Sequence[bytes]) -> Lease:
+    seqs = _take(data, "seqs", list)
+    if len(seqs) != len(payloads):
+        raise WireError(f"a lease of {len(seqs)} batches came with {len(payloads)} payloads")
+    for seq in seqs:
+        _require_integer("seqs", seq)
+    return Lease(_take(data, "token", str), tuple(map(LeasedBatch, seqs, payloads)))
+
+
+def _line(value: bytes) -> bytes:
+    if b"\n" in value:
+        raise WireError("a payload or result has a line break in it")
+    return value
+
+
+def _dumps(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # half a surrogate pair in the words of an error; nobody could store or show it either
+        return orjson.dumps(_plain(value))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise WireError(f"the body is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise WireError("the body is not a JSON object")
+    return data
+
+
+def _take(data: dict[str, Any], key: str, kind: type[_T]) -> _T:
+    value = data.get(key)
+    if not isinstance(value, kind):
+        raise WireError(f"{key}: {kind.__name__} expected, got {type(value).__name__}")
+    return value
+
+
+def _integer(data: dict[str, Any], key: str) -> int:
+    return _require_integer(key, data.get(key))
+
+
+def _require_integer(key: str, value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _MAX_INT:  # a bool is an int
+        raise WireError(f"{key}: a number of things expected, got {str(value)[:50]}")
+    return value
+
+
+def _number(data: dict[str, Any], key: str) -> float:
+    value: Any = data.get(key)
+    if type(value) not in (int, float) or not 0 <= value < _MAX_INT:
+        raise WireError(f"{key}: a number of seconds expected, got {str(value)[:50]}")
+    return float(value)
+
+
+def _strings(data: dict[str, Any], key: str) -> tuple[str, ...]:
+    values = _take(data, key, list)
+    if not all(isinstance(value, str) for value in values):
+        raise WireError(f"{key}: strings expected")
+    return tuple(values)
+
+
+def _objects(data: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    values = _take(data, key, list)
+    if not all(isinstance(value, dict) for value in values):
+        raise WireError(f"{key}: objects expected")
+    return values

@@ -1,0 +1,88 @@
+"""The steps that bring a database from its first schema to this version's; each runs once, in a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection, inspect
+
+from cortex.state.job_tables import job_metadata, schedules, workloads
+from cortex.state.tables import (
+    api_keys,
+    api_versions,
+    apis,
+    drifts,
+    facts,
+    folded_replicas,
+    metric_totals,
+    project_parts,
+    serving_revisions,
+    truth_hours,
+    truths,
+)
+
+
+def _create_apis(connection: Connection) -> None:
+    for table in (apis, serving_revisions, api_versions):
+        table.create(connection)
+
+
+def _add_replicas(connection: Connection) -> None:
+    if "replicas" not in {column["name"] for column in inspect(connection).get_columns(apis.name)}:
+        connection.exec_driver_sql("ALTER TABLE apis ADD COLUMN replicas INTEGER")
+
+
+def _create_metrics(connection: Connection) -> None:
+    for table in (metric_totals, folded_replicas):
+        table.create(connection)
+
+
+def _create_tracking(connection: Connection) -> None:
+    for table in (drifts, truths, truth_hours):
+        table.create(connection)
+
+
+def _create_jobs(connection: Connection) -> None:
+    job_metadata.create_all(connection)
+
+
+def _add_schedules(connection: Connection) -> None:
+    schedules.create(connection, checkfirst=True)
+
+
+def _add_workloads(connection: Connection) -> None:
+    workloads.create(connection, checkfirst=True)
+
+
+def _add_skipped_runs(connection: Connection) -> None:
+    there = {column["name"] for column in inspect(connection).get_columns(schedules.name)}
+    for column in ("skipped INTEGER DEFAULT '0' NOT NULL", "last_skip_at FLOAT", "last_skip_job_id VARCHAR(16)"):
+        if column.split()[0] not in there:
+            connection.exec_driver_sql(f"ALTER TABLE schedules ADD COLUMN {column}")
+
+
+def _create_facts(connection: Connection) -> None:
+    facts.create(connection)
+
+
+def _create_keys(connection: Connection) -> None:
+    api_keys.create(connection)
+
+
+def _create_projects(connection: Connection) -> None:
+    project_parts.create(connection)
+
+
+Migration = Callable[[Connection], None]
+
+#: Migration N is item N-1. Append only; what was released never changes.
+MIGRATIONS: tuple[Migration, ...] = (
+    _create_apis,
+    _add_replicas,
+    _create_metrics,
+    _create_tracking,
+    _create_facts,
+    _create_keys,
+    _create_projects,
+)
+JOB_MIGRATIONS: tuple[Migration, ...] = (_create_jobs, _add_schedules, _add_workloads, _add_skipped_runs)

@@ -1,0 +1,194 @@
+"""Connections to PostgreSQL; knows nothing of what is stored there. The one module that needs psycopg.
+
+Each engine works in a schema of its own. A connection that broke is made anew when it is next wanted; a server that
+does not answer is told of as DatabaseAwayError within some seconds, then at once (`outages.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event
+from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from cortex.errors import DatabaseUnavailableError, InputError
+from cortex.state.outages import DatabaseAwayError, Outage, Watchdog
+
+if TYPE_CHECKING:
+    import psycopg
+
+#: How long it takes at most to learn that no connection can be made, and that one of old is dead.
+CONNECT_S, _PING_S = 3, 1.5
+#: An execution option, and what holds without it: how long a transaction may take, all waiting included.
+DEADLINE, _DEADLINE_S = "cortex_deadline_s", 30.0
+
+#: A host that is gone is noticed in six seconds, by both sides; libpq counts `tcp_user_timeout` in milliseconds.
+_KEEPALIVES = {"keepalives": 1, "keepalives_idle": 3, "keepalives_interval": 1, "keepalives_count": 3}
+_DEFAULTS = {**_KEEPALIVES, "tcp_user_timeout": 5000, "application_name": "cortex", "client_encoding": "utf8"}
+_OLDEST = 140_000  #: it ends sessions of which nothing is heard
+
+#: Of every session. What a role or a database has set otherwise must not weaken what was acknowledged.
+_SETTINGS = (
+    "synchronous_commit = on",
+    "tcp_keepalives_idle = 3",
+    "tcp_keepalives_interval = 1",
+    "tcp_keepalives_count = 3",
+    "tcp_user_timeout = 6000",
+    "idle_in_transaction_session_timeout = 60000",
+    "client_min_messages = warning",
+)
+
+
+class DatabaseAddressError(InputError):
+    """A database can't be opened as it was asked for: its address, the password or the server's set-up is wrong."""
+
+    code = "database_address"
+
+
+class Server:
+    """Makes connections to the database that a URL names. The URL's password is in no message."""
+
+    def __init__(self, url: str) -> None:
+        self._driver = _driver()
+        try:
+            given = {key: str(value) for key, value in self._driver.conninfo.conninfo_to_dict(url).items()}
+        except self._driver.Error:  # its words repeat what could be a part of the password
+            raise DatabaseAddressError(
+                "the URL of the database can't be read; it must look like "
+                "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, "
+                "with % and two hexadecimal digits in the place of each special character"
+            ) from None
+        self._arguments: dict[str, Any] = {**_DEFAULTS, **given, "connect_timeout": CONNECT_S, "autocommit": True}
+        self._arguments["target_session_attrs"] = "read-write"  # of several hosts, the one that takes writes
+        user, host, port = (given.get(name, "") for name in ("user", "host", "port"))
+        self.place = f"postgresql://{user and user + '@'}{host}{port and ':' + port}/{given.get('dbname', '')}"
+
+    def connect(self) -> psycopg.Connection[Any]:
+        """Connect, to a server that takes writes. Raises: DatabaseAwayError."""
+        try:
+            connection: psycopg.Connection[Any] = self._driver.connect(**self._arguments)
+            connection.execute("".join(f"SET {setting};" for setting in _SETTINGS))
+        except (self._driver.Error, OSError) as error:
+            raise DatabaseAwayError(self.words(error, "can't be reached")) from error
+        return connection
+
+    def words(self, error: BaseException, what: str = "can't be used now") -> str:
+        """Say in one line what is wrong with the database."""
+        return f"the database {self.place} {what}: {' '.join(str(error).split())}"
+
+    def is_passing(self, error: BaseException) -> bool:
+        """Tell whether an error is the server's, not the statement's: it may pass."""
+        driver = self._driver
+        return isinstance(error, driver.OperationalError | driver.InterfaceError | driver.errors.ReadOnlySqlTransaction)
+
+
+def shown(url: str) -> str:
+    """Return a database's URL without anything that is secret. Raises: DatabaseAddressError."""
+    return Server(url).place
+
+
+def postgresql_engine(url: str, schema: str) -> Engine:
+    """Return connections that work in a schema, which is made. Raises: DatabaseAddressError."""
+    server = Server(url)
+    prepare_schema(server, schema)
+    outage = Outage(lambda: server.connect().close())
+    watchdog = Watchdog(lambda: outage.begin(f"the database {server.place} can't be used now: it does not answer"))
+
+    def connect() -> psycopg.Connection[Any]:
+        outage.check()
+        try:
+            connection = server.connect()
+        except DatabaseAwayError as error:
+            outage.begin(str(error))
+            raise
+        connection.execute(f"SET search_path = {schema}")
+        connection.autocommit = False
+        return connection
+
+    # The engine's own URL has no part in it: whatever prints that shows nothing.
+    engine = create_engine("postgresql+psycopg://", creator=connect, pool_size=8, isolation_level="READ COMMITTED")
+    _keep_watch(engine, watchdog)
+
+    def name_error(context: ExceptionContext) -> BaseException | None:
+        error = context.original_exception
+        if context.is_disconnect:
+            return DatabaseAwayError(server.words(error))
+        return DatabaseUnavailableError(server.words(error)) if server.is_passing(error) else None
+
+    event.listen(engine, "handle_error", name_error, retval=True)
+    event.listen(engine, "engine_disposed", lambda _: outage.close())
+    return engine
+
+
+def _driver() -> Any:
+    try:
+        import psycopg  # noqa: PLC0415 - an extra
+        import psycopg.conninfo  # noqa: PLC0415
+    except ImportError as error:
+        raise DatabaseAddressError(
+            f"PostgreSQL needs more packages ({error}); install cortex-serving[postgresql]"
+        ) from error
+    return psycopg
+
+
+def prepare_schema(server: Server, schema: str, *statements: str) -> None:
+    """Make the schema, and do in it what has to be done by one at a time; what is wrong with the address shows here.
+
+    Raises: DatabaseAddressError.
+    """
+    try:
+        connection = server.connect()
+    except DatabaseAwayError as error:
+        raise DatabaseAddressError(f"{error}; check the database's URL, and that it runs") from error
+    with connection:
+        if connection.info.server_version < _OLDEST:
+            raise DatabaseAddressError(f"the database {server.place} is of a PostgreSQL older than {_OLDEST // 10_000}")
+        encoding = connection.execute("SHOW server_encoding").fetchone()
+        if encoding != ("UTF8",):
+            raise DatabaseAddressError(
+                f"the database {server.place} has the encoding {encoding and encoding[0]}; make one with UTF8"
+            )
+        try:
+            with connection.transaction():
+                connection.execute("SELECT pg_advisory_xact_lock(hashtext('cortex'), hashtext(%s))", (schema,))
+                known = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,)).fetchone()
+                if known is None:
+                    connection.execute(f"CREATE SCHEMA {schema}")
+                for statement in statements:
+                    connection.execute(statement)
+        except server._driver.Error as error:
+            raise DatabaseAddressError(
+                server.words(error, "can't be set up") + "; grant its user CREATE on the database"
+            ) from error
+
+
+def _keep_watch(engine: Engine, watchdog: Watchdog) -> None:
+    """Have no use of a connection last for longer than it may, and none begin that is dead."""
+
+    def check_out(connection: psycopg.Connection[Any], entry: ConnectionPoolEntry, _: Any) -> None:
+        if "cortex_used" not in entry.info:  # new
+            entry.info["cortex_used"] = True
+            return
+        try:
+            with watchdog.watching(connection.fileno(), _PING_S):
+                connection.autocommit = True  # nothing but the question is sent
+                connection.execute("")
+                connection.autocommit = False
+        except Exception as error:
+            raise DisconnectionError(str(error)) from error  # the pool makes another
+
+    def begin(connection: Connection) -> None:
+        seconds = connection.get_execution_options().get(DEADLINE, _DEADLINE_S)
+        driver: Any = connection.connection.dbapi_connection
+        watchdog.watch(id(driver), driver.fileno(), seconds)
+
+    def check_in(connection: psycopg.Connection[Any] | None, _: ConnectionPoolEntry) -> None:
+        if connection is not None:
+            watchdog.leave(id(connection))
+
+    event.listen(engine, "checkout", check_out)
+    event.listen(engine, "begin", begin)
+    event.listen(engine, "checkin", check_in)
+    event.listen(engine, "close", lambda connection, _: watchdog.leave(id(connection)))
+    event.listen(engine, "close_detached", lambda connection: watchdog.leave(id(connection)))

@@ -1,0 +1,136 @@
+"""What is stored of tracked predictions: drift, and truth that came later. The only reader and writer of these rows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sqlalchemy import Connection, Engine, delete, insert, select
+
+from cortex.state.columns import insert_for
+from cortex.state.database import reading
+from cortex.state.tables import apis, drifts, truth_hours, truths
+
+Item = TypeVar("Item")
+
+#: Errors of numbers are kept within plus and minus this: the sum of their squares must be a number too.
+MAX_ERROR = 1e150
+#: Rows in one transaction: others who write wait for no longer.
+_CHUNK = 500
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What was right, of one prediction."""
+
+    request_id: str
+    hour: int  #: of the prediction, in hours of UNIX time
+    prediction: str  #: a number, or the hash of a class
+    error: float  #: prediction less truth; of a class, 1 where it is wrong
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Sums over truths."""
+
+    told: int = 0
+    error: float = 0.0
+    absolute: float = 0.0
+    squared: float = 0.0
+
+    def __add__(self, other: Errors) -> Errors:
+        """Return the sums over both."""
+        return Errors(
+            self.told + other.told,
+            self.error + other.error,
+            self.absolute + other.absolute,
+            self.squared + other.squared,
+        )
+
+
+class PredictionStore:
+    """Any thread may call it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._reading = reading(engine)
+
+    def drift(self, api: str) -> str | None:
+        """Return what `set_drift` stored."""
+        with self._reading.connect() as connection:
+            return connection.execute(select(drifts.c.data).where(drifts.c.api == api)).scalar_one_or_none()
+
+    def set_drift(self, api: str, data: str) -> None:
+        """Store what is known of an API's drift; ignored where the API is gone."""
+        with self._engine.begin() as connection:
+            if _exists(connection, api):
+                statement = insert_for(connection, drifts).values(api=api, data=data)
+                connection.execute(statement.on_conflict_do_update(index_elements=["api"], set_={"data": data}))
+
+    def predictions(self, api: str, model_type: str, request_ids: Collection[str]) -> dict[str, str]:
+        """Return the predictions of those requests whose truth is stored."""
+        found: dict[str, str] = {}
+        with self._reading.connect() as connection:
+            for chunk in _chunks(request_ids):
+                query = select(truths.c.request_id, truths.c.prediction).where(
+                    truths.c.api == api, truths.c.model_type == model_type, truths.c.request_id.in_(chunk)
+                )
+                found |= {row.request_id: row.prediction for row in connection.execute(query)}
+        return found
+
+    def add_truths(self, api: str, model_type: str, told: Collection[Truth]) -> None:
+        """Store truths, at most one per request, in place of what was told before; ignored where the API is gone."""
+        for chunk in _chunks(told):
+            with self._engine.begin() as connection:
+                if _exists(connection, api):
+                    _add(connection, api, model_type, chunk)
+
+    def hours(self, api: str, model_type: str) -> dict[int, Errors]:
+        """Return the sums by hour, oldest first."""
+        query = select(truth_hours).where(truth_hours.c.api == api, truth_hours.c.model_type == model_type)
+        with self._reading.connect() as connection:
+            rows = connection.execute(query.order_by(truth_hours.c.hour))
+            return {row.hour: Errors(row.told, row.error, row.absolute, row.squared) for row in rows if row.told}
+
+    def forget_before(self, hour: int) -> None:
+        """Forget all truth about predictions that are older."""
+        with self._engine.begin() as connection:
+            connection.execute(delete(truths).where(truths.c.hour < hour))
+            connection.execute(delete(truth_hours).where(truth_hours.c.hour < hour))
+
+
+def _chunks(items: Collection[Item]) -> Iterator[Sequence[Item]]:
+    whole = list(items)
+    for start in range(0, len(whole), _CHUNK):
+        yield whole[start : start + _CHUNK]
+
+
+def _exists(connection: Connection, api: str) -> bool:
+    return connection.execute(select(apis.c.name).where(apis.c.name == api)).first() is not None
+
+
+def _add(connection: Connection, api: str, model_type: str, told: Sequence[Truth]) -> None:
+    ids = [truth.request_id for truth in told]
+    before = connection.execute(select(truths).where(truths.c.api == api, truths.c.request_id.in_(ids))).all()
+    changes: dict[tuple[str, int], Errors] = {}
+    for row in before:
+        _change(changes, (row.model_type, row.hour), row.error, -1)
+    for truth in told:
+        _change(changes, (model_type, truth.hour), truth.error, 1)
+    connection.execute(delete(truths).where(truths.c.api == api, truths.c.request_id.in_(ids)))
+    connection.execute(insert(truths), [{"api": api, "model_type": model_type, **vars(truth)} for truth in told])
+    _change_hours(connection, api, changes)
+
+
+def _change(changes: dict[tuple[str, int], Errors], key: tuple[str, int], error: float, sign: int) -> None:
+    error = min(max(error, -MAX_ERROR), MAX_ERROR)  # infinities of old: less infinity, a sum would be no number
+    more = Errors(sign, sign * error, sign * abs(error), sign * error * error)
+    changes[key] = changes.get(key, Errors()) + more
+
+
+def _change_hours(connection: Connection, api: str, changes: Mapping[tuple[str, int], Errors]) -> None:
+    for (model_type, hour), sums in changes.items():
+        statement = insert_for(connection, truth_hours).values(api=api, model_type=model_type, hour=hour, **vars(sums))
+        added = {name: truth_hours.c[name] + statement.excluded[name] for name in vars(sums)}
+        connection.execute(statement.on_conflict_do_update(index_elements=["api", "model_type", "hour"], set_=added))

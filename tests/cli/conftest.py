@@ -1,0 +1,41 @@
+"""An operator of jobs to talk to, and a home that knows it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.command_line import cortex
+from cli.job_data import JOB_ID, status
+from cli.job_operator import DONE, SUBMISSION, Operator
+from cortex.lifecycle import JobStatus
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def operator() -> Iterator[Operator]:
+    made = Operator()
+    made.says("POST /v1/apis/sum/jobs", status(JobStatus.PENDING))
+    made.says(f"GET /v1/apis/sum/jobs/{JOB_ID}", DONE)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def home(operator: Operator, tmp_path: Path) -> Path:
+    made = tmp_path / "home"
+    cortex(made, "env", "configure", "test", "--operator-endpoint", operator.url, "--token", "t")
+    cortex(made, "env", "default", "test")
+    return made
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "job.json"
+    made.write_text(json.dumps(SUBMISSION))
+    return made

@@ -1,0 +1,131 @@
+"""The commands for jobs against a real operator, its restarts and broken uploads among them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.command_line import CORTEX, cortex, environ
+from e2e.batch_api import BatchApi
+from e2e.installation import Installation, installation
+from wait import wait_until
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Installation]:
+    with installation() as made:
+        yield made
+
+
+@pytest.fixture
+def api(running: Installation, tmp_path: Path) -> Iterator[BatchApi]:
+    made = BatchApi.deployed(running, tmp_path, "watched")
+    yield made
+    cortex(running.home, "delete", "watched")
+
+
+def started(api: BatchApi, *words: str | Path, stdin: int | None = None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*CORTEX, *map(str, words)],
+        env=environ(api.cortex.home),
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def write(folder: Path, *items: object, **options: object) -> Path:
+    file = folder / "job.json"
+    file.write_text(json.dumps({"workers": 1, "item_list": {"items": items, "batch_size": 1}, **options}))
+    return file
+
+
+def jobs(api: BatchApi) -> list[str]:
+    return [job["job_status"]["job_id"] for job in api.client.list_jobs(api.name)]
+
+
+def test_a_watch_outlasts_the_operator(api: BatchApi, tmp_path: Path) -> None:
+    with started(api, "submit", "watched", write(tmp_path, {"do": "wait", "gate": "open"}), "-w") as process:
+        assert process.stdout and process.stderr
+        job = process.stdout.readline().split()[2]
+        api.wait_for_notes(job, "called")
+        os.kill(api.cortex.status()["operator"]["pid"], signal.SIGKILL)
+        wait_until(lambda: "does not answer" in process.stderr.readline() if process.stderr else False)
+        api.cortex.up()
+        api.open("open")
+        out, _ = process.communicate(timeout=60)
+
+    assert process.returncode == 0
+    assert out.startswith(f"job {job} succeeded: 1 batch, 1 item in ")
+
+
+def test_what_failed_is_shown_and_tried_again_with_mended_code(api: BatchApi, tmp_path: Path) -> None:
+    file = write(tmp_path, {"do": "raise", "number": 7, "until": "1"}, 2, max_attempts=1)
+
+    failed = cortex(api.cortex.home, "submit", "watched", file, "--watch")
+    job = jobs(api)[0]
+    shown = cortex(api.cortex.home, "get", "watched", job)
+    letters = cortex(api.cortex.home, "get", "watched", job, "--dead-letters").stdout.splitlines()
+    BatchApi.deployed(api.cortex, api.folder, "watched", version="2")
+    again = cortex(api.cortex.home, "submit", "watched", "--retry-failed", job, "-w", "-o", "json")
+
+    assert failed.returncode == 1
+    assert "1 of 2 batches failed for good, with 1 item\n" in failed.stderr
+    assert "  1 × ValueError: can't do 7 (first: batch 0, 1 item from item 0 on)" in failed.stderr
+    assert "  1 × ValueError: can't do 7 (first: batch 0, 1 item from item 0 on)" in shown.stdout
+    assert [json.loads(line)["error"] for line in letters] == ["ValueError: can't do 7"]
+    assert again.returncode == 0
+    assert json.loads(again.stdout)["job_status"]["items"] == {"total": 1, "succeeded": 1, "failed": 0}
+
+
+def test_code_that_can_not_start_is_shown_by_those_who_watch(api: BatchApi, tmp_path: Path) -> None:
+    done = cortex(api.cortex.home, "submit", "watched", write(tmp_path, 1, config={"broken": True}), "--watch")
+
+    assert done.returncode == 1
+    assert 'raise RuntimeError("no weights")' in done.stderr
+    assert "worker error" in done.stderr
+    assert "cortex logs watched" in done.stderr
+
+
+def test_an_upload_that_is_broken_off_leaves_no_job(api: BatchApi) -> None:
+    words = ["submit", "watched", "--items", "-", "--workers", "1", "--batch-size", "10"]
+    with started(api, *words, stdin=subprocess.PIPE) as process:
+        assert process.stdin
+        process.stdin.write("1\n" * 100_000)
+        process.stdin.flush()
+        wait_until(lambda: jobs(api))
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+
+    assert (process.returncode, err) == (130, "the upload was broken off; nothing was submitted\n")
+    wait_until(lambda: not jobs(api))
+    refused = cortex(api.cortex.home, *words, stdin='1\n2\n{"a":\n')
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("error: line 3 ")
+    assert jobs(api) == []
+
+
+def test_logs_that_are_followed_end_with_the_job_that_is_stopped(api: BatchApi, tmp_path: Path) -> None:
+    file = write(tmp_path, {"do": "print", "text": "hello"}, {"do": "wait", "gate": "never"})
+    answer = cortex(api.cortex.home, "submit", "watched", file, "-o", "json")
+    job = json.loads(answer.stdout)["job_id"]
+    with started(api, "logs", "watched", job, "-f") as process:
+        assert process.stdout
+        wait_until(lambda: "hello" in process.stdout.readline() if process.stdout else False, timeout_s=30)
+        row = cortex(api.cortex.home, "get").stdout.splitlines()[1]
+        stopped = cortex(api.cortex.home, "delete", "watched", job)
+        process.communicate(timeout=60)
+
+    assert process.returncode == 0
+    assert row.split()[:4] == ["local", "watched", "1", job]
+    assert (stopped.returncode, stopped.stdout) == (0, f"stopped job {job}\n")
+    assert "stopped" in cortex(api.cortex.home, "get", "watched").stdout
+    assert cortex(api.cortex.home, "delete", "watched", job).returncode == 1
+    assert "`cortex logs watched JOB` shows what one wrote" in cortex(api.cortex.home, "logs", "watched").stderr

@@ -1,0 +1,73 @@
+"""`cortex simulate`: its plot, its JSON, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.command_line import cortex
+from cortex.cli.plot import panel, time_axis
+from e2e.installation import write_project
+
+SOURCE = """
+class Handler:
+    def __init__(self, config):
+        pass
+
+    def handle_post(self, payload):
+        return payload
+"""
+CONFIG = """
+- name: one
+  kind: RealtimeAPI
+  handler: {type: python, path: handler.py}
+- name: two
+  kind: RealtimeAPI
+  handler: {type: python, path: handler.py}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_project(tmp_path / "project", SOURCE, CONFIG)
+
+
+def test_a_panel_shows_the_highest_of_each_column() -> None:
+    lines = panel("load", [0.0, 1.0, 8.0, None, 4.0, 2.0], lambda value: f"{value:g}", width=6, height=2)
+    assert lines == [
+        "load",
+        "        8 │  █",
+        "        0 │_▂█ █▄",
+    ]
+    assert panel("x", [1.0, 8.0, 2.0, 2.0], str, width=2, height=1)[1].endswith("│█▂")
+    assert time_axis("1h", 6) == "          └0   1h"
+
+
+def test_traffic_is_replayed_and_plotted(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("time_s,requests_per_s\n0,2\n30,20\n60,0\n")
+    arguments = ("simulate", folder, "--api", "two", "--trace", tmp_path / "trace.csv")
+    shown = cortex(tmp_path, *arguments)
+    assert shown.returncode == 0, shown.stderr
+    assert "p95 latency" in shown.stdout
+    assert "a replica takes 10 s to start" in shown.stdout
+    answer = json.loads(cortex(tmp_path, *arguments, "-o", "json").stdout)
+    assert (answer["api"], answer["duration_s"], answer["requests"]) == ("two", 60, 660)
+    assert len(answer["points"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--shape", "spike"), "say which API with --api"),
+        (("--api", "three", "--shape", "spike"), "has no API three with replicas; it has one, two"),
+        (("--api", "one"), "give either --trace FILE or --shape"),
+        (("--api", "one", "--trace", "missing.csv"), "missing.csv: can't be read: No such file"),
+        (("--api", "one", "--shape", "spike", "--duration", "soon"), "invalid duration"),
+    ],
+)
+def test_what_can_not_be_simulated_is_said(folder: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    shown = cortex(tmp_path, "simulate", folder, *arguments)
+    assert shown.returncode != 0
+    assert message in shown.stderr

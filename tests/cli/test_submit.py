@@ -1,0 +1,296 @@
+"""`cortex submit` against a server that answers as the operator does."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from cli.command_line import CORTEX, cortex, environ
+from cli.job_data import JOB_ID, job, letter, status
+from cli.job_operator import DONE, SUBMISSION, Operator
+from cli.terminal import on_terminal
+from cortex.lifecycle import JobStatus
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+# Submitting.
+
+
+def test_a_submission_is_sent_and_what_to_do_next_is_shown(operator: Operator, home: Path, file: Path) -> None:
+    done = cortex(home, "submit", "sum", file)
+    from_stdin = cortex(home, "submit", "sum", "-", stdin=file.read_text())
+    as_json = cortex(home, "submit", "sum", file, "--workers", "7", "-o", "json")
+
+    lines = f"submitted job {JOB_ID} to sum (100 batches)\n  cortex get sum {JOB_ID} --watch\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, lines, "")
+    assert (from_stdin.returncode, from_stdin.stdout) == (0, lines)
+    assert (as_json.returncode, json.loads(as_json.stdout)["job_id"]) == (0, JOB_ID)
+    assert list(map(json.loads, operator.bodies())) == [SUBMISSION, SUBMISSION, {**SUBMISSION, "workers": 7}]
+
+
+def test_items_come_from_a_file_or_a_pipe_with_or_without_a_submission(
+    operator: Operator, home: Path, tmp_path: Path
+) -> None:
+    items, options = tmp_path / "items.ndjson", tmp_path / "options.json"
+    items.write_text("1\n2\n3\n")
+    options.write_text('{"workers": 2, "batch_size": 5, "config": {"a": 1}}')
+    bare = "POST /v1/apis/sum/jobs?workers=3&batch_size=2"
+    full = "POST /v1/apis/sum/jobs?workers=2&batch_size=5&config=%7B%22a%22%3A+1%7D"
+    operator.says(bare, status(JobStatus.PENDING))
+    operator.says(full, status(JobStatus.PENDING))
+
+    assert cortex(home, "submit", "sum", "--items", items, "--workers", "3", "--batch-size", "2").returncode == 0
+    assert cortex(home, "submit", "sum", options, "--items", "-", stdin=items.read_text()).returncode == 0
+    assert [f"{method} {path}" for method, path, _, _ in operator.requests] == [bare, full]
+    assert operator.bodies() == [b"1\n2\n3\n"] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"workers": 1,\n  "config": }', "job.json:2:13: not JSON: expecting value"),
+        ("", "job.json:1:1: not JSON: expecting value"),
+        ("[1]", "job.json: a submission is a JSON object"),
+        ("[" * 100_000, "job.json: nested too deeply"),
+        (b"\xff", "job.json: not JSON: byte 1 is not UTF-8"),
+        (None, "job.json: can't be read: no such file or directory"),
+    ],
+)
+def test_a_submission_that_can_not_be_read_is_bad_input(
+    operator: Operator, home: Path, tmp_path: Path, text: str | bytes | None, message: str
+) -> None:
+    if text is not None:
+        (tmp_path / "job.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+
+    done = cortex(home, "submit", "sum", "job.json", cwd=tmp_path)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert operator.requests == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-", "--items", "-"], "standard input can't be both"),
+        (["job.json", "--batch-size", "2"], "--batch-size belongs to --items"),
+        (["job.json", "--retry-failed", "a"], "--retry-failed takes the batches of the old job"),
+        (["--retry-failed", "a", "--dry-run"], "--retry-failed takes the batches of the old job"),
+        (["job.json", "--wotch"], "did you mean --watch?"),
+        (["job.json", "--items", "nope.ndjson"], "nope.ndjson: can't be read: no such file or directory"),
+        (["job.json", "--items", "."], ".: can't be read: is a directory"),
+        (["job.json", "--items", "job.json"], "item_list.items: the items can't come from there and be uploaded too"),
+    ],
+)
+def test_what_does_not_go_together_is_bad_usage(
+    operator: Operator, home: Path, file: Path, words: list[str], message: str
+) -> None:
+    done = cortex(home, "submit", "sum", *words, cwd=file.parent)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert operator.requests == []
+
+
+@pytest.mark.parametrize("words", [["-"], ["--items", "-", "--workers", "1"]])
+def test_a_closed_standard_input_is_bad_input(home: Path, words: list[str]) -> None:
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", *CORTEX, "submit", "sum", *words]
+
+    done = subprocess.run(command, env=environ(home), capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stderr) == (2, "error: standard input is closed\n")
+
+
+def test_what_the_operator_refuses_is_said_in_its_words(operator: Operator, home: Path, file: Path) -> None:
+    operator.says("POST /v1/apis/sum/jobs", (400, 'workers: must be at least 1 (got 0); write "workers": 1'))
+    refused = cortex(home, "submit", "sum", file)
+    operator.says("POST /v1/apis/sum/jobs", (404, "sum is not deployed"))
+    unknown = cortex(home, "submit", "sum", file)
+
+    assert refused.returncode == 2
+    assert refused.stderr == 'error: workers: must be at least 1 (got 0); write "workers": 1\n'
+    assert (unknown.returncode, unknown.stderr) == (1, "error: sum is not deployed\n")
+
+
+def test_without_an_operator_nothing_is_submitted(tmp_path: Path, file: Path) -> None:
+    done = cortex(tmp_path / "nothing", "submit", "sum", file)
+
+    assert done.returncode == 1
+    assert done.stderr == "error: no operator runs on this machine; start it with `cortex up`\n"
+
+
+def test_a_dry_run_prints_what_would_be_read(operator: Operator, home: Path, file: Path) -> None:
+    operator.says("POST /v1/apis/sum/jobs?dryRun=true", b"s3://a/1\ns3://a/2\nvalidations passed\n")
+    done = cortex(home, "submit", "sum", file, "--dry-run")
+    as_json = cortex(home, "submit", "sum", file, "--dry-run", "-o", "json")
+    operator.says("POST /v1/apis/sum/jobs?dryRun=true", b"s3://a/1\nno s3 files match search criteria\n")
+    refused = cortex(home, "submit", "sum", file, "--dry-run")
+
+    assert (done.returncode, done.stdout) == (0, "s3://a/1\ns3://a/2\nvalidations passed\n")
+    assert json.loads(as_json.stdout) == {"lines": done.stdout.splitlines()}
+    assert (refused.returncode, refused.stderr) == (2, "error: no s3 files match search criteria\n")
+
+
+def test_dead_letters_are_submitted_again(operator: Operator, home: Path) -> None:
+    operator.says(f"POST /v1/apis/sum/jobs/{JOB_ID}/retry?workers=4", status(JobStatus.PENDING))
+    operator.says(f"POST /v1/apis/sum/jobs/{JOB_ID}/retry", (409, "the job has no dead letters"))
+
+    done = cortex(home, "submit", "sum", "--retry-failed", JOB_ID, "--workers", "4")
+    none = cortex(home, "submit", "sum", "--retry-failed", JOB_ID)
+
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"submitted job {JOB_ID} to sum (100 batches)")
+    assert (none.returncode, none.stderr) == (1, "error: the job has no dead letters\n")
+
+
+# Watching.
+
+
+def test_a_watched_job_is_told_of_line_by_line_and_its_success_is_the_exit_code(
+    operator: Operator, home: Path, file: Path
+) -> None:
+    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}", job(JobStatus.ENQUEUING), job(succeeded=3), job(succeeded=9), DONE)
+
+    done = cortex(home, "submit", "sum", file, "--watch")
+
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [
+        f"submitted job {JOB_ID} to sum (100 batches)",
+        f"job {JOB_ID} succeeded: 100 batches, 1,000 items in 20s",
+    ]
+    assert done.stderr.splitlines() == [
+        f"{JOB_ID}: enqueuing, 100 batches so far",
+        f"{JOB_ID}: running 3 %, 3 of 100 batches",
+    ]
+
+
+def test_what_a_watched_job_waits_for_is_told_once_it_is_known(operator: Operator, home: Path, file: Path) -> None:
+    waits, more = (job(JobStatus.PENDING, message=f"waits for {number} cores") for number in (3, 2))
+    unknown = job(JobStatus.PENDING)  # as between two attempts to build an environment
+    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}", unknown, waits, unknown, waits, more, unknown, more, DONE)
+
+    done = cortex(home, "submit", "sum", file, "--watch")
+
+    assert done.stderr.splitlines() == [
+        f"{JOB_ID}: pending, 100 batches",
+        f"{JOB_ID}: pending, 100 batches, waits for 3 cores",
+        f"{JOB_ID}: pending, 100 batches, waits for 2 cores",
+    ]
+
+
+def test_a_watched_job_is_one_json_document_to_programs(operator: Operator, home: Path, file: Path) -> None:
+    done = cortex(home, "submit", "sum", file, "--watch", "-o", "json")
+    got = cortex(home, "get", "sum", JOB_ID, "-w", "-o", "json")
+
+    assert (done.returncode, json.loads(done.stdout)) == (0, DONE)
+    assert (got.returncode, json.loads(got.stdout)) == (0, DONE)
+
+
+def test_a_watched_job_that_fails_says_why_and_what_shows_more(operator: Operator, home: Path, file: Path) -> None:
+    failed = job(
+        JobStatus.WORKER_ERROR, message="ValueError: bad weights", traceback="Traceback\nValueError: bad weights\n"
+    )
+    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}", job(succeeded=3), failed)
+
+    done = cortex(home, "submit", "sum", file, "--watch")
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1:] == [
+        "Traceback",
+        "ValueError: bad weights",
+        f"error: job {JOB_ID}: worker error in 20s: ValueError: bad weights",
+        f"`cortex logs sum {JOB_ID}` shows what its workers wrote",
+    ]
+
+
+def test_a_watched_job_with_dead_letters_shows_their_errors(operator: Operator, home: Path, file: Path) -> None:
+    ended = job(JobStatus.COMPLETED_WITH_FAILURES, succeeded=98, failed=2, failed_items=20, failed_attempts=6)
+    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}", ended)
+    letters = [letter(3, "KeyError: 'x'"), letter(7, "KeyError: 'x'")]
+    operator.says(
+        f"GET /v1/apis/sum/jobs/{JOB_ID}/dead-letters", "".join(json.dumps(row) + "\n" for row in letters).encode()
+    )
+
+    done = cortex(home, "submit", "sum", file, "--watch")
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"error: job {JOB_ID} completed with failures in 20s: 2 of 100 batches failed for good, with 20 items",
+        "  2 × KeyError: 'x' (first: batch 3, 10 items from item 30 on)",
+        f"`cortex get sum {JOB_ID} --dead-letters` prints what failed, with tracebacks",
+        f"`cortex submit sum --retry-failed {JOB_ID}` runs it again",
+    ]
+
+
+def test_an_interrupted_watch_says_that_the_job_goes_on(operator: Operator, home: Path, file: Path) -> None:
+    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}", job(succeeded=3))
+    command = [*CORTEX, "submit", "sum", str(file), "--watch"]
+    with subprocess.Popen(command, env=environ(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr
+        assert b"3 of 100 batches" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+
+    assert (process.returncode, err) == (130, f"the job goes on; `cortex get sum {JOB_ID}` shows how\n".encode())
+
+
+def test_on_a_terminal_an_upload_shows_how_far_it_is(operator: Operator, home: Path, tmp_path: Path) -> None:
+    operator.says("POST /v1/apis/sum/jobs?workers=1", status(JobStatus.PENDING))
+    items = tmp_path / "items.ndjson"
+    items.write_bytes(b"1234567\n" * (1 << 20))
+
+    shown = on_terminal(home, "submit", "sum", "--items", str(items), "--workers", "1", TERM="xterm")
+
+    assert "\r\x1b[Kuploading: 0 of 8 MiB (" in shown
+    assert f"\r\x1b[Ksubmitted job {JOB_ID} to sum (100 batches)\r\n" in shown
+
+
+def test_an_interrupted_upload_says_that_nothing_was_submitted(operator: Operator, home: Path) -> None:
+    command = [*CORTEX, "submit", "sum", "--items", "-", "--workers", "1"]
+    with subprocess.Popen(
+        command, env=environ(home), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin
+        process.stdin.write(b"1\n")
+        process.stdin.flush()
+        operator.part_came.wait(30)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+
+    assert (process.returncode, out) == (130, b"")
+    assert err == b"the upload was broken off; nothing was submitted\n"
+
+
+def test_an_operator_that_is_started_anew_is_waited_for(operator: Operator, home: Path, file: Path) -> None:
+    answered = operator.answer
+    looks = 0
+
+    def away_at_first(handler: BaseHTTPRequestHandler) -> None:
+        nonlocal looks
+        looks += handler.command == "GET"
+        if handler.command == "GET" and looks < 3:
+            handler.connection.close()
+        else:
+            answered(handler)
+
+    operator.answering = away_at_first
+
+    done = cortex(home, "submit", "sum", file, "--watch")
+
+    assert done.returncode == 0
+    assert done.stderr == "the operator does not answer; waiting for it\n"
+
+
+def test_on_a_terminal_there_is_a_bar_in_place(operator: Operator, home: Path, file: Path) -> None:
+    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}", job(succeeded=50), DONE)
+
+    shown = on_terminal(home, "submit", "sum", str(file), "--watch", TERM="xterm", LC_ALL="C.UTF-8")
+
+    assert "\r\x1b[Krunning ██████████░░░░░░░░░░ 50 %, 50 of 100 batches" in shown
+    assert shown.endswith(f"\r\x1b[Kjob {JOB_ID} succeeded: 100 batches, 1,000 items in 20s\r\n")

@@ -1,0 +1,7 @@
+"""Fixtures of all tests of clusters."""
+
+from __future__ import annotations
+
+from shared_cluster import cached_packages, cluster, on_ray, surroundings
+
+__all__ = ["cached_packages", "cluster", "on_ray", "surroundings"]

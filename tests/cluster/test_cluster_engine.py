@@ -1,0 +1,250 @@
+"""The engine of a cluster over real node agents: what it starts is hosted, followed, adopted, lost with its node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.local_nodes import SECRET, LocalNode, StaticPlacer, local_nodes
+from cortex.cluster.engine import Access, ClusterEngine
+from cortex.cluster.known_nodes import NodesFile
+from cortex.cluster.wire import derived
+from cortex.config.project import ProjectFiles, content_hash
+from cortex.config.schema import Api
+from cortex.control.replica_specs import replica_spec
+from cortex.engine.preparing import Prepared
+from cortex.home import Home
+from cortex.replica.metric_folder import read_folder
+from cortex.replica.spec import ReplicaSpec, ReplicaStatus
+from cortex.state.apis import Target
+from cortex.telemetry import Logger
+
+SOURCE = """
+import os
+
+class Handler:
+    def __init__(self, config):
+        self.word = config["word"]
+
+    def handle_post(self, payload):
+        print("asked", payload)
+        return {"word": self.word, "pid": os.getpid()}
+"""
+API = {
+    "name": "words",
+    "kind": "RealtimeAPI",
+    "handler": {"interface": "handler", "type": "python", "path": "handler.py", "config": {"word": "hello"}},
+    "compute": {"cpu": 1},
+}
+
+
+@dataclass
+class Cluster:
+    """An operator's side of some nodes."""
+
+    home: Home
+    nodes: list[LocalNode]
+    placer: StaticPlacer
+    engine: ClusterEngine
+    ended: list[str]
+
+    def spec(self, **handler: Any) -> ReplicaSpec:
+        """Return the spec of a new replica; its project is in the operator's home."""
+        api = Api.model_validate({**API, "handler": {**API["handler"], **handler}})  # type: ignore[dict-item]
+        project = self.home.projects_dir / "new"
+        project.mkdir(parents=True, exist_ok=True)
+        (project / "handler.py").write_text(SOURCE)
+        found = content_hash(ProjectFiles(project, ("handler.py",)))
+        if not (self.home.projects_dir / found).exists():
+            project.rename(self.home.projects_dir / found)
+        return replica_spec(self.home, Target("revision-1", api, found), Prepared("", {}))
+
+    def status(self, name: str) -> ReplicaStatus | None:
+        found = self.engine.replicas().get(name)
+        return found[1] if found else None
+
+    def host(self, name: str) -> str:
+        status = self.status(name)
+        assert status is not None
+        return status.processes[0].socket.rpartition(":")[0]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[LocalNode]]:
+    with tempfile.TemporaryDirectory(prefix="cx-") as folder, local_nodes(Path(folder), 2) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def cluster(home: Home, nodes: list[LocalNode], cores: float = 4.0) -> AsyncIterator[Cluster]:
+    ended: list[str] = []
+    placer = StaticPlacer([node.address for node in nodes], cores)
+    access = Access(SECRET, "127.0.0.1", 0)
+    engine = ClusterEngine(home, placer, access, NodesFile(home.run_dir / "nodes.json"), Logger("test"))
+    engine.on_end = lambda spec: ended.append(spec.id)
+    await engine.startup()
+    try:
+        yield Cluster(home, nodes, placer, engine, ended)
+    finally:
+        await engine.shutdown()
+
+
+async def until(condition: Callable[[], Any], timeout_s: float = 30) -> Any:
+    async with asyncio.timeout(timeout_s):
+        while not (found := condition()):
+            await asyncio.sleep(0.02)
+    return found
+
+
+async def stop(made: Cluster, *names: str) -> None:
+    for name in names:
+        await made.engine.stop(name, 5)
+    await until(lambda: not set(names) & set(made.engine.replicas()))
+
+
+async def ready(made: Cluster, spec: ReplicaSpec) -> ReplicaStatus:
+    await made.engine.start(spec)
+    await until(lambda: (status := made.status(spec.id)) and status.is_ready)
+    status = made.status(spec.id)
+    assert status is not None
+    return status
+
+
+def ask(socket: str, secret: str = "") -> tuple[int, Any]:
+    host, _, port = socket.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    headers = {"content-type": "application/json", "x-cortex-gateway": secret or derived(SECRET, "gateway")}
+    connection.request("POST", "/", json.dumps(1), headers)
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
+
+
+def run(test: Coroutine[None, None, None]) -> None:
+    asyncio.run(test)
+
+
+def test_replica_is_prepared_and_served_on_its_node(home: Home, nodes: list[LocalNode]) -> None:
+    async def test() -> None:
+        async with cluster(home, nodes) as made:
+            spec = made.spec()
+            status = await ready(made, spec)
+            answered, answer = await asyncio.to_thread(ask, status.processes[0].socket)
+            assert (answered, answer["word"]) == (200, "hello")
+            refused, _ = await asyncio.to_thread(ask, status.processes[0].socket, "another secret")
+            assert refused == 401
+            await stop(made, spec.id)
+            await until(lambda: spec.id in made.ended)
+            folder = home.metrics_dir / spec.id
+            assert sum(n for key, n in read_folder(folder).items() if "cortex_replica_requests_total" in key) == 1
+            assert made.placer.placements() == {}
+
+    run(test())
+
+
+def test_replicas_are_adopted_by_the_next_operator(home: Home, nodes: list[LocalNode]) -> None:
+    async def test() -> None:
+        async with cluster(home, nodes) as made:
+            spec = made.spec()
+            before = await ready(made, spec)
+            found = made.placer.found
+        async with cluster(home, nodes) as made:
+            made.placer.found = found
+            assert made.status(spec.id) == before
+            assert made.engine.replicas()[spec.id][0].run_dir == spec.run_dir
+            await stop(made, spec.id)
+
+    run(test())
+
+
+def test_replicas_outlive_the_agent_of_their_node(home: Home, nodes: list[LocalNode]) -> None:
+    async def test() -> None:
+        async with cluster(home, nodes) as made:
+            spec = made.spec()
+            before = await ready(made, spec)
+            node = next(node for node in nodes if node.host == made.host(spec.id))
+            await asyncio.to_thread(node.kill)
+            answered, _ = await asyncio.to_thread(ask, before.processes[0].socket)
+            assert answered == 200
+            await asyncio.to_thread(node.start)
+            await until(lambda: made.engine.links[node.host].is_up and spec.id in made.engine.links[node.host].replicas)
+            assert made.status(spec.id) == before
+            await stop(made, spec.id)
+
+    run(test())
+
+
+def test_replica_that_can_not_be_prepared_says_why(home: Home, nodes: list[LocalNode]) -> None:
+    async def test() -> None:
+        async with cluster(home, nodes) as made:
+            spec = made.spec(model="missing.pkl")
+            await made.engine.start(spec)
+            await until(lambda: (status := made.status(spec.id)) and status.processes[0].failure)
+            status = made.status(spec.id)
+            assert status is not None
+            failure = status.processes[0].failure
+            assert failure is not None
+            assert failure.message == "model missing.pkl: no such file or folder"
+            await stop(made, spec.id)
+
+    run(test())
+
+
+def test_what_is_too_large_for_every_node_waits_and_says_so(home: Home, nodes: list[LocalNode]) -> None:
+    async def test() -> None:
+        async with cluster(home, nodes, cores=0.5) as made:
+            spec = made.spec()
+            await made.engine.start(spec)
+            await until(lambda: (status := made.status(spec.id)) and status.lack)
+            status = made.status(spec.id)
+            assert status is not None
+            assert status.lack == "a replica wants 1 core, the largest node has 0.5 cores"
+            await stop(made, spec.id)
+
+    run(test())
+
+
+def test_cores_that_replicas_use_are_told(home: Home, nodes: list[LocalNode]) -> None:
+    async def test() -> None:
+        async with cluster(home, nodes) as made:
+            spec = made.spec()
+            status = await ready(made, spec)
+            socket = status.processes[0].socket
+            async with asyncio.timeout(60):
+                while not (await made.engine.cores([status])).get("words"):
+                    await asyncio.to_thread(ask, socket)
+            await stop(made, spec.id)
+
+    run(test())
+
+
+def test_replicas_of_a_node_that_falls_silent_are_given_up(home: Home, nodes: list[LocalNode]) -> None:
+    async def test() -> None:
+        async with cluster(home, nodes) as made:
+            specs = [made.spec(), made.spec()]
+            for spec in specs:
+                await ready(made, spec)
+            assert {made.host(spec.id) for spec in specs} == {node.host for node in nodes}
+            silent = next(node for node in nodes if node.host == made.host(specs[0].id))
+            assert silent.process is not None
+            os.kill(silent.process.pid, signal.SIGSTOP)
+            try:
+                await until(lambda: specs[0].id not in made.engine.replicas())
+                assert specs[1].id in made.engine.replicas()
+            finally:
+                os.kill(silent.process.pid, signal.SIGCONT)
+            # It was never gone: once the node speaks again, its replica counts again.
+            await until(lambda: specs[0].id in made.engine.replicas())
+            await stop(made, *(spec.id for spec in specs))
+
+    run(test())

@@ -1,0 +1,89 @@
+"""Gateways on nodes of a real Ray cluster: which nodes get one, and what they serve when whole machines are gone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_installation import HAPROXY, NODE_AGENT, OnRay, cluster_installation, pids
+
+from e2e.installation import write_project
+from wait import wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
+
+SOURCE = """
+    class Handler:
+        def __init__(self, config): ...
+        def handle_post(self, payload):
+            return {"twice": 2 * payload}
+"""
+CONFIG = """
+    - name: doubler
+      kind: RealtimeAPI
+      handler: {type: python, path: handler.py}
+      networking: {access_log: true}
+      autoscaling: {min_replicas: 2}
+"""
+
+
+def gateways(on_ray: OnRay) -> dict[str, str]:
+    """Return why gateways of nodes have not the newest routes, by node."""
+    return {each["node"]: each["reason"] for each in on_ray.cortex.status()["gateways"]}
+
+
+def ask(on_ray: OnRay, host: str) -> Any:
+    """Ask the API through the gateway at an address, in the way of somebody on another machine."""
+    code = (
+        "import sys, urllib.request as r;"
+        "request = r.Request(sys.argv[1], b'21', {'content-type': 'application/json'});"
+        "print(r.urlopen(request, timeout=10).read().decode())"
+    )
+    url = f"http://{host}:{on_ray.cortex.gateway_port}/doubler"
+    return json.loads(on_ray.cluster.nodes[1].run(["python3", "-c", code, url]))
+
+
+def test_gateways_of_nodes_outlive_the_machine_of_operator_and_head(tmp_path: Path) -> None:
+    with cluster_installation(nodes=2) as on_ray:
+        cortex, nodes = on_ray.cortex, on_ray.cluster.nodes
+        assert gateways(on_ray) == {}
+        cortex.cortex("deploy", write_project(tmp_path / "project", SOURCE, CONFIG))
+        wait_until(lambda: len(on_ray.replicas("doubler")) == 2, 60)
+        cortex.down()
+        cortex.flags = (*cortex.flags, "--gateways", "all")
+        cortex.up()
+        wait_until(lambda: len(on_ray.replicas("doubler")) == 2, 60)
+        wait_until(lambda: gateways(on_ray) == {node.host: "" for node in nodes}, 60)
+        for host in (cortex.host, *(node.host for node in nodes)):
+            assert ask(on_ray, host) == {"twice": 42}
+        lines = wait_until(lambda: (found := access(on_ray)) and len(found) >= 3 and found)
+        assert {line.get("gateway") for line in lines} == {None, *(node.host for node in nodes)}
+        on_ray.cluster.head.kill()
+        for node in nodes:
+            assert ask(on_ray, node.host) == {"twice": 42}
+
+
+def test_a_node_without_replicas_has_a_gateway_until_the_end(tmp_path: Path) -> None:
+    with cluster_installation(nodes=1) as on_ray:
+        cortex, node = on_ray.cortex, on_ray.cluster.nodes[0]
+        cortex.down()
+        cortex.flags = (*cortex.flags, "--gateways", "all")
+        cortex.up()
+        wait_until(lambda: gateways(on_ray) == {node.host: ""}, 60)
+        assert pids(node, HAPROXY)
+        assert "newest" in cortex.cortex("status").stdout
+        before = pids(node, HAPROXY)
+        on_ray.kill(node, NODE_AGENT)
+        wait_until(lambda: pids(node, NODE_AGENT) and gateways(on_ray) == {node.host: ""}, 60)
+        assert pids(node, HAPROXY) == before
+        cortex.down()
+        wait_until(lambda: not on_ray.left(), message=f"still there: {on_ray.left()}")
+
+
+def access(on_ray: OnRay) -> list[dict[str, Any]]:
+    return [
+        json.loads(line)
+        for line in on_ray.cortex.cortex("logs", "doubler", "--access", "-o", "json").stdout.splitlines()
+    ]

@@ -1,0 +1,224 @@
+"""What nodes may say, or leave unsaid, that no node of ours would: whoever follows them goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import tempfile
+import time
+from asyncio import StreamReader, StreamWriter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.local_nodes import SECRET, LocalNode, local_nodes
+from cluster.test_cluster_engine import cluster, ready, run, stop, until
+from cortex.cluster import wire as wires
+from cortex.cluster.link import Leader, NodeLink
+from cortex.cluster.placing import NodeAddress
+from cortex.cluster.wire import Wire, WireError, accept, connect, derived
+from cortex.errors import InputError
+from cortex.home import Home
+from cortex.telemetry import Logger
+
+KEY = derived(SECRET, "node")
+
+
+@dataclass
+class Told:
+    """What a link says of its node; a real owner of one link."""
+
+    events: list[str] = field(default_factory=list)
+
+    def node_is_up(self, link: NodeLink) -> None:
+        self.events.append("up")
+
+    def node_is_lost(self, link: NodeLink, reason: str) -> None:
+        self.events.append(f"lost: {reason}")
+
+    def replica_changed(self, link: NodeLink, replica_id: str) -> None:
+        self.events.append(f"changed {replica_id}")
+
+    async def project_archive(self, project_hash: str) -> tuple[Path, str]:
+        raise InputError("there is no such project")
+
+
+@contextlib.asynccontextmanager
+async def peer(serve: Callable[[Wire], Awaitable[None]]) -> AsyncIterator[NodeLink]:
+    """Follow something that knows the secret, and does with each connection what it likes."""
+
+    async def greet(reader: StreamReader, writer: StreamWriter) -> None:
+        wire = await accept(reader, writer, KEY)
+        if wire is not None:
+            with contextlib.suppress(WireError, OSError):
+                await wire.receive()
+                await serve(wire)
+            wire.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    address = NodeAddress("n", "127.0.0.1", server.sockets[0].getsockname()[1])
+    link = NodeLink(address, KEY, Leader("127.0.0.1", 1, 1), Told(), Logger("test"))
+    link.startup()
+    try:
+        yield link
+    finally:
+        await link.shutdown()
+        server.close()
+
+
+def told(link: NodeLink) -> list[str]:
+    owner = link._owner
+    assert isinstance(owner, Told)
+    return owner.events
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"event": "node"},
+        {"event": "replica", "id": "a-1-2"},
+        {"event": "replica", "id": "a-1-2", "spec": "7", "status": "[]", "is_reserved": 1},
+        {"event": "cores", "cores": 7},
+        {"event": "needs_project", "project": "../.."},
+    ],
+    ids=lambda message: "-".join(sorted(message)),
+)
+def test_a_node_that_says_nonsense_is_followed_still(message: dict[str, Any]) -> None:
+    connections = 0
+
+    async def serve(wire: Wire) -> None:
+        nonlocal connections
+        connections += 1
+        if connections == 1:
+            wire.send(message)
+            await wire.receive()  # until it is hung up on, or for ever
+        wire.send({"event": "node", "home": "/tmp"})
+        wire.send({"event": "complete"})
+        await wire.receive()
+
+    async def test() -> None:
+        async with peer(serve) as link:
+            await until(lambda: link.is_up)
+            assert told(link)[-1] == "up"
+
+    run(test())
+
+
+def test_a_node_that_breaks_off_each_time_is_lost() -> None:
+    connections = 0
+
+    async def serve(wire: Wire) -> None:
+        nonlocal connections
+        connections += 1
+        wire.send({"event": "node", "home": "/tmp"})
+        if connections == 1:
+            wire.send({"event": "complete"})
+
+    async def test() -> None:
+        async with peer(serve) as link:
+            await until(lambda: any(event.startswith("lost") for event in told(link)))
+            assert not link.is_up
+
+    run(test())
+
+
+def test_replicas_whose_names_lead_elsewhere_are_none(home: Home) -> None:
+    async def serve(wire: Wire) -> None:
+        wire.send({"event": "node", "home": "/tmp"})
+        wire.send({"event": "gone", "id": "../../logs", "is_left": True})
+        wire.send({"event": "complete"})
+        await wire.receive()
+
+    async def test() -> None:
+        async with peer(serve) as link:
+            await until(lambda: link.is_up)
+            assert link.ended == set()
+
+    run(test())
+
+
+def test_whoever_resets_a_greeting_broke_off() -> None:
+    async def test() -> None:
+        def reset(_: StreamReader, writer: StreamWriter) -> None:
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+
+        server = await asyncio.start_server(reset, "127.0.0.1", 0)
+        try:
+            for _ in range(20):  # at times the reset is there before the answer is waited for
+                with pytest.raises(WireError):
+                    await connect("127.0.0.1", server.sockets[0].getsockname()[1], KEY)
+        finally:
+            server.close()
+
+    run(test())
+
+
+def test_numbers_that_can_not_be_read_are_those_of_a_node_that_broke_off() -> None:
+    async def serve(wire: Wire) -> None:
+        wire.send({"size": 5000})
+        wire.writer.write(b"x" * 5000)
+
+    async def test() -> None:
+        async with peer(serve) as link:
+            with pytest.raises(WireError, match="can't be read"):
+                await link.fetch_metrics("a-1-2")
+
+    run(test())
+
+
+def test_of_many_who_say_nothing_the_first_are_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wires, "HANDSHAKE_TIMEOUT_S", 1000.0)
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        if (known := await accept(reader, writer, KEY)) is not None:
+            known.send({"is": "known"})
+
+    async def test() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(wires.MAX_UNKNOWN + 20)]
+        try:
+            async with asyncio.timeout(30):
+                for reader, _ in silent[:20]:
+                    with contextlib.suppress(ConnectionResetError):
+                        await reader.read()
+            known = await connect("127.0.0.1", port, KEY)
+            assert await known.receive() == {"is": "known"}
+            known.close()
+        finally:
+            for _, writer in silent:
+                writer.transport.abort()
+            server.close()
+
+    run(test())
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[LocalNode]]:
+    with tempfile.TemporaryDirectory(prefix="cx-") as folder, local_nodes(Path(folder), 1) as made:
+        yield made
+
+
+def test_an_operator_that_stood_still_takes_no_node_for_lost(home: Home, nodes: list[LocalNode]) -> None:
+    async def test() -> None:
+        async with cluster(home, nodes) as made:
+            spec = made.spec()
+            before = await ready(made, spec)
+            lost: list[bool] = []
+            made.engine.on_change = lambda: lost.append(spec.id not in made.engine.replicas())
+            time.sleep(4)  # as a database that answers late, or a machine that is paused, has it
+            link = made.engine.links[nodes[0].host]
+            heard = link._heard_at
+            await until(lambda: link._heard_at != heard)
+            assert True not in lost
+            assert made.status(spec.id) == before
+            await stop(made, spec.id)
+
+    run(test())

@@ -1,0 +1,87 @@
+"""The nodes that operators remember: in a file, and where several share a database."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.local_nodes import SECRET, LocalNode, StaticPlacer, local_nodes
+from cluster.test_cluster_engine import cluster, ready, run
+from cortex.cluster.engine import Access, ClusterEngine
+from cortex.cluster.known_nodes import NodesFile, SharedNodes
+from cortex.cluster.placing import NodeAddress
+from cortex.home import Home
+from cortex.state.database import open_state
+from cortex.state.facts import FactStore
+from cortex.telemetry import Logger
+
+ONE, TWO, MOVED = NodeAddress("a", "10.0.0.1", 1), NodeAddress("b", "10.0.0.2", 1), NodeAddress("a", "10.0.0.1", 2)
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> Iterator[FactStore]:
+    engine = open_state(tmp_path / "state.db")
+    yield FactStore(engine)
+    engine.dispose()
+
+
+@pytest.fixture
+def nodes() -> Iterator[list[LocalNode]]:
+    with tempfile.TemporaryDirectory(prefix="cx-") as folder, local_nodes(Path(folder), 1) as made:
+        yield made
+
+
+def test_nodes_are_known_to_the_next_operator(facts: FactStore, tmp_path: Path) -> None:
+    for open_nodes in (lambda: SharedNodes(facts), lambda: NodesFile(tmp_path / "nodes.json")):
+        known = open_nodes()
+        for address in (ONE, TWO, MOVED):
+            known.add(address)
+        known.save()
+        assert open_nodes().all() == [TWO, MOVED]
+        known.remove(TWO.host)
+        known.save()
+        assert open_nodes().all() == [MOVED]
+
+
+def test_what_could_not_be_written_is_written_later(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "nodes.json"
+    known = NodesFile(path)
+    known.add(ONE)
+    known.save()
+    path.parent.mkdir()
+    known.save()
+    assert NodesFile(path).all() == [ONE]
+
+
+def test_operator_elsewhere_takes_over_replicas_while_ray_is_away(
+    home: Home, nodes: list[LocalNode], facts: FactStore, tmp_path: Path
+) -> None:
+    other = Home(tmp_path / "other")
+    other.create()
+
+    async def test() -> None:
+        known = SharedNodes(facts)
+        async with cluster(home, nodes) as made:
+            known.add(nodes[0].address)
+            known.save()
+            spec = made.spec()
+            before = await ready(made, spec)
+        placer = StaticPlacer([], is_available=False)
+        engine = ClusterEngine(other, placer, Access(SECRET, "127.0.0.1", 0, 2), SharedNodes(facts), Logger("test"))
+        await engine.startup()
+        try:
+            adopted, status = engine.replicas()[spec.id]
+            assert status == before
+            assert adopted.project_dir.startswith(str(other.path))
+            await engine.stop(spec.id, 5)
+            async with asyncio.timeout(60):
+                while engine.replicas():
+                    await asyncio.sleep(0.02)
+        finally:
+            await engine.shutdown()
+
+    run(test())

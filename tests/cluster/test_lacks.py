@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+
+from cortex.cluster.lacks import choose_group, lack, may_run_on
+from cortex.cluster.placing import Amounts, ClusterResources, NodeResources, Resources
+
+GIB = 1024**3
+SMALL = NodeResources("10.0.0.2", cpu=4, memory_bytes=8 * GIB, gpu=0, node_groups=frozenset({"cheap"}))
+LARGE = NodeResources("10.0.0.3", cpu=16, memory_bytes=32 * GIB, gpu=0, node_groups=frozenset({"cheap", "big"}))
+GPU = NodeResources("10.0.0.4", cpu=8, memory_bytes=64 * GIB, gpu=2, node_groups=frozenset({"gpu"}))
+HEAD = NodeResources("10.0.0.1", cpu=0, memory_bytes=4 * GIB, gpu=0)
+
+
+def cluster(*nodes: NodeResources, free_cpu: float = 0.0) -> ClusterResources:
+    total = Amounts(sum(n.cpu for n in nodes), sum(n.memory_bytes for n in nodes), sum(n.gpu for n in nodes))
+    free = Amounts(free_cpu, total.memory_bytes, total.gpu)
+    return ClusterResources(total, free, {node.host: node for node in nodes})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes", "said"),
+    [
+        (Resources(8), (HEAD, SMALL), "a replica wants 8 cores, the largest node has 4 cores"),
+        (Resources(0.2), (), "a replica wants 0.2 cores; the cluster has no node"),
+        (
+            Resources(17, memory_bytes=48 * GIB),
+            (SMALL, LARGE, GPU),
+            "a replica wants 17 cores and 48 GiB of memory, the largest node has 16 cores and 32 GiB of memory",
+        ),
+        (Resources(1, gpu=1), (SMALL,), "a replica wants 1 core and 1 GPU, the largest node has 4 cores and 0 GPUs"),
+        (
+            Resources(1, memory_bytes=512 * 1024**2, gpu=4),
+            (SMALL, GPU),
+            "a replica wants 1 core, 512 MiB of memory and 4 GPUs, "
+            "the largest node has 8 cores, 64 GiB of memory and 2 GPUs",
+        ),
+        (
+            Resources(8, node_groups=("fast",)),
+            (SMALL, LARGE),
+            "a replica wants a node of node group fast; the cluster has none",
+        ),
+        (
+            Resources(12, node_groups=("gpu", "fast")),
+            (LARGE, GPU),
+            "a replica wants 12 cores, the largest node of node groups gpu or fast has 8 cores",
+        ),
+        (
+            Resources(4),
+            (SMALL, HEAD),
+            "a replica wants 4 cores on one node: no node has that free at the moment; "
+            "of the whole cluster 2.5 cores are free",
+        ),
+    ],
+)
+def test_what_is_lacking_is_said(wanted: Resources, nodes: tuple[NodeResources, ...], said: str) -> None:
+    assert lack(wanted, cluster(*nodes, free_cpu=2.5)) == said
+
+
+def test_shares_of_cores_may_add_up_to_a_little_more() -> None:
+    assert may_run_on(Resources(0.1 + 0.2), NodeResources("h", 0.3, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "group"),
+    [
+        (Resources(1), None),
+        (Resources(1, node_groups=("cheap",)), "cheap"),
+        (Resources(8, node_groups=("gpu", "cheap")), "gpu"),
+        (Resources(12, node_groups=("gpu", "cheap")), "cheap"),
+        (Resources(64, node_groups=("gpu", "cheap")), "gpu"),
+    ],
+)
+def test_the_first_group_that_could_have_it_is_chosen(wanted: Resources, group: str | None) -> None:
+    assert choose_group(wanted, cluster(SMALL, LARGE, GPU)) == group
+
+
+def test_a_group_is_chosen_before_anything_is_known_of_the_cluster() -> None:
+    assert choose_group(Resources(1, node_groups=("gpu", "cheap")), None) == "gpu"

@@ -1,0 +1,46 @@
+"""A place that is lost before anything ran there: when another is asked for, and what is said meanwhile."""
+
+from __future__ import annotations
+
+from cortex.cluster.remote import Remote
+from cortex.engine.local import first_status
+from cortex.replica.spec import ReplicaSpec
+
+SPEC = ReplicaSpec("iris-1-a", "iris", "1", "handler", "/p", "handler.py", "python", "/r", ("/s",), "/c", "/l")
+REASON = "node 10.0.0.3: the operator is cortex 2 and the Python of Ray has 1 there"
+
+
+def remote() -> Remote:
+    return Remote(SPEC, first_status(SPEC, 0))
+
+
+def test_the_first_loss_is_made_good_at_once_and_not_spoken_of() -> None:
+    it = remote()
+    it.lost(REASON, now=100.0)
+    assert it.status.lack == ""
+    assert it.is_due(100.0)
+    assert not it.is_due(100.0), "it is asked for once"
+
+
+def test_further_losses_are_told_and_made_good_later_and_later() -> None:
+    it, due_after = remote(), []
+    for _ in range(10):
+        it.lost(REASON, now=100.0)
+        due_after.append(next(wait for wait in range(100) if it.is_due(100.0 + wait)))
+    assert due_after == [0, 1, 2, 4, 8, 16, 30, 30, 30, 30]
+    assert it.status.lack == REASON
+
+
+def test_a_place_ends_the_complaint() -> None:
+    it = remote()
+    it.lost(REASON, now=1.0)
+    it.lost(REASON, now=1.0)
+    it.placed()
+    assert (it.status.lack, it.problem, it.is_due(1000.0)) == ("", "", False)
+
+
+def test_one_that_leaves_does_so_whatever_its_node_tells() -> None:
+    it = remote()
+    it.is_leaving = True
+    it.learn(first_status(SPEC, 7))
+    assert it.status.is_leaving

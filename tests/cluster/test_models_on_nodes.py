@@ -1,0 +1,152 @@
+"""Models on the nodes of a cluster: listed by the operator's machine for all, by each while that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buckets import BUCKET, start_swift
+from cluster.local_nodes import LocalNode, local_nodes
+from cluster.test_cluster_engine import Cluster, ask, cluster, ready, run, stop
+from cortex.config.project import ProjectFiles, content_hash
+from cortex.config.schema import Api
+from cortex.control.replica_specs import replica_spec
+from cortex.engine.preparing import Prepared
+from cortex.home import Home
+from cortex.replica.spec import ReplicaSpec
+from cortex.state.apis import Target
+from model_agents import RunningAgent
+from s3 import SwiftServer
+from slow_proxy import SlowProxy
+from wait import PATIENCE_S
+
+SOURCE = """
+import pathlib
+
+class Handler:
+    def __init__(self, config, model_client):
+        self.client = model_client
+
+    def load_model(self, model_path):
+        return pathlib.Path(model_path, "number").read_text()
+
+    def handle_post(self, payload):
+        return {"number": self.client.get_model()}
+"""
+
+
+@dataclass
+class Stores:
+    """One store, by the ways to it: who listed is seen by which was taken."""
+
+    swift: SwiftServer
+    of_operator: SlowProxy
+    of_nodes: SlowProxy
+
+    def put(self, version: int) -> None:
+        self.swift.put(BUCKET, f"numbers/{version}/number", str(version).encode())
+
+    @staticmethod
+    def listings(way: SlowProxy) -> int:
+        """Count how often the model was listed, not counting its versions, which are when they are downloaded."""
+        return way.listed.count("numbers/")
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[Stores]:
+    swift = start_swift(tmp_path / "swift")
+    try:
+        with SlowProxy(swift.url) as of_operator, SlowProxy(swift.url) as of_nodes:
+            yield Stores(swift, of_operator, of_nodes)
+    finally:
+        swift.stop()
+
+
+@contextlib.contextmanager
+def operator_agent(home: Home, stores: Stores) -> Iterator[RunningAgent]:
+    agent = RunningAgent(home, {**stores.swift.environ, "AWS_ENDPOINT_URL_S3": stores.of_operator.url})
+    try:
+        yield agent.start()
+    finally:
+        agent.stop()
+
+
+def spec(home: Home) -> ReplicaSpec:
+    models = {"path": f"s3://{BUCKET}/numbers", "poll_interval_s": "1s"}
+    handler = {"interface": "handler", "type": "python", "path": "handler.py", "models": models}
+    api = Api.model_validate({"name": "numbers", "kind": "RealtimeAPI", "handler": handler, "compute": {"cpu": 1}})
+    project = home.projects_dir / "new"
+    project.mkdir(exist_ok=True)
+    (project / "handler.py").write_text(SOURCE)
+    found = content_hash(ProjectFiles(project, ("handler.py",)))
+    if not (home.projects_dir / found).exists():
+        project.rename(home.projects_dir / found)
+    return replica_spec(home, Target("revision-1", api, found), Prepared("", {}))
+
+
+async def answers(sockets: list[str]) -> list[Any]:
+    return [(await asyncio.to_thread(ask, socket))[1] for socket in sockets]
+
+
+async def until_all_answer(sockets: list[str], version: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while await answers(sockets) != [{"number": str(version)}] * len(sockets):
+            await asyncio.sleep(0.1)
+
+
+async def sockets_of(made: Cluster, specs: list[ReplicaSpec]) -> list[str]:
+    return [(await ready(made, each)).processes[0].socket for each in specs]
+
+
+def said_away(nodes: list[LocalNode]) -> bool:
+    return any("listing here" in (node.home.logs_dir / "models.log").read_text() for node in nodes)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+def test_the_operator_lists_for_all_nodes_and_each_for_itself_while_it_is_away(home: Home, stores: Stores) -> None:
+    stores.put(1)
+    environ = {**stores.swift.environ, "AWS_ENDPOINT_URL_S3": stores.of_nodes.url}
+
+    async def test(nodes: list[LocalNode], agent: RunningAgent) -> None:
+        async with cluster(home, nodes) as made:
+            specs = [spec(home), spec(home)]
+            sockets = await sockets_of(made, specs)
+            assert {made.host(each.id) for each in specs} == {node.host for node in nodes}
+            await until_all_answer(sockets, 1)
+            stores.put(2)
+            await until_all_answer(sockets, 2)
+            assert stores.listings(stores.of_operator) >= 3
+            # On a machine that has no time for it, even the operator's agent may seem to be away.
+            assert stores.listings(stores.of_nodes) == 0 or said_away(nodes)
+            assert agent.contents() == []  # nothing is downloaded where no replica runs
+        await asyncio.to_thread(agent.kill)
+        stores.put(3)
+        await until_all_answer(sockets, 3)
+        assert stores.listings(stores.of_nodes) > 0
+        await asyncio.to_thread(agent.start)
+        async with cluster(home, nodes) as made:
+            before = stores.listings(stores.of_operator)
+            await until(lambda: stores.listings(stores.of_operator) > before)
+            stores.put(4)
+            await until_all_answer(sockets, 4)
+            await until(lambda: {each.id for each in specs} <= set(made.engine.replicas()))
+            await stop(made, *(each.id for each in specs))
+
+    with (
+        tempfile.TemporaryDirectory(prefix="cx-") as folder,
+        operator_agent(home, stores) as agent,
+        local_nodes(Path(folder), 2, environ) as nodes,
+    ):
+        run(test(nodes, agent))

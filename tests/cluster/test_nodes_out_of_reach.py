@@ -1,0 +1,186 @@
+"""Nodes whose agents are elsewhere, out of reach, or silent in the middle: nothing waits for them for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cluster.local_nodes import LocalNode, local_nodes
+from cluster.test_cluster_engine import cluster, ready, run, stop, until
+from cluster.test_hostile_nodes import peer
+from cortex.cluster import engine, link
+from cortex.cluster.node_start import NodeStart
+from cortex.cluster.placing import NodeAddress
+from cortex.cluster.ray_placer import RayPlacer
+from cortex.cluster.wire import Wire, WireError
+from cortex.home import Home
+from cortex.telemetry import Logger
+
+
+@pytest.fixture
+def node() -> Iterator[LocalNode]:
+    with tempfile.TemporaryDirectory(prefix="cx-") as folder, local_nodes(Path(folder), 1) as [made]:
+        yield made
+
+
+@contextlib.contextmanager
+def taken(host: str, port: int) -> Iterator[None]:
+    """Listen where somebody else would."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen()
+        yield
+
+
+def kill_replica(supervisor_pid: int) -> None:
+    supervisor = psutil.Process(supervisor_pid)
+    every = [supervisor, *supervisor.children(recursive=True)]
+    for process in every:
+        process.kill()
+    psutil.wait_procs(every)
+
+
+def test_agent_that_comes_to_another_port_is_followed_there(home: Home, node: LocalNode) -> None:
+    async def test() -> None:
+        async with cluster(home, [node]) as made:
+            kept, ended = made.spec(), made.spec()
+            before = await ready(made, kept)
+            over = await ready(made, ended)
+            await asyncio.to_thread(node.kill)
+            await asyncio.to_thread(kill_replica, over.supervisor_pid)
+            with taken(node.host, node.address.port):
+                old = node.address
+                await asyncio.to_thread(node.start)
+                assert node.address.port != old.port
+                made.placer.nodes = [node.address]
+                other = made.spec()
+                await ready(made, other)  # it is placed at the new port
+                await until(lambda: made.status(kept.id) == before)
+                await until(lambda: ended.id not in made.engine.replicas())
+                await stop(made, kept.id, other.id)
+
+    run(test())
+
+
+def test_replica_that_ended_while_its_agent_was_away_is_not_started_again(home: Home, node: LocalNode) -> None:
+    async def test() -> None:
+        async with cluster(home, [node]) as made:
+            spec = made.spec()
+            before = await ready(made, spec)
+            await asyncio.to_thread(node.kill)
+            await asyncio.to_thread(kill_replica, before.supervisor_pid)
+            await asyncio.to_thread(node.start)
+            await until(lambda: spec.id not in made.engine.replicas())
+            await until(lambda: spec.id in made.ended)
+            assert made.ended.count(spec.id) == 1
+
+    run(test())
+
+
+@pytest.fixture
+def nowhere() -> Iterator[NodeAddress]:
+    """A node that Ray knows, and the operator can't reach."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield NodeAddress("nowhere", "127.0.0.1", held.getsockname()[1])
+
+
+def test_replica_on_a_node_out_of_reach_says_so_and_can_be_stopped(home: Home, nowhere: NodeAddress) -> None:
+    async def test() -> None:
+        async with cluster(home, []) as made:
+            made.placer.nodes = [nowhere]
+            spec = made.spec()
+            await made.engine.start(spec)
+            await until(lambda: (status := made.status(spec.id)) and status.lack)
+            status = made.status(spec.id)
+            assert status is not None
+            assert status.lack.startswith("node 127.0.0.1 can't be reached from the operator's machine: 127.0.0.1:")
+            await made.engine.stop(spec.id, 5)
+            assert made.engine.replicas() == {}
+            assert made.placer.placements() == {}
+
+    run(test())
+
+
+def test_replica_on_a_node_out_of_reach_is_placed_elsewhere(
+    home: Home, node: LocalNode, nowhere: NodeAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "UNREACHABLE_S", 1.0)
+
+    async def test() -> None:
+        async with cluster(home, []) as made:
+            made.placer.nodes = [nowhere]
+            spec = made.spec()
+            await made.engine.start(spec)
+            made.placer.nodes = [node.address]
+            await until(lambda: (status := made.status(spec.id)) and status.is_ready)
+            await stop(made, spec.id)
+
+    run(test())
+
+
+def test_node_that_falls_silent_in_the_middle_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("METRICS_TIMEOUT_S", "LINES_TIMEOUT_S", "FOLLOW_TIMEOUT_S"):
+        monkeypatch.setattr(link, name, 0.2)
+
+    async def serve(wire: Wire) -> None:
+        wire.send({"size": 1000, "lines": [], "more": False})
+        await wire.receive()
+
+    async def test() -> None:
+        async with peer(serve) as silent:
+            with pytest.raises(TimeoutError):
+                await silent.fetch_metrics("a-1-2")
+            for follow in (True, False):
+                for lines in (silent.logs("a", None, 10, follow), silent.access("a", None, 10, follow)):
+                    with pytest.raises(WireError, match="says nothing more"):
+                        async for _ in lines:
+                            pass
+
+    run(test())
+
+
+def test_node_that_breaks_off_in_the_middle_of_logs_is_told_of() -> None:
+    async def serve(wire: Wire) -> None:
+        wire.send({"lines": []})
+
+    async def test() -> None:
+        async with peer(serve) as broken:
+            with pytest.raises(WireError, match="broke off"):
+                async for _ in broken.logs("a", None, 10, False):
+                    pass
+
+    run(test())
+
+
+def test_bridge_that_says_nonsense_is_started_again(tmp_path: Path) -> None:
+    script = tmp_path / "bridge.py"
+    script.write_text('import os; os.write(1, b\'{"event": "connected"}\\n\'); os.read(0, 9)')
+    start = NodeStart("0", "secret", "1")
+
+    async def test(port: int) -> None:
+        prefix = (sys.executable, str(script))
+        placer = RayPlacer(f"127.0.0.1:{port}", start, os.environ, tmp_path / "log", Logger("test"), prefix)
+        await placer.startup()
+        seen = set()
+        try:
+            async with asyncio.timeout(60):
+                while len(seen) < 2:
+                    seen.add(placer.bridge_pid)
+                    seen.discard(None)
+                    await asyncio.sleep(0.01)
+        finally:
+            await placer.shutdown()
+
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        run(test(head.getsockname()[1]))

@@ -1,0 +1,110 @@
+"""What replicas on nodes counted is added up once, whichever operator does so and whatever is away then."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import test_cluster_engine
+from cluster.local_nodes import SECRET, LocalNode, local_nodes
+from cluster.test_cluster_engine import cluster, ready, run, stop, until
+from cortex.cluster.mirror import Mirror
+from cortex.cluster.wire import derived
+from cortex.home import Home
+from cortex.replica.metric_folder import read_folder
+
+
+@pytest.fixture
+def node() -> Iterator[LocalNode]:
+    with tempfile.TemporaryDirectory(prefix="cx-") as folder, local_nodes(Path(folder), 1) as [made]:
+        yield made
+
+
+def test_numbers_of_a_node_that_does_not_answer_yet_are_not_final(home: Home, node: LocalNode) -> None:
+    async def test() -> None:
+        async with cluster(home, [node]) as made:
+            spec = made.spec()
+            await ready(made, spec)
+            await until(lambda: (home.metrics_dir / spec.id).is_dir())
+            assert made.engine.unsettled() == {spec.id}
+            found = made.placer.found
+        await asyncio.to_thread(node.kill)
+        async with cluster(home, [node]) as made:
+            made.placer.found = found
+            assert made.engine.replicas() == {}
+            assert made.engine.unsettled() == {spec.id}
+            await asyncio.to_thread(node.start)
+            made.placer.nodes = [node.address]
+            await until(lambda: spec.id in made.engine.replicas())
+            await stop(made, spec.id)
+            await until(lambda: spec.id in made.ended)
+
+    run(test())
+
+
+@pytest.mark.parametrize(("epochs", "is_kept"), [((1, 1), True), ((3, 4), True), ((3, 5), False)])
+def test_copies_of_an_operator_before_another_are_dropped(
+    tmp_path: Path, epochs: tuple[int, int], is_kept: bool
+) -> None:
+    first, second = epochs
+    folder, led = tmp_path / "metrics", tmp_path / "led"
+    folder.mkdir()
+    Mirror(folder).startup(led, first)
+    (folder / "words-1-2").mkdir()
+    Mirror(folder).startup(led, second)
+    assert Mirror(folder).names() == ({"words-1-2"} if is_kept else set())
+
+
+SLOW = """
+import os, time
+
+class Handler:
+    def __init__(self, config):
+        pass
+
+    def handle_post(self, payload):
+        open(payload + ".inside", "w").close()
+        while not os.path.exists(payload):
+            time.sleep(0.01)
+        return {"is": "done"}
+"""
+
+
+def test_what_a_worker_counts_that_outlives_its_supervisor_is_taken_in(
+    home: Home, node: LocalNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(test_cluster_engine, "SOURCE", SLOW)
+    go = tmp_path / "go"
+
+    async def test() -> None:
+        async with cluster(home, [node]) as made:
+            spec = made.spec()
+            status = await ready(made, spec)
+            asking = asyncio.create_task(asyncio.to_thread(post, status.processes[0].socket, str(go)))
+            await until(lambda: go.with_suffix(".inside").exists())
+            os.kill(status.supervisor_pid, signal.SIGKILL)
+            await until(lambda: spec.id not in made.engine.replicas())
+            go.touch()
+            assert await asking == 200
+            await until(lambda: spec.id in made.ended)
+            numbers = read_folder(home.metrics_dir / spec.id)
+            assert sum(n for key, n in numbers.items() if "cortex_replica_requests_total" in key) == 1
+            assert made.ended == [spec.id]
+
+    run(test())
+
+
+def post(address: str, payload: str) -> int:
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=60)
+    headers = {"content-type": "application/json", "x-cortex-gateway": derived(SECRET, "gateway")}
+    connection.request("POST", "/", json.dumps(payload), headers)
+    return connection.getresponse().status

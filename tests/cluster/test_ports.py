@@ -1,0 +1,92 @@
+"""Whoever reaches a node's ports without the cluster's secret gets nothing, and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cluster.local_nodes import SECRET, LocalNode, local_nodes
+from cluster.test_cluster_engine import cluster, ready, stop
+from cortex.cluster.wire import WireError, connect, derived
+from cortex.home import Home
+
+TRIES = {
+    "nothing": b"",
+    "a request": b"POST / HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1\r\n\r\n1",
+    "a wrong secret": b"POST / HTTP/1.1\r\nhost: x\r\nx-cortex-gateway: wrong\r\ncontent-length: 1\r\n\r\n1",
+    "a command": json.dumps({"purpose": "control", "epoch": 10**9, "host": "x", "port": 1}).encode() + b"\n",
+    "a wrong proof": json.dumps({"nonce": "0", "proof": "0" * 64}).encode() + b"\n",
+    "a TLS hello": bytes.fromhex("160301005f0100005b0303") + b"\0" * 90,
+    "anything": os.urandom(4096),
+}
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[LocalNode]:
+    with tempfile.TemporaryDirectory(prefix="cx-") as folder, local_nodes(Path(folder), 1) as [made]:
+        yield made
+
+
+def listening(node: LocalNode) -> set[tuple[str, int]]:
+    """Return where processes of the node can be reached from other machines, loopback being its network here."""
+    found = set()
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(node.home.path) in part for part in process.info["cmdline"] or ()):
+            for each in [process, *process.children(recursive=True)]:
+                listeners = (c for c in each.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
+                found |= {(c.laddr.ip, c.laddr.port) for c in listeners}
+    return found
+
+
+def answer(address: tuple[str, int], data: bytes) -> bytes:
+    """Send data and return all that comes back until the other side closes, or waits for more."""
+    with socket.create_connection(address, 10) as sock:
+        sock.settimeout(1 if not data else 10)
+        sock.sendall(data)
+        if data:
+            sock.shutdown(socket.SHUT_WR)
+        received = b""
+        try:
+            while chunk := sock.recv(65536):
+                received += chunk
+        except (TimeoutError, ConnectionResetError):
+            pass
+        return received
+
+
+def test_no_port_of_a_node_does_anything_without_the_secret(home: Home, node: LocalNode) -> None:
+    async def test() -> None:
+        async with cluster(home, [node]) as made:
+            spec = made.spec()
+            before = await ready(made, spec)
+            ports = await asyncio.to_thread(listening, node)
+            assert (node.host, node.address.port) in ports
+            assert before.processes[0].socket in {f"{host}:{port}" for host, port in ports}
+            for address in ports:
+                for name, data in TRIES.items():
+                    said = await asyncio.to_thread(answer, address, data)
+                    is_refused = not said or said.startswith((b"HTTP/1.1 401", b"HTTP/1.1 400", b'{"hello"'))
+                    assert is_refused and said.count(b"\n") < 20, (address, name, said)
+                    assert SECRET.encode() not in said and derived(SECRET, "node").encode() not in said
+                    assert b"word" not in said
+            assert made.status(spec.id) == before
+            await stop(made, spec.id)
+
+    asyncio.run(test())
+
+
+def test_the_key_of_one_purpose_is_none_for_another(node: LocalNode) -> None:
+    async def test() -> None:
+        for purpose in ("operator", "gateway"):
+            with pytest.raises(WireError, match="does not know the secret"):
+                await connect(node.host, node.address.port, derived(SECRET, purpose))
+
+    asyncio.run(test())

@@ -1,0 +1,217 @@
+"""What survives what on a real Ray cluster: each part ends under load; the state is in PostgreSQL, elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_installation import BRIDGE, NODE_AGENT, OPERATOR, OnRay, installed, outside, pids
+from ray_cluster import RayCluster, RayNode
+
+from e2e.installation import write_project
+from postgres import Postgres
+from wait import wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+CONNECTIONS = 16
+REPLICAS = 3
+SOURCE = """
+    import os
+
+    class Handler:
+        def __init__(self, config):
+            pass
+
+        def handle_post(self, payload):
+            return {"pid": os.getpid()}
+"""
+CONFIG = """
+    - name: {name}
+      kind: RealtimeAPI
+      handler: {{type: python, path: handler.py}}
+      compute: {{cpu: {cpu}}}
+      autoscaling: {{min_replicas: {replicas}, max_replicas: {replicas}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def on_ray(cluster: RayCluster, postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnRay]:
+    """An operator that keeps its state in PostgreSQL, an API with a replica on each node, and one with one replica."""
+    with outside(cluster.network, postgres.port) as port:
+        url = postgres.new_database().replace(f"127.0.0.1:{postgres.port}", f"{cluster.network.host}:{port}")
+        with installed(cluster, url) as made:
+            for name, replicas in (("spread", REPLICAS), ("single", 1)):
+                folder = tmp_path_factory.mktemp(name)
+                config = CONFIG.format(name=name, replicas=replicas, cpu=0.5)
+                made.cortex.cortex("deploy", write_project(folder, SOURCE, config), timeout_s=300)
+            yield made
+
+
+@pytest.fixture(autouse=True)
+def whole(on_ray: OnRay) -> Iterator[None]:
+    """Begin and end each test with all nodes, and all replicas reserved on them."""
+    yield
+    for node in on_ray.cluster.nodes:
+        if not has_raylet(node):
+            on_ray.restore(node)
+    on_ray.live("spread", REPLICAS)
+    on_ray.live("single", 1)
+
+
+def has_raylet(node: RayNode) -> bool:
+    with contextlib.suppress(AssertionError):
+        return bool(node.machine.is_up and node.raylet_pid())
+    return False
+
+
+def failed(load: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the requests that were not answered with 200."""
+    assert load["sent"] > 0
+    assert sum(load["statuses"].values()) == load["sent"]
+    found: list[dict[str, Any]] = load["failures"]
+    return found
+
+
+def fewer_than_inside(load: dict[str, Any]) -> None:
+    """Check that only requests failed that were inside what ended, of which there are no more than connections."""
+    assert len(failed(load)) <= CONNECTIONS, load["failures"]
+
+
+def answers(on_ray: OnRay, api: str, rounds: int = 300) -> None:
+    """Check that from now on no request fails."""
+    for _ in range(rounds):
+        reply = on_ray.cortex.post(f"/{api}", {})
+        assert reply.status == 200, reply
+
+
+def replicas_of(on_ray: OnRay, node: RayNode, api: str) -> set[str]:
+    """Return the replicas that a node runs, by the folders that its supervisors name."""
+    found = set()
+    for pid in on_ray.supervisors(node, api):
+        with contextlib.suppress(OSError):
+            spec = Path(f"/proc/{pid}/cmdline").read_bytes().split(bytes(1))[-2].decode()
+            found.add(Path(spec).parent.name)
+    return found
+
+
+def test_a_killed_node_fails_only_what_is_inside_it(on_ray: OnRay) -> None:
+    node = on_ray.node_of("spread")
+    lost = replicas_of(on_ray, node, "spread")
+    with on_ray.cortex.load("/spread", 100, CONNECTIONS) as load:
+        node.kill()
+        on_ray.live("spread", REPLICAS, but=lost)
+    fewer_than_inside(load)
+    answers(on_ray, "spread")
+
+
+@pytest.mark.long
+def test_a_node_that_is_cut_off_is_left_and_taken_up_again(on_ray: OnRay) -> None:
+    node = on_ray.node_of("spread")
+    lost = replicas_of(on_ray, node, "spread")
+    with on_ray.cortex.load("/spread", 100, CONNECTIONS) as load:
+        node.partition()
+        on_ray.live("spread", REPLICAS, but=lost)
+    fewer_than_inside(load)
+    said = on_ray.said()
+    with on_ray.cortex.load("/spread", 100, CONNECTIONS) as load:
+        answers(on_ray, "spread")
+        node.heal()
+        wait_until(lambda: "replica adopted" in said(), 60, "what runs there is taken up")
+
+        def as_many_as_wanted() -> bool:
+            return sum(len(replicas_of(on_ray, each, "spread")) for each in on_ray.cluster.nodes) == REPLICAS
+
+        wait_until(as_many_as_wanted, 60, "those that are too many have ended")
+    assert failed(load) == []
+
+
+@pytest.mark.long
+def test_a_killed_worker_fails_only_what_is_inside_it(on_ray: OnRay) -> None:
+    node = on_ray.node_of("spread")
+    with on_ray.cortex.load("/spread", 100, CONNECTIONS) as load:
+        worker = max(on_ray.supervisors(node, "spread"))  # forked by the other
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: worker not in on_ray.supervisors(node, "spread"))
+        on_ray.live("spread", REPLICAS)
+    fewer_than_inside(load)
+    answers(on_ray, "spread")
+
+
+def test_a_killed_agent_is_started_again_and_no_request_fails(on_ray: OnRay) -> None:
+    node = on_ray.node_of("single")
+    before, said = replicas_of(on_ray, node, "single"), on_ray.said()
+    with on_ray.cortex.load("/single", 100, CONNECTIONS) as load:
+        killed = on_ray.kill(node, NODE_AGENT)
+        wait_until(lambda: set(pids(node, NODE_AGENT)) - set(killed), 30, "another agent runs")
+        wait_until(lambda: f"node is up node={node.host}" in said(), 30, "the operator follows it")
+    assert failed(load) == []
+    assert replicas_of(on_ray, node, "single") == before
+
+
+@pytest.mark.long
+def test_a_replica_whose_raylet_is_killed_serves_until_another_does(on_ray: OnRay) -> None:
+    node = on_ray.node_of("single")
+    before = replicas_of(on_ray, node, "single")
+    with on_ray.cortex.load("/single", 100, CONNECTIONS) as load:
+        os.kill(node.raylet_pid(), signal.SIGKILL)
+        on_ray.live("single", 1, but=before)
+    assert failed(load) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_durable", [True, False], ids=["durable", "forgetful"])
+def test_no_request_fails_while_the_head_of_ray_starts_again(on_ray: OnRay, is_durable: bool) -> None:
+    head, said = on_ray.cluster.head, on_ray.said()
+    with on_ray.cortex.load("/spread", 50, CONNECTIONS) as load:
+        head.kill_ray()
+        if not is_durable:
+            shutil.rmtree(head.machine.folder / "gcs")
+        answers(on_ray, "single", 50)
+        head.restart()
+        for node in on_ray.cluster.nodes:
+            if not is_durable:  # Ray ends its nodes once their head has forgotten them
+                wait_until(lambda node=node: not has_raylet(node), 60, "Ray's nodes end")
+                on_ray.restore(node)
+        wait_until(lambda: "ray answers" in said(), 60, "the operator knows it")
+        on_ray.live("spread", REPLICAS)
+    assert failed(load) == []
+
+
+@pytest.mark.long
+def test_no_request_fails_while_the_operator_and_its_bridge_start_again(on_ray: OnRay) -> None:
+    head, before = on_ray.cluster.head, {each["id"] for each in on_ray.replicas("spread")}
+    with on_ray.cortex.load("/spread", 100, CONNECTIONS) as load:
+        on_ray.kill(head, BRIDGE)
+        wait_until(lambda: pids(head, BRIDGE), 30)
+        on_ray.kill(head, OPERATOR)
+        on_ray.cortex.up()
+        after = {each["id"] for each in on_ray.live("spread", REPLICAS)}
+    assert failed(load) == []
+    assert after == before
+
+
+@pytest.mark.long
+def test_no_request_fails_while_postgresql_starts_again(on_ray: OnRay, postgres: Postgres) -> None:
+    before = {each["id"] for each in on_ray.replicas("spread")}
+    with on_ray.cortex.load("/spread", 100, CONNECTIONS) as load:
+        postgres.kill()
+        answers(on_ray, "single")
+        postgres.start()
+        wait_until(lambda: on_ray.cortex.cortex("get", check=False).returncode == 0, 60, "the operator answers")
+        on_ray.live("spread", REPLICAS)
+    assert failed(load) == []
+    assert {each["id"] for each in on_ray.replicas("spread")} == before
+
+
+def test_what_can_never_fit_says_what_was_asked_and_what_there_is(on_ray: OnRay, tmp_path: Path) -> None:
+    project = write_project(tmp_path, SOURCE, CONFIG.format(name="huge", replicas=1, cpu=9))
+    done = on_ray.cortex.cortex("deploy", project, check=False)
+    assert done.returncode == 1
+    assert "a replica wants 9 cores, the largest node has 4 cores" in done.stdout + done.stderr
+    on_ray.cortex.cortex("delete", "huge", "-f")

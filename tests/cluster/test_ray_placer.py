@@ -1,0 +1,329 @@
+"""The placer against a real Ray cluster: three nodes, each of which can be lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ray_cluster import RayCluster, RayNode, ray_cluster
+
+from cortex import __version__
+from cortex.cluster.lacks import lack
+from cortex.cluster.node_start import IDENTITY_FILE, NodeStart
+from cortex.cluster.placing import Placement, Resources
+from cortex.cluster.ray_placer import RayPlacer
+from cortex.identity import Identity
+from cortex.telemetry import Logger
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+CLUSTER_ID = "0123456789ab"
+SECRET = "a secret of this test"
+CORES = 4
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with ray_cluster(nodes=3, cpus=CORES, groups={2: ("special",)}) as started:
+        yield started
+
+
+class Running:
+    """A placer, and what a test wants to know of it."""
+
+    def __init__(self, cluster: RayCluster, folder: Path, is_beside_head: bool = True) -> None:
+        self.cluster = cluster
+        self.head = cluster.head.machine
+        self.placer = RayPlacer(
+            cluster.address if is_beside_head else f"ray://{cluster.head.host}:10001",
+            NodeStart(CLUSTER_ID, SECRET, __version__),
+            {**os.environ, **cluster.head.environ},
+            folder / "ray.log",
+            Logger("test"),
+            prefix=self.head.command([]) if is_beside_head else (),
+        )
+
+    async def start(self) -> None:
+        """Start the placer, and wait for Ray."""
+        await self.placer.startup()
+        await until(lambda: self.placer.is_available, "Ray answers", self.placer)
+
+    async def remove_all(self) -> None:
+        """Give up all that is placed."""
+        for name in self.placer.placements():
+            await self.placer.remove(name)
+        await until(lambda: not self.placer._removed, "all is given up", self.placer)
+
+    async def place(self, name: str, resources: Resources) -> Placement:
+        """Place something, as often as it takes: while the cluster changes, what was just placed may be lost."""
+        while True:
+            await self.placer.place(name, resources)
+            found = await self.state(name, "placed", "lost")
+            if found.state == "placed":
+                return found
+
+    async def state(self, name: str, *states: str) -> Placement:
+        """Wait until something is in one of these states."""
+        await until(lambda: self.placer.placements()[name].state in states, f"{name} is {states}", self.placer)
+        return self.placer.placements()[name]
+
+    def node_of(self, placement: Placement) -> RayNode:
+        """Return the node that something was placed on."""
+        assert placement.node is not None
+        return next(node for node in self.cluster.nodes if node.host == placement.node.host)
+
+    def kill_bridge(self) -> None:
+        """Kill the process that speaks with Ray; the one that the placer started only waits for it."""
+        for pid in _processes(self.cluster.head, b"cortex.cluster.ray_bridge"):
+            os.kill(pid, signal.SIGKILL)
+
+
+async def until(condition: Callable[[], bool], message: str, placer: RayPlacer) -> None:
+    try:
+        async with asyncio.timeout(90):
+            while not condition():
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"not so: {message}; {placer.reason}; {placer.placements()}") from None
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def shared(cluster: RayCluster, runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    started = Running(cluster, tmp_path_factory.mktemp("placer"))
+    runner.run(started.start())
+    yield started
+    runner.run(started.placer.shutdown())
+
+
+@pytest.fixture
+def it(shared: Running, runner: asyncio.Runner) -> Iterator[Running]:
+    """A placer that has placed nothing."""
+    runner.run(until(lambda: shared.placer.is_available, "Ray answers", shared.placer))
+    yield shared
+    runner.run(shared.remove_all())
+
+
+def agent_of(node: RayNode) -> Identity:
+    """Return which process is the agent of a node, as that node numbers it."""
+    told = json.loads(
+        (Path(node.environ["CORTEX_NODE_HOME"]) / CLUSTER_ID / node.host / "run" / IDENTITY_FILE).read_text()
+    )
+    return Identity.from_json(json.loads(told["identity"]))
+
+
+def test_what_is_placed_is_reserved_until_it_is_removed(it: Running, runner: asyncio.Runner) -> None:
+    async def test() -> None:
+        await it.placer.place("one", Resources(CORES))
+        await it.placer.place("two", Resources(CORES))
+        one, two = await it.state("one", "placed"), await it.state("two", "placed")
+        assert one.node is not None and two.node is not None
+        assert one.node.host != two.node.host
+        await until(lambda: _free(it) == CORES, "two of three nodes are taken", it.placer)
+        await it.placer.remove("one")
+        assert "one" not in it.placer.placements()
+        await until(lambda: _free(it) == 2 * CORES, "one node is free again", it.placer)
+
+    runner.run(test())
+
+
+def test_what_does_not_fit_waits_and_it_can_be_said_why(it: Running, runner: asyncio.Runner) -> None:
+    async def test() -> None:
+        for number in range(3):
+            await it.placer.place(f"big-{number}", Resources(CORES))
+            await it.state(f"big-{number}", "placed")
+        await it.placer.place("next", Resources(CORES))
+        await it.placer.place("never", Resources(CORES * 2))
+        await until(lambda: _free(it) == 0, "all is taken", it.placer)
+        resources = it.placer.resources()
+        assert resources is not None
+        assert "no node has that free" in lack(Resources(CORES), resources)
+        assert lack(Resources(CORES * 2), resources) == "a replica wants 8 cores, the largest node has 4 cores"
+        assert {it.placer.placements()[name].state for name in ("next", "never")} == {"pending"}
+        await it.placer.remove("big-1")
+        await it.state("next", "placed")
+
+    runner.run(test())
+
+
+def test_a_node_group_is_where_it_runs(it: Running, runner: asyncio.Runner) -> None:
+    async def test() -> None:
+        for number in range(2):
+            await it.placer.place(f"special-{number}", Resources(1, node_groups=("missing", "special")))
+            placement = await it.state(f"special-{number}", "placed")
+            assert it.node_of(placement) is it.cluster.nodes[2]
+
+    runner.run(test())
+
+
+def test_the_next_operator_finds_what_is_placed(it: Running, runner: asyncio.Runner, tmp_path: Path) -> None:
+    async def test() -> None:
+        before = await it.place("adopted", Resources(1))
+        await it.placer.place("waiting", Resources(100))
+        another = Running(it.cluster, tmp_path)
+        await another.start()
+        try:
+            found = another.placer.placements()
+            assert (found["adopted"].state, found["adopted"].node) == ("placed", before.node)
+            assert found["waiting"].state == "pending"
+            await another.remove_all()
+            await it.state("adopted", "lost")
+            await it.state("waiting", "lost")
+        finally:
+            await another.placer.shutdown()
+
+    runner.run(test())
+
+
+def test_an_actor_that_is_killed_is_lost_and_its_agent_lives(it: Running, runner: asyncio.Runner) -> None:
+    async def test() -> None:
+        node = it.node_of(await it.place("killed", Resources(1)))
+        agent = agent_of(node)
+        for pid in _processes(node, b"ray::Reservation"):
+            os.kill(pid, signal.SIGKILL)
+        lost = await it.state("killed", "lost")
+        assert "worker process has died" in lost.reason
+        assert lost.node is not None, "it is known where it was"
+        await it.placer.place("killed", Resources(1), node_id=lost.node.node_id)
+        again = await it.state("killed", "placed")
+        assert again.node == lost.node, "the same agent at the same port"
+        assert agent_of(node) == agent
+
+    runner.run(test())
+
+
+def test_a_reservation_ends_with_its_agent(it: Running, runner: asyncio.Runner) -> None:
+    async def test() -> None:
+        placed = await it.place("ended", Resources(CORES))
+        for pid in _processes(it.node_of(placed), b"cortex.cluster.node\0"):
+            os.kill(pid, signal.SIGKILL)
+        await it.state("ended", "lost")
+        await until(lambda: _free(it) == 3 * CORES, "its node is free", it.placer)
+
+    runner.run(test())
+
+
+def test_an_agent_outlives_ray_on_its_node(it: Running, runner: asyncio.Runner) -> None:
+    async def test() -> None:
+        placed = await it.place("outlived", Resources(1))
+        node = it.node_of(placed)
+        agent = agent_of(node)
+        node.kill_ray()
+        await it.state("outlived", "lost")
+        await asyncio.to_thread(node.restart)
+        # To Ray it is another node; the one before may not have been given up yet.
+        before = placed.node.node_id if placed.node is not None else ""
+        await until(lambda: bool(_ids(it, node) - {before}), "it is there again", it.placer)
+        await it.placer.place("outlived", Resources(1), (_ids(it, node) - {before}).pop())
+        assert (await it.state("outlived", "placed", "lost")).state == "placed"
+        assert agent_of(node) == agent
+
+    runner.run(test())
+
+
+def test_the_death_of_the_bridge_touches_nothing(it: Running, runner: asyncio.Runner) -> None:
+    async def test() -> None:
+        kept = await it.place("kept", Resources(1))
+        it.kill_bridge()
+        await until(lambda: not it.placer.is_available, "it is noticed", it.placer)
+        assert it.placer.resources() is None
+        await it.placer.place("meanwhile", Resources(1))
+        await it.state("meanwhile", "placed")
+        assert it.placer.placements()["kept"] == kept
+
+    runner.run(test())
+
+
+def test_the_death_of_the_head_touches_nothing(it: Running, runner: asyncio.Runner) -> None:
+    async def test() -> None:
+        kept = await it.place("kept", Resources(1))
+        agent = agent_of(it.node_of(kept))
+        it.cluster.head.kill_ray()
+        await until(lambda: not it.placer.is_available, "it is noticed", it.placer)
+        assert it.placer.placements()["kept"] == kept
+        await it.placer.place("meanwhile", Resources(1))
+        await asyncio.to_thread(it.cluster.head.restart)
+        await it.place("meanwhile", Resources(1))
+        assert it.placer.placements()["kept"] == kept
+        assert agent_of(it.node_of(kept)) == agent
+
+    runner.run(test())
+
+
+def test_a_lost_node_is_noticed_and_its_work_placed_elsewhere(it: Running, runner: asyncio.Runner) -> None:
+    async def test() -> None:
+        node = it.node_of(await it.place("there", Resources(1)))
+        node.kill()
+        lost = await it.state("there", "lost")
+        assert "node" in lost.reason
+        assert it.node_of(await it.place("elsewhere", Resources(1))) is not node
+        node.machine.start()  # not from a thread that ends: it would end with it
+        await asyncio.to_thread(node.restart)
+        await until(lambda: _nodes(it) == 4, "it is there again", it.placer)
+
+    runner.run(test())
+
+
+def test_an_operator_on_another_machine_reaches_ray(it: Running, runner: asyncio.Runner, tmp_path: Path) -> None:
+    async def test() -> None:
+        elsewhere = Running(it.cluster, tmp_path, is_beside_head=False)
+        await elsewhere.start()
+        try:
+            placed = await elsewhere.place("from-afar", Resources(1))
+            await elsewhere.remove_all()
+            assert elsewhere.node_of(placed) in it.cluster.nodes
+        finally:
+            await elsewhere.placer.shutdown()
+
+    runner.run(test())
+
+
+def test_what_a_head_has_forgotten_is_lost_and_the_agents_live(it: Running, runner: asyncio.Runner) -> None:
+    async def test() -> None:
+        placed = await it.place("forgotten", Resources(1))
+        assert placed.node is not None
+        it.cluster.head.kill_ray()
+        shutil.rmtree(it.cluster.head.machine.folder / "gcs")
+        await asyncio.to_thread(it.cluster.head.restart)
+        lost = await it.state("forgotten", "lost")
+        assert lost.node == placed.node
+        with socket.create_connection((placed.node.host, placed.node.port), 5):
+            pass
+
+    runner.run(test())
+
+
+def _processes(node: RayNode, command: bytes) -> list[int]:
+    found = []
+    for pid in node.machine.pids():
+        with contextlib.suppress(OSError):
+            if command in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
+def _ids(it: Running, node: RayNode) -> set[str]:
+    resources = it.placer.resources()
+    return {key for key, found in resources.nodes.items() if found.host == node.host} if resources else set()
+
+
+def _free(it: Running) -> float:
+    resources = it.placer.resources()
+    return resources.free.cpu if resources is not None else -1.0
+
+
+def _nodes(it: Running) -> int:
+    resources = it.placer.resources()
+    return len(resources.nodes) if resources is not None else 0

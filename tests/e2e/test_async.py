@@ -1,0 +1,149 @@
+"""An AsyncAPI as its callers see it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from e2e.installation import Installation, installation, write_project
+from wait import wait_until
+
+SOURCE = """
+    import os, signal
+    class Handler:
+        def __init__(self, config):
+            self.greeting = config["greeting"]
+        def handle_async(self, payload, request_id):
+            if isinstance(payload, dict):
+                if payload.get("raise"):
+                    raise ValueError(payload["raise"])
+                if payload.get("die"):
+                    os.kill(os.getpid(), signal.SIGSEGV)
+                if payload.get("die_once") and not os.path.exists(payload["die_once"]):
+                    open(payload["die_once"], "w").close()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if payload.get("list"):
+                    return [1]
+                if "wait_for" in payload:
+                    open(payload["wait_for"] + ".started", "w").close()
+                    while not os.path.exists(payload["wait_for"]):
+                        pass
+            shown = payload.hex() if isinstance(payload, bytes) else payload
+            return {"greeting": self.greeting, "payload": shown, "id": request_id, "pid": os.getpid()}
+"""
+CONFIG = """
+    - name: greet
+      kind: AsyncAPI
+      handler:
+        type: python
+        path: handler.py
+        config: {{greeting: {greeting}}}
+      autoscaling: {{min_replicas: 2}}
+"""
+
+
+@pytest.fixture(scope="module")
+def greeting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    with installation() as made:
+        deploy(made, tmp_path_factory.mktemp("greet"), "hello")
+        yield made
+
+
+def deploy(made: Installation, folder: Path, word: str) -> None:
+    made.cortex("deploy", "-y", write_project(folder, SOURCE, CONFIG.format(greeting=word)) / "cortex.yaml")
+
+
+def send(made: Installation, payload: Any = None, **given: Any) -> str:
+    reply = made.post("/greet", payload, **given)
+    assert reply.status == 200, reply.body
+    return str(reply.json["id"])
+
+
+def result(made: Installation, name: str) -> Any:
+    """Return a workload once it is over."""
+    reply = made.post(f"/greet/{name}?wait=20", method="GET")
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+def test_payload_comes_by_its_content_type(greeting: Installation) -> None:
+    sent = [({"a": [1]}, {}), (None, {"body": "grüße".encode(), "content_type": "text/plain"})]
+    sent += [(None, {"body": b"\x00\n\x1b\xff", "content_type": "image/png"})]
+    names = [send(greeting, payload, **given) for payload, given in sent]
+    answers = [result(greeting, name) for name in names]
+    assert [answer["status"] for answer in answers] == ["completed"] * 3
+    assert [answer["result"]["payload"] for answer in answers] == [{"a": [1]}, "grüße", "000a1bff"]
+    assert [answer["result"]["id"] for answer in answers] == names == [answer["id"] for answer in answers]
+
+
+@pytest.mark.parametrize(
+    ("payload", "error"),
+    [
+        ({"raise": "bad weights"}, "ValueError: bad weights"),
+        ({"list": 1}, "the result of a workload must be a dict, but it is a list"),
+        ({"die": 1}, "the worker's process died: segmentation fault (SIGSEGV)"),
+    ],
+)
+def test_failure_says_why(greeting: Installation, payload: Any, error: str) -> None:
+    name = send(greeting, payload)
+    answer = result(greeting, name)
+    assert (answer["status"], answer["error"]) == ("failed", error)
+    assert f"workload {name}" in greeting.cortex("logs", "greet").stdout
+
+
+def test_malformed_json_fails(greeting: Installation) -> None:
+    answer = result(greeting, send(greeting, body=b"{"))
+    assert answer["status"] == "failed"
+    assert answer["error"].startswith("malformed JSON: ")
+
+
+def test_death_is_tried_again(greeting: Installation, tmp_path: Path) -> None:
+    answer = result(greeting, send(greeting, {"die_once": str(tmp_path / "died")}))
+    assert answer["status"] == "completed"
+    assert (tmp_path / "died").exists()
+
+
+def test_operator_may_die_with_workloads_inside(greeting: Installation, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    inside, waiting = send(greeting, {"wait_for": str(gate)}), [send(greeting, {"n": n}) for n in range(5)]
+    wait_until(Path(f"{gate}.started").exists)
+    operator = psutil.Process(greeting.status()["operator"]["pid"])
+    os.kill(operator.pid, signal.SIGKILL)
+    operator.wait(10)
+    gate.touch()
+    greeting.up()
+    assert [result(greeting, name)["status"] for name in (inside, *waiting)] == ["completed"] * 6
+
+
+def test_update_finishes_what_is_inside(greeting: Installation, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    inside = send(greeting, {"wait_for": str(gate)})
+    wait_until(Path(f"{gate}.started").exists)
+    deploy(greeting, tmp_path / "new", "good day")
+    assert result(greeting, send(greeting, {}))["result"]["greeting"] == "good day"
+    gate.touch()
+    assert result(greeting, inside)["result"]["greeting"] == "hello"
+
+
+def test_is_shown_like_a_realtime_api(greeting: Installation) -> None:
+    shown = greeting.get("greet")
+    assert shown["spec"]["kind"] == "AsyncAPI"
+    assert shown["status"]["replica_counts"]["requested"] == 2
+    assert shown["open_workloads"] == 0
+    assert greeting.cortex("get").stdout.split()[:3] == ["env", "async", "api"]
+
+
+def test_deleted_api_forgets_its_workloads(greeting: Installation, tmp_path: Path) -> None:
+    name = send(greeting, {})
+    assert result(greeting, name)["status"] == "completed"
+    greeting.cortex("delete", "greet", "-f")
+    assert greeting.post(f"/greet/{name}", method="GET").status == 404
+    deploy(greeting, tmp_path / "again", "hello")
+    reply = greeting.post(f"/greet/{name}", method="GET")
+    assert (reply.status, reply.body.decode()) == (404, f"error: id {name} not found")

@@ -1,0 +1,113 @@
+"""Server-side batching through the gateway: the guilty request of a batch fails alone, also if it ends the process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from e2e.installation import Installation, Reply, write_project
+from wait import wait_until
+
+SOURCE = """
+    import ctypes, os, time
+
+    class Handler:
+        def __init__(self, config):
+            self.calls = config["calls"]
+
+        def handle_post(self, payload):
+            if 1000 in payload:
+                with open(self.calls, "a") as calls:
+                    print(os.getpid(), len(payload), file=calls)
+            time.sleep(2 if 1000 in payload else 0.05)
+            for number in payload:
+                if number == "raise":
+                    raise ValueError("not a number")
+                if number == "segfault":
+                    ctypes.string_at(0)
+            return [{"doubled": number * 2, "size": len(payload), "pid": os.getpid()} for number in payload]
+"""
+CONFIG = """
+    - name: doubler
+      kind: RealtimeAPI
+      handler:
+        type: python
+        path: handler.py
+        config: {{calls: {calls}}}
+        processes_per_replica: {processes}
+        threads_per_process: {threads}
+        server_side_batching: {{max_batch_size: 32, batch_interval: 20ms}}
+"""
+
+
+@pytest.fixture(scope="module", params=[(1, 1), (2, 1), (1, 4)], ids=["1-process", "2-processes", "4-threads"])
+def api(
+    request: pytest.FixtureRequest, cortex: Installation, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installation]:
+    folder: Path = tmp_path_factory.mktemp("doubler")
+    processes, threads = request.param
+    config = CONFIG.format(calls=folder / "calls", processes=processes, threads=threads)
+    cortex.cortex("deploy", write_project(folder, SOURCE, config))
+    yield cortex
+
+
+def send_together(cortex: Installation, payloads: list[object]) -> list[Reply]:
+    """Send each on a connection of its own, all at the same time."""
+    together = threading.Barrier(len(payloads))
+
+    def send(payload: object) -> Reply:
+        together.wait(30)
+        return cortex.post("/doubler", payload)
+
+    with ThreadPoolExecutor(len(payloads)) as pool:
+        return list(pool.map(send, payloads))
+
+
+def test_requests_that_come_together_are_one_call(api: Installation) -> None:
+    replies = send_together(api, list(range(64)))
+
+    assert [reply.json["doubled"] for reply in replies] == [2 * number for number in range(64)]
+    assert max(reply.json["size"] for reply in replies) > 8
+    assert all("batch;dur=" in reply.headers["server-timing"] for reply in replies)
+
+
+@pytest.mark.parametrize(
+    ("poison", "message"), [("raise", "ValueError in handle_post()"), ("segfault", "segmentation fault")]
+)
+def test_one_poisonous_request_of_32_fails_alone(api: Installation, poison: str, message: str) -> None:
+    replies = send_together(api, [*range(31), poison])
+
+    assert Counter(reply.status for reply in replies) == {200: 31, 500: 1}
+    assert [reply.json["doubled"] for reply in replies[:31]] == [2 * number for number in range(31)]
+    assert message in replies[31].json["error"]
+    assert api.post("/doubler", 4).json["doubled"] == 8
+
+
+def test_each_of_several_poisonous_requests_fails_alone(api: Installation) -> None:
+    payloads = [*range(14), "segfault", *range(14, 28), "segfault", "raise", "segfault"]
+
+    replies = send_together(api, payloads)
+
+    assert [reply.status for reply in replies] == [500 if isinstance(sent, str) else 200 for sent in payloads]
+
+
+def test_a_process_that_is_killed_in_a_batch_fails_none(api: Installation) -> None:
+    calls = Path(api.get("doubler")["spec"]["handler"]["config"]["calls"])
+    with ThreadPoolExecutor(1) as pool:
+        size = 1
+        while size == 1:  # one that is alone in its batch can't be told from a guilty one, and fails
+            calls.unlink(missing_ok=True)
+            sent = pool.submit(send_together, api, [1000, *range(31)])
+            wait_until(lambda: calls.is_file() and calls.read_text().endswith("\n"))
+            pid, size = map(int, calls.read_text().split()[:2])
+            if size > 1:
+                os.kill(pid, signal.SIGKILL)
+
+            assert Counter(reply.status for reply in sent.result(60)) == {200: 32}

@@ -1,0 +1,50 @@
+"""A job whose processes are killed loses nothing, doubles nothing, and finishes once.
+
+Small here; `python -m benchmarks.batch_chaos` does it in full, or a JSON object in CORTEX_CHAOS, such as
+`{"seed": 7, "items": 100000, "kills": 50, "poison": 20, "pause_s": 0.01}`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.chaos import Chaos, Plan, from_environ, schedule
+from e2e.installation import Installation, installation
+
+SMALL = Plan(seed=4, items=4000, poison=2, kills=8, pause_s=0.02, limit_s=60)
+
+
+@pytest.fixture
+def alone() -> Iterator[Installation]:
+    """An installation of one test: everything in it is killed."""
+    with installation() as made:
+        yield made
+
+
+def test_schedule_is_the_same_for_the_same_seed_and_has_every_role() -> None:
+    plan = Plan(seed=1, kills=50, power_cuts=3)
+    first, second = (schedule(plan, random.Random(plan.seed)) for _ in range(2))
+    assert first == second == sorted(first)
+    kinds = Counter(event for _, event in first)
+    assert kinds["power cut"] == 3 and kinds.total() == 53
+    assert set(kinds) == {"worker", "supervisor", "operator", "power cut"}
+    assert max(share for share, _ in first) < 0.9
+
+
+@pytest.mark.timeout(1200 if "CORTEX_CHAOS" in os.environ else 120)
+def test_job_survives_kills_of_workers_supervisors_and_the_operator(alone: Installation, tmp_path: Path) -> None:
+    outcome = Chaos(alone, tmp_path, from_environ(dict(os.environ), SMALL)).run()
+    assert not outcome.mistakes, outcome
+
+
+@pytest.mark.timeout(1200 if "CORTEX_CHAOS" in os.environ else 120)
+def test_job_survives_power_cuts(alone: Installation, tmp_path: Path) -> None:
+    plan = from_environ(dict(os.environ), Plan(**{**vars(SMALL), "poison": 1, "kills": 0}))
+    outcome = Chaos(alone, tmp_path, Plan(**{**vars(plan), "kills": 0, "power_cuts": 3})).run()
+    assert not outcome.mistakes, outcome

@@ -1,0 +1,63 @@
+"""What `/metrics` says after kills, updates and restarts, held against what callers saw; and logs, by request."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from e2e.installation import Installation, write_project
+from e2e.number_chaos import NumberChaos, Plan
+from wait import wait_until
+
+PRINTING = """
+    import asyncio
+    from cortex_internal.lib.log import logger
+
+    class Handler:
+        def __init__(self, config):
+            print("made")
+
+        def handle_put(self, payload):
+            print("called")
+            logger.warning("careful", extra={"x": payload["x"]})
+            raise ValueError("bad x")
+
+        async def handle_patch(self, payload):
+            await asyncio.sleep(0)
+            print("awaited")
+            return payload
+"""
+CONFIG = """
+    - name: printing
+      kind: RealtimeAPI
+      handler: {type: python, path: handler.py}
+      networking: {access_log: true}
+"""
+
+
+def test_numbers_are_right_through_kills_updates_and_a_restart(cortex: Installation, tmp_path: Path) -> None:
+    outcome = NumberChaos(cortex, tmp_path, Plan(process_kills=5, replica_kills=3, operator_kills=1)).run()
+    assert outcome.mistakes == [], outcome
+    assert outcome.sent > 100
+
+
+def test_logs_are_joined_by_request(cortex: Installation, tmp_path: Path) -> None:
+    cortex.cortex("deploy", write_project(tmp_path / "project", PRINTING, CONFIG))
+    failed, awaited = (cortex.post("/printing", {"x": 3}, method=method) for method in ("PUT", "PATCH"))
+    assert (failed.status, awaited.status) == (500, 200)
+    request_id, other_id = failed.json["request_id"], awaited.headers["x-cortex-request-id"]
+
+    def lines(*options: str) -> list[dict[str, object]]:
+        printed = cortex.cortex("logs", "printing", "-o", "json", *options).stdout
+        return [json.loads(line) for line in printed.splitlines()]
+
+    found = wait_until(lambda: len(found := lines("--request", request_id)) > 3 and found) or []
+    assert [line["message"] for line in found[:3]] == ["called", "careful x=3", f"request {request_id} failed:"]
+    assert found[-1]["message"] == "ValueError: bad x"
+    assert {line["request_id"] for line in found} == {request_id}
+    assert found[1]["level"] == "warning"
+    everything = lines()
+    assert [line["request_id"] for line in everything if line["message"] == "awaited"] == [other_id]
+    assert [line.get("request_id") for line in everything if line["message"] == "made"] == [None]
+    access = wait_until(lambda: lines("--access", "--request", request_id)) or []
+    assert [(line["method"], line["path"], line["status"]) for line in access] == [("PUT", "/printing", 500)]

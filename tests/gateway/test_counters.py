@@ -1,0 +1,206 @@
+"""Counts of answers: they add up over workers that come and go, and over operators and gateways that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from cortex.gateway.counters import ResponseCounters, average_ms
+from cortex.gateway.runtime import BackendState, Runtime
+from cortex.home import Home
+from cortex.identity import Identity
+from gateway.upstream import Client, Load, World, ask, backend, eventually, run, table, world
+
+
+def seen(count: int, name: str = "api:a") -> dict[str, BackendState]:
+    return {name: BackendState(responses={2: count})}
+
+
+ONE, TWO, THREE = Identity(1, 1.0), Identity(2, 1.0), Identity(3, 1.0)
+
+
+def test_totals_grow_over_workers_that_come_and_go() -> None:
+    counters = ResponseCounters()
+    for now, total in (
+        ({ONE: seen(5)}, 5),
+        ({ONE: seen(6), TWO: seen(1)}, 7),
+        ({TWO: seen(3)}, 9),
+        ({TWO: None}, 9),
+        ({TWO: seen(4)}, 10),
+        ({Identity(2, 1000.0): seen(1)}, 11),
+        ({THREE: {}}, 11),
+    ):
+        counters.update(now)
+        assert counters.totals()["a"][2] == total
+
+
+def test_totals_outlive_their_owner() -> None:
+    before, after = ResponseCounters(), ResponseCounters()
+    before.update({ONE: seen(5), TWO: seen(7)})
+    before.update({TWO: seen(8)})
+    after.load(json.loads(json.dumps(before.dump())))
+    after.update({Identity(2, 1.004): seen(9), THREE: seen(1, "jobs:a")})
+    assert after.totals() == {"a": {2: 15}}
+
+
+def test_a_worker_is_known_again_after_the_clock_was_set() -> None:
+    counters = ResponseCounters()
+    counters.update({Identity(2, 1.0, "boot", 100): seen(7)})
+    counters.load(json.loads(json.dumps(counters.dump())))
+    counters.update({Identity(2, 3601.0, "boot", 100): seen(8)})
+    assert counters.totals() == {"a": {2: 8}}
+    counters.update({Identity(2, 3601.0, "boot", 200): seen(1)})
+    assert counters.totals() == {"a": {2: 9}}
+
+
+def test_what_is_counted_otherwise_for_a_moment_does_not_go_back() -> None:
+    counters = ResponseCounters()
+    counters.update({ONE: {"api:a": BackendState(responses={0: 1, 2: 5})}})
+    assert counters.totals() == {"a": {0: 1, 2: 5}}
+    counters.update({ONE: {"api:a": BackendState(responses={0: 0, 2: 6})}})
+    assert counters.totals() == {"a": {0: 1, 2: 6}}
+
+
+def test_an_api_that_is_gone_is_forgotten_with_its_last_worker() -> None:
+    counters = ResponseCounters()
+    counters.update({ONE: seen(5)})
+    counters.forget(["b"])
+    assert counters.totals() == {"a": {2: 5}}
+    counters.update({})
+    counters.forget(["b"])
+    assert counters.totals() == {}
+
+
+@pytest.mark.parametrize("data", [None, [], {}, {"ended": 1}, {"ended": {}, "living": [{}]}])
+def test_what_is_no_dump_is_refused(data: object) -> None:
+    with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
+        ResponseCounters().load(data)
+
+
+def test_workers_count_for_the_average_by_the_requests_they_averaged() -> None:
+    assert average_ms([BackendState(), BackendState(average_ms=5.0)]) is None
+    few = BackendState(average_ms=100.0, responses={2: 255, 5: 1})
+    many = BackendState(average_ms=0.0, responses={2: 1_000_000})
+    assert average_ms([few]) == 100.0
+    assert average_ms([few, many]) == 100.0 * 256 / (256 + 1024)
+
+
+async def counted(w: World, api: str = "iris") -> dict[int, int]:
+    return {kind: count for kind, count in (await w.gateway.stats())[api].responses.items() if count}
+
+
+def test_answers_of_workers_that_are_reloaded_away_are_counted_to_the_last(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            iris = backend("iris", await w.server("a"))
+            await w.gateway.startup(table(iris))
+            runtime = Runtime(home.sockets_dir / "gateway-master.sock")
+            inside: list[asyncio.Task[object]] = []
+            for number in range(4):
+                inside += [asyncio.create_task(ask(w.port, "/iris?sleep=0.3")) for _ in range(2)]
+
+                async def all_inside(count: int = len(inside)) -> bool:
+                    return w.upstreams["a"].live == count
+
+                await eventually(all_inside)
+                await w.gateway.apply(table(iris, backend(f"other{number}")))
+                assert (await ask(w.port, "/iris")).status == 200
+                assert (await ask(w.port, f"/other{number}")).status == 503
+                inside = [task for task in inside if not task.done()]
+
+            async def only_one_left() -> bool:
+                await w.gateway.ensure_running()
+                return not (await runtime.workers()).old
+
+            await asyncio.gather(*inside)
+            await eventually(only_one_left)
+            assert await counted(w) == {2: 12}
+            assert await counted(w, "other3") == {5: 1}
+
+    run(scenario())
+
+
+def test_every_answer_is_counted_under_load_and_reloads(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            iris = backend("iris", await w.server("a"))
+            await w.gateway.startup(table(iris))
+            async with Load(w.port, "/iris?sleep=0.005", pause_s=0) as load:
+                for number in range(6):
+                    await w.gateway.apply(table(iris, backend(f"other{number}")))
+                    await load.more(200)
+                    await w.gateway.ensure_running()
+            assert load.failures == []
+
+            async def exact() -> bool:
+                return await counted(w) == {2: load.answers}
+
+            await eventually(exact)
+
+    run(scenario())
+
+
+def test_clients_that_go_are_counted(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(backend("iris", await w.server("a", 1))))
+            clients = [Client(w.port) for _ in range(3)]
+            for client in clients:
+                (await client.connect()).write(b"GET /iris?sleep=30 HTTP/1.1\r\nhost: x\r\n\r\n")
+
+            async def queued() -> bool:
+                return (await w.gateway.stats())["iris"].queued == 2
+
+            await eventually(queued)
+            for client in clients:
+                client.close()
+
+            async def all_counted() -> bool:
+                return sum((await counted(w)).values()) == 3
+
+            await eventually(all_counted)
+
+    run(scenario())
+
+
+def test_counts_outlive_operators_and_the_gateway(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            iris = backend("iris", await w.server("a"))
+            await w.gateway.startup(table(iris))
+            await w.gateway.apply(table(iris, backend("other")))
+            for _ in range(3):
+                await ask(w.port, "/iris")
+            await w.gateway.ensure_running()
+            await ask(w.port, "/iris")  # the first operator never hears of it
+            first, w.gateway = w.gateway, w.another_gateway()
+            first._unwatch()  # as if it was killed
+            first._tally.close()
+            await w.gateway.startup(table(iris, backend("other")))
+            assert await counted(w) == {2: 4}
+            assert w.gateway.pid
+            os.kill(w.gateway.pid, signal.SIGKILL)
+
+            async def is_back() -> bool:
+                return w.gateway.pid is not None and psutil.pid_exists(w.gateway.pid) and w.gateway.pid != first.pid
+
+            await eventually(is_back)
+            await w.gateway.ensure_running()
+            assert (await ask(w.port, "/iris")).status == 200
+            assert await counted(w) == {2: 5}
+            await w.gateway.stop()
+            await w.gateway.startup(table(iris))
+            assert await counted(w) == {2: 5}
+            (home.run_dir / "gateway" / "counters.json").write_text("{")
+            await w.gateway.shutdown()
+            w.gateway = w.another_gateway()
+            await w.gateway.startup(table(replace(iris, servers=())))
+            assert (await counted(w)).get(2, 0) == 0
+
+    run(scenario())

@@ -1,0 +1,149 @@
+"""Streams and slow clients at the gateway: what they hold, and what they do not."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import psutil
+
+from cortex.gateway.process import TRIM_ABOVE_BYTES
+from cortex.gateway.runtime import Runtime
+from cortex.home import Home
+from gateway.upstream import Client, ask, backend, eventually, run, table, world
+
+
+def test_each_chunk_of_a_streaming_answer_is_passed_on_at_once(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(backend("iris", await w.server("a"))))
+            client = Client(w.port)
+            (await client.connect()).write(b"GET /iris?chunks=1 HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert client.reader
+            await client.reader.readuntil(b"\r\n\r\n")
+            assert (await client.reader.readuntil(b"x\r\n")).endswith(b"1\r\nx\r\n")
+            stream = w.upstreams["a"].open_streams[0]
+            for data in (b"y", b"z"):
+                stream.write(b"1\r\n" + data + b"\r\n")
+                assert (await client.reader.readuntil(data + b"\r\n")).endswith(b"1\r\n" + data + b"\r\n")
+            stream.write(b"0\r\n\r\n")
+            await client.reader.readuntil(b"0\r\n\r\n")
+            client.close()
+
+    run(scenario())
+
+
+def test_a_chunked_body_is_passed_on_and_a_waiting_client_is_told_to_continue(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(backend("iris", await w.server("a"))))
+            client = Client(w.port)
+            head = b"POST /iris HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nexpect: 100-continue\r\n\r\n"
+            (await client.connect()).write(head)
+            assert client.reader and client.writer
+            assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+            client.writer.write(b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
+            assert (await client.answer()).json()["body"] == 5
+            client.close()
+
+    run(scenario())
+
+
+def test_slow_uploads_hold_no_replica(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(backend("iris", await w.server("a", 1))))
+            slow = [Client(w.port) for _ in range(20)]
+            for client in slow:
+                (await client.connect()).write(
+                    b"POST /iris HTTP/1.1\r\nhost: x\r\ncontent-length: 1048576\r\n\r\n" + b"x" * 1_000_000
+                )
+            for _ in range(20):
+                assert (await ask(w.port, "/iris")).status == 200
+            assert w.upstreams["a"].served == 20
+            slow[0].writer.write(b"x" * 48_576)  # type: ignore[union-attr]
+            assert (await slow[0].answer()).json()["body"] == 1_048_576
+            for client in slow:
+                client.close()
+
+    run(scenario())
+
+
+def test_the_memory_of_a_flood_of_slow_uploads_is_given_back(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(backend("iris", await w.server("a"))))
+            worker = (await Runtime(home.sockets_dir / "gateway-master.sock").workers()).current
+            slow = [Client(w.port) for _ in range(120)]
+            for client in slow:
+                (await client.connect()).write(
+                    b"POST /iris HTTP/1.1\r\nhost: x\r\ncontent-length: 1048576\r\n\r\n" + b"x" * 1_000_000
+                )
+
+            async def is_big() -> bool:
+                return psutil.Process(worker).memory_info().rss > 100_000_000
+
+            await eventually(is_big)
+            for client in slow:
+                client.close()
+
+            async def none_left() -> bool:
+                fetched = await Runtime(home.sockets_dir / "gateway-master.sock").backends(worker or 0)
+                return fetched["api:iris"].requests == 0
+
+            await eventually(none_left)
+            await w.gateway.ensure_running()
+
+            async def is_small() -> bool:
+                return psutil.Process(worker).memory_info().rss < TRIM_ABOVE_BYTES
+
+            await eventually(is_small)
+            assert (await ask(w.port, "/iris")).status == 200
+
+    run(scenario())
+
+
+def test_slow_readers_hold_no_replica(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(backend("iris", await w.server("a", 1))))
+            loop = asyncio.get_running_loop()
+            slow = []
+            for _ in range(20):
+                reader = socket.socket()
+                reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                reader.setblocking(False)
+                await loop.sock_connect(reader, ("127.0.0.1", w.port))
+                await loop.sock_sendall(reader, b"GET /iris?size=1000000 HTTP/1.1\r\nhost: x\r\n\r\n")
+                slow.append(reader)
+
+            async def free() -> bool:
+                return w.upstreams["a"].served == 20 and (await w.gateway.stats())["iris"].in_flight == 0
+
+            await eventually(free)
+            assert (await ask(w.port, "/iris")).status == 200
+            for reader in slow:
+                reader.close()
+
+    run(scenario())
+
+
+def test_dribbled_headers_end_with_a_408(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home, header_timeout_s=0.3) as w:
+            await w.gateway.startup(table(backend("iris", await w.server("a"))))
+            client = Client(w.port)
+            (await client.connect()).write(b"GET /iris HTTP/1.1\r\nhost")
+            assert (await client.answer()).status == 408
+            client.close()
+
+    run(scenario())
+
+
+def test_a_call_longer_than_the_clients_time_out_is_answered(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home, client_timeout_s=0.3) as w:
+            await w.gateway.startup(table(backend("iris", await w.server("a"))))
+            assert (await ask(w.port, "/iris?sleep=1", "POST", b"{}")).status == 200
+
+    run(scenario())

@@ -1,0 +1,260 @@
+"""The gateway's processes: adopted, killed, hung, and out of means."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import socket
+
+import psutil
+import pytest
+
+from cortex.errors import GatewayError
+from cortex.gateway.config import CONFIG_FILE
+from cortex.gateway.haproxy import HUNG_AFTER_PROBES, Gateway, GatewaySettings
+from cortex.gateway.maps import ROUTES_MAP
+from cortex.gateway.runtime import Runtime
+from cortex.home import Home
+from cortex.identity import Identity
+from gateway.upstream import Load, ask, backend, eventually, run, table, world
+
+
+def test_a_second_operator_adopts_the_running_gateway(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            first = table(backend("iris", await w.server("a")))
+            await w.gateway.startup(first)
+            workers = await Runtime(home.sockets_dir / "gateway-master.sock").workers()
+            async with Load(w.port, "/iris") as load:
+                await w.gateway.shutdown()
+                second = w.another_gateway()
+                await second.startup(table(backend("iris", await w.server("a"), await w.server("b"))))
+                await load.more()
+                assert load.failures == []
+            assert second.pid == w.gateway.pid
+            assert await Runtime(home.sockets_dir / "gateway-master.sock").workers() == workers
+            assert w.upstreams["b"].served > 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("text", [None, "", "{}"])
+def test_a_gateway_whose_starter_was_killed_before_it_wrote_who_it_is_is_adopted(home: Home, text: str | None) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table())
+            await w.gateway.shutdown()
+            identity = home.run_dir / "gateway" / "identity.json"
+            identity.unlink()
+            if text is not None:
+                identity.write_text(text)
+            second = w.another_gateway()
+            await second.startup(table(backend("iris", await w.server("a"))))
+            assert second.pid == w.gateway.pid == json.loads(identity.read_text())["pid"]
+            assert (await ask(w.port, "/iris")).status == 200
+
+    run(scenario())
+
+
+def test_a_gateway_is_the_same_and_counts_nothing_twice_when_the_clock_of_the_machine_is_set(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            first = table(backend("iris", await w.server("a")))
+            await w.gateway.startup(first)
+            assert (await ask(w.port, "/iris")).status == 200
+            assert (await w.gateway.stats())["iris"].responses[2] == 1
+            await w.gateway.shutdown()
+            # The same as setting the clock, as that moves what is computed from it.
+            files = [file for file in (home.run_dir / "gateway").iterdir() if "created_at" in file.read_text()]
+            assert len(files) == 2
+            for file in files:
+                file.write_text(re.sub(r'"created_at": [0-9.]+', '"created_at": 1.0', file.read_text()))
+            second = w.another_gateway()
+            await second.startup(first)
+            await second.ensure_running()
+            assert second.pid == w.gateway.pid
+            assert (await second.stats())["iris"].responses[2] == 1
+
+    run(scenario())
+
+
+def test_a_gateway_of_an_older_version_is_adopted_and_then_outlasts_the_clock(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table())
+            await w.gateway.shutdown()
+            assert w.gateway.pid is not None
+            identity = home.run_dir / "gateway" / "identity.json"
+            created = psutil.Process(w.gateway.pid).create_time()
+            identity.write_text(json.dumps({"pid": w.gateway.pid, "create_time": created}))
+            second = w.another_gateway()
+            await second.startup(table())
+            assert second.pid == w.gateway.pid
+            assert Identity.read(identity) == Identity.of(w.gateway.pid)
+
+    run(scenario())
+
+
+def test_no_gateway_is_left_of_a_test_that_fails_after_a_second_was_started(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table())
+            await w.gateway.shutdown()
+            assert w.gateway.pid
+            os.kill(w.gateway.pid, signal.SIGKILL)
+            await w.another_gateway().startup(table())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(scenario())
+    socket_file = str(home.sockets_dir / "gateway-master.sock")
+    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    assert not any(socket_file in argument for command in commands for argument in command)
+
+
+def test_an_identity_of_another_process_is_not_adopted(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            folder = home.run_dir / "gateway"
+            folder.mkdir()
+            created = psutil.Process().create_time()
+            (folder / "identity.json").write_text(json.dumps({"pid": os.getpid(), "create_time": created}))
+            await w.gateway.startup(table(backend("iris", await w.server("a"))))
+            assert w.gateway.pid != os.getpid()
+            assert (await ask(w.port, "/iris")).status == 200
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("victim", ["master", "worker"])
+def test_a_killed_gateway_is_back_at_once(home: Home, victim: str) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(backend("iris", await w.server("a"))))
+            await w.gateway.apply(table(backend("iris", await w.server("a"), await w.server("b"))))
+            workers = await Runtime(home.sockets_dir / "gateway-master.sock").workers()
+            master, worker = w.gateway.pid, workers.current
+            assert master and worker
+            os.kill(master if victim == "master" else worker, signal.SIGKILL)
+
+            async def is_back() -> bool:
+                return w.gateway.pid not in (None, master) and not psutil.pid_exists(worker)
+
+            await eventually(is_back)
+            await w.gateway.ensure_running()
+            servers = {(await ask(w.port, "/iris")).json()["server"] for _ in range(4)}
+            assert servers == {"a", "b"}
+
+    run(scenario())
+
+
+def test_a_gateway_killed_while_nobody_watched_is_started_with_the_table(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table())
+            await w.gateway.shutdown()
+            assert w.gateway.pid
+            os.kill(w.gateway.pid, signal.SIGKILL)
+            await w.gateway.apply(table(backend("iris", await w.server("a"))))
+            assert (await ask(w.port, "/iris")).status == 200
+
+    run(scenario())
+
+
+def test_a_hung_worker_is_replaced(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(backend("iris", await w.server("a"))))
+            worker = (await Runtime(home.sockets_dir / "gateway-master.sock").workers()).current
+            assert worker
+            os.kill(worker, signal.SIGSTOP)
+
+            async def replaced() -> bool:
+                await w.gateway.ensure_running()
+                return not psutil.pid_exists(worker)
+
+            await eventually(replaced, timeout_s=20)
+            assert (await ask(w.port, "/iris")).status == 200
+
+    run(scenario())
+
+
+def test_a_lack_of_our_own_descriptors_is_not_taken_for_a_hung_gateway(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(backend("iris", await w.server("a"))))
+            pid = w.gateway.pid
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+            try:
+                for _ in range(HUNG_AFTER_PROBES + 1):
+                    with pytest.raises(GatewayError):
+                        await w.gateway.ensure_running()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            await w.gateway.ensure_running()
+            assert w.gateway.pid == pid
+            assert (await ask(w.port, "/iris")).status == 200
+
+    run(scenario())
+
+
+def test_a_full_disk_stops_reloads_with_a_clear_error_and_no_change_of_servers(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(backend("iris", await w.server("a"))))
+            blockers = [home.run_dir / "gateway" / f"{name}.new" for name in (CONFIG_FILE, ROUTES_MAP)]
+            for blocker in blockers:
+                blocker.mkdir()
+            await w.gateway.apply(table(backend("iris", await w.server("b"))))
+            await w.upstreams["a"].stop()
+            assert (await ask(w.port, "/iris")).status == 200
+            wanted = table(backend("iris", await w.server("b")), backend("rose", await w.server("c")))
+            with pytest.raises(GatewayError, match="files can't be written"):
+                await w.gateway.apply(wanted)
+            assert (await ask(w.port, "/iris")).status == 200
+            for blocker in blockers:
+                blocker.rmdir()
+            await w.gateway.apply(wanted)
+            assert (await ask(w.port, "/rose")).status == 200
+
+    run(scenario())
+
+
+def test_a_taken_port_is_named_with_its_owner_and_the_flag_to_change(home: Home) -> None:
+    async def scenario() -> None:
+        with socket.socket() as owner:
+            owner.bind(("127.0.0.1", 0))
+            owner.listen()
+            port = owner.getsockname()[1]
+            gateway = Gateway(home, GatewaySettings(port=port))
+            with pytest.raises(GatewayError) as caught:
+                await gateway.startup(table())
+            message = str(caught.value)
+            assert f"127.0.0.1:{port}" in message and f"pid {os.getpid()}" in message and "--gateway-port" in message
+            assert gateway.pid is None
+            await gateway.stop()
+
+    run(scenario())
+
+
+def test_private_files_are_private_and_stop_leaves_no_process(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(backend("iris", await w.server("a"))))
+            private = [
+                home.run_dir / "gateway" / "haproxy.cfg",
+                home.run_dir / "gateway" / "unavailable.map",
+                home.sockets_dir / "gateway.sock",
+                home.sockets_dir / "gateway-master.sock",
+            ]
+            assert [oct(path.stat().st_mode & 0o777) for path in private] == ["0o600"] * 4
+            assert w.gateway.pid
+            family = [psutil.Process(w.gateway.pid), *psutil.Process(w.gateway.pid).children()]
+            await w.gateway.stop()
+            assert not any(process.is_running() for process in family)
+
+    run(scenario())

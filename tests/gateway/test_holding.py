@@ -1,0 +1,167 @@
+"""Requests for an API without a replica wait in the gateway for one, and are lost to nothing meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from cortex.gateway.runtime import Runtime, Unresponsive
+from cortex.home import Home
+from gateway.upstream import Client, World, ask, backend, eventually, run, table, world
+
+
+async def waiting(w: World, number: int) -> None:
+    """Return once so many requests are in the API `iris`."""
+
+    async def reached() -> bool:
+        try:
+            return (await w.gateway.stats())["iris"].requests == number
+        except Unresponsive:  # it has a thousand connections to take first
+            return False
+
+    await eventually(reached)
+
+
+def test_a_thousand_requests_at_once_wait_for_the_first_replica(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            cold = backend("iris", holds=True, timeout_s=30)
+            await w.gateway.startup(table(cold))
+            sent = [asyncio.create_task(ask(w.port, "/iris?x=1", "POST", b"x" * 1000)) for _ in range(1000)]
+            await waiting(w, 1000)
+            stats = (await w.gateway.stats())["iris"]
+            assert (stats.in_flight, stats.servers) == (0, {})
+            await w.gateway.apply(table(replace(cold, servers=(await w.server("a", 2),))))
+            answers = await asyncio.gather(*sent)
+            assert Counter(answer.status for answer in answers) == {200: 1000}
+            assert all(answer.json()["url"] == "/iris?x=1" and answer.json()["body"] == 1000 for answer in answers)
+            assert w.upstreams["a"].most_live <= 2
+            counted = (await w.gateway.stats())["iris"]
+            assert (counted.requests, counted.responses[2], sum(counted.responses.values())) == (0, 1000, 1000)
+
+    run(scenario())
+
+
+def test_a_held_request_keeps_its_id_and_its_headers_and_shows_no_other(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            cold = backend("iris", holds=True)
+            await w.gateway.startup(table(cold))
+            forged = {"x-cortex-held": "1", "x-cortex-backend": "api:other", "own": "kept"}
+            sent = asyncio.create_task(ask(w.port, "/iris/info", **forged))
+            await waiting(w, 1)
+            await w.gateway.apply(table(replace(cold, servers=(await w.server("a"),))))
+            answer = await sent
+            seen = answer.json()["headers"]
+            cortex = {name: value for name, value in seen.items() if name.startswith("x-cortex-")}
+            assert cortex == {"x-cortex-info": "1", "x-cortex-request-id": answer.headers["x-cortex-request-id"]}
+            assert seen["own"] == "kept"
+
+    run(scenario())
+
+
+def test_a_held_request_outlives_a_reload(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            cold = backend("iris", holds=True)
+            await w.gateway.startup(table(cold))
+            sent = [asyncio.create_task(ask(w.port, "/iris", "POST", b"x" * 100_000)) for _ in range(20)]
+            await waiting(w, 20)
+            await w.gateway.apply(table(cold, backend("more")))
+            await waiting(w, 20)
+            await w.gateway.apply(table(cold, backend("more"), backend("most")))
+            await waiting(w, 20)
+            await w.gateway.apply(table(replace(cold, servers=(await w.server("a"),)), backend("more")))
+            assert [answer.status for answer in await asyncio.gather(*sent)] == [200] * 20
+            assert w.upstreams["a"].served == 20
+
+    run(scenario())
+
+
+def test_a_request_that_no_replica_came_for_is_a_504_with_the_reason(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(backend("iris", holds=True, timeout_s=0.3)))
+            answer = await ask(w.port, "/iris")
+            expected = "timed out after 0.3 s, while no replica was ready: starting"
+            assert (answer.status, answer.json()["error"]) == (504, expected)
+            assert answer.json()["request_id"] == answer.headers["x-cortex-request-id"]
+            await waiting(w, 0)
+            assert (await w.gateway.stats())["iris"].responses[5] == 1
+
+    run(scenario())
+
+
+def test_held_requests_are_refused_once_the_api_holds_no_more(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            cold = backend("iris", holds=True)
+            await w.gateway.startup(table(cold))
+            runtime = Runtime(home.sockets_dir / "gateway-master.sock")
+            workers = await runtime.workers()
+            sent = [asyncio.create_task(ask(w.port, "/iris")) for _ in range(5)]
+            await waiting(w, 5)
+            await w.gateway.apply(table(replace(cold, holds=False, unavailable="ValueError: no")))
+            for answer in await asyncio.gather(*sent):
+                assert (answer.status, answer.json()["error"]) == (503, "no replica is ready: ValueError: no")
+            assert await runtime.workers() == workers
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("body", [b"", b"x", b"x" * 500_000])
+def test_clients_that_hang_up_while_they_wait_count_once_and_harm_nobody(home: Home, body: bytes) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            cold = backend("iris", holds=True)
+            await w.gateway.startup(table(cold))
+            clients = [Client(w.port) for _ in range(5)]
+            for client in clients:
+                head = f"POST /iris HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+                (await client.connect()).write(head.encode() + body)
+            await waiting(w, 5)
+            for client in clients[1:]:
+                client.close()
+            await w.gateway.apply(table(replace(cold, servers=(await w.server("a"),))))
+            assert (await clients[0].answer()).status == 200
+            await waiting(w, 0)
+            counted = (await w.gateway.stats())["iris"].responses
+            assert (sum(counted.values()), counted[5]) == (5, 0)
+            clients[0].close()
+
+    run(scenario())
+
+
+def test_no_more_are_held_than_the_limit(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            cold = backend("iris", holds=True)
+            await w.gateway.startup(table(cold))
+            sent = [asyncio.create_task(ask(w.port, "/iris")) for _ in range(1024)]
+            await waiting(w, 1024)
+            refused = await ask(w.port, "/iris")
+            assert (refused.status, refused.json()["error"]) == (503, "the queue is full")
+            await w.gateway.apply(table(replace(cold, servers=(await w.server("a"),))))
+            assert Counter(answer.status for answer in await asyncio.gather(*sent)) == {200: 1024}
+
+    run(scenario())
+
+
+def test_a_replica_that_leaves_and_another_that_comes_lose_nothing(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            cold = backend("iris", holds=True, max_queue=0)
+            await w.gateway.startup(table(cold))
+            for name in ("a", "b", "c"):
+                sent = [asyncio.create_task(ask(w.port, "/iris")) for _ in range(10)]
+                await waiting(w, 10)
+                await w.gateway.apply(table(replace(cold, servers=(await w.server(name),))))
+                assert {answer.json()["server"] for answer in await asyncio.gather(*sent)} == {name}
+                assert (await ask(w.port, "/iris")).json()["server"] == name
+                await w.gateway.apply(table(cold))
+                assert await eventually(lambda name=name: w.gateway.drained({name})) == {name}
+
+    run(scenario())

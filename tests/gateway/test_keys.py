@@ -1,0 +1,266 @@
+"""API keys in a real HAProxy: who gets in, who is refused how, and what becomes of the key."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+
+from cortex.gateway.backends import Sockets
+from cortex.gateway.config import GatewaySettings, render
+from cortex.gateway.maps import KEYS_MAP
+from cortex.gateway.routes import ApiKey, Backend, RoutingTable, Share, Split
+from cortex.gateway.runtime import Runtime
+from cortex.home import Home
+from gateway.upstream import Client, World, ask, backend, eventually, run, world
+
+ONE, EVERY, OTHER = "ck_one_" + "a" * 43, "ck_every_" + "b-_" * 14, "ck_other_" + "c" * 43
+
+
+def key(text: str, *apis: str) -> ApiKey:
+    return ApiKey(text.split("_")[1], hashlib.sha256(text.encode()).hexdigest(), apis)
+
+
+KEYS = (key(ONE, "iris"), key(EVERY), key(OTHER, "sum", "ab"))
+
+
+async def started(w: World, *more: Backend, **settings: object) -> RoutingTable:
+    iris = backend("iris", await w.server("a"), needs_key=True, **settings)
+    made = RoutingTable((iris, *more), (), KEYS)
+    await w.gateway.startup(made)
+    return made
+
+
+async def status(w: World, text: str, path: str = "/iris") -> int:
+    return (await ask(w.port, path, **{"x-api-key": text})).status
+
+
+async def requests_4xx(w: World, api: str) -> int:
+    return (await w.gateway.stats())[api].responses[4]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": f"Bearer {ONE}"}, {"authorization": f"bearer {ONE}"}, {"x-api-key": ONE},
+        {"authorization": f"Bearer {EVERY}"}, {"x-api-key": EVERY, "authorization": "Basic YTpi"},
+    ],
+    ids=["bearer", "lower case", "header", "for all APIs", "header first"],
+)  # fmt: skip
+def test_a_key_opens_its_api_and_goes_no_further(home: Home, headers: dict[str, str]) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await started(w)
+            for path in ("/iris", "/iris/", "/iris/info", "/iris?key=x"):
+                answer = await ask(w.port, path, "POST", b"{}", **headers)
+                assert answer.status == 200
+                assert not {"authorization", "x-api-key"} & answer.json()["headers"].keys()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected", "said"),
+    [
+        ({}, 401, "needs a key"),
+        ({"authorization": "Basic YTpi"}, 401, "needs a key"),
+        ({"authorization": f"Bearer {ONE}x"}, 401, "not known"),
+        ({"x-api-key": ""}, 401, "not known"),
+        ({"x-api-key": hashlib.sha256(ONE.encode()).hexdigest()}, 401, "not known"),
+        ({"x-api-key": f"{ONE}, {EVERY}"}, 401, "not known"),
+        ({"x-api-key": "wrong", "authorization": f"Bearer {ONE}"}, 401, "not known"),
+        ({"authorization": f"Bearer {OTHER}"}, 403, "other APIs"),
+    ],
+    ids=["none", "basic", "longer", "empty", "hash", "two", "header first", "other API"],
+)
+def test_others_are_refused_before_their_body_is_in(
+    home: Home, headers: dict[str, str], expected: int, said: str
+) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await started(w)
+            client = Client(w.port)
+            writer = await client.connect()
+            lines = [
+                "POST /iris HTTP/1.1",
+                "host: x",
+                "content-length: 1000000",
+                *(f"{k}: {v}" for k, v in headers.items()),
+            ]
+            writer.write("\r\n".join([*lines, "", "{"]).encode())
+            answer = await client.answer()
+            client.close()
+            assert (answer.status, answer.headers.get("www-authenticate")) == (
+                expected,
+                "Bearer" if expected == 401 else None,
+            )
+            assert said in answer.json()["error"]
+            assert answer.json()["request_id"] == answer.headers["x-cortex-request-id"]
+            assert w.upstreams["a"].served == 0
+            assert await requests_4xx(w, "iris") == 1
+
+    run(scenario())
+
+
+def test_keys_come_and_go_in_every_worker_without_a_reload(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            made = await started(w)
+            runtime = Runtime(home.sockets_dir / "gateway-master.sock")
+            workers = await runtime.workers()
+            new = "ck_new_" + "d" * 43
+            assert await status(w, new) == 401
+            await w.gateway.apply(replace(made, keys=(*KEYS[1:], key(new, "iris", "more"))))
+            assert [await status(w, text) for text in (new, ONE, EVERY)] == [200, 401, 200]
+            await w.gateway.apply(replace(made, keys=()))
+            assert [await status(w, text) for text in (new, ONE, EVERY)] == [401, 401, 401]
+            await w.gateway.apply(made)
+            assert await runtime.workers() == workers
+            idle = Client(w.port)  # which keeps the old worker
+            assert (await idle.get("/iris", **{"x-api-key": ONE})).status == 200
+            await w.gateway.apply(replace(made, backends=(*made.backends, backend("new", await w.server("b")))))
+            after = await runtime.workers()
+            assert after.old == (workers.current,)
+            await w.gateway.apply(replace(made, keys=KEYS[1:]))
+            for pid in after.all:
+                assert hashlib.sha256(ONE.encode()).hexdigest().upper() not in await runtime.map(pid, KEYS_MAP)
+            assert (await idle.get("/iris", **{"x-api-key": ONE})).status == 401
+            idle.close()
+
+    run(scenario())
+
+
+def test_keys_hold_after_a_restart_of_the_gateway_and_of_the_operator(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            made = await started(w)
+            revoked = replace(made, keys=KEYS[1:])
+            await w.gateway.apply(revoked)
+            master = w.gateway.pid
+            assert master is not None
+            os.kill(master, signal.SIGKILL)
+
+            async def is_back() -> bool:
+                return w.gateway.pid not in (None, master)
+
+            await eventually(is_back)
+            await w.gateway.ensure_running()
+            assert [await status(w, text) for text in (ONE, EVERY)] == [401, 200]
+            await w.gateway.shutdown()
+            w.gateway = w.another_gateway()
+            await w.gateway.startup(made)
+            assert [await status(w, text) for text in (ONE, EVERY)] == [200, 200]
+
+    run(scenario())
+
+
+def test_an_api_that_has_no_replica_holds_only_callers_with_a_key(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            held = backend("iris", needs_key=True, holds=True)
+            made = RoutingTable((held,), (), KEYS)
+            await w.gateway.startup(made)
+            assert await status(w, OTHER) == 403
+            waiting = asyncio.create_task(ask(w.port, "/iris", "POST", b"{}", authorization=f"Bearer {ONE}"))
+
+            async def is_held() -> bool:
+                return (await w.gateway.stats())["iris"].requests == 1
+
+            await eventually(is_held)
+            await w.gateway.apply(replace(made, backends=(replace(held, servers=(await w.server("a"),)),), keys=()))
+            answer = await waiting  # who was let in stays in
+            assert (answer.status, "authorization" in answer.json()["headers"]) == (200, False)
+            assert (await w.gateway.stats())["iris"].responses[4] == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("own", "behind"), [(True, False), (False, True), (True, True)])
+def test_a_splitter_asks_once_for_itself_and_for_what_is_behind_it(home: Home, own: bool, behind: bool) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            apis = (backend("a", await w.server("a"), needs_key=behind), backend("s", await w.server("s")))
+            split = Split("ab", "/ab", (Share("a", 100),), Share("s", 100), needs_key=own)
+            await w.gateway.startup(RoutingTable(apis, (split,), KEYS))
+            for headers, expected in (
+                ({}, 401),
+                ({"x-api-key": ONE}, 403),
+                ({"authorization": f"Bearer {OTHER}"}, 200),
+            ):
+                answer = await ask(w.port, "/ab", "POST", b"{}", **headers)
+                assert answer.status == expected
+            assert "authorization" not in answer.json()["headers"]
+
+            async def is_copied() -> bool:
+                return w.upstreams["s"].served == 1
+
+            await eventually(is_copied)
+            assert not {"authorization", "x-api-key"} & w.upstreams["s"].seen[-1]["headers"].keys()
+            assert (w.upstreams["a"].served, await requests_4xx(w, "a")) == (1, 2)
+            assert await status(w, OTHER, "/a") == (403 if behind else 200)
+            assert await status(w, EVERY, "/a") == 200
+
+    run(scenario())
+
+
+def test_apis_that_run_jobs_answer_in_their_own_form(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            server = await w.server("operator")
+            await w.gateway.startup(
+                RoutingTable((backend("sum", jobs_socket=server.socket, needs_key=True),), (), KEYS)
+            )
+            for path in ("/sum", "/sum/69b183ed6bdf3e9b"):
+                answer = await ask(w.port, path, "POST", b"{}")
+                assert (answer.status, answer.json()["kind"]) == (401, "unauthorized")
+                assert answer.json()["message"] == answer.json()["error"]
+                assert await status(w, OTHER, path) == 200
+                assert await status(w, ONE, path) == 403
+            assert "x-api-key" not in w.upstreams["operator"].seen[-1]["headers"]
+
+    run(scenario())
+
+
+def test_the_access_log_names_the_key_and_never_shows_it(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await started(w, backend("open", await w.server("b"), access_log=True), access_log=True)
+            await status(w, ONE)
+            await status(w, OTHER)
+            await status(w, "unknown")
+            await status(w, ONE, "/open")
+
+            async def lines() -> list[str]:
+                found = (home.logs_dir / "access.log").read_text().splitlines()
+                return found if len(found) >= 4 else []
+
+            found = await eventually(lines)
+            told = [(each["status"], each["key"]) for each in map(json.loads, found)]
+            assert told == [(200, "one"), (403, "other"), (401, "-"), (200, "-")]
+            assert not any(ONE in line for line in found)
+            assert (await ask(w.port, "/open", **{"x-api-key": "own"})).json()["headers"]["x-api-key"] == "own"
+
+    run(scenario())
+
+
+def test_only_hashes_are_compared_and_open_apis_have_no_rule_more() -> None:
+    sockets = Sockets("/s/a", "/s/b", "/s/c")
+    plain, keyed = backend("plain"), backend("keyed", needs_key=True)
+    split = Split("ab", "/ab", (Share("keyed", 100),))
+    config = render(RoutingTable((keyed, plain), (split,), KEYS), GatewaySettings(), sockets).config
+    checks = [line for line in config.splitlines() if "key" in line and "http-request" in line]
+    raw = [line for line in checks if "x-api-key" in line or "http_auth" in line]
+    assert raw and not any("map(" in line or "-m str" in line.partition(" if ")[0] for line in raw)
+    # After the key is taken, whatever the conditions, it is hashed before it is looked up.
+    for index, line in enumerate(checks):
+        if "http_auth_bearer" in line:
+            assert "sha2(256),hex" in checks[index + 1] and KEYS_MAP in checks[index + 2]
+    sections = {text.split()[0]: text for text in config.split("\nbackend ")[1:]}
+    assert "key" not in sections["api:plain"].replace("proto", "")
+    alone = render(RoutingTable((plain,), (), KEYS), GatewaySettings(), sockets).config
+    assert "key" not in alone.replace("keep", "").replace("http-keep-alive", "")

@@ -1,0 +1,215 @@
+"""Splitters: how requests are shared out, and that copies for a shadow change nothing for the callers."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cortex.gateway.maps import SLOTS_MAP, fixed_maps, live_maps
+from cortex.gateway.routes import Backend, RoutingTable, Share, Split
+from cortex.gateway.runtime import Runtime
+from cortex.home import Home
+from gateway.upstream import Client, World, ask, backend, eventually, run, world
+
+SPLIT = Split("ab", "/ab", (Share("a", 30), Share("b", 70)))
+
+
+def split_table(*splits: Split, backends: tuple[Backend, ...]) -> RoutingTable:
+    return RoutingTable(backends, splits)
+
+
+async def started(w: World, split: Split = SPLIT, **shadow: object) -> tuple[Backend, ...]:
+    """Start a gateway with the APIs `a` and `b`, and `s` for a shadow."""
+    backends = (
+        backend("a", await w.server("a")),
+        backend("b", await w.server("b")),
+        backend("s", await w.server("s"), **shadow),
+    )
+    await w.gateway.startup(split_table(split, backends=backends))
+    return backends
+
+
+async def send(w: World, count: int, path: str = "/ab") -> Counter[str]:
+    """Send requests one after the other on a few connections, and count who answered."""
+    seen: Counter[str] = Counter()
+
+    async def some(client: Client) -> None:
+        for _ in range(count // 4):
+            answer = await client.request("POST", path, b"{}", {})
+            assert answer.status == 200
+            seen[answer.json()["server"]] += 1
+        client.close()
+
+    await asyncio.gather(*(some(Client(w.port)) for _ in range(4)))
+    return seen
+
+
+async def copies(w: World, number: int) -> None:
+    async def reached() -> bool:
+        return w.upstreams["s"].served == number
+
+    await eventually(reached)
+
+
+def test_requests_are_shared_out_by_weight_and_weights_change_without_a_reload(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            backends = await started(w)
+            runtime = Runtime(home.sockets_dir / "gateway-master.sock")
+            workers = await runtime.workers()
+            seen = await send(w, 2000)
+            assert abs(seen["a"] - 600) < 6 * (2000 * 0.3 * 0.7) ** 0.5
+            stats = await w.gateway.stats()
+            assert (stats["a"].responses[2], stats["b"].responses[2]) == (seen["a"], seen["b"])
+            for shares, expected in (
+                ((Share("a", 100), Share("b", 0)), {"a": 100}),
+                ((Share("s", 100),), {"s": 100}),
+            ):
+                await w.gateway.apply(split_table(replace(SPLIT, shares=shares), backends=backends))
+                assert await send(w, 100) == expected
+            assert await runtime.workers() == workers
+
+    run(scenario())
+
+
+def test_a_split_request_is_as_one_to_its_api(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            split = replace(SPLIT, shares=(Share("a", 100),))
+            await w.gateway.startup(
+                split_table(split, backends=(backend("a", await w.server("a"), max_body_bytes=10),))
+            )
+            for path in ("/ab", "/ab/", "/ab?x=1", "/ab/info?x=/y"):
+                answer = await ask(w.port, path, x_cortex_shadow="1")
+                assert (answer.status, answer.json()["url"]) == (200, path)
+                assert answer.json()["headers"].get("x-cortex-info") == ("1" if "info" in path else None)
+            assert (await ask(w.port, "/ab", "POST", b"x" * 11)).status == 413
+            assert (await ask(w.port, "/ab/x")).status == 404
+            assert (await ask(w.port, "/a")).json()["server"] == "a"
+            assert (await w.gateway.stats())["a"].responses[4] == 1
+
+    run(scenario())
+
+
+def test_a_shadow_gets_copies_of_so_many_requests_and_its_answers_are_dropped(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            backends = await started(w, replace(SPLIT, shadow=Share("s", 100)))
+            answer = await ask(w.port, "/ab?x=%20&y", "POST", b"x" * 300_000, **{"content-type": "a/b", "own": "1"})
+            assert answer.json()["server"] in "ab"
+            await copies(w, 1)
+            copy = w.upstreams["s"].seen[-1]
+            assert (copy["method"], copy["url"], copy["body"]) == ("POST", "/ab?x=%20&y", 300_000)
+            headers = copy["headers"]
+            assert (headers["content-type"], headers["own"], headers["x-cortex-shadow"]) == ("a/b", "1", "1")
+            assert headers["x-cortex-request-id"] == answer.headers["x-cortex-request-id"]
+            assert "x-cortex-shadow" not in answer.json()["headers"]
+            await ask(w.port, "/ab/info")
+            await send(w, 100)
+            await copies(w, 101)
+            assert (await w.gateway.stats())["s"].responses[2] == 101
+            half = replace(SPLIT, shadow=Share("s", 50))
+            await w.gateway.apply(split_table(half, backends=backends))
+            await send(w, 400)
+            await w.gateway.apply(split_table(SPLIT, backends=backends))
+            await send(w, 100)
+            assert abs(w.upstreams["s"].served - 301) < 6 * (400 * 0.25) ** 0.5
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("body", [1_000_001, 3_000_000])
+def test_what_is_larger_than_the_buffer_is_served_and_not_copied(home: Home, body: int) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await started(w, replace(SPLIT, shadow=Share("s", 100)))
+            assert (await ask(w.port, "/ab", "POST", b"x" * body)).json()["body"] == body
+            head = b"POST /ab HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+            client = Client(w.port)
+            (await client.connect()).write(head + b"%x\r\n%b\r\n0\r\n\r\n" % (body, b"x" * body))
+            assert (await client.answer()).json()["body"] == body
+            client.close()
+            await ask(w.port, "/ab", "POST", b"small")
+            await copies(w, 1)
+
+    run(scenario())
+
+
+def test_a_copy_has_the_headers_of_one_name_in_their_order(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await started(w, replace(SPLIT, shadow=Share("s", 100)))
+            client = Client(w.port)
+            writer = await client.connect()
+            writer.write(b"GET /ab HTTP/1.1\r\nhost: x\r\nvia: 1\r\nvia: 2\r\nempty:\r\nvia: 3\r\n\r\n")
+            assert (await client.answer()).status == 200
+            client.close()
+            await copies(w, 1)
+            copy = w.upstreams["s"].seen[-1]
+            assert [value for name, value in copy["all_headers"] if name == "via"] == ["1", "2", "3"]
+            assert copy["headers"]["empty"] == ""
+
+    run(scenario())
+
+
+def test_copies_are_made_in_a_home_with_a_space_in_its_path() -> None:
+    async def scenario(home: Home) -> None:
+        async with world(home) as w:
+            await started(w, replace(SPLIT, shadow=Share("s", 100)))
+            assert (await ask(w.port, "/ab", "POST", b"{}")).status == 200
+            await copies(w, 1)
+
+    with tempfile.TemporaryDirectory(prefix="cortex ") as folder:
+        home = Home(Path(folder))
+        home.create()
+        run(scenario(home))
+
+
+def test_a_dead_shadow_harms_nothing(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            backends = await started(w, replace(SPLIT, shadow=Share("s", 100)))
+            await w.upstreams["s"].stop()
+            assert sum((await send(w, 100)).values()) == 100
+            without = (backends[0], backends[1], replace(backends[2], servers=()))
+            await w.gateway.apply(split_table(replace(SPLIT, shadow=Share("s", 100)), backends=without))
+            assert sum((await send(w, 100)).values()) == 100
+            gone = split_table(replace(SPLIT, shadow=Share("s", 100)), backends=backends[:2])
+            await w.gateway.apply(gone)
+            assert sum((await send(w, 100)).values()) == 100
+
+    run(scenario())
+
+
+def test_a_slow_shadow_delays_nobody_and_gets_no_more_than_a_bounded_number(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            split = Split("ab", "/ab", (Share("a", 100),), Share("s", 100))
+            slow = await w.server("s", 1)
+            w.upstreams["s"].mute = True
+            await w.gateway.startup(split_table(
+                split, backends=(backend("a", await w.server("a")), backend("s", slow, max_queue=10_000))
+            ))  # fmt: skip
+            assert (await send(w, 400)) == {"a": 400}
+            stats = (await w.gateway.stats())["s"]
+            assert 200 <= stats.requests <= 256
+
+    run(scenario())
+
+
+def test_an_api_that_is_not_there_is_a_404() -> None:
+    table = split_table(SPLIT, backends=(backend("a"), backend("b", jobs_socket="/s")))
+    values = Counter(live_maps(table)[SLOTS_MAP].values())
+    assert values == {"api:a": 30, "cortex-unknown": 70}
+
+
+def test_an_own_endpoint_goes_before_what_a_splitter_implies() -> None:
+    inner = backend("inner", endpoint="/ab/info")
+    maps = fixed_maps(split_table(SPLIT, backends=(inner, backend("a"), backend("b"))))
+    assert maps["routes.map"]["/ab/info"] == "api:inner"
+    assert set(maps["splits.map"]) == {"/ab", "/ab/"}

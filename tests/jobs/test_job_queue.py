@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from job_checks import check_jobs, dump, open_seqs, put_job
+from sqlalchemy import Connection, delete, select
+
+from cortex.errors import InputError
+from cortex.jobs.exchange import Leased
+from cortex.jobs.ledger import open_ledger
+from cortex.jobs.queue import LEASE_S, exchange
+from cortex.jobs.records import read_job
+from cortex.jobs.releasing import Blame, expire, release, renew
+from cortex.jobs.spec import BatchFailure, JobRecord, Lease, Report
+from cortex.lifecycle import JobStatus
+from cortex.state.database import Where, open_jobs
+from cortex.state.job_tables import batches, dead_letters, leases, pending
+
+NOW = 1000.0
+ME = ("w", 1)
+
+
+@pytest.fixture
+def connection(where: Where) -> Iterator[Connection]:
+    engine = open_jobs(where)
+    with engine.begin() as connection:
+        yield connection
+        check_jobs(connection, has_results=False)
+    engine.dispose()
+
+
+def ask(
+    connection: Connection,
+    job: str,
+    *reports: Report,
+    count: int = 10,
+    size: int = 10**6,
+    now: float = NOW,
+    worker: tuple[str, int] = ME,
+) -> Leased:
+    return exchange(connection, job, *worker, reports, count, size, now)
+
+
+def lease(connection: Connection, job: str, count: int = 10, now: float = NOW, worker: tuple[str, int] = ME) -> Lease:
+    found = ask(connection, job, count=count, now=now, worker=worker).lease
+    assert found is not None
+    return found
+
+
+def seqs(lease: Lease | None) -> list[int] | None:
+    return [batch.seq for batch in lease.batches] if lease else None
+
+
+def failures(*failed: int) -> tuple[BatchFailure, ...]:
+    return tuple(BatchFailure(seq, f"ValueError: {seq}", "Traceback …") for seq in failed)
+
+
+def job_of(connection: Connection, job: str) -> JobRecord:
+    record = read_job(connection, job)
+    assert record is not None
+    return record
+
+
+def test_the_first_lease_starts_the_job_and_the_last_report_completes_it(connection: Connection) -> None:
+    job = put_job(connection, 3, items=2)
+    assert job_of(connection, job).status is JobStatus.PENDING
+    first = lease(connection, job, count=2)
+    assert seqs(first) == [0, 1]
+    assert [batch.payload for batch in first.batches] == [b"[0,1]", b"[2,3]"]
+    assert (job_of(connection, job).status, job_of(connection, job).started_at) == (JobStatus.RUNNING, NOW)
+    second = ask(connection, job, Report(first.token, 1, seconds=0.25))
+    assert seqs(second.lease) == [2] and not second.is_done
+    assert second.lease is not None
+    last = ask(connection, job, Report(second.lease.token, 2, results=((2, b'"x"'),), seconds=0.5))
+    assert last == Leased(is_done=True)
+    record = job_of(connection, job)
+    assert record.status is JobStatus.COMPLETING
+    counts = record.counts
+    assert (counts.succeeded, counts.succeeded_items, counts.results, counts.open) == (3, 6, 1, 0)
+    assert counts.seconds == 0.75
+
+
+def test_a_lease_writes_one_row_whatever_its_size(connection: Connection) -> None:
+    job = put_job(connection, 1000)
+    lease(connection, job, count=400)
+    assert [(row.first, row.last) for row in connection.execute(select(pending))] == [(400, 999)]
+    assert [(row.next, row.last) for row in connection.execute(select(leases))] == [(0, 399)]
+
+
+@pytest.mark.parametrize(("size", "expected"), [(1, [0]), (3, [0]), (6, [0, 1]), (8, [0, 1]), (9, [0, 1, 2])])
+def test_a_lease_holds_no_more_bytes_than_asked_for_but_one_batch_at_least(
+    connection: Connection, size: int, expected: list[int]
+) -> None:
+    job = put_job(connection, 9)
+    assert seqs(ask(connection, job, size=size).lease) == expected
+
+
+def test_without_room_only_reports_are_taken(connection: Connection) -> None:
+    job = put_job(connection, 2)
+    held = lease(connection, job, count=1)
+    assert ask(connection, job, Report(held.token, 0), count=0) == Leased()
+    assert open_seqs(connection, 1).keys() == {1}
+
+
+@pytest.mark.parametrize(
+    ("status", "is_done"),
+    [(JobStatus.STOPPED, True), (JobStatus.TIMED_OUT, True), (None, True)],
+)
+def test_a_job_that_is_over_or_unknown_gives_nothing_and_takes_nothing(
+    connection: Connection, status: JobStatus | None, is_done: bool
+) -> None:
+    job = put_job(connection, 2)
+    held = lease(connection, job, count=1)
+    if status:
+        ledger = open_ledger(connection, job)
+        assert ledger is not None and ledger.move(status, NOW)
+        ledger.save(connection, NOW)
+    before = dump(connection)
+    answer = ask(connection, job if status else "f" * 16, Report(held.token, 0))
+    assert answer == Leased(lost=(held.token,), is_done=is_done)
+    assert dump(connection) == before
+
+
+def test_a_report_that_comes_twice_counts_once(connection: Connection) -> None:
+    job = put_job(connection, 5)
+    held = lease(connection, job, count=5)
+    report = Report(held.token, 2, failures(1), ((0, b"0"), (2, b"2")), seconds=1.0)
+    assert ask(connection, job, report, count=0) == Leased()
+    before = dump(connection)
+    assert ask(connection, job, report, count=0) == Leased()
+    assert dump(connection) == before
+    # What was reported before may be in a longer report again, as where the first answer was lost.
+    longer = Report(held.token, 4, failures(1, 3), ((0, b"0"), (2, b"2"), (4, b"4")), seconds=1.0)
+    assert ask(connection, job, longer, count=0) == Leased()
+    counts = job_of(connection, job).counts
+    assert (counts.succeeded, counts.failed_attempts, counts.results) == (3, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda token: Report("feedfeed", 0),
+        lambda token: Report(token, 5),
+    ],
+)
+def test_a_report_that_does_not_fit_its_lease_changes_nothing(connection: Connection, make: object) -> None:
+    job = put_job(connection, 9)
+    held = lease(connection, job, count=5)
+    report = make(held.token)  # type: ignore[operator]
+    before = dump(connection)
+    assert ask(connection, job, report, count=0).lost == (report.token,)
+    assert dump(connection) == before
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"failures": failures(2, 1)},
+        {"failures": failures(1, 1)},
+        {"failures": failures(4)},
+        {"results": ((1, b"1"), (1, b"1"))},
+        {"results": ((4, b"1"),)},
+        {"failures": failures(1), "results": ((1, b"1"),)},
+    ],
+)
+def test_a_report_that_contradicts_itself_is_refused(connection: Connection, changed: dict[str, object]) -> None:
+    job = put_job(connection, 9)
+    held = lease(connection, job, count=5)
+    before = dump(connection)
+    with pytest.raises(InputError):
+        ask(connection, job, Report(held.token, 3, **changed), count=0)  # type: ignore[arg-type]
+    assert dump(connection) == before
+
+
+def test_a_report_for_another_job_is_lost(connection: Connection) -> None:
+    one, two = put_job(connection, 2), put_job(connection, 2)
+    held = lease(connection, one)
+    assert ask(connection, two, Report(held.token, 1), count=0).lost == (held.token,)
+
+
+def test_a_failed_batch_comes_back_alone_after_its_wait_and_is_a_dead_letter_in_the_end(connection: Connection) -> None:
+    job = put_job(connection, 3, items=2)
+    held = lease(connection, job)
+    answer = ask(connection, job, Report(held.token, 2, failures(0, 1)))
+    assert answer == Leased(opens_at=NOW + 1)
+    for attempt, now in ((2, NOW + 1), (3, NOW + 10)):
+        for seq in (0, 1):
+            again = lease(connection, job, now=now)
+            assert seqs(again) == [seq]
+            answer = ask(connection, job, Report(again.token, seq, failures(seq)), count=0, now=now)
+        assert answer.is_done is (attempt == 3)
+    record = job_of(connection, job)
+    assert record.status is JobStatus.COMPLETING
+    counts = record.counts
+    assert (counts.succeeded, counts.failed, counts.failed_items, counts.failed_attempts) == (1, 2, 4, 6)
+    letter = connection.execute(select(dead_letters).order_by(dead_letters.c.key)).first()
+    assert letter is not None
+    assert (letter.first_item, letter.items, letter.attempts, letter.failed_at) == (0, 2, 3, NOW + 10)
+    assert (letter.error, letter.traceback, letter.payload) == ("ValueError: 0", "Traceback …", b"[0,1]")
+
+
+def test_isolation_leaves_only_the_guilty_items_as_dead_letters(connection: Connection) -> None:
+    job, bad, now = put_job(connection, 2, items=10, max_attempts=2, isolate_failures=True), {3, 17}, NOW
+    while not (answer := ask(connection, job, count=1, now=now)).is_done:
+        if answer.lease is None:
+            now += 60
+            continue
+        (batch,) = answer.lease.batches
+        items = {int(item) for item in batch.payload.strip(b"[]").split(b",")}
+        ask(connection, job, Report(answer.lease.token, batch.seq, failures(batch.seq) if items & bad else ()), count=0)
+        check_jobs(connection, has_results=False)
+    letters = connection.execute(select(dead_letters).order_by(dead_letters.c.first_item)).all()
+    assert [(row.first_item, row.items, row.payload) for row in letters] == [(3, 1, b"[3]"), (17, 1, b"[17]")]
+    counts = job_of(connection, job).counts
+    assert (counts.items, counts.succeeded_items, counts.failed_items) == (20, 18, 2)
+    assert counts.batches == counts.succeeded + 2
+
+
+def test_what_can_not_be_cut_is_a_dead_letter_as_a_whole(connection: Connection) -> None:
+    job = put_job(connection, 1, items=2, max_attempts=1, isolate_failures=True)
+    connection.execute(batches.update().values(payload=b'{"not": "an array"}'))
+    held = lease(connection, job)
+    assert ask(connection, job, Report(held.token, 0, failures(0))).is_done
+    assert job_of(connection, job).counts.failed == 1
+
+
+def test_batches_that_are_missing_are_an_error_not_a_short_lease(connection: Connection) -> None:
+    job = put_job(connection, 3)
+    removed = connection.execute(select(batches).order_by(batches.c.key.desc())).first()
+    connection.execute(delete(batches).where(batches.c.key == removed.key))  # type: ignore[union-attr]
+    with pytest.raises(RuntimeError, match="not all there"):
+        lease(connection, job)
+    connection.execute(batches.insert().values(dict(removed._mapping)))  # type: ignore[union-attr]
+
+
+def test_a_death_blames_the_batch_inside_and_no_other(connection: Connection) -> None:
+    job = put_job(connection, 9)
+    held = lease(connection, job, count=5)
+    lease(connection, job, count=2)
+    ask(connection, job, Report(held.token, 0), count=0)
+    assert release(connection, *ME, Blame("segmentation fault", job, 3), NOW) == 2
+    ranges = [
+        (row.first, row.last, row.attempts, row.not_before)
+        for row in connection.execute(select(pending).order_by(pending.c.first))
+    ]
+    assert ranges == [(1, 2, 0, 0), (3, 3, 1, NOW + 1), (4, 4, 0, 0), (5, 6, 0, 0), (7, 8, 0, 0)]
+    assert job_of(connection, job).counts.failed_attempts == 1
+
+
+def test_a_death_with_nothing_known_blames_the_first_open_batch_of_the_oldest_lease(connection: Connection) -> None:
+    job = put_job(connection, 6, max_attempts=1)
+    held = lease(connection, job, count=3)
+    lease(connection, job, count=3)
+    ask(connection, job, Report(held.token, 0), count=0)
+    release(connection, *ME, Blame("killed"), NOW)
+    letter = connection.execute(select(dead_letters)).one()
+    assert (letter.first_item, letter.error) == (1, "the worker's process died: killed")
+    assert open_seqs(connection, 1).keys() == {2, 3, 4, 5}
+
+
+@pytest.mark.parametrize("inside", [("f" * 16, 1), ("0" * 16, 0), ("0" * 16, 99)])
+def test_a_batch_that_the_process_has_no_lease_of_any_more_is_not_blamed(
+    connection: Connection, inside: tuple[str, int]
+) -> None:
+    job = put_job(connection, 3)
+    held = lease(connection, job)
+    ask(connection, job, Report(held.token, 0), count=0)
+    assert release(connection, *ME, Blame("killed", *inside), NOW) == 1
+    assert job_of(connection, job).counts.failed_attempts == 0
+    assert open_seqs(connection, 1).keys() == {1, 2}
+
+
+def test_the_last_batch_may_be_lost_with_its_process(connection: Connection) -> None:
+    job = put_job(connection, 1, max_attempts=1)
+    lease(connection, job)
+    release(connection, *ME, Blame("out of memory"), NOW)
+    assert job_of(connection, job).status is JobStatus.COMPLETING
+    assert job_of(connection, job).counts.failed == 1
+
+
+@pytest.mark.parametrize(
+    ("pid", "ended"),
+    [(1, {0}), (None, {0, 1}), (2, {1}), (3, set())],
+)
+def test_leases_are_released_by_process(connection: Connection, pid: int | None, ended: set[int]) -> None:
+    job = put_job(connection, 3)
+    lease(connection, job, count=1, worker=("w", 1))
+    lease(connection, job, count=1, worker=("w", 2))
+    lease(connection, job, count=1, worker=("other", 1))
+    assert release(connection, "w", pid, None, NOW) == len(ended)
+    assert {row.first for row in connection.execute(select(pending))} == ended
+    assert job_of(connection, job).counts.failed_attempts == 0
+
+
+def test_a_renewed_lease_lives_and_one_that_is_not_expires_with_blame(connection: Connection) -> None:
+    job = put_job(connection, 4)
+    kept = lease(connection, job, count=2)
+    lost = lease(connection, job, count=2, worker=("dead", 7))
+    assert renew(connection, *ME, [kept.token, lost.token], NOW + 20) == (lost.token,)
+    assert expire(connection, NOW + LEASE_S - 1) == 0
+    assert expire(connection, NOW + LEASE_S) == 1
+    assert renew(connection, "dead", 7, [lost.token], NOW + LEASE_S) == (lost.token,)
+    ranges = [(row.first, row.attempts) for row in connection.execute(select(pending).order_by(pending.c.first))]
+    assert ranges == [(2, 1), (3, 0)]
+
+
+def test_a_process_that_renews_its_oldest_lease_only_is_not_blamed_for_another(connection: Connection) -> None:
+    job = put_job(connection, 4)
+    oldest = lease(connection, job, count=2)
+    lease(connection, job, count=2)
+    renew(connection, *ME, [oldest.token], NOW + 20)
+    assert expire(connection, NOW + LEASE_S) == 1
+    assert job_of(connection, job).counts.failed_attempts == 0
+
+
+def test_new_work_comes_before_what_failed(connection: Connection) -> None:
+    job = put_job(connection, 4)
+    held = lease(connection, job, count=2)
+    ask(connection, job, Report(held.token, 1, failures(0)), count=0)
+    assert seqs(lease(connection, job, count=5, now=NOW + 100)) == [2, 3]
+    assert seqs(lease(connection, job, count=5, now=NOW + 100)) == [0]

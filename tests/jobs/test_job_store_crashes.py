@@ -1,0 +1,130 @@
+"""What was acknowledged is there after any crash, and nothing is there twice or by halves."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from pathlib import Path
+
+from job_checks import check_jobs
+from sqlalchemy import Connection, select
+
+from cortex.jobs.records import Presence
+from cortex.lifecycle import JobStatus
+from cortex.state.database import Where, open_jobs, open_jobs_sqlite
+from cortex.state.job_tables import first_key, jobs, results
+from postgres import Postgres
+
+KILLS = 12
+
+
+class Acknowledged:
+    """What the processes were told."""
+
+    def __init__(self) -> None:
+        self.batches: dict[str, int] = {}
+        self.results: dict[str, dict[int, str]] = defaultdict(dict)
+        self.over: set[str] = set()
+
+    def add(self, line: bytes) -> None:
+        told = json.loads(line)
+        if told["what"] == "created":
+            self.batches[told["job"]] = told["batches"]
+        elif told["what"] == "recorded":
+            for seq, value in told["results"].items():
+                assert self.results[told["job"]].setdefault(int(seq), value) == value, "recorded twice"
+        elif told["what"] == "over":
+            self.over.add(told["job"])
+
+    def check(self, connection: Connection) -> None:
+        stored = {job.id: job for job in connection.execute(select(jobs).where(jobs.c.presence == Presence.HERE))}
+        for job_id, count in self.batches.items():
+            assert stored[job_id].next_seq >= count
+        for job_id, recorded in self.results.items():
+            base = first_key(stored[job_id].number)
+            there = results.c.key.between(base, first_key(stored[job_id].number + 1) - 1)
+            found = {row.key - base: row.value.decode() for row in connection.execute(select(results).where(there))}
+            assert recorded.items() <= found.items()
+        for job_id in self.over:
+            assert JobStatus(stored[job_id].status).is_over
+
+
+def running_store(database: Where, seed: int, *arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, str(Path(__file__).parent / "crashing_store.py"), str(database), str(seed), *arguments]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environ)
+
+
+def run_and_kill(database: Where, seed: int, acknowledged: Acknowledged, lines: int, *arguments: str) -> None:
+    """Kill a process without warning some time after it has told that many lines."""
+    with running_store(database, seed, *arguments) as process:
+        assert process.stdout is not None
+        killer = threading.Timer(random.Random(seed).random() * 0.1, process.kill)
+        for number, line in enumerate(process.stdout):
+            if line.endswith(b"\n"):
+                acknowledged.add(line)
+            if number == lines:
+                killer.start()
+        killer.cancel()
+    assert process.returncode == -9, "it ended by itself"
+
+
+def test_a_store_killed_in_mid_write_again_and_again_loses_nothing(where: Where) -> None:
+    acknowledged = Acknowledged()
+    for seed in range(KILLS if isinstance(where, Path) else KILLS // 2):
+        run_and_kill(where, seed, acknowledged, random.Random(seed).randrange(60))
+        engine = open_jobs(where)
+        with engine.begin() as connection:
+            if isinstance(where, Path):
+                assert connection.exec_driver_sql("PRAGMA quick_check").scalar_one() == "ok"
+            check_jobs(connection)
+            acknowledged.check(connection)
+        engine.dispose()
+    assert len(acknowledged.batches) > KILLS // 2
+    assert sum(map(len, acknowledged.results.values())) > 500
+
+
+def test_a_server_killed_in_mid_write_again_and_again_loses_nothing() -> None:
+    acknowledged = Acknowledged()
+    with Postgres() as server, running_store(server.url("postgres"), 7) as process:
+        assert process.stdout is not None
+        for number, line in enumerate(process.stdout):
+            acknowledged.add(line)
+            if number in (30, 60, 90, 120):
+                server.kill()
+                server.start()
+            if number == 200:
+                process.kill()
+        process.wait()
+        engine = open_jobs(server.url("postgres"))
+        with engine.begin() as connection:
+            check_jobs(connection)
+            acknowledged.check(connection)
+        engine.dispose()
+    assert process.returncode == -9, "it ended by itself"
+
+
+def test_a_log_cut_off_anywhere_leaves_whole_transactions(tmp_path: Path) -> None:
+    # A power cut leaves some beginning of what was written since the last checkpoint.
+    database, acknowledged = tmp_path / "jobs.db", Acknowledged()
+    run_and_kill(database, 99, acknowledged, 40, "--keep-log")
+    log = database.with_name("jobs.db-wal")
+    whole, chance, counts = log.read_bytes(), random.Random(1), set()
+    assert len(whole) > 100_000
+    for number in range(25):
+        copy = tmp_path / f"copy-{number}.db"
+        shutil.copy(database, copy)
+        copy.with_name(f"{copy.name}-wal").write_bytes(whole[: chance.randrange(len(whole))])
+        engine = open_jobs_sqlite(copy)
+        with engine.begin() as connection:
+            assert connection.exec_driver_sql("PRAGMA quick_check").scalar_one() == "ok"
+            check_jobs(connection)
+            counts.add(len(connection.execute(select(results.c.key)).all()))
+        engine.dispose()
+    assert len(counts) > 3, "all cuts left the same"

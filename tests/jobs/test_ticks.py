@@ -1,0 +1,104 @@
+"""How far schedules are, stored: a run is taken once, and with its job."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from job_checks import ORIGIN, new_batches, options
+from sqlalchemy import inspect
+from store_place import Place, run
+
+from cortex.errors import ConflictError
+from cortex.jobs import ticks
+from cortex.jobs.ticks import Ticks
+from cortex.jobs.view import SCHEDULED_FOR
+from cortex.lifecycle import JobStatus
+from cortex.state.database import JOB_MIGRATIONS, Where, open_jobs_sqlite, open_sqlite
+
+
+def begun() -> partial[None]:
+    return partial(ticks.begin, api="train", key="k", at=100.0)
+
+
+@pytest.mark.parametrize("batches", [1, 2500, None])
+def test_a_run_is_taken_once_and_leaves_no_second_job(where: Where, batches: int | None) -> None:
+    async def use(place: Place) -> None:
+        await place.store.change_ticks(begun())
+        also = partial(ticks.take, api="train", key="k", at=160.0)
+        made = None if batches is None else new_batches(batches)
+        job = await place.store.create(ORIGIN, options(), {}, made, also)
+        with pytest.raises(ConflictError, match="was submitted before"):
+            await place.store.create(ORIGIN, options(), {}, made, also)
+        await place.reopen()
+        assert [found.id for found in await place.store.list(ORIGIN.api)] == [job.id]
+        assert await place.store.ticks() == {"train": Ticks("k", 160.0, 160.0, job.id)}
+
+    run(where, use)
+
+
+def test_a_schedule_that_is_there_already_is_not_begun_again(where: Where) -> None:
+    async def use(place: Place) -> None:
+        store = place.store
+        await store.change_ticks(begun())
+        await store.change_ticks(partial(ticks.skip, api="train", key="k", at=200.0, error="bad"))
+        await store.change_ticks(begun())
+        await store.change_ticks(partial(ticks.skip, api="train", key="other", at=300.0, error="of another"))
+        assert await store.ticks() == {"train": Ticks("k", 200.0, error="bad")}
+        await store.change_ticks(partial(ticks.begin, api="train", key="new", at=150.0))
+        assert await store.ticks() == {"train": Ticks("new", 150.0)}
+        await store.change_ticks(partial(ticks.forget, api="train"))
+        assert await store.ticks() == {}
+
+    run(where, use)
+
+
+def test_a_run_that_may_not_overlap_is_skipped_or_refused_while_another_is_not_over(where: Where) -> None:
+    async def use(place: Place) -> None:
+        store = place.store
+        skip = partial(ticks.skip_overlapping, api=ORIGIN.api, key="k")
+        await store.change_ticks(partial(ticks.begin, api=ORIGIN.api, key="k", at=100.0))
+        by_hand = await store.create(ORIGIN, options(), {}, new_batches(1))
+        assert await store.change_ticks(partial(skip, at=160.0)) is None  # a job of the user's own is no run
+        also = partial(ticks.take, api=ORIGIN.api, key="k", at=160.0, may_overlap=False)
+        job = await store.create(ORIGIN, options(), {SCHEDULED_FOR: 160.0}, new_batches(1), also)
+        with pytest.raises(ConflictError, match=f"runs by its schedule already, as job {job.id}"):
+            later = partial(ticks.take, api=ORIGIN.api, key="k", at=220.0, may_overlap=False)
+            await store.create(ORIGIN, options(), {SCHEDULED_FOR: 220.0}, new_batches(1), later)
+        assert await store.change_ticks(partial(skip, at=220.0)) == job.id
+        assert await store.change_ticks(partial(skip, at=220.0)) is None  # it was passed over before
+        await place.reopen()
+        known = Ticks("k", 220.0, 160.0, job.id, "", 1, 220.0, job.id)
+        assert (await place.store.ticks())[ORIGIN.api] == known
+        assert [found.id for found in await place.store.list(ORIGIN.api)] == [job.id, by_hand.id]
+        await place.store.change(job.id, JobStatus.STOPPED)
+        assert await place.store.change_ticks(partial(skip, at=280.0)) is None
+        await place.store.change_ticks(partial(ticks.begin, api=ORIGIN.api, key="new", at=300.0))
+        assert (await place.store.ticks())[ORIGIN.api] == Ticks("new", 300.0, 160.0, job.id)
+
+    run(where, use)
+
+
+def test_a_database_without_skipped_runs_gets_them_and_keeps_its_schedules(tmp_path: Path) -> None:
+    old = open_sqlite(tmp_path / "jobs.db", JOB_MIGRATIONS[:3])
+    with old.begin() as connection:
+        for column in ("skipped", "last_skip_at", "last_skip_job_id"):
+            connection.exec_driver_sql(f"ALTER TABLE schedules DROP COLUMN {column}")
+        connection.exec_driver_sql("INSERT INTO schedules (api, key, handled_at, error) VALUES ('train', 'k', 100, '')")
+    old.dispose()
+    new = open_jobs_sqlite(tmp_path / "jobs.db")
+    with new.connect() as connection:
+        assert ticks.read_ticks(connection) == {"train": Ticks("k", 100.0)}
+    new.dispose()
+
+
+def test_a_database_without_schedules_gets_them(tmp_path: Path) -> None:
+    old = open_sqlite(tmp_path / "jobs.db", JOB_MIGRATIONS[:1])
+    with old.begin() as connection:
+        for table in ("schedules", "workloads"):
+            connection.exec_driver_sql(f"DROP TABLE IF EXISTS {table}")
+    old.dispose()
+    new = open_jobs_sqlite(tmp_path / "jobs.db")
+    assert "schedules" in inspect(new).get_table_names()
+    new.dispose()

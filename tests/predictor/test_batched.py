@@ -1,0 +1,37 @@
+"""Batching without a method that it could call is a mistake, for the loader as for the check of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from user_project import UserProject, user_project
+
+from cortex.errors import UserError
+
+BASE = "class Base:\n    def __init__(self, config): ...\n"
+#: What the check of the source can't see through.
+HIDDEN = "\nHandler = type('Handler', (Base,), {methods})\n"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[UserProject]:
+    with user_project(tmp_path) as project:
+        yield project
+
+
+@pytest.mark.parametrize(
+    ("methods", "words"),
+    [
+        ("{'handle_get': lambda self: 1}", "makes one call of several to handle_post(), which is not defined; add it"),
+        ("{'handle_post': stream}", "can't join calls of handle_post(), which streams its answers; return a list"),
+        ("{'handle_post': astream}", "can't join calls of handle_post(), which streams its answers; return a list"),
+    ],
+)
+def test_batching_needs_a_method_that_can_be_given_batches(project: UserProject, methods: str, words: str) -> None:
+    streams = "def stream(self, payload):\n    yield 1\nasync def astream(self, payload):\n    yield 1\n"
+    text = BASE + streams + HIDDEN.format(methods=methods)
+    with pytest.raises(UserError, match="^predictor.py: class Handler: server_side_batching ") as raised:
+        project.load("handler", text, max_batch_size=8)
+    assert words in str(raised.value)

@@ -1,0 +1,176 @@
+"""Runs of a model that are asked for at the same time become one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cortex.errors import ModelError
+from cortex.predictor.joined_runs import JoinedRuns
+from cortex.predictor.servable import SignatureInfo
+from cortex.predictor.tensors import Array, TensorSpec
+from wait import wait_until
+
+DEADLINE_S = 20.0
+
+
+class Doubling:
+    """A model that doubles its input; its runs wait for `gate`, and it refuses rows that are negative."""
+
+    def __init__(self, answer: Callable[[Array], Array] = lambda rows: rows * 2) -> None:
+        self.signatures: Mapping[str, SignatureInfo] = {}
+        self.gate = threading.Event()
+        self.sizes: list[int] = []
+        self._answer = answer
+
+    def run(self, signature_key: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        rows = inputs["x"]
+        self.sizes.append(len(rows) if rows.ndim else 0)
+        assert self.gate.wait(DEADLINE_S)
+        if (rows < 0).any():
+            raise ModelError(f"{signature_key} refuses {rows.min()}")
+        return {"y": self._answer(rows)}
+
+
+@pytest.fixture
+def pool() -> Any:
+    with ThreadPoolExecutor(64) as pool:
+        yield pool
+
+
+def ask(pool: ThreadPoolExecutor, joined: JoinedRuns[Doubling], values: list[Any]) -> list[Future[Any]]:
+    """Start a run, let others come while it goes on, then let all end."""
+    model, waiting = joined.servable, joined._lines
+
+    def run(value: Any) -> Any:
+        return joined.run("sign", {"x": np.asarray(value)})["y"].tolist()
+
+    asked = [pool.submit(run, values[0])]
+    wait_until(lambda: model.sizes)
+    asked += [pool.submit(run, value) for value in values[1:]]
+    wait_until(lambda: sum(len(line.waiting) for line in waiting.values()) + len(model.sizes) == len(values))
+    model.gate.set()
+    return asked
+
+
+def outcome(future: Future[Any]) -> Any:
+    error = future.exception(DEADLINE_S)
+    return str(error) if error else future.result()
+
+
+def test_one_alone_is_run_at_once() -> None:
+    model = Doubling()
+    model.gate.set()
+
+    assert JoinedRuns(model, 8, True).run("sign", {"x": np.array([3])})["y"].tolist() == [6]
+    assert model.sizes == [1]
+
+
+def test_those_that_come_during_a_run_are_the_next(pool: ThreadPoolExecutor) -> None:
+    joined = JoinedRuns(Doubling(), 16, True)
+
+    asked = ask(pool, joined, [[1], [2, 3], [4]])
+
+    assert [outcome(future) for future in asked] == [[2], [4, 6], [8]]
+    assert joined.servable.sizes == [1, 3]
+
+
+def test_no_run_has_more_rows_than_allowed(pool: ThreadPoolExecutor) -> None:
+    joined = JoinedRuns(Doubling(), 4, True)
+
+    asked = ask(pool, joined, [[number] for number in range(10)])
+
+    assert [outcome(future) for future in asked] == [[2 * number] for number in range(10)]
+    assert joined.servable.sizes == [1, 4, 4, 1]
+
+
+def test_a_single_input_may_have_more_rows(pool: ThreadPoolExecutor) -> None:
+    joined = JoinedRuns(Doubling(), 2, True)
+
+    assert [outcome(future) for future in ask(pool, joined, [[1], [2, 3, 4]])] == [[2], [4, 6, 8]]
+
+
+def test_a_guilty_input_fails_alone(pool: ThreadPoolExecutor) -> None:
+    joined = JoinedRuns(Doubling(), 64, True)
+
+    asked = ask(pool, joined, [[number] for number in range(17)] + [[-1]])
+
+    assert [outcome(future) for future in asked[:17]] == [[2 * number] for number in range(17)]
+    assert outcome(asked[17]) == "sign refuses -1"
+    assert len(joined.servable.sizes) <= 2 + 2 * 5
+
+
+def test_without_isolation_all_fail(pool: ThreadPoolExecutor) -> None:
+    joined = JoinedRuns(Doubling(), 64, isolates_failures=False)
+
+    assert [outcome(future) for future in ask(pool, joined, [[1], [2], [-1]])] == [[2]] + 2 * ["sign refuses -1"]
+
+
+@pytest.mark.parametrize("value", [[[1, 2]], [1.5], [[1], [2]]])
+def test_what_has_another_shape_or_type_is_run_apart(pool: ThreadPoolExecutor, value: Any) -> None:
+    joined = JoinedRuns(Doubling(), 8, True)
+    joined.servable.gate.set()
+
+    asked = [pool.submit(joined.run, "sign", {"x": np.asarray(given)}) for given in (value, [1], value)]
+
+    assert [future.result(DEADLINE_S)["y"].shape for future in asked] == [np.shape(value), (1,), np.shape(value)]
+
+
+def test_what_has_no_rows_is_run_alone() -> None:
+    model = Doubling()
+    model.gate.set()
+
+    assert JoinedRuns(model, 8, True).run("sign", {"x": np.asarray(4)})["y"] == 8
+
+
+def test_a_model_whose_answer_has_no_rows_is_not_joined_any_more(pool: ThreadPoolExecutor) -> None:
+    joined = JoinedRuns(Doubling(lambda rows: rows.sum()), 8, True)
+
+    asked = ask(pool, joined, [[1], [2], [3]])
+
+    assert [outcome(future) for future in asked] == [1, 2, 3]
+    joined.run("sign", {"x": np.array([5])})
+    assert joined.servable.sizes == [1, 1, 1, 1]
+
+
+def test_an_answer_that_is_the_same_for_all_is_not_shared_out(pool: ThreadPoolExecutor) -> None:
+    joined = JoinedRuns(Doubling(lambda rows: np.array([7, 8])), 8, True)
+
+    asked = ask(pool, joined, [[1], [2], [3]])
+
+    assert [outcome(future) for future in asked] == [[7, 8]] * 3, "two rows, but not one for each"
+
+
+@pytest.mark.parametrize("side", ["inputs", "outputs"])
+@pytest.mark.parametrize("shape", [(1,), (2,), (2, None), ()])
+def test_what_says_how_many_rows_it_has_is_not_joined(
+    pool: ThreadPoolExecutor, side: str, shape: tuple[int | None, ...]
+) -> None:
+    sides = {"inputs": {"x": TensorSpec(1, (None,))}, "outputs": {"y": TensorSpec(1, None)}}
+    model = Doubling()
+    model.signatures = {"sign": SignatureInfo(**{**sides, side: {"x": TensorSpec(1, shape)}})}
+    model.gate.set()
+    joined = JoinedRuns(model, 8, isolates_failures=False)
+
+    asked = [pool.submit(joined.run, "sign", {"x": np.array([number])}) for number in range(20)]
+
+    assert [future.result(DEADLINE_S)["y"].tolist() for future in asked] == [[2 * number] for number in range(20)]
+    assert model.sizes == [1] * 20
+
+
+def test_many_threads_get_what_is_theirs(pool: ThreadPoolExecutor) -> None:
+    model = Doubling()
+    model.gate.set()
+    joined = JoinedRuns(model, 16, True)
+
+    def run(number: int) -> bool:
+        return bool(joined.run("sign", {"x": np.array([number])})["y"].tolist() == [2 * number])
+
+    assert all(pool.map(run, range(2000)))
+    assert sum(model.sizes) == 2000
+    assert not joined._lines

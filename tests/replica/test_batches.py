@@ -1,0 +1,347 @@
+"""Batches in real replicas: who is in them, and what becomes of each request."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cortex.replica.batches import Parts
+from cortex.replica.metric_file import read_metrics
+from cortex.replica.series import SeriesKind, series_key
+from replicas import Answer, Replica, new_request_id, read, running_replica
+from wait import wait_until
+
+#: The first call waits at the gate, so that all that were sent meanwhile make up the second.
+SOURCE = """
+    import pathlib, time
+
+    calls = []
+
+    class Handler:
+        def __init__(self, config):
+            pass
+
+        def handle_get(self):
+            return calls
+
+        def handle_post(self, payload, query_params):
+            assert type(payload) is list and len(payload) == len(query_params)
+            calls.append([dict(item) for item in payload])
+            if payload[0].get("gate"):
+                pathlib.Path("begun").touch()
+                while not pathlib.Path("open").exists():
+                    time.sleep(0.001)
+            for item in payload:
+                item["seen"] = item.get("seen", 0) + 1
+            if any(item.get("poison") for item in payload):
+                raise ValueError("poisonous")
+            if payload[0].get("no_list"):
+                return {"kept": 1}
+            return [item for item in payload if not item.get("lost")]
+"""
+BATCHING = {"max_batch_size": 32, "batch_interval_s": 0.05}
+HEADERS = {"content-type": "application/json"}
+
+
+@dataclass
+class Batched:
+    """A replica whose calls can be held up."""
+
+    replica: Replica
+
+    def ask_together(self, payloads: list[Any], ids: dict[int, str] | None = None, leave: int = -1) -> list[Answer]:
+        """Send all while a call is held up, so that they are one batch; the client `leave` hangs up meanwhile."""
+        connections = self.send_together(payloads, ids, leave)
+        return [read(connection.getresponse(), time.monotonic()) for connection in connections]
+
+    def send_together(
+        self, payloads: list[Any], ids: dict[int, str] | None = None, leave: int = -1
+    ) -> list[HTTPConnection]:
+        """Do as `ask_together`, and return the connections, less that of `leave`, instead of the answers."""
+        connections = [self.replica.connection() for _ in payloads]
+        for connection in connections:  # the process has them all before the call begins
+            connection.request("GET", "/")
+            connection.getresponse().read()
+        gate = self.replica.connection()
+        gate.request("POST", "/", json.dumps({"gate": True}), HEADERS)
+        folder = Path(self.replica.spec.project_dir)
+        wait_until((folder / "begun").exists, message="the call has begun")
+        for index, (connection, payload) in enumerate(zip(connections, payloads, strict=True)):
+            request_id = (ids or {}).get(index) or new_request_id()
+            body = payload if isinstance(payload, str) else json.dumps(payload)
+            connection.request("POST", "/", body, {**HEADERS, "x-cortex-request-id": request_id})
+        if leave >= 0:
+            connections.pop(leave).close()
+        (folder / "open").touch()
+        assert gate.getresponse().read() == b'[{"gate":true,"seen":1}]'[1:-1]
+        return connections
+
+    def calls(self) -> list[list[dict[str, Any]]]:
+        """Return what each call after the one that was held up was given."""
+        return list(self.replica.request(method="GET").json)[1:]
+
+
+@contextlib.contextmanager
+def batched(source: str = SOURCE, **fields: Any) -> Iterator[Batched]:
+    with running_replica(source, **{**BATCHING, **fields}) as replica:
+        replica.wait_ready()
+        yield Batched(replica)
+
+
+def test_requests_that_wait_are_one_call_and_each_gets_its_own_result(tmp_path: Path) -> None:
+    with batched(metrics_dir=str(tmp_path)) as replica:
+        answers = replica.ask_together([{"n": n} for n in range(20)])
+        assert [answer.json for answer in answers] == [{"n": n, "seen": 1} for n in range(20)]
+        assert [len(call) for call in replica.calls()] == [20]
+        assert "batch;dur=" in answers[0].headers["server-timing"]
+        (file,) = tmp_path.glob("0-*")
+        bucket = series_key(SeriesKind.BUCKET, "cortex_batch_size", {"le": "32"})
+        wait_until(lambda: read_metrics(file)[bucket] == 1, message="a batch of 17 to 32 was counted")
+
+
+def test_batch_is_no_larger_than_allowed() -> None:
+    with batched(max_batch_size=8) as replica:
+        answers = replica.ask_together([{"n": n} for n in range(20)])
+        assert [answer.json["n"] for answer in answers] == list(range(20))
+        assert sorted(len(call) for call in replica.calls()) == [4, 8, 8]
+
+
+def test_only_the_guilty_request_fails() -> None:
+    with batched() as replica:
+        payloads = [{"n": n, "poison": n == 13} for n in range(32)]
+        answers = replica.ask_together(payloads, ids={13: new_request_id() + "-guilty"})
+        assert [answer.status for answer in answers] == [500 if n == 13 else 200 for n in range(32)]
+        assert "ValueError in handle_post()" in answers[13].json["error"]
+        # What a failed call did to a payload is not seen by the next.
+        assert {answer.json["seen"] for answer in answers if answer.status == 200} == {1}
+        assert len(replica.calls()) <= 1 + 2 * math.log2(32) + 1
+        log = wait_until(lambda: "-guilty failed:" in (log := replica.replica.log()) and log)
+        assert log.count("Traceback") == 1
+
+
+def test_whole_batch_fails_where_it_is_not_to_be_bisected() -> None:
+    with batched(isolates_failures=False) as replica:
+        answers = replica.ask_together([{"n": n, "poison": n == 3} for n in range(8)])
+        assert [answer.status for answer in answers] == [500] * 8
+        assert len({answer.json["request_id"] for answer in answers}) == 8
+        assert len(replica.calls()) == 1
+        wait_until(lambda: "that was a batch of 8 requests: " in replica.replica.log())
+
+
+def test_wrong_length_fails_the_request_whose_result_is_missing() -> None:
+    with batched() as replica:
+        answers = replica.ask_together([{"n": n, "lost": n == 2} for n in range(6)])
+        assert [answer.status for answer in answers] == [200, 200, 500, 200, 200, 200]
+        told = "handle_post() got a batch of 1 request and returned a list of 0: return a list with one result for each"
+        assert told in answers[2].json["error"]
+
+
+def test_result_that_is_no_list_is_an_error_for_all() -> None:
+    with batched(isolates_failures=False) as replica:
+        answers = replica.ask_together([{"n": n, "no_list": True} for n in range(3)])
+        assert [answer.status for answer in answers] == [500] * 3
+        assert "got a batch of 3 requests and returned dict" in answers[0].json["error"]
+
+
+def test_bad_body_and_late_request_are_left_out_of_the_batch() -> None:
+    with batched() as replica:
+        late = {2: new_request_id(ago_s=61)}
+        answers = replica.ask_together([{"n": 0}, "{", {"n": 2}, {"n": 3}], ids=late)
+        assert [answer.status for answer in answers] == [200, 400, 504, 200]
+        assert "timed out after 60 s, before it could run" in answers[2].json["error"]
+        assert [[item["n"] for item in call] for call in replica.calls()] == [[0, 3]]
+
+
+def test_request_whose_client_hung_up_is_left_out() -> None:
+    # A generator among the methods has calls run on threads, which leave the loop free to see it.
+    with batched(SOURCE + "\n        def handle_put(self):\n            yield 1\n") as replica:
+        answers = replica.ask_together([{"n": n} for n in range(4)], leave=1)
+        assert [answer.json["n"] for answer in answers] == [0, 2, 3]
+        assert [[item["n"] for item in call] for call in replica.calls()] == [[0, 2, 3]]
+
+
+def test_result_that_can_not_be_sent_fails_alone() -> None:
+    source = SOURCE.replace("return [item for", "return [{1} if item.get('bad') else item for")
+    with batched(source) as replica:
+        answers = replica.ask_together([{"n": n, "bad": n == 1} for n in range(3)])
+        assert [answer.status for answer in answers] == [200, 500, 200]
+        assert len(replica.calls()) == 1
+
+
+ASYNC = SOURCE.replace("def handle_post", "async def handle_post").replace("import pathlib", "import asyncio, pathlib")
+STUCK, STUCK_ASYNC = (
+    source.replace('raise ValueError("poisonous")', f"{sleep}(60)")
+    for source, sleep in ((SOURCE, "time.sleep"), (ASYNC, "await asyncio.sleep"))
+)
+
+
+def test_async_methods_get_batches_too() -> None:
+    with batched(ASYNC) as replica:
+        answers = replica.ask_together([{"n": n, "poison": n == 5} for n in range(16)])
+        assert [answer.status for answer in answers] == [500 if n == 5 else 200 for n in range(16)]
+        assert len(replica.calls()) <= 1 + 2 * math.log2(16) + 1
+
+
+def test_async_batch_that_takes_too_long_is_answered_and_the_process_lives() -> None:
+    source = """
+        import asyncio, os
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            async def handle_post(self, payload):
+                if payload[0]["stuck"]:
+                    await asyncio.sleep(60)
+                return [os.getpid()] * len(payload)
+    """
+    with batched(source, timeout_s=0.3) as batch:
+        replica = batch.replica
+        pid = replica.request({"stuck": False}).json
+        answer = replica.request({"stuck": True})
+        assert (answer.status, answer.json["error"]) == (504, "timed out after 0.3 s")
+        assert replica.request({"stuck": False}).json == pid
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_calls_run_on_as_many_threads_as_configured(threads: int) -> None:
+    source = """
+        import threading, time
+
+        lock, running, most = threading.Lock(), 0, 0
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_get(self):
+                yield str(most)
+
+            def handle_post(self, payload):
+                global running, most
+                with lock:
+                    running += 1
+                    most = max(most, running)
+                time.sleep(0.02)
+                with lock:
+                    running -= 1
+                return payload
+    """
+    with batched(source, threads=threads, max_batch_size=2, batch_interval_s=0.001) as batch:
+        connections = [batch.replica.connection() for _ in range(12)]
+        for number, connection in enumerate(connections):
+            connection.request("POST", "/", json.dumps(number), HEADERS)
+        assert [json.loads(connection.getresponse().read()) for connection in connections] == list(range(12))
+        assert batch.replica.request(method="GET").body == str(threads).encode()
+
+
+def test_request_that_comes_alone_is_a_batch_of_one() -> None:
+    with batched() as batch:
+        answers = [batch.replica.request({"n": n, "lost": n == 2}, request_id=new_request_id()) for n in range(4)]
+        assert [answer.status for answer in answers] == [200, 200, 500, 200]
+        assert answers[3].json == {"n": 3, "lost": False, "seen": 1}
+        assert "got a batch of 1 request and returned a list of 0" in answers[2].json["error"]
+        assert "batch;dur=" in answers[3].headers["server-timing"]
+
+
+def test_hook_after_the_answer_runs_for_each_request() -> None:
+    source = """
+        import pathlib, time
+
+        class PythonPredictor:
+            def __init__(self, config):
+                pass
+
+            def predict(self, payload):
+                if payload[0].get("gate"):
+                    pathlib.Path("begun").touch()
+                    while not pathlib.Path("open").exists():
+                        time.sleep(0.001)
+                return [{**item, "seen": 1} for item in payload]
+
+            def post_predict(self, response, payload):
+                print(f"{payload} became {response}")
+    """
+    with batched(source, interface="predictor") as batch:
+        answers = batch.ask_together([{"n": n} for n in range(3)])
+        assert [answer.json["n"] for answer in answers] == [0, 1, 2]
+        for n in range(3):
+            told = f"{{'n': {n}}} became {{'n': {n}, 'seen': 1}}"
+            wait_until(lambda told=told: told in batch.replica.log(), message=told)  # type: ignore[misc]
+
+
+def test_slow_batch_is_answered_with_504_and_its_process_replaced() -> None:
+    with batched(STUCK, timeout_s=0.5) as batch:
+        connections = [batch.replica.connection() for _ in range(3)]
+        for connection in connections:
+            connection.request("POST", "/", b'{"poison": true}', {**HEADERS, "x-cortex-request-id": new_request_id()})
+        assert [connection.getresponse().status for connection in connections] == [504] * 3
+        assert batch.replica.request({"n": 9}, request_id=new_request_id()).json["n"] == 9
+
+
+@pytest.mark.parametrize("source", [STUCK, STUCK_ASYNC], ids=["sync", "async"])
+def test_requests_whose_batch_is_stuck_are_called_again_if_they_have_time_left(source: str) -> None:
+    with batched(source, timeout_s=4.0) as batch:
+        payloads = [{"n": n, "poison": n == 2} for n in range(6)]
+
+        answers = batch.ask_together(payloads, ids={2: new_request_id(ago_s=3.0)})
+
+        assert [answer.status for answer in answers] == [504 if n == 2 else 200 for n in range(6)]
+
+
+def sockets_of(pid: int) -> set[str]:
+    found = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.add(str(file.readlink()))
+    return {name for name in found if name.startswith("socket:")}
+
+
+def test_who_hung_up_in_a_batch_that_was_stuck_leaves_nothing_behind() -> None:
+    with batched(STUCK_ASYNC) as batch:
+        supervisor = batch.replica.process.pid
+        before = sockets_of(supervisor)
+        payloads = [{"n": n, "poison": n == 0} for n in range(3)]
+        connections = batch.send_together(payloads, ids={0: new_request_id(ago_s=55.0)})
+        held = sockets_of(supervisor) - before
+        wait_until(batch.calls, message="the call has begun")
+        assert [[item["n"] for item in call] for call in batch.calls()] == [[0, 1, 2]]
+
+        connections[1].close()
+
+        assert [connections[n].getresponse().status for n in (0, 2)] == [504, 200]
+        connections[0].close()
+        connections[2].close()
+        assert len(held) >= 3
+        wait_until(lambda: not held & sockets_of(supervisor), message="all three are closed")
+
+
+def test_slots_make_room_for_the_next_batch() -> None:
+    with batched(max_batch_size=16, threads=2) as batch:
+        assert batch.replica.status().slots == 48
+
+
+@given(st.integers(1, 200), st.data())
+def test_bisection_fails_just_the_guilty(size: int, data: st.DataObject) -> None:
+    guilty = data.draw(st.sets(st.integers(0, size - 1), max_size=3))
+    parts, calls, failed, done = Parts(range(size), isolates=True), 0, set(), []
+    while (part := parts.next()) is not None:
+        calls += 1
+        if guilty.isdisjoint(part):
+            done += part
+        elif not parts.split(part):
+            failed |= set(part)
+    assert failed == guilty
+    assert sorted(done) == sorted(set(range(size)) - guilty)
+    assert calls <= 1 + 2 * math.ceil(math.log2(size)) * len(guilty)

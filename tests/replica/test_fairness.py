@@ -1,0 +1,45 @@
+"""Callers that wait for a busy process get their turns alike."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import pytest
+
+from replicas import running_replica
+
+SOURCE = """
+import time
+
+class Handler:
+    def __init__(self, config):
+        pass
+
+    def handle_post(self, payload):
+        time.sleep(0.01)
+        return payload
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_connection_waits_while_others_are_served_again_and_again(threads: int) -> None:
+    served: Counter[int] = Counter()
+    with running_replica(SOURCE, "handler", threads=threads) as replica:
+
+        def call(number: int) -> None:
+            connection = replica.connection()
+            while sum(served.values()) < 200:
+                connection.request("POST", "/", b"1", {"content-type": "application/json"})
+                assert connection.getresponse().read() == b"1"
+                served[number] += 1
+            connection.close()
+
+        callers = [threading.Thread(target=call, args=(number,)) for number in range(10)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join(30)
+
+    assert len(served) == 10
+    assert min(served.values()) > 10

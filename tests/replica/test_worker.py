@@ -1,0 +1,335 @@
+"""A worker of jobs against a scripted operator: what it calls, reports and logs, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+from cortex.jobs.spec import batch_id
+from cortex.lifecycle import ProcessState
+from job_workers import JobReplica, running_job_worker
+from wait import wait_until
+
+HANDLER = """
+    import json, os, sys, time
+    from pathlib import Path
+
+    made = 0
+    imported = print("imported", flush=True)
+
+    class Exits(Exception):
+        def __str__(self):
+            sys.exit(4)
+
+    class Handler:
+        def __init__(self, config, job_spec):
+            global made
+            made += 1
+            self.made, self.config, self.job_id, self.sum = made, config, job_spec["job_id"], 0
+            if config.get("fail"):
+                raise ValueError("bad weights")
+            print("constructed for", job_spec["job_id"])
+
+        def handle_batch(self, payload, batch_id):
+            for item in payload:
+                self.run(item, batch_id)
+            return {"sum": sum(item for item in payload if isinstance(item, int)), "id": batch_id} if self.config.get(
+                "return") else None
+
+        def run(self, item, batch_id):
+            if isinstance(item, int):
+                self.sum += item
+            elif item == "raise":
+                raise ValueError("bad item")
+            elif item == "raise what exits":
+                raise Exits
+            elif item == "exit":
+                sys.exit(3)
+            elif item.startswith("sleep"):
+                print("asleep in", batch_id)
+                time.sleep(float(item.split()[1]))
+            elif item.startswith("wait for"):
+                print("waits in", batch_id)
+                while not Path(item.split()[2]).exists():
+                    time.sleep(0.01)
+
+        def on_job_complete(self):
+            if self.config.get("fail_hook"):
+                raise RuntimeError("no room for the sum")
+            print("sum", self.sum, "made", self.made)
+"""
+
+PLAIN = """
+    class Handler:
+        def __init__(self, config):
+            self.config = config
+
+        def handle_batch(self, payload):
+            return [value for value in payload] if self.config.get("return") else None
+"""
+
+ODD_RESULTS = """
+    class Handler:
+        def __init__(self, config):
+            pass
+
+        def handle_batch(self, payload):
+            import numpy
+            return {"array": numpy.arange(3), 1: float("nan"), "text": "a\\nb"} if payload[0] else {1, 2}
+"""
+
+
+def test_every_batch_is_called_and_reported_once() -> None:
+    with running_job_worker(HANDLER) as worker:
+        job = worker.submit([[i, i + 1] for i in range(2000)], has_hook=True)
+        worker.wait_over(job)
+        assert sorted(job.succeeded) == list(range(2000))
+        assert job.failures == []
+        assert job.results == {}
+        assert len(job.hooks) == 1
+        assert job.hooks[0].error is None
+        total = sum(2 * i + 1 for i in range(2000))
+        wait_until(lambda: f"o sum {total} made 1" in worker.log())
+
+
+def test_leases_grow_with_the_speed_of_the_batches() -> None:
+    with running_job_worker(PLAIN) as worker:
+        job = worker.submit([[i] for i in range(5000)])
+        worker.wait_over(job)
+        sizes = [len(seqs) for _, seqs in job.leases]
+        assert sizes[0] == 1
+        assert max(sizes) == 512
+    with running_job_worker(HANDLER) as worker:
+        job = worker.submit([["sleep 0.3"] for _ in range(4)])
+        worker.wait_over(job)
+        assert [len(seqs) for _, seqs in job.leases] == [1] * 4
+
+
+def test_slow_batches_are_not_kept_from_other_workers(tmp_path: Path) -> None:
+    go_on = tmp_path / "go-on"
+    with running_job_worker(HANDLER) as worker:
+        job = worker.submit([["sleep 0.6"], [f"wait for {go_on}"], [1]])
+        worker.wait_for(lambda: "waits in" in worker.log())
+        assert [seqs for _, seqs in job.leases] == [(0,), (1,)]
+        go_on.touch()
+        worker.wait_over(job)
+
+
+def test_batch_id_is_that_of_the_job_and_its_number() -> None:
+    with running_job_worker(HANDLER) as worker:
+        job = worker.submit([[1], [2]], config={"return": True})
+        worker.wait_over(job)
+        assert [json.loads(job.results[seq])["id"] for seq in (0, 1)] == [batch_id("job-1", 0), batch_id("job-1", 1)]
+
+
+def test_exception_is_reported_and_logged_with_the_users_frames_only() -> None:
+    with running_job_worker(HANDLER) as worker:
+        job = worker.submit([[1], ["raise"], [2], ["exit"]])
+        worker.wait_over(job)
+        assert job.succeeded == [0, 2]
+        failure, ended = job.failures
+        assert failure.seq == 1
+        assert failure.error == "ValueError: bad item"
+        assert 'File "handler.py"' in failure.traceback
+        assert "cortex/" not in failure.traceback
+        assert ended.error == "SystemExit: 3"
+        name = batch_id("job-1", 1)
+        wait_until(lambda: f"e:{name} batch {name} failed:" in worker.log())
+        wait_until(lambda: f"e:{name} ValueError: bad item" in worker.log())
+        assert worker.replica.status().processes[0].restarts == 0
+
+
+def test_exception_that_exits_when_it_is_shown_ends_its_batch_only() -> None:
+    with running_job_worker(HANDLER) as worker:
+        job = worker.submit([["raise what exits"], [1]])
+        worker.wait_over(job)
+        assert job.succeeded == [1]
+        assert [failure.error for failure in job.failures] == ["Exits"]
+        assert worker.replica.status().processes[0].restarts == 0
+
+
+def test_seconds_are_those_of_successful_calls() -> None:
+    with running_job_worker(HANDLER) as worker:
+        job = worker.submit([["sleep 0.1"], ["sleep 2", "raise"], ["sleep 0.1"]])
+        worker.wait_over(job)
+        assert 0.2 <= job.seconds < 2
+
+
+def test_results_are_kept_as_json_and_others_dropped_with_one_line() -> None:
+    with running_job_worker(ODD_RESULTS) as worker:
+        job = worker.submit([[1], [0], [0], [0]])
+        worker.wait_over(job)
+        assert len(job.succeeded) == 4
+        assert list(job.results) == [0]
+        assert json.loads(job.results[0]) == {"array": [0, 1, 2], "1": None, "text": "a\nb"}
+        wait_until(lambda: "is not kept" in worker.log())
+        assert worker.log().count("is not kept") == 1
+
+
+def test_large_results_arrive_in_several_reports() -> None:
+    with running_job_worker(PLAIN) as worker:
+        job = worker.submit([["x" * 1_000_000] for _ in range(40)], config={"return": True})
+        worker.wait_over(job, 30)
+        assert len(job.results) == 40
+        assert all(len(value) > 1_000_000 for value in job.results.values())
+
+
+def test_what_is_done_is_reported_while_the_next_batch_runs(tmp_path: Path) -> None:
+    go_on = tmp_path / "go-on"
+    with running_job_worker(HANDLER) as worker:
+        quick = [[i] for i in range(100)]
+        job = worker.submit([*quick, [f"wait for {go_on}"], *quick])
+        worker.wait_for(lambda: len(job.succeeded) == 100, timeout_s=3)
+        assert any(held.next == 100 for held in job.held.values())
+        go_on.touch()
+        worker.wait_over(job)
+        assert len(job.succeeded) == 201
+
+
+def test_hook_that_raises_is_reported_and_logged() -> None:
+    with running_job_worker(HANDLER) as worker:
+        job = worker.submit([[1]], has_hook=True, config={"fail_hook": True})
+        worker.wait_over(job)
+        assert job.hooks[0].error == "RuntimeError: no room for the sum"
+        assert 'File "handler.py"' in job.hooks[0].traceback
+        wait_until(lambda: "on_job_complete failed:" in worker.log())
+
+
+def test_class_without_a_hook_completes_the_job_all_the_same() -> None:
+    with running_job_worker(PLAIN) as worker:
+        job = worker.submit([[1]], has_hook=True)
+        worker.wait_over(job)
+        assert job.hooks[0].error is None
+
+
+def test_second_job_gets_an_object_and_a_log_of_its_own_in_the_same_process() -> None:
+    with running_job_worker(HANDLER) as worker:
+        first = worker.submit([[1]], has_hook=True)
+        worker.wait_over(first)
+        pid = worker.replica.pid
+        second = worker.submit([[2]], "job-2", has_hook=True)
+        worker.wait_over(second)
+        wait_until(lambda: "sum 2 made 2" in worker.log("job-2"))
+        assert "constructed for job-2" in worker.log("job-2")
+        assert "job-2" not in worker.log("job-1")
+        assert worker.log("job-1").count("sum 1 made 1") == 1
+        assert "imported" not in worker.log("job-2")
+        assert worker.replica.pid == pid
+
+
+def test_constructor_that_raises_is_a_failed_start() -> None:
+    with running_job_worker(HANDLER) as worker:
+        worker.submit([[1]], config={"fail": True})
+        process = worker.replica.wait_state(ProcessState.BACKING_OFF).processes[0]
+        assert process.failed_starts == 1
+        assert process.failure is not None
+        assert process.failure.message == "ValueError: bad weights"
+        assert 'File "handler.py"' in process.failure.traceback
+        assert worker.operator.exchanges == []
+
+
+def test_constructor_that_raises_for_a_second_job_is_a_failed_start_too() -> None:
+    with running_job_worker(HANDLER) as worker:
+        worker.wait_over(worker.submit([[1]]))
+        worker.submit([[1]], "job-2", config={"fail": True})
+        process = worker.replica.wait_state(ProcessState.BACKING_OFF).processes[0]
+        assert process.failed_starts == 1
+        assert process.restarts == 0
+        assert process.failure is not None
+        assert process.failure.message == "ValueError: bad weights"
+
+
+def test_worker_is_ready_once_the_users_class_is_there() -> None:
+    with running_job_worker(HANDLER) as worker:
+        wait_until(lambda: worker.operator.joins)
+        assert worker.replica.status().processes[0].state is ProcessState.STARTING
+        worker.submit([[1]])
+        worker.replica.wait_ready()
+
+
+def test_idle_worker_burns_no_cpu() -> None:
+    with running_job_worker(HANDLER) as worker:
+        worker.wait_over(worker.submit([[1]]))
+        joins = len(worker.operator.joins)
+        wait_until(lambda: len(worker.operator.joins) > joins or len(worker.operator.joins) > 1)
+        before = cpu_s(worker.replica.pid)
+        wait_a_while(worker, 3.0)
+        assert cpu_s(worker.replica.pid) - before <= 0.01
+
+
+def test_stop_while_idle_ends_the_process_at_once() -> None:
+    with running_job_worker(HANDLER) as worker:
+        worker.wait_over(worker.submit([[1]]))
+        worker.replica.command(command="stop", drain_s=30)
+        worker.replica.process.wait(3)
+        assert "stopped" in worker.log()
+
+
+def test_stop_lets_the_batch_inside_finish_and_no_other(tmp_path: Path) -> None:
+    go_on = tmp_path / "go-on"
+    with running_job_worker(HANDLER) as worker:
+        job = worker.submit([*[[i] for i in range(100)], [f"wait for {go_on}"], *[[i] for i in range(100)]])
+        worker.wait_for(lambda: "waits in" in worker.log())
+        worker.replica.command(command="stop", drain_s=30)
+        worker.replica.wait_state(ProcessState.STOPPING)
+        go_on.touch()
+        worker.replica.process.wait(5)
+        assert job.succeeded == list(range(101))
+
+
+def test_stop_kills_the_batch_inside_after_the_drain_time() -> None:
+    with running_job_worker(HANDLER) as worker:
+        job = worker.submit([["sleep 60"]])
+        worker.wait_for(lambda: "asleep in" in worker.log())
+        worker.replica.command(command="stop", drain_s=0.3)
+        worker.replica.process.wait(5)
+        assert job.resolved == 0
+
+
+def test_stop_of_the_operator_ends_the_replica() -> None:
+    with running_job_worker(HANDLER) as worker:
+        worker.wait_over(worker.submit([[1]]))
+        worker.operator.change(stop=True)
+        worker.replica.process.wait(5)
+
+
+def test_worker_that_is_unknown_to_the_operator_ends_with_its_replica() -> None:
+    with running_job_worker(HANDLER) as worker:
+        wait_until(lambda: worker.operator.joins)
+        worker.operator.change(refuse_with=404)
+        worker.operator.die()
+        worker.operator.start()
+        worker.replica.process.wait(5)
+
+
+def test_process_that_is_not_the_newest_gives_way_to_another() -> None:
+    with running_job_worker(HANDLER) as worker:
+        wait_until(lambda: worker.operator.joins)
+        worker.operator.change(refuse_with=409)
+        worker.operator.die()
+        worker.operator.start()
+        worker.replica.wait_state(ProcessState.BACKING_OFF)
+        worker.operator.change(refuse_with=None)
+        worker.wait_over(worker.submit([[1]]))
+
+
+def test_supervisor_that_dies_takes_its_worker_along() -> None:
+    with running_job_worker(HANDLER) as worker:
+        wait_until(lambda: worker.operator.joins)
+        pid = worker.replica.pid
+        os.kill(worker.replica.process.pid, signal.SIGKILL)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_a_while(worker: JobReplica, seconds: float) -> None:
+    """Let time pass that nothing marks: what is measured is that nothing happens."""
+    assert worker.replica.process.poll() is None
+    threading.Event().wait(seconds)

@@ -1,0 +1,168 @@
+"""Opening PostgreSQL: together, with what is wrong, and by whom it is shut out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, Engine, inspect, select, text, update
+
+from cortex.errors import InputError
+from cortex.jobs.store import JobStore
+from cortex.state.database import (
+    MIGRATIONS,
+    STATE_SCHEMA,
+    DatabaseVersionError,
+    open_jobs,
+    open_postgresql,
+    open_state,
+    parse_where,
+    shown,
+)
+from cortex.state.facts import FactStore
+from cortex.state.fence import SupersededError
+from cortex.state.job_tables import job_metadata
+from cortex.state.tables import facts, metadata, schema_version
+from postgres import Postgres
+
+
+@pytest.fixture
+def engines() -> Iterator[list[Engine]]:
+    """Those that are put here are closed at the end."""
+    opened: list[Engine] = []
+    yield opened
+    for engine in opened:
+        engine.dispose()
+
+
+def test_operators_that_start_together_make_every_table_once(postgresql_url: str, engines: list[Engine]) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        opening = [pool.submit(open_, postgresql_url) for open_ in (open_state, open_jobs) * 4]
+    engines += [each.result() for each in opening]
+    state, jobs = (set(inspect(engine).get_table_names()) for engine in engines[:2])
+    assert state == {*metadata.tables, "fence"}
+    assert jobs == {*job_metadata.tables, "fence", "schema_version"}
+
+
+def test_a_database_of_a_newer_version_is_refused(postgresql_url: str, engines: list[Engine]) -> None:
+    engines.append(open_state(postgresql_url))
+    with engines[0].begin() as connection:
+        connection.execute(update(schema_version).values(version=len(MIGRATIONS) + 1))
+    with pytest.raises(DatabaseVersionError, match="newer version; upgrade cortex"):
+        open_state(postgresql_url)
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(postgresql_url: str, engines: list[Engine]) -> None:
+    def broken(connection: Connection) -> None:
+        connection.execute(text("CREATE TABLE half_done (id INTEGER)"))
+        raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError):
+        open_postgresql(postgresql_url, STATE_SCHEMA, (*MIGRATIONS, broken))
+    engines.append(open_state(postgresql_url))
+    assert "half_done" not in inspect(engines[0]).get_table_names()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("p%40ss", "other"), "password authentication failed"),
+        (("/test_", "/nothing_"), 'database "nothing_'),
+        (("127.0.0.1:", "127.0.0.1:1"), "can't be reached|can't be read"),
+        (("%40ss", "%zzss"), "with % and two hexadecimal digits"),
+        (("127.0.0.1", "nowhere.invalid"), "nowhere.invalid"),
+    ],
+)
+def test_what_is_wrong_with_an_address_is_one_message_without_the_password(
+    postgresql_url: str, change: tuple[str, str], message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as raised:
+        open_state(postgresql_url.replace(*change))
+    told = str(raised.value)
+    assert raised.value.exit_code == 2 and "\n" not in told
+    assert all(secret not in told for secret in (Postgres.password, "wo:rd", "wo%3Ard", "other", "zzss"))
+
+
+def test_a_database_with_another_encoding_is_refused(postgres: Postgres) -> None:
+    with postgres.connect() as connection:
+        connection.execute("CREATE DATABASE latin TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'")
+    with pytest.raises(InputError, match="has the encoding LATIN1; make one with UTF8"):
+        open_state(postgres.url("latin"))
+    postgres.drop_database(postgres.url("latin"))
+
+
+def test_a_user_who_may_not_make_schemas_is_told_what_to_grant(postgres: Postgres, postgresql_url: str) -> None:
+    with postgres.connect() as connection:
+        connection.execute("CREATE USER guest PASSWORD 'guest'")
+    with pytest.raises(InputError, match="grant its user CREATE on the database"):
+        open_state(postgresql_url.replace("cortex:p%40ss%2Fwo%3Ard%20%251", "guest:guest"))
+    with postgres.connect() as connection:
+        connection.execute("DROP USER guest")
+
+
+def test_without_the_driver_it_is_said_what_to_install(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(InputError, match=r"install cortex-serving\[postgresql\]"):
+        open_state(postgresql_url)
+
+
+def test_no_words_about_a_database_have_its_password(
+    postgresql_url: str, engines: list[Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    engines.append(open_state(postgresql_url))
+    with engines[0].connect() as connection:
+        name = connection.execute(text("SELECT current_database()")).scalar_one()
+        with pytest.raises(Exception, match="nothing") as raised:
+            connection.execute(text("SELECT * FROM nothing"))
+    assert shown(postgresql_url).startswith("postgresql://cortex@127.0.0.1:") and shown(postgresql_url).endswith(name)
+    words = (shown(postgresql_url), repr(engines[0]), repr(raised.value), caplog.text)
+    assert all("wo:rd" not in each and "wo%3Ard" not in each for each in words)
+
+
+def test_what_is_acknowledged_is_durable_whatever_the_server_has_set(
+    postgres: Postgres, postgresql_url: str, engines: list[Engine]
+) -> None:
+    with postgres.connect() as connection:
+        connection.execute(f"ALTER DATABASE {postgresql_url.rpartition('/')[2]} SET synchronous_commit = off")
+    engines.append(open_jobs(postgresql_url))
+    with engines[0].connect() as opened:
+        assert opened.execute(text("SHOW synchronous_commit")).scalar_one() == "on"
+
+
+def test_text_is_of_any_length_and_sorted_by_code_point(postgresql_url: str, engines: list[Engine]) -> None:
+    engines.append(open_state(postgresql_url))
+    store = FactStore(engines[0])
+    names = ["a-b", "aa", "B", "é", "n" * 500]
+    for name in names:
+        store.put_if_absent(name, "left\0right")
+    with engines[0].connect() as connection:
+        assert list(connection.execute(select(facts.c.name).order_by(facts.c.name)).scalars()) == sorted(names)
+    assert store.get("aa") == "left\ufffdright"
+
+
+def test_an_operator_that_was_taken_over_from_writes_nothing(postgresql_url: str, engines: list[Engine]) -> None:
+    engines += [open_state(postgresql_url, 1), open_jobs(postgresql_url, 1)]
+    FactStore(engines[0]).put_if_absent("a", "old")
+    engines += [open_state(postgresql_url, 2), open_jobs(postgresql_url, 2)]
+    with pytest.raises(SupersededError):
+        FactStore(engines[0]).put_if_absent("b", "old")
+    with pytest.raises(SupersededError):
+        asyncio.run(JobStore(engines[1]).startup())
+    with pytest.raises(SupersededError):
+        open_state(postgresql_url, 1)
+    assert FactStore(engines[0]).get("a") == "old"
+    assert FactStore(engines[2]).put_if_absent("b", "new") == "new"
+
+
+def test_a_place_is_a_file_or_a_url_of_postgresql() -> None:
+    assert parse_where("/tmp/state.db") == Path("/tmp/state.db")
+    assert shown(Path("/tmp/state.db")) == "/tmp/state.db"
+    assert parse_where("postgres://h/d") == "postgres://h/d"
+    with pytest.raises(InputError, match="must begin with postgresql://"):
+        parse_where("mysql://h/d")
