@@ -159,7 +159,7 @@ def test_bad_body_and_late_request_are_left_out_of_the_batch() -> None:
         late = {2: new_request_id(ago_s=61)}
         answers = replica.ask_together([{"n": 0}, "{", {"n": 2}, {"n": 3}], ids=late)
         assert [answer.status for answer in answers] == [200, 400, 504, 200]
-        assert "timed out after 60 s, before it could run" in answers[2].json["error"]
+        assert answers[2].json["error"].startswith("timed out after 60 s")  # the process or its supervisor, who is first
         assert [[item["n"] for item in call] for call in replica.calls()] == [[0, 3]]
 
 
@@ -206,11 +206,11 @@ def test_async_batch_that_takes_too_long_is_answered_and_the_process_lives() -> 
                     await asyncio.sleep(60)
                 return [os.getpid()] * len(payload)
     """
-    with batched(source, timeout_s=0.3) as batch:
+    with batched(source, timeout_s=2) as batch:
         replica = batch.replica
         pid = replica.request({"stuck": False}).json
         answer = replica.request({"stuck": True})
-        assert (answer.status, answer.json["error"]) == (504, "timed out after 0.3 s")
+        assert (answer.status, answer.json["error"]) == (504, "timed out after 2 s")
         assert replica.request({"stuck": False}).json == pid
 
 
