@@ -72,6 +72,26 @@ def test_agent_that_comes_to_another_port_is_followed_there(home: Home, node: Lo
     run(test())
 
 
+def test_agent_of_another_version_is_ended_once_and_its_replicas_stay(
+    home: Home, node: LocalNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with cluster(home, [node]) as made:
+            spec = made.spec()
+            before = await ready(made, spec)
+        monkeypatch.setattr(link, "__version__", "999.0")
+        async with cluster(home, [node]) as made:
+            await until(lambda: node.process is not None and node.process.poll() == 0)
+            await asyncio.to_thread(node.start)
+            other = made.spec()
+            await ready(made, other)
+            assert made.status(spec.id) == before
+            assert node.process is not None and node.process.poll() is None  # one that stays of that version serves on
+            await stop(made, spec.id, other.id)
+
+    run(test())
+
+
 def test_replica_that_ended_while_its_agent_was_away_is_not_started_again(home: Home, node: LocalNode) -> None:
     async def test() -> None:
         async with cluster(home, [node]) as made:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from cortex import __version__
 from cortex.cluster.parcels import unpack
 from cortex.cluster.placing import NodeAddress
 from cortex.cluster.wire import Json, NodeAgentAwayError, Wire, WireError, connect
@@ -91,6 +92,7 @@ class NodeLink:
         self._owner = owner
         self._logger = logger
         self._refusal: str | None = None  #: what it said last, instead of what it has
+        self._renewed = ""  #: the version of an agent that was told to end for it
         self._heard_at = time.monotonic()
         self._wire: Wire | None = None
         self._task: asyncio.Task[None] | None = None
@@ -266,6 +268,7 @@ class NodeLink:
                 case "node":
                     self.home = Path(message["home"])
                     self._refusal = None
+                    self._renew(str(message.get("version")))
                 case "replica":
                     seen.add(name)
                     self._on_replica(name, message, is_complete)
@@ -287,6 +290,17 @@ class NodeLink:
                         self._refusal = message.get("reason")
                         self._logger.error("node refused", node=self.address.host, reason=self._refusal)
                     return is_complete
+
+    def _renew(self, version: str) -> None:
+        """Have an agent of another version end, once: it is started again as cortex is installed there by now."""
+        if version == __version__:
+            return
+        if version == self._renewed:
+            self._logger.warning("node has another version of cortex", node=self.address.host, version=version)
+            return
+        self._renewed = version
+        self._logger.info("agent of another version ends", node=self.address.host, version=version)
+        self._send({"command": "shutdown"})
 
     def _on_replica(self, name: str, message: Json, is_complete: bool) -> None:
         spec, status = ReplicaSpec.from_json(message["spec"]), ReplicaStatus.from_json(message["status"])
