@@ -159,7 +159,9 @@ def test_bad_body_and_late_request_are_left_out_of_the_batch() -> None:
         late = {2: new_request_id(ago_s=61)}
         answers = replica.ask_together([{"n": 0}, "{", {"n": 2}, {"n": 3}], ids=late)
         assert [answer.status for answer in answers] == [200, 400, 504, 200]
-        assert answers[2].json["error"].startswith("timed out after 60 s")  # the process or its supervisor, who is first
+        assert (
+            answers[2].json["error"].startswith("timed out after 60 s")
+        )  # the process or its supervisor, who is first
         assert [[item["n"] for item in call] for call in replica.calls()] == [[0, 3]]
 
 

@@ -134,4 +134,7 @@ async def _pass_on(reader: StreamReader, writer: StreamWriter) -> None:
             writer.write(data)
             await writer.drain()
     with contextlib.suppress(OSError, RuntimeError):
-        writer.write_eof()
+        if writer.can_write_eof():
+            writer.write_eof()
+        else:
+            writer.close()  # TLS has no end of one direction; who has sent all and hung up waits for nothing

@@ -1,6 +1,7 @@
-"""How operator and nodes speak: lines of JSON over TCP, once both sides have shown that they know the secret.
+"""How operator and nodes speak: lines of JSON over TLS, once both sides have shown that they know the secret.
 
-The secret itself never travels: each side answers the other's random challenge. What follows is not encrypted.
+The secret itself never travels: each side answers the other's random challenge. Strangers get no further than that.
+With the second answer, each shows that it sees the certificate that the listener has: nobody is between them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from cortex.cluster.certificate import any_certificate, fingerprint, own_certificate
 from cortex.errors import EngineError
 
 Json = dict[str, Any]
@@ -25,7 +27,7 @@ MAX_LINE_BYTES = 16 * 1024 * 1024
 HANDSHAKE_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 3.0
 _CHUNK_BYTES = 256 * 1024
-_GREETING = "cortex-node 1"
+_GREETING = "cortex-node 2"
 #: Until it is known who speaks, a line is short.
 _MAX_GREETING_BYTES = 4096
 #: So many who are unknown may be connected; with more, who has been that for longest is hung up on.
@@ -116,10 +118,8 @@ async def connect(host: str, port: int, key: str) -> Wire:
     keep_alive(writer)
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            theirs = await _greeting(wire)
-            nonce = secrets.token_hex(16)
-            wire.send({"nonce": nonce, "proof": _proof(key, theirs, "client")})
-            answer = await wire.receive()
+            if not await _introduce(wire, key):
+                raise WireError(f"{where} does not know the secret of this cluster")
     except TimeoutError:
         wire.close()
         raise WireError(f"{where} does not answer") from None
@@ -129,10 +129,22 @@ async def connect(host: str, port: int, key: str) -> Wire:
     except WireError:
         wire.close()
         raise
-    if answer is None or not hmac.compare_digest(str(answer.get("proof", "")), _proof(key, nonce, "server")):
-        wire.close()
-        raise WireError(f"{where} does not know the secret of this cluster")
     return wire
+
+
+async def _introduce(wire: Wire, key: str) -> bool:
+    """Show that we know the key; tell whether they do. Raises: OSError, WireError."""
+    theirs, ours = await _greeting(wire), secrets.token_hex(16)
+    wire.send({"nonce": ours, "proof": _proof(key, "client", theirs)})
+    answer = await wire.receive()
+    if answer is None:
+        return False
+    await wire.writer.start_tls(any_certificate())
+    seen = fingerprint(wire.writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
+    if not _is(answer, _proof(key, "server", ours, seen)):
+        return False
+    wire.send({"proof": _proof(key, "client", theirs, seen)})
+    return True
 
 
 async def accept(reader: StreamReader, writer: StreamWriter, key: str) -> Wire | None:
@@ -148,9 +160,12 @@ async def accept(reader: StreamReader, writer: StreamWriter, key: str) -> Wire |
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
             wire.send({"hello": _GREETING, "nonce": nonce})
             answer = _message(await _short_line(reader))
-        if hmac.compare_digest(str(answer.get("proof", "")), _proof(key, nonce, "client")):
-            wire.send({"proof": _proof(key, str(answer.get("nonce", "")), "server")})
-            return wire
+            if _is(answer, _proof(key, "client", nonce)):
+                shown = own_certificate()
+                wire.send({"proof": _proof(key, "server", str(answer.get("nonce", "")), shown.fingerprint)})
+                await writer.start_tls(shown.context)
+                if _is(_message(await _short_line(reader)), _proof(key, "client", nonce, shown.fingerprint)):
+                    return wire
     except (OSError, TimeoutError, WireError):
         pass
     finally:
@@ -203,5 +218,9 @@ def _message(line: bytes) -> Json:
     return message
 
 
-def _proof(key: str, nonce: str, side: str) -> str:
-    return hmac.new(key.encode(), f"{side} {nonce}".encode(), hashlib.sha256).hexdigest()
+def _is(answer: Json, proof: str) -> bool:
+    return hmac.compare_digest(str(answer.get("proof", "")).encode(), proof.encode())
+
+
+def _proof(key: str, *what: str) -> str:
+    return hmac.new(key.encode(), " ".join(what).encode(), hashlib.sha256).hexdigest()
