@@ -56,7 +56,9 @@ def on_ray(cluster: RayCluster, postgres: Postgres, tmp_path_factory: pytest.Tem
 @pytest.fixture(autouse=True)
 def whole(on_ray: OnRay) -> Iterator[None]:
     """Begin and end each test with all nodes, and all replicas reserved on them."""
+    said = on_ray.said()
     yield
+    print(said())  # shown where the test fails
     for node in on_ray.cluster.nodes:
         if not has_raylet(node):
             on_ray.restore(node)
