@@ -48,7 +48,7 @@ def read_token(home: Home) -> str:
         if token := home.token_file.read_text().strip():
             return token
         descriptor = os.open(home.token_file, os.O_WRONLY)  # its first writer was killed in between
-    token = secrets.token_urlsafe(32)
+    token = secrets.token_hex(32)  # nothing that begins with "-", which a command line takes for an option
     with os.fdopen(descriptor, "w") as file:
         file.write(token + "\n")
     return token
