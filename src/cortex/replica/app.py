@@ -16,7 +16,6 @@ from cortex.replica.batches import BatchCaller, batched_method, for_one
 from cortex.replica.calls import Answered, Caller, Failed, Outcome, Tracks, Unfinished
 from cortex.replica.cells import ConnectionState
 from cortex.replica.errors import error_body
-from cortex.replica.gateway_clock import GatewayClock
 from cortex.replica.heads import Header
 from cortex.replica.http import Connection
 from cortex.replica.metric_file import MetricFile
@@ -56,7 +55,6 @@ class App:
         self._queue: deque[tuple[Connection, BoundMethod, int]] = deque()
         #: Those that were served longest ago first: they are the first to be read when a slot is free again.
         self._connections: dict[Connection, None] = {}
-        self._clocks: dict[Connection, GatewayClock] = {}
         self._paused = False
         self._condemned = False
         self._release_to: Callable[[Connection], None] | None = None
@@ -85,10 +83,8 @@ class App:
         """Tell whether a request is inside any connection."""
         return any(not connection.is_idle for connection in self._connections)
 
-    def add(self, connection: Connection, clock: GatewayClock | None = None) -> None:
-        """Serve a connection; `clock` is that of its gateway, where that is on another machine."""
-        if clock is not None:
-            self._clocks[connection] = clock
+    def add(self, connection: Connection) -> None:
+        """Serve a connection."""
         self._connections[connection] = None
         if self._release_to is not None:
             self._let_go(connection)
@@ -98,7 +94,6 @@ class App:
     def gone(self, connection: Connection) -> None:
         """Forget a connection; an `async def` call for it is cancelled, what waits for its turn never gets one."""
         self._connections.pop(connection, None)
-        self._clocks.pop(connection, None)
         if connection.task is not None:
             connection.task.cancel()
 
@@ -208,8 +203,8 @@ class App:
         except ValueError:
             return 0
         waited_ns = time.time_ns() - came_ns
-        if self._clocks and (clock := self._clocks.get(connection)) is not None:
-            waited_ns = clock.waited_ns(waited_ns, now_ns)
+        if connection.clock is not None:
+            waited_ns = connection.clock.waited_ns(waited_ns, now_ns)
         return min(max(waited_ns, 0), self._timeout_ns)
 
     # It runs.

@@ -88,7 +88,8 @@ class Connections:
         sock = socket.socket(fileno=fd)
         sock.setblocking(False)
         connection = Connection(sock, index, self._app, self._cells, self._loop, self._buffer, self._closed)
-        self._app.add(connection, self._clock_of(sock))
+        connection.clock = self._clock_of(sock)
+        self._app.add(connection)
         if again:
             connection.read_again()
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 #: Clocks drift apart, or are set; what was seen longer ago than twice this does not count.
 _WINDOW_NS = 30_000_000_000
+#: Longer than any difference of clocks.
+_NEVER = 1 << 64
 
 
 class GatewayClock:
@@ -17,8 +17,9 @@ class GatewayClock:
     """
 
     def __init__(self) -> None:
-        self._least: float = math.inf
-        self._least_before: float = math.inf
+        self._least = _NEVER
+        self._least_before = _NEVER
+        self._difference = 0  #: the lesser of both
         self._window_ends_ns = 0
 
     def waited_ns(self, apparent_ns: int, now_ns: int) -> int:
@@ -26,6 +27,8 @@ class GatewayClock:
         if now_ns >= self._window_ends_ns:
             self._least_before, self._least = self._least, apparent_ns
             self._window_ends_ns = now_ns + _WINDOW_NS
+            self._difference = min(self._least, self._least_before)
         elif apparent_ns < self._least:
             self._least = apparent_ns
-        return apparent_ns - int(min(self._least, self._least_before))
+            self._difference = min(self._least, self._least_before)
+        return apparent_ns - self._difference

@@ -16,6 +16,7 @@ from httptools import HttpRequestParser
 
 from cortex.replica.application import Application
 from cortex.replica.cells import Cells, ConnectionState
+from cortex.replica.gateway_clock import GatewayClock
 from cortex.replica.heads import BODILESS, SECRET_HEADER, Header, head
 
 #: Size of the buffer that all connections of a process read into; a fresh one per read would cost page faults.
@@ -57,6 +58,7 @@ class Connection:
         "arrived_ns",
         "asks_for_info",
         "batched_ns",
+        "clock",
         "content_type",
         "headers",
         "index",
@@ -80,6 +82,7 @@ class Connection:
     ) -> None:
         self.index = index
         self.open = True
+        self.clock: GatewayClock | None = None  #: of the gateway, where that is on another machine
         self.content_type: bytes | None = None
         self.task: asyncio.Task[None] | None = None  #: what answers the request, where that takes a task
         self._sock = sock
@@ -237,9 +240,9 @@ class Connection:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take one header; names come in any case. Trailers are not headers: the gateway has not looked at them."""
-        if self._headers_read:
-            return
-        self.headers.append((name.lower(), value))
+        name = name.lower()
+        if name != SECRET_HEADER and not self._headers_read:  # the supervisor has looked at that one
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Read what we need of the headers; let a waiting client send its body."""
@@ -248,8 +251,6 @@ class Connection:
         self.content_type = headers.get(b"content-type")
         self.request_id = headers.get(b"x-cortex-request-id", b"")
         self.asks_for_info = b"x-cortex-info" in headers
-        if SECRET_HEADER in headers:  # the supervisor has looked at it
-            self.headers[:] = [header for header in self.headers if header[0] != SECRET_HEADER]
         if b"expect" in headers:
             self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -269,8 +270,7 @@ class Connection:
             self._app.handle(self)
 
     def _refuse(self, answer: Callable[[Connection], None]) -> None:
-        self._refused = True
-        self._close_after = True
+        self._refused = self._close_after = True
         self._body.clear()
         answer(self)
 
