@@ -120,6 +120,22 @@ def test_replicas_outlive_their_engine_and_are_adopted_with_the_same_pids(home: 
     run(scenario)
 
 
+def test_a_replica_whose_supervisor_is_slow_to_speak_is_adopted_as_it_is(home: Home, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        spec = make_spec(home, tmp_path)
+        async with engine_of(home, stop_all=False) as engine:
+            await engine.start(spec)
+            await until(lambda: is_ready(engine, spec))
+            before = status(engine, spec)
+        assert before is not None
+        os.kill(before.supervisor_pid, signal.SIGSTOP)
+        asyncio.get_running_loop().call_later(3, os.kill, before.supervisor_pid, signal.SIGCONT)
+        async with engine_of(home) as engine:
+            assert status(engine, spec) == before
+
+    run(scenario)
+
+
 def test_a_replica_whose_supervisor_is_killed_disappears_with_all_its_processes(home: Home, tmp_path: Path) -> None:
     async def scenario() -> None:
         code = "import subprocess\nsubprocess.Popen(['sleep', '1000'])\n" + HANDLER

@@ -27,7 +27,7 @@ from cortex.telemetry import Logger
 #: Three beats of a node.
 SILENCE_S = 3.0
 #: A machine that refuses connections lives, and so do its replicas: the agent, which ended, may be started again.
-AGENT_RESTART_S = 10.0
+AGENT_RESTART_S = 20.0
 _FIRST_RETRY_S = 0.1
 _MAX_RETRY_S = 1.0
 #: Silence is heard in parts: of a time in which this process stood still, only one passes unheard.

@@ -52,6 +52,8 @@ _ORPHANS_POLL_S = 0.1
 #: … and how much longer than their own limit they are given.
 _ORPHANS_GRACE_S = 1.0
 _ADOPT_TIMEOUT_S = 2.0
+#: One that lives is given longer: what has not said how it is gets no requests, and a busy machine is slow to say so.
+_SILENCE_S = 6.0
 #: Of what a supervisor that could not start wrote, this much goes to the replica's log.
 _LAST_WORDS_BYTES = 8192
 
@@ -217,17 +219,17 @@ class LocalEngine:
 
     async def _ask_status(self, spec: ReplicaSpec, identity: Identity | None) -> ReplicaStatus | None:
         """Return what the supervisor says. One without an identity file may have been started a moment ago."""
-        deadline = time.monotonic() + _ADOPT_TIMEOUT_S
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + (_SILENCE_S if identity is not None else _ADOPT_TIMEOUT_S)
         while True:
             with contextlib.suppress(OSError, ValueError, TimeoutError):
-                async with asyncio.timeout(_ADOPT_TIMEOUT_S):
+                async with asyncio.timeout_at(deadline):
                     reader, writer = await _connect(spec)
                     try:
                         return ReplicaStatus.from_json((await reader.readline()).decode())
                     finally:
                         writer.close()
-            is_over = time.monotonic() > deadline
-            if is_over or (identity is not None and not identity.is_alive()):
+            if clock() > deadline or (identity is not None and not identity.is_alive()):
                 return None
             if identity is None and time.time() - _modified(Path(spec.run_dir) / SPEC_FILE) > _ADOPT_TIMEOUT_S:
                 return None
