@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import shutil
 import signal
@@ -19,15 +20,25 @@ __all__ = ["home", "postgres", "postgresql_url", "where"]
 # A shell has what it starts in the background ignore interrupts, and so would all that is started and interrupted here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-#: Files whose tests want a Ray cluster.
+#: Files of tests/cluster whose tests want a Ray cluster.
 _ON_RAY = re.compile(r"(^|_)ray(_|$)")
+
+# Thousands of tests are made now, none of which becomes garbage.
+gc.disable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what wants a Ray cluster, so that one process runs all of it."""
     for item in items:
-        if _ON_RAY.search(item.path.stem):
+        if item.path.parent.name == "cluster" and _ON_RAY.search(item.path.stem):
             item.add_marker(pytest.mark.ray)
+
+
+def pytest_collection_finish() -> None:
+    """Have no collection of garbage walk all tests again: some of what is tested collects it hundreds of times."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 # How long one example takes says more about the machine than about the code.
