@@ -259,7 +259,7 @@ VALUES = st.recursive(
 
 
 @given(st.lists(st.dictionaries(KEYS, VALUES, max_size=6), max_size=4))
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_document_is_read_or_refused_with_places(tmp_path: Path, document: list[dict[str, object]]) -> None:
     import json
 

@@ -70,7 +70,7 @@ async def scenario(home: Home, pid: int, port: int, is_warm: bool) -> None:
         inside = [asyncio.create_task(ask(made.port, "/both?sleep=8")) for _ in range(2)]
         await eventually(lambda: _has_requests(made, "near", "far"))
         vanish(pid)
-        failures = [await _failure(ask(made.port, "/both")) for _ in range(20)]
+        failures = [await _ended(asyncio.create_task(ask(made.port, "/both")), made) for _ in range(20)]
         # What was sent into a connection that was open may have reached user code: it is not sent again.
         assert len([failure for failure in failures if failure]) <= (1 if is_warm else 0), failures
         # Requests inside it end before their time, which is two minutes; the other server's go on.
@@ -94,9 +94,8 @@ async def _failure(request: Awaitable[Answer]) -> str:
 
 async def _ended(request: asyncio.Task[Answer], made: World) -> str:
     """Wait for a request as the operator does; an answer of 502 or none at all is "lost"."""
-    while not request.done():
+    while not (await asyncio.wait([request], timeout=0.5))[0]:
         await made.gateway.ensure_running()
-        await asyncio.wait([request], timeout=0.5)
     failure = await _failure(request)
     return "lost" if failure.startswith(("502", "503", "IncompleteReadError")) else failure
 

@@ -292,7 +292,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 QueueMachine.TestCase.settings = settings(
-    max_examples=50, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=20, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestQueue = QueueMachine.TestCase
 
@@ -308,5 +308,5 @@ def test_a_queue_in_postgresql(postgres: Postgres) -> None:
         def remove(self) -> None:
             postgres.drop_database(self.url)
 
-    few = settings(QueueMachine.TestCase.settings, max_examples=6, stateful_step_count=25, database=None)
+    few = settings(QueueMachine.TestCase.settings, max_examples=4, stateful_step_count=20, database=None)
     run_state_machine_as_test(Machine, settings=few)

@@ -71,6 +71,7 @@ def test_a_listing_of_an_impossible_size_is_refused(size: int) -> None:
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.text(),
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=20,
     )
 )
 def test_only_value_errors_come_of_any_models(plain: object) -> None:
