@@ -249,13 +249,13 @@ class Gateway:
             for backend in self._table.backends
         }
         said: list[str] = []
+        observed = await self._runtime.backends(pid)
         for _ in range(_SYNC_ROUNDS):
-            observed = await self._runtime.backends(pid)
             commands = server_commands(observed, wanted, BACKEND_PREFIX)
             if not commands:
                 break
             said = await self._runtime.run(pid, commands)
-        observed = await self._runtime.backends(pid)
+            observed = await self._runtime.backends(pid)
         if lacks_servers(observed, wanted):
             raise GatewayError(f"HAProxy did not take its servers: {' '.join(said)[-1000:]}")
         self._leaving = has_others(observed, wanted, BACKEND_PREFIX)

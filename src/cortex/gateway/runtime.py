@@ -6,7 +6,7 @@ import asyncio
 import csv
 import errno
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +21,10 @@ LOST_S = 2
 #: Commands sent in one connection; HAProxy reads them as they come.
 _BATCH = 200
 _SERVERS_AND_BACKENDS = "show stat -1 6 -1"
+_COLUMNS = frozenset(
+    {"pxname", "svname", "qcur", "scur", "slim", "stot", "status", "lastchg", "check_status", "qtime", "ctime", "rtime"}
+    | {"hrsp_1xx", "hrsp_2xx", "hrsp_3xx", "hrsp_4xx", "hrsp_5xx", "hrsp_other"}
+)
 #: What we lack ourselves when we can't ask; it says nothing of HAProxy.
 _OUR_LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _NOT_PLAIN = re.compile(r"([^A-Za-z0-9_])")
@@ -152,10 +156,8 @@ def parse_stat(text: str) -> dict[str, BackendState]:
     """Read `show stat` of backends and servers."""
     backends: dict[str, BackendState] = {}
     held: dict[str, Mapping[str, str]] = {}
-    for row in csv.DictReader(text.lstrip("# \n").splitlines()):
+    for row in _rows(text):
         name, server = row["pxname"], row["svname"]
-        if not name or server is None:
-            continue
         backend = backends.setdefault(name, BackendState())
         if server == "BACKEND":
             backend.queued = int(row["qcur"])
@@ -175,6 +177,16 @@ def parse_stat(text: str) -> dict[str, BackendState]:
     for name, held_row in held.items():
         _leave_out(backends[name], held_row)
     return backends
+
+
+def _rows(text: str) -> Iterator[dict[str, str]]:
+    """Read what we need of a table in CSV, of which that is a tenth; thousands of lines are read per second."""
+    header, _, lines = text.lstrip("# \n").partition("\n")
+    columns = [(name, number) for number, name in enumerate(header.split(",")) if name in _COLUMNS]
+    for line in lines.splitlines():
+        fields = next(csv.reader([line])) if '"' in line else line.split(",")
+        if fields[0]:
+            yield {name: fields[number] for name, number in columns}
 
 
 def _lost_s(row: Mapping[str, str]) -> int:
