@@ -14,75 +14,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cortex.lifecycle import ProcessState
-from cortex.models.spec import DEFAULT_MODEL, Catalogue, Model, ModelPath, ModelSource
-from replicas import Replica, running_replica
+from reloading_replicas import model_of, problems, replica
 from scripted_agents import ScriptedAgent, catalogue, scripted_agent
 from wait import wait_until
-
-SOURCE = """
-    import ctypes, os, time
-
-    class Handler:
-        def __init__(self, config, model_client):
-            self.client = model_client
-
-        def load_model(self, model_path):
-            text = open(os.path.join(model_path, "model.txt")).read()
-            if text == "raise":
-                raise ValueError("bad weights")
-            if text == "surrogate":
-                raise ValueError(chr(0xD800))
-            if text == "crash":
-                ctypes.string_at(0)
-            if text == "hang":
-                time.sleep(1000)
-            while text.startswith("/") and not os.path.exists(text):
-                time.sleep(0.01)
-            return text
-
-        def handle_post(self, payload):
-            before = self.client.get_model(model_version=payload.get("version", "latest"))
-            if "wait_for" in payload:
-                open(payload["wait_for"] + ".inside", "w").close()
-                while not os.path.exists(payload["wait_for"]):
-                    time.sleep(0.01)
-            after = self.client.get_model(model_version=payload.get("version", "latest"))
-            return {"model": before, "same": before == after, "pid": os.getpid()}
-"""
-PATH_SOURCE = ModelSource("python", (ModelPath(DEFAULT_MODEL, "/nowhere"),))
 
 
 @pytest.fixture
 def agent() -> Iterator[ScriptedAgent]:
     with tempfile.TemporaryDirectory(prefix="cx-") as folder, scripted_agent(Path(folder)) as agent:
         yield agent
-
-
-def replica(agent: ScriptedAgent, source: ModelSource = PATH_SOURCE, **fields: object):  # noqa: ANN201
-    return running_replica(SOURCE, models=source, model_agent_socket=agent.socket, **fields)
-
-
-def model_of(replica: Replica, **payload: object) -> str:
-    answer = replica.request(payload)
-    assert answer.status == 200, answer.body
-    assert answer.json["same"]
-    return str(answer.json["model"])
-
-
-def problems(replica: Replica) -> dict[str | None, str]:
-    models = replica.status().models
-    return {problem.version: problem.message for problem in models.problems} if models else {}
-
-
-def test_a_replica_waits_for_its_first_catalogue(agent: ScriptedAgent) -> None:
-    with replica(agent) as running:
-        assert running.status().processes[0].state is ProcessState.STARTING
-        agent.announce(catalogue(agent.content("a", "one")))
-        running.wait_ready()
-        assert model_of(running) == "one"
-        shown = running.status().models
-        assert shown is not None and shown.versions[0].is_latest and shown.versions[0].is_loaded
 
 
 def test_a_new_version_is_served_by_a_new_process_and_requests_inside_the_old_finish_on_it(
@@ -308,75 +248,6 @@ def test_a_version_that_never_finishes_loading_is_overtaken_by_the_next(agent: S
         wait_until(lambda: model_of(running) == "three")
 
 
-def test_a_replica_starts_with_the_newest_version_that_loads(agent: ScriptedAgent) -> None:
-    versions = [replace(agent.content("a", "one"), number="1"), replace(agent.content("b", "raise"), number="2")]
-    agent.announce(catalogue(*versions))
-    with replica(agent) as running:
-        running.wait_ready()
-        assert model_of(running) == "one"
-        assert "bad weights" in problems(running)["2"]
-
-
-def test_a_replica_that_falls_back_to_the_version_before_has_not_failed(agent: ScriptedAgent, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    versions = [replace(agent.content("a", str(gate)), number="1"), replace(agent.content("b", "raise"), number="2")]
-    agent.announce(catalogue(*versions))
-    with replica(agent) as running:
-        wait_until(lambda: "bad weights" in problems(running).get("2", ""))
-        process = running.status().processes[0]
-        assert (process.state, process.failed_starts, process.failure) == (ProcessState.STARTING, 0, None)
-        gate.touch()
-        running.wait_ready()
-
-
-def test_a_replica_without_a_version_that_loads_says_why_and_starts_once_there_is_one(agent: ScriptedAgent) -> None:
-    agent.announce(catalogue(agent.content("a", "raise")))
-    with replica(agent) as running:
-        failed = running.wait_state(ProcessState.BACKING_OFF).processes[0].failure
-        assert failed is not None and "bad weights" in failed.message
-        agent.announce(catalogue(agent.content("b", "two")))
-        running.wait_ready()
-        assert model_of(running) == "two"
-
-
-def test_one_broken_model_of_a_folder_does_not_keep_the_others_from_starting(agent: ScriptedAgent) -> None:
-    good, broken = agent.content("a", "one"), agent.content("b", "raise")
-    agent.announce(Catalogue((Model("broken", (broken,)), Model("good", (good,)))))
-    source = """
-        class Handler:
-            def __init__(self, config, model_client):
-                self.client = model_client
-            def load_model(self, model_path):
-                text = open(model_path + "/model.txt").read()
-                assert text != "raise", "bad weights"
-                return text
-            def handle_post(self, payload):
-                return self.client.get_model(payload["model"])
-    """
-    folder = ModelSource("python", dir="/nowhere")
-    with running_replica(source, models=folder, model_agent_socket=agent.socket) as running:
-        running.wait_ready()
-        assert running.request({"model": "good"}).body == b"one"
-        answer = running.request({"model": "broken"})
-        assert answer.status == 500 and b"broken" in answer.body
-        assert "bad weights" in problems(running)["1"]
-
-
-def test_a_killed_process_comes_back_with_the_same_models(agent: ScriptedAgent) -> None:
-    first = agent.content("a", "one")
-    agent.announce(catalogue(first, replace(agent.content("b", "two"), number="2")))
-    with replica(agent) as running:
-        running.wait_ready()
-        assert model_of(running, version="1") == "one"
-        agent.stop()
-        pid = running.pid
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: running.pid not in (pid, None))
-        running.wait_ready()
-        assert model_of(running) == "two"
-        assert model_of(running, version="1") == "one"
-
-
 def test_the_agent_may_be_restarted(agent: ScriptedAgent) -> None:
     agent.announce(catalogue(agent.content("a", "one")))
     with replica(agent) as running:
@@ -421,10 +292,3 @@ def test_an_unreachable_source_is_reported_and_what_was_there_is_served(agent: S
         assert model_of(running) == "one"
         agent.announce(first)
         wait_until(lambda: problems(running) == {})
-
-
-def test_a_replica_stops_while_it_waits_for_models(agent: ScriptedAgent) -> None:
-    with replica(agent) as running:
-        wait_until(lambda: agent.watches)
-        running.command(command="stop", drain_s=1)
-        assert running.process.wait(60) == 0

@@ -1,0 +1,142 @@
+"""Answers that come in parts, and those that the user's code makes itself, from real replicas."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+from replicas import running_replica
+from wait import wait_until
+
+
+def test_generator_is_streamed_while_it_runs() -> None:
+    source = """
+        import time
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                for number in range(3):
+                    yield f"{number}\\n"
+                    time.sleep(0.3)
+    """
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        connection = replica.connection()
+        started = time.monotonic()
+        connection.request("POST", "/", b"{}", {"content-type": "application/json"})
+        response = connection.getresponse()
+        assert response.readline() == b"0\n"
+        assert time.monotonic() - started < 0.29
+        assert response.read() == b"1\n2\n"
+        assert response.getheader("transfer-encoding") == "chunked"
+        connection.close()
+
+
+def test_async_generator_streams_json_lines() -> None:
+    source = """
+        import asyncio
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            async def handle_post(self, payload):
+                for number in range(payload["n"]):
+                    yield {"number": number}
+                    await asyncio.sleep(0)
+    """
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        answer = replica.request({"n": 3})
+        assert [json.loads(line) for line in answer.body.splitlines()] == [{"number": n} for n in range(3)]
+        assert answer.headers["content-type"] == "application/x-ndjson"
+        assert replica.request({"n": 0}).body == b""
+
+
+def test_generator_that_raises_first_is_an_error_and_later_cuts_the_answer_off() -> None:
+    source = """
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                for number in range(payload["n"]):
+                    yield "x"
+                raise ValueError("enough")
+    """
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        answer = replica.request({"n": 0})
+        assert answer.status == 500
+        assert "ValueError" in answer.json["error"]
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(replica.spec.sockets[0])
+            body = b'{"n": 2}'
+            head = b"POST / HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+            sock.sendall(head + body)
+            received = b"".join(iter(lambda: sock.recv(4096), b""))
+        assert received.count(b"1\r\nx\r\n") == 2
+        assert not received.endswith(b"0\r\n\r\n")
+        wait_until(lambda: replica.log().count("ValueError: enough") == 2)
+
+
+def test_large_answers_arrive_whole() -> None:
+    source = """
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                return bytes(payload["n"])
+    """
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        for size in (0, 70_000, 20_000_000):
+            assert len(replica.request({"n": size}).body) == size
+
+
+def test_starlette_responses_are_sent_as_they_are() -> None:
+    source = """
+        from starlette.responses import JSONResponse, StreamingResponse
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                if payload:
+                    return StreamingResponse(iter(["a", "b"]), status_code=206, media_type="text/event-stream")
+                return JSONResponse({"teapot": True}, status_code=418, headers={"x-extra": "1"})
+    """
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        answer = replica.request({})
+        assert (answer.status, answer.json, answer.headers["x-extra"]) == (418, {"teapot": True}, "1")
+        stream = replica.request({"stream": True})
+        assert (stream.status, stream.body) == (206, b"ab")
+        assert stream.headers["content-type"].startswith("text/event-stream")
+
+
+def test_slow_reader_of_a_stream_does_not_stop_its_generator() -> None:
+    source = """
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                for _ in range(payload["n"]):
+                    yield b"x" * 100_000
+                print("generator done", flush=True)
+    """
+    with running_replica(source) as replica, socket.socket(socket.AF_UNIX) as sock:
+        replica.wait_ready()
+        sock.connect(replica.spec.sockets[0])
+        body = b'{"n": 50}'
+        head = b"POST / HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        sock.sendall(head + body)
+        wait_until(lambda: "generator done" in replica.log())
+        assert replica.request({"n": 1}).status == 200
