@@ -32,6 +32,8 @@ _ANSWER_TIMEOUT_S = 5.0
 _LEADER_TIMEOUT_S = 5.0
 _PAUSE_S = 0.005
 _LOG_TAIL_LINES = 20
+#: What begins the line with which an operator ends whose user did something wrong.
+_ERROR = "error: "
 
 
 @dataclass(frozen=True)
@@ -58,20 +60,23 @@ class Settings:
         if tls is not None:
             tls.load()
             certificate = ["--tls-cert", str(tls.certificate), "--tls-key", str(tls.key)]
-        # An operator that was killed left a gateway, which its successor adopts: on the same port.
+        # An operator that was killed left a gateway, which its successor adopts: on the same address and port.
+        host = self.host or (last and last.host) or HOST
         gateway = self.gateway_port or (last and urlsplit(last.gateway_url).port) or GATEWAY_PORT
         operator = self.operator_port or (last and urlsplit(last.url).port) or OPERATOR_PORT
         ports = ["--gateway-port", str(gateway), "--operator-port", str(operator)]
-        return [sys.executable, "-P", "-m", "cortex.control.main", *ports, "--host", self.host or HOST, *certificate]
+        return [sys.executable, "-P", "-m", "cortex.control.main", *ports, "--host", host, *certificate]
 
     def check(self, running: OperatorIdentity) -> None:
-        """Compare with what runs. Raises: ConflictError if another port or certificate was asked for."""
+        """Compare with what runs. Raises: ConflictError if another address, port or certificate was asked for."""
         for asked, url, what in (
             (self.gateway_port, running.gateway_url, "gateway"),
             (self.operator_port, running.url, "operator"),
         ):
             if asked and asked != urlsplit(url).port:
                 raise ConflictError(f"the {what} already runs at {url}; `cortex down` first to move it")
+        if self.host and running.host and self.host != running.host:
+            raise ConflictError(f"the operator already runs at {running.host}; `cortex down` first to move it")
         if self.tls and (str(self.tls.certificate), str(self.tls.key)) != (running.tls_cert, running.tls_key):
             now = f"with the certificate {running.tls_cert}" if running.tls_cert else "without TLS"
             raise ConflictError(f"the operator already runs {now}; `cortex down` first to change that")
@@ -136,9 +141,7 @@ def _wait_until_started(home: Home, process: subprocess.Popen[bytes], log_offset
     while time.monotonic() < deadline:
         code = process.poll()
         if code is not None:
-            raise OperatorUnavailableError(
-                f"the operator did not start (exit code {code}){_log_tail(home, log_offset)}"
-            )
+            raise OperatorUnavailableError(_why_not_started(home, log_offset, code))
         operator = last_operator(home)
         if operator and operator.pid == process.pid and _answers(home, operator):
             _wait_for_leader(home, operator, process)
@@ -198,10 +201,22 @@ def _alive(home: Home, operator: OperatorIdentity) -> dict[str, Any] | None:
     return told if answer.status == 200 and isinstance(told, dict) else None
 
 
+def _why_not_started(home: Home, log_offset: int, code: int) -> str:
+    """Return what the operator said at last, where that is an error for users; else the end of its log."""
+    *_, last = _last_lines(home, log_offset) or [""]
+    if last.startswith(_ERROR):
+        return f"the operator did not start: {last.removeprefix(_ERROR)}"
+    return f"the operator did not start (exit code {code}){_log_tail(home, log_offset)}"
+
+
 def _log_tail(home: Home, offset: int) -> str:
+    if lines := _last_lines(home, offset):
+        return "; the end of its log:\n" + "\n".join(f"  {line}" for line in lines)
+    return f"; {log_file(home)} may say why"
+
+
+def _last_lines(home: Home, offset: int) -> list[str]:
     with suppress(OSError), log_file(home).open("rb") as stream:
         stream.seek(offset)
-        lines = stream.read().decode(errors="replace").strip().splitlines()[-_LOG_TAIL_LINES:]
-        if lines:
-            return "; the end of its log:\n" + "\n".join(f"  {line}" for line in lines)
-    return f"; {log_file(home)} may say why"
+        return stream.read().decode(errors="replace").strip().splitlines()[-_LOG_TAIL_LINES:]
+    return []

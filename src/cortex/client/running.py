@@ -22,6 +22,7 @@ class OperatorIdentity:
     address: str = ""  #: on which both listen, as it is called from this machine
     tls_cert: str = ""  #: files of its certificate and key; "" without TLS
     tls_key: str = ""
+    host: str = ""  #: on which both listen, as it was asked for; "": not known
 
     @property
     def pid(self) -> int:
@@ -46,7 +47,7 @@ def last_operator(home: Home) -> OperatorIdentity | None:
             Identity.from_json(data),
             str(data["url"]).rstrip("/"),
             str(data["gateway_url"]),
-            *(str(data.get(name) or "") for name in ("address", "tls_cert", "tls_key")),
+            *(str(data.get(name) or "") for name in ("address", "tls_cert", "tls_key", "host")),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

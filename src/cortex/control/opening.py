@@ -30,6 +30,7 @@ def identify(settings: Settings) -> Identity:
         version=__version__,
         started_at=datetime.now(UTC),
         address=settings.address,
+        host=settings.host,
         tls_cert=str(settings.tls.certificate) if settings.tls else "",
         tls_key=str(settings.tls.key) if settings.tls else "",
     )

@@ -52,6 +52,7 @@ class Identity:
     tls_cert: str = ""  #: files of the certificate and its key; "" without TLS
     tls_key: str = ""
 
+    host: str = ""  #: on which both listen, as it was asked for
     def to_json(self) -> Json:
         """Return what `run/operator.json` holds."""
         data = asdict(self)

@@ -1,0 +1,39 @@
+"""`cortex up`: what it says at once, and what holds for commands that start an operator again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.installation import Installation, free_port
+
+OTHER_LOOPBACK = "127.0.0.2"
+
+
+@pytest.fixture
+def cortex() -> Iterator[Installation]:
+    """One that nobody has started yet."""
+    with tempfile.TemporaryDirectory(prefix="cx-") as folder:
+        made = Installation(Path(folder), free_port(), free_port())
+        try:
+            yield made
+        finally:
+            made.down()
+
+
+def ports(cortex: Installation) -> tuple[str, ...]:
+    return "--gateway-port", str(cortex.gateway_port), "--operator-port", str(cortex.operator_port)
+
+
+def test_an_operator_that_was_killed_is_started_again_at_its_address(cortex: Installation) -> None:
+    cortex.cortex("up", "--host", OTHER_LOOPBACK, *ports(cortex))
+    refused = cortex.cortex("up", "--host", "127.0.0.1", check=False)
+    assert refused.returncode == 1
+    assert f"the operator already runs at {OTHER_LOOPBACK}; `cortex down` first to move it" in refused.stderr
+    os.kill(cortex.status()["operator"]["pid"], signal.SIGKILL)
+    assert f"operator: http://{OTHER_LOOPBACK}:{cortex.operator_port}" in cortex.cortex("up").stdout
