@@ -120,7 +120,10 @@ def test_many_items_travel_in_parts_that_are_made_one_by_one(server: Server, cli
     assert size / BLOCK_BYTES / 1.1 < server.parts <= size / BLOCK_BYTES + 1
 
 
-@given(items=st.lists(st.recursive(st.none() | st.booleans() | st.text() | st.integers(-(2**63), 2**63), st.lists)))
+SCALARS = st.none() | st.booleans() | st.text() | st.integers(-(2**63), 2**63)
+
+
+@given(items=st.lists(st.recursive(SCALARS, st.lists, max_leaves=10)))
 def test_every_item_is_one_line_of_json(items: list[Any]) -> None:
     with as_blocks(items) as blocks:
         lines = b"".join(blocks).split(b"\n")[:-1]

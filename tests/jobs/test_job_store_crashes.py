@@ -21,7 +21,7 @@ from cortex.state.database import Where, open_jobs, open_jobs_sqlite
 from cortex.state.job_tables import first_key, jobs, results
 from postgres import Postgres
 
-KILLS = 12
+KILLS = 8
 
 
 class Acknowledged:
