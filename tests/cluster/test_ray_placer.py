@@ -290,6 +290,39 @@ def test_an_operator_on_another_machine_reaches_ray(it: Running, runner: asyncio
     runner.run(test())
 
 
+@pytest.mark.parametrize("port", ["6379", "10001"])
+@pytest.mark.parametrize(
+    ("shown", "advice"),
+    [
+        ({}, "it asks for a token: `cortex up` wants RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"),
+        ({"RAY_AUTH_MODE": "token"}, "there is no token: `cortex up` wants RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH"),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}, "it does not take the token of RAY_AUTH_TOKEN"),
+    ],
+)
+def test_who_does_not_show_rays_token_is_told_so(
+    cluster: RayCluster, runner: asyncio.Runner, tmp_path: Path, port: str, shown: dict[str, str], advice: str
+) -> None:
+    host = cluster.head.host
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
+    placer = RayPlacer(
+        f"{host}:{port}" if port == "6379" else f"ray://{host}:{port}",
+        NodeStart(CLUSTER_ID, SECRET, __version__),
+        {**environ, "HOME": str(tmp_path), **shown},
+        tmp_path / "ray.log",
+        Logger("test"),
+        prefix=cluster.head.machine.command([]),
+    )
+
+    async def test() -> None:
+        await placer.startup()
+        try:
+            assert advice in placer.reason
+        finally:
+            await placer.shutdown()
+
+    runner.run(test())
+
+
 def test_what_a_head_has_forgotten_is_lost_and_the_agents_live(it: Running, runner: asyncio.Runner) -> None:
     async def test() -> None:
         placed = await it.place("forgotten", Resources(1))

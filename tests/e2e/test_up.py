@@ -30,6 +30,19 @@ def ports(cortex: Installation) -> tuple[str, ...]:
     return "--gateway-port", str(cortex.gateway_port), "--operator-port", str(cortex.operator_port)
 
 
+def test_ray_that_is_not_there_is_told_of_at_once(cortex: Installation) -> None:
+    nowhere = f"127.0.0.1:{free_port()}"
+    node_port = ("--node-port", str(free_port()))
+    done = cortex.cortex("up", "--engine", "ray", "--ray-address", nowhere, *node_port, *ports(cortex))
+    problem = (
+        f"nothing new is placed on the cluster: the head of Ray at {nowhere} can't be reached: connection refused; "
+        "check --ray-address, and that Ray runs there"
+    )
+    assert f"warning: {problem}\n" in done.stderr
+    assert problem in cortex.cortex("status").stdout
+    assert cortex.status()["cluster"]["problem"] in problem
+
+
 def test_an_operator_that_was_killed_is_started_again_at_its_address(cortex: Installation) -> None:
     cortex.cortex("up", "--host", OTHER_LOOPBACK, *ports(cortex))
     refused = cortex.cortex("up", "--host", "127.0.0.1", check=False)

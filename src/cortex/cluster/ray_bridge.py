@@ -1,7 +1,8 @@
 """Speaks with Ray for the operator, in a process of its own: Ray's library ends its process when Ray is away too long.
 
-The only module that imports Ray. Commands come as lines of JSON on standard input, the first of them `connect`; events
-leave as lines of JSON on standard output. It keeps nothing: what is reserved are actors that outlive it.
+Only it, and `ray_token.py` for it, import Ray. Commands come as lines of JSON on standard input, the first of them
+`connect`; events leave as lines of JSON on standard output. It keeps nothing: what is reserved are actors that
+outlive it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cortex import __version__
 from cortex.cluster.node_start import NodeStart, RunningAgent, agent_environ, ensure_agent, is_over, reserve
+from cortex.cluster.ray_token import check_token
 from cortex.errors import CortexError
 from cortex.identity import Identity
 
@@ -152,6 +154,7 @@ class Bridge:
     def _connect(self, settings: Json) -> None:
         self._namespace = settings["namespace"]
         self._start = settings["start"]
+        check_token(settings["address"])
         ray.init(address=settings["address"], namespace=self._namespace, log_to_driver=False)
         self._raylet = _own_raylet()
 
@@ -310,7 +313,10 @@ def _reason(error: Exception) -> str:
 
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    said = " ".join(str(error).split()) if lines[0].endswith(":") else lines[0]  # else it would end before it says what
+    return said if isinstance(error, CortexError) else f"{type(error).__name__}: {said}"
 
 
 def _environ_of(pid: int) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
@@ -161,11 +162,16 @@ class RayPlacer:
             async with asyncio.timeout(_PROBE_TIMEOUT_S):
                 _, writer = await asyncio.open_connection(parts.hostname, port)
         except TimeoutError:
-            return f"the head of Ray at {self._address} can't be reached: no answer within {_PROBE_TIMEOUT_S:g} s"
+            return self._unreachable(f"no answer within {_PROBE_TIMEOUT_S:g} s")
         except OSError as error:
-            return f"the head of Ray at {self._address} can't be reached: {error.strerror or error}"
+            number = error.errno or 0  # below zero: of names that can't be resolved; asyncio's own words are of no use
+            return self._unreachable(os.strerror(number).lower() if number > 0 else error.strerror or str(error))
         writer.close()
         return ""
+
+    def _unreachable(self, why: str) -> str:
+        where = f"the head of Ray at {self._address}"
+        return f"{where} can't be reached: {why}; check --ray-address, and that Ray runs there"
 
     async def _run_bridge(self) -> str:
         """Run it until it ends, and say why it did."""

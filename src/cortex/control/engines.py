@@ -14,6 +14,7 @@ from cortex.cluster.engine import Access, ClusterEngine
 from cortex.cluster.gateways import Fleet, FleetSettings
 from cortex.cluster.known_nodes import NodesFile, SharedNodes
 from cortex.cluster.node_start import NodeStart
+from cortex.cluster.placing import Placer
 from cortex.cluster.ray_placer import RayPlacer
 from cortex.cluster.wire import derived
 from cortex.engine.base import Engine
@@ -37,6 +38,7 @@ class Place:
     prepare: Callable[[Target], Awaitable[Prepared]]
     gateway_secret: str = ""  #: what replicas are shown that are reached over TCP
     cluster: ClusterEngine | None = None
+    placer: Placer | None = None  #: who finds room on the cluster
     #: Makes one of the operator's own gateway and those on nodes; None where there are no nodes.
     fleet: Callable[[AnyGateway, GatewaySettings], Fleet] | None = None
 
@@ -48,7 +50,7 @@ def create_place(home: Home, installation: Installation, facts: FactStore, epoch
     secret = facts.put_if_absent("cluster_secret", secrets.token_hex(32))
     cluster_id = facts.put_if_absent("cluster_id", secrets.token_hex(4))
     address = installation.ray_address or ""
-    access = Access(secret, installation.advertise or _own_address(address), installation.node_port, epoch)
+    access = Access(secret, own_address(installation), installation.node_port, epoch)
     start = NodeStart(cluster_id, secret, __version__)
     placer = RayPlacer(address, start, os.environ, home.logs_dir / "ray.log", logger)
     nodes = SharedNodes(facts) if installation.database else NodesFile(home.run_dir / "nodes.json")
@@ -60,7 +62,7 @@ def create_place(home: Home, installation: Installation, facts: FactStore, epoch
         )
         return Fleet(own, engine, placer, settings, derived(secret, "node"), epoch, home.run_dir, logger)
 
-    return Place(engine, _on_nodes, access.gateway_secret, engine, fleet)
+    return Place(engine, _on_nodes, access.gateway_secret, engine, placer, fleet)
 
 
 async def _on_nodes(target: Target) -> Prepared:
@@ -68,8 +70,14 @@ async def _on_nodes(target: Target) -> Prepared:
     return Prepared("", {})
 
 
-def _own_address(ray_address: str) -> str:
-    """Return the address of this machine that leads to Ray's head; nothing is sent."""
+def own_address(installation: Installation) -> str:
+    """Return the address at which the cluster's nodes reach this machine: the one that leads to Ray's head.
+
+    Nothing is sent. Raises: InputError if it can't be found.
+    """
+    if installation.advertise:
+        return installation.advertise
+    ray_address = installation.ray_address or ""
     host, _, port = ray_address.removeprefix("ray://").rpartition(":")
     try:
         [(family, *_, address)] = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[:1]

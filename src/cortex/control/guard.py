@@ -72,7 +72,7 @@ class Guard:
             name = (urlsplit(f"//{host}").hostname or "").lower()
         except ValueError:
             return False
-        return name in self._hosts or (self._any_address and _is_address(name)) or self._is_name(name)
+        return name in self._hosts or (self._any_address and is_address(name)) or self._is_name(name)
 
 
 def _nobody(_: str) -> bool:
@@ -86,7 +86,8 @@ def _is_of(origin: str, host: str) -> bool:
         return False
 
 
-def _is_address(name: str) -> bool:
+def is_address(name: str) -> bool:
+    """Tell whether this is an IP address and not a name."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -9,6 +9,7 @@ import sys
 import time
 
 from cortex.control.certificates import ServedCertificate
+from cortex.control.engines import own_address
 from cortex.control.leader import Leadership
 from cortex.control.opening import identify, listen, only_one, read_token, tell_identity
 from cortex.control.process import OperatorProcess
@@ -45,6 +46,8 @@ def main() -> None:
 
 async def _run(home: Home, settings: Settings, listener: socket.socket) -> None:
     installation = Installation.read(home)
+    if installation.engine != "local":
+        settings = settings.reached_at(own_address(installation))
     if installation.database is None:
         await OperatorProcess(home, settings, installation, None).run(listener)
         return

@@ -10,6 +10,7 @@ from typing import Any
 
 from cortex.cluster.engine import ClusterEngine
 from cortex.cluster.gateways import Fleet
+from cortex.cluster.placing import Placer
 from cortex.config.schema import Api
 from cortex.control.deployer import Deployer
 from cortex.control.jobs import NO_JOBS, Jobs
@@ -51,8 +52,8 @@ class Identity:
     address: str = ""  #: on which both listen, as it is called from this machine
     tls_cert: str = ""  #: files of the certificate and its key; "" without TLS
     tls_key: str = ""
-
     host: str = ""  #: on which both listen, as it was asked for
+
     def to_json(self) -> Json:
         """Return what `run/operator.json` holds."""
         data = asdict(self)
@@ -80,6 +81,7 @@ class Operator:
     logger: Logger
     cluster: ClusterEngine | None = None
     fleet: Fleet | None = None
+    placer: Placer | None = None
 
     def log_sources(self) -> Sequence[LogSource]:
         """Return where lines of logs come from: this machine, and the nodes of the cluster that answer."""
@@ -138,6 +140,7 @@ class Operator:
             },
             "gateway": {"pid": self.gateway.pid, "url": identity.gateway_url},
             "gateways": self.fleet.describe() if self.fleet else [],
+            "cluster": {"problem": self.placer.reason} if self.placer else None,
             "models": {"pid": models_pid} if models_pid else None,
             "replicas": self.describe_processes(),
         }

@@ -76,7 +76,7 @@ class OperatorProcess:
         facts = FactStore(self._database)
         self._token = shared_token(home, facts) if installation.database else read_token(home)
         place = create_place(home, installation, facts, epoch or 1, _logger)
-        self._cluster, self._engine = place.cluster, place.engine
+        self._cluster, self._engine, self._placer = place.cluster, place.engine, place.placer
         self._shared = SharedProjects(home, ProjectStore(self._database), _logger) if installation.database else None
         self._metric_totals = MetricTotals(home.metrics_dir, MetricStore(self._database), _logger)
         self._engine.on_end = self._metric_totals.end
@@ -252,6 +252,7 @@ class OperatorProcess:
             _logger,
             self._cluster,
             self._fleet,
+            self._placer,
         )
         host, is_name = self._settings.host, self._certificate.is_name
         app = create_app(operator, self._token, host, _logger, self._shut_down, __version__, is_name)

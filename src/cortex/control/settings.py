@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cortex.control.guard import is_address
 from cortex.tls import Certificate, CertificateFiles, shown_name
 
 #: Addresses that lead to this machine from itself only, or to nothing in particular.
 _SAY_NOTHING = frozenset({"127.0.0.1", "::1", "localhost", "0.0.0.0", "::"})
+_ALL = frozenset({"0.0.0.0", "::"})
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,14 @@ class Settings:
 
     def named(self, certificate: Certificate) -> Settings:
         """Return these settings with the name in a certificate, unless one address says where both are."""
-        return replace(self, name=shown_name(certificate) or "") if self.host in _SAY_NOTHING else self
+        return replace(self, name=shown_name(certificate) or self.name) if self.host in _SAY_NOTHING else self
+
+    def reached_at(self, address: str) -> Settings:
+        """Return these settings for URLs with this address of the machine, where all of them are listened on.
+
+        Not with a name, which need not be one that requests may come to.
+        """
+        return replace(self, name=address) if self.host in _ALL and is_address(address) else self
 
     @property
     def address(self) -> str:
@@ -60,6 +69,6 @@ class Settings:
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
 
     def url(self, port: int) -> str:
-        """Return the address to call; where all addresses are listened on, the loopback one, without a name."""
+        """Return the address to call; without a name the loopback one where all are listened on."""
         scheme, host = "https" if self.tls else "http", self.name or self.address
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -38,6 +38,8 @@ def _show(status: dict[str, Any], context: Context) -> None:
     if status.get("models"):  # there is one only while an API has models
         rows.append(["model agent", *_where(status["models"])])
     console.table(["process", "status", "pid", "url"], rows)
+    if warning := lack_of_cluster(status):
+        console.line(f"\n{warning}")
     if status.get("gateways"):
         console.line()
         console.table(["gateway on node", "routes", "url"], [_gateway(gateway) for gateway in status["gateways"]])
@@ -45,6 +47,15 @@ def _show(status: dict[str, Any], context: Context) -> None:
         console.line()
         headers = ["api", "replica", "process", "state", "pid", "restarts", "last death"]
         console.table(headers, [_replica(replica) for replica in status["replicas"]])
+
+
+def lack_of_cluster(status: dict[str, Any]) -> str:
+    """Return what users are to know of a cluster that can't place anything; empty while it can, or where there is none.
+
+    `status` is what `Client.operator_status` returns.
+    """
+    problem = (status.get("cluster") or {}).get("problem")
+    return f"nothing new is placed on the cluster: {problem}" if problem else ""
 
 
 def _where(process: dict[str, Any] | None) -> list[str]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cortex.cli.commands.status import lack_of_cluster
+from cortex.cli.connect import client_of
 from cortex.cli.context import Context
+from cortex.client.environments import LOCAL
 from cortex.client.operator_process import (
     GATEWAY_PORT,
     HOST,
@@ -18,7 +22,7 @@ from cortex.client.operator_process import (
     start,
 )
 from cortex.client.running import read_operator
-from cortex.errors import ConflictError, InputError
+from cortex.errors import ConflictError, CortexError, InputError
 from cortex.installation import Installation
 from cortex.tls import CertificateFiles
 
@@ -75,7 +79,16 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
     leader = leader_instead(context.home, operator)
     if leader is not None:
         context.console.line(f"it stands by: the operator at {leader} leads")
+    elif Installation.read(context.home).engine != "local":
+        _warn_of_cluster(context)
     return 0
+
+
+def _warn_of_cluster(context: Context) -> None:
+    """Say at once what the first deploy would find out. An operator that has just come to lead answers in a while."""
+    with contextlib.suppress(CortexError):
+        if problem := lack_of_cluster(client_of(context, LOCAL).operator_status()):
+            context.console.note(f"warning: {problem}")
 
 
 def _keep_installation(arguments: argparse.Namespace, context: Context) -> None:
