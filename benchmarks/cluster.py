@@ -21,7 +21,7 @@ from benchmarks.endpoint import Endpoint, wait_until_right
 from benchmarks.load import closed_loop, require_wrk
 from benchmarks.paths import PEERS, USER_CODE
 from benchmarks.systems import START_LIMIT_S, named
-from benchmarks.workloads import NOOP
+from benchmarks.workloads import IRIS, NOOP, Workload
 
 _TESTS = Path(__file__).parent.parent / "tests"
 sys.path[:0] = [str(_TESTS), str(_TESTS / "cluster")]
@@ -34,6 +34,8 @@ ON_RAY = "cortex on Ray"
 #: Of the median ratio, which is cortex on Ray to the system.
 GOALS = {LOCAL: 0.9, "ray-serve": 10.0}
 NODES = 3
+#: Where each system serves, by what.
+Others = Mapping[Workload, Mapping[str, Endpoint]]
 _CONFIG = """
 - name: {name}
   kind: RealtimeAPI
@@ -76,42 +78,53 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def _others() -> Iterator[Mapping[str, Endpoint]]:
-    """Serve the no-op with each of the other systems."""
+def _others() -> Iterator[Others]:
+    """Serve the no-op with each of the other systems, and a small model with ours."""
+    compared = {NOOP: (LOCAL, *PEER_NAMES), IRIS: (LOCAL,)}
     with contextlib.ExitStack() as stack:
-        yield {system.name: stack.enter_context(system.serve(NOOP)) for system in named(",".join((LOCAL, *PEER_NAMES)))}
+        yield {
+            workload: {system.name: stack.enter_context(system.serve(workload)) for system in named(",".join(names))}
+            for workload, names in compared.items()
+        }
 
 
-def _throughput(on_ray: OnRay, others: Mapping[str, Endpoint], arguments: argparse.Namespace) -> None:
+def _throughput(on_ray: OnRay, others: Others, arguments: argparse.Namespace) -> None:
     """Measure all in turn. wrk is on the gateway's machine; only the way to the replica leads over a network."""
-    with _project({"noop.py": (PEERS / "cortex" / "noop.py").read_bytes()}, "noop", "noop.py", 1, 1) as project:
-        (project / "predictors.py").write_bytes((USER_CODE / "predictors.py").read_bytes())
-        on_ray.cortex.cortex("deploy", project)
-    ours = Endpoint(on_ray.cortex.gateway_port, "/noop", on_ray.cortex.host)
-    wait_until_right(ours, NOOP, START_LIMIT_S)
-    endpoints = {ON_RAY: ours, **others}
+    for workload, endpoints in others.items():
+        code = (PEERS / "cortex" / f"{workload.name}.py").read_bytes()
+        with _project({"api.py": code}, workload.name, "api.py", 1, 1) as project:
+            for file in ("predictors.py", "iris.onnx"):
+                (project / file).write_bytes((USER_CODE / file).read_bytes())
+            on_ray.cortex.cortex("deploy", project)
+        ours = Endpoint(on_ray.cortex.gateway_port, f"/{workload.name}", on_ray.cortex.host)
+        wait_until_right(ours, workload, START_LIMIT_S)
+        _compare(on_ray, workload, {ON_RAY: ours, **endpoints}, arguments)
+        on_ray.cortex.cortex("delete", workload.name, "-f")
+
+
+def _compare(
+    on_ray: OnRay, workload: Workload, endpoints: Mapping[str, Endpoint], arguments: argparse.Namespace
+) -> None:
     rates: dict[str, list[float]] = {name: [] for name in endpoints}
     for number in range(arguments.rounds + 1):
         order = list(endpoints) if number % 2 else list(reversed(endpoints))
         for name in order:
             prefix = on_ray.cluster.head.machine.command([]) if name == ON_RAY else ()
             seconds = arguments.seconds if number else 1  # the first round warms up
-            load = closed_loop(endpoints[name], NOOP, arguments.concurrency, seconds, prefix=prefix)
+            load = closed_loop(endpoints[name], workload, arguments.concurrency, seconds, prefix=prefix)
             if load.errors:
                 raise SystemExit(f"{name}: {load.errors} requests failed")
             if number:
                 rates[name].append(load.per_s)
-    on_ray.cortex.cortex("delete", "noop", "-f")
-    print(
-        f"\n| no-op, {arguments.concurrency} connections | requests/s | cortex on Ray to it | goal |\n|---|---|---|---|"
-    )
+    print(f"\n| {workload.name}, {arguments.concurrency} connections | requests/s | cortex on Ray to it | goal |")
+    print("|---|---|---|---|")
     for name, found in rates.items():
         ratio = statistics.median(ours / other for ours, other in zip(rates[ON_RAY], found, strict=True))
         goal = f"≥ {GOALS[name]:g}, {'met' if ratio >= GOALS[name] else 'missed'}" if name in GOALS else ""
         print(f"| {name} | {statistics.median(found):.0f} | {ratio:.2f} | {goal} |", flush=True)
 
 
-def _archives(on_ray: OnRay, others: Mapping[str, Endpoint], arguments: argparse.Namespace) -> None:
+def _archives(on_ray: OnRay, others: Others, arguments: argparse.Namespace) -> None:
     """Deploy a large project to all nodes, with two replicas on each."""
     size = arguments.project_mb * 1_000_000
     files = {"handler.py": _HANDLER.encode(), "weights.bin": os.urandom(size)}
@@ -129,7 +142,7 @@ def _archives(on_ray: OnRay, others: Mapping[str, Endpoint], arguments: argparse
     on_ray.cortex.cortex("delete", "large", "-f")
 
 
-def _no_index(on_ray: OnRay, others: Mapping[str, Endpoint], arguments: argparse.Namespace) -> None:
+def _no_index(on_ray: OnRay, others: Others, arguments: argparse.Namespace) -> None:
     """Deploy what wants a package, to nodes that reach no index."""
     files = {"handler.py": _HANDLER.encode(), "requirements.txt": b"numpy>=1.26\n"}
     with _project(files, "indexless", "handler.py", 1, 1) as project:

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from buckets import swift, swift_server
 from cortex.home import Home
 from databases import postgres, postgresql_url, where
 
-__all__ = ["home", "postgres", "postgresql_url", "where"]
+__all__ = ["home", "postgres", "postgresql_url", "swift", "swift_server", "where"]
 
 # A shell has what it starts in the background ignore interrupts, and so would all that is started and interrupted here.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,7 +12,8 @@ import shutil
 import signal
 import socket
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.parse import quote
@@ -20,7 +21,11 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from wait import wait_until
 
-ACCESS_KEY, SECRET_KEY = "test:tester", "testing"
+SECRET_KEY = "testing"
+#: How many accounts there are, `test0` and so on.
+ACCOUNTS = 200
+#: How many keys a listing holds at most: S3 has 1000, of which several pages take long to make.
+PAGE_KEYS = 100
 SERVICES = ("object", "container", "account")
 PROGRAMS = (
     "swift-proxy-server",
@@ -76,8 +81,10 @@ class SwiftServer:
     """Object storage that checks signatures and does multipart, ranges and ETags."""
 
     folder: Path
+    account: str = "test0"
     ports: dict[str, int] = field(default_factory=dict)
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _others: count[int] = field(default_factory=lambda: count(1))
     _token: str = ""
 
     @property
@@ -90,7 +97,7 @@ class SwiftServer:
         """The variables with which any S3 client uses it."""
         return {
             "AWS_ENDPOINT_URL_S3": self.url,
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_ACCESS_KEY_ID": f"{self.account}:tester",
             "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
             "AWS_REGION": "us-east-1",
             "HOME": str(self.folder),
@@ -124,6 +131,14 @@ class SwiftServer:
                 process.kill()
                 process.wait()
 
+    def other_account(self) -> SwiftServer:
+        """Return the same servers with an account that has nothing in it yet; starts them if they are down."""
+        if not self._answers("proxy"):
+            self.come_back()
+        number = next(self._others)
+        assert number < ACCOUNTS
+        return replace(self, account=f"test{number}", _token="")
+
     def create_bucket(self, name: str) -> None:
         """Create a bucket by Swift's own API, so that no test of a client depends on that client."""
         self._send("PUT", name)
@@ -154,11 +169,11 @@ class SwiftServer:
     def _send(self, method: str, path: str, data: bytes | None = None) -> None:
         direct = build_opener(ProxyHandler({}))
         if not self._token:
-            login = {"X-Storage-User": ACCESS_KEY, "X-Storage-Pass": SECRET_KEY}
+            login = {"X-Storage-User": f"{self.account}:tester", "X-Storage-Pass": SECRET_KEY}
             with direct.open(Request(f"{self.url}/auth/v1.0", headers=login)) as answer:
                 self._token = answer.headers["X-Auth-Token"]
         headers = {"X-Auth-Token": self._token, "content-type": "application/octet-stream"}
-        request = Request(f"{self.url}/v1/AUTH_test/{path}", data, headers, method=method)
+        request = Request(f"{self.url}/v1/AUTH_{self.account}/{path}", data, headers, method=method)
         direct.open(request, timeout=60).close()
 
     def _build_rings(self) -> None:
@@ -169,9 +184,11 @@ class SwiftServer:
         subprocess.run([interpreter, "-c", BUILD_RINGS, *ports], check=True, cwd=self.folder, capture_output=True)
 
     def _pipeline(self) -> str:
+        users = "\n".join(f"user_test{number}_tester = {SECRET_KEY} .admin" for number in range(ACCOUNTS))
         filters = {
             "cache": f"egg:swift#memcache\nmemcache_servers = 127.0.0.1:{self.ports['memcached']}",
-            "tempauth": "egg:swift#tempauth\nuser_test_tester = testing .admin",
+            "s3api": f"egg:swift#s3api\nmax_bucket_listing = {PAGE_KEYS}",
+            "tempauth": f"egg:swift#tempauth\n{users}",
             "proxy-server": "egg:swift#proxy\naccount_autocreate = true",
         }
         parts = [f"[pipeline:main]\npipeline = {PIPELINE}"]
