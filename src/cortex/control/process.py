@@ -17,7 +17,7 @@ from cortex.control.async_apis import AsyncApis
 from cortex.control.certificates import ServedCertificate
 from cortex.control.deployer import Deployer
 from cortex.control.diagnose import Surroundings
-from cortex.control.engines import create_place
+from cortex.control.engines import Place, create_place
 from cortex.control.job_supervisor import JobSupervisor
 from cortex.control.jobs import Jobs
 from cortex.control.keys import Keys
@@ -87,20 +87,7 @@ class OperatorProcess:
         own = Gateway(home, listening)
         self._fleet = place.fleet(own, listening) if place.fleet else None
         self._gateway: AnyGateway = self._fleet or own
-        self._reconciler = Reconciler(
-            home,
-            self._store,
-            self._engine,
-            self._gateway,
-            place.prepare,
-            _logger,
-        )
-        self._reconciler.gateway_secret = place.gateway_secret
-        if self._cluster is not None:
-            self._reconciler.is_blameless = self._cluster.was_lost_with_node
-        if self._fleet is not None:
-            self._reconciler.gateways = self._fleet.size
-            self._fleet.on_change = self._reconciler.wake
+        self._reconciler = self._make_reconciler(place)
         self._keys = Keys(KeyStore(self._database), self._reconciler.publish_now)
         self._reconciler.keys = self._keys.in_force
         self._job_store = JobStore(self._jobs_database)
@@ -117,15 +104,7 @@ class OperatorProcess:
         self._metrics = Metrics(
             self._store, self._metric_totals, self._gateway, self._job_store, self._reconciler.state, _logger
         )
-        cores = self._cluster.cores if self._cluster else CpuMeter().cores
-        self._scaling = Scaling(
-            self._store,
-            self._engine,
-            Sources(lambda: requests_of(self._gateway), self._job_store.workloads.count, cores),
-            self._reconciler.wake,
-            _logger,
-            settings.autoscaler_speed,
-        )
+        self._scaling = self._make_scaling()
         self._tracking = Tracking(home, self._store, self._metric_totals, PredictionStore(self._database), _logger)
         self._jobs = Jobs(self._store, self._job_store, self._supervisor, os.environ, self._endpoint)
         self._schedules = Schedules(self._store, self._job_store, self._jobs, _logger)
@@ -142,6 +121,22 @@ class OperatorProcess:
         self._metrics.open_workloads = self._job_store.workloads.counts
         self._reconciler.targets_of_jobs = self._supervisor.targets
         self._engine.on_change = self._reconciler.preparations.on_change = self._wake
+
+    def _make_reconciler(self, place: Place) -> Reconciler:
+        made = Reconciler(self._home, self._store, self._engine, self._gateway, place.prepare, _logger)
+        made.gateway_secret = place.gateway_secret
+        if self._cluster is not None:
+            made.is_blameless = self._cluster.was_lost_with_node
+        if self._fleet is not None:
+            made.gateways = self._fleet.size
+            self._fleet.on_change = made.wake
+        return made
+
+    def _make_scaling(self) -> Scaling:
+        cores = self._cluster.cores if self._cluster else CpuMeter().cores
+        sources = Sources(lambda: requests_of(self._gateway), self._job_store.workloads.count, cores)
+        speed = self._settings.autoscaler_speed
+        return Scaling(self._store, self._engine, sources, self._reconciler.wake, _logger, speed)
 
     def _wake(self) -> None:
         self._reconciler.wake()
