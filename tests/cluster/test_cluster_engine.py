@@ -194,7 +194,7 @@ def test_replica_that_can_not_be_prepared_says_why(home: Home, nodes: list[Local
             assert status is not None
             failure = status.processes[0].failure
             assert failure is not None
-            assert failure.message == "model missing.pkl: no such file or folder"
+            assert failure.message in [f"node {node.host}: model missing.pkl: no such file or folder" for node in nodes]
             await stop(made, spec.id)
 
     run(test())

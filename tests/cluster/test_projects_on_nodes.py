@@ -89,7 +89,7 @@ def test_project_that_is_missing_is_told_of_and_taken_once_it_is_there(home: Hom
             await made.engine.start(spec)
             await until(lambda: failure(made, spec))
             assert failure(made, spec) == (
-                "the project can't be had: it is not on the operator's machine; deploy it again"
+                f"node {node.host}: the project can't be had: it is not on the operator's machine; deploy it again"
             )
             assert not (node.home.projects_dir / project(spec)).exists()
             hidden.rename(spec.project_dir)

@@ -57,9 +57,16 @@ class Hosting:
     """All replicas of one node, those that are being prepared included."""
 
     def __init__(
-        self, home: Home, environ: Mapping[str, str], engine: Engine, listener: Listener, logger: Logger
+        self,
+        home: Home,
+        host: str,
+        environ: Mapping[str, str],
+        engine: Engine,
+        listener: Listener,
+        logger: Logger,
     ) -> None:
         self._home = home
+        self._host = host
         self._environ = environ
         self._engine = engine
         self._listener = listener
@@ -217,7 +224,7 @@ class Hosting:
         return replace(spec, python=prepared.python, env=dict(prepared.env), model_path=prepared.model_path)
 
     def _fail(self, hosted: _Hosted, message: str, attempts: int) -> None:
-        failure = Failure(message)
+        failure = Failure(f"node {self._host}: {message}")  # where its files are, the log of an installation among them
         processes = tuple(
             replace(process, failed_starts=attempts, failure=failure) for process in hosted.status.processes
         )

@@ -68,7 +68,7 @@ class NodeAgent:
         self._port = 0
         self._key = derived(secret, "node")
         self._engine = LocalEngine(home, os.environ, _logger)
-        self._hosting = Hosting(home, os.environ, self._engine, self, _logger)
+        self._hosting = Hosting(home, host, os.environ, self._engine, self, _logger)
         relayed = {JOBS: home.jobs_socket, LISTINGS: home.listings_socket}
         self._relay = NodeRelay(relayed, derived(secret, "operator"))
         self._reservations = Reservations(home.sockets_dir / RESERVE_SOCKET, self._describe, self._reserved)

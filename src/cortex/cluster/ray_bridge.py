@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import queue
+import re
 import signal
 import socket
 import struct
@@ -43,6 +44,9 @@ _ADOPT_S = 2.0
 _READ_TIMEOUT_S = 2.0
 #: An agent that ends again and again is not started more often than that.
 _AGENT_PAUSE_S = 0.5
+
+#: What Ray says of each worker.
+_OF_NODE = re.compile(r"\bip=([0-9a-fA-F.:]+)")
 
 Json = dict[str, Any]
 _untyped: Any = ray  #: those of its functions that have no annotations
@@ -305,7 +309,9 @@ def _is_of_ray(resource: str) -> bool:
 def _reason(error: Exception) -> str:
     text = str(error)
     if "No module named 'cortex" in text:
-        return "cortex is not installed in the Python of Ray on the node; install the operator's version there"
+        node = _OF_NODE.search(text)
+        where = f"node {node[1]}" if node else "a node"
+        return f"{where}: cortex is not installed in the Python of Ray there; install {__version__}, as the operator's"
     because = [line.strip() for line in text.splitlines() if "dead because" in line or "died because" in line]
     # What follows the first sentence are guesses.
     return because[0].partition(". ")[0] if because else _first_line(error)
