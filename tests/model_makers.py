@@ -8,9 +8,6 @@ from __future__ import annotations
 import io
 import json
 import struct
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -19,23 +16,9 @@ import numpy
 
 Files = Mapping[str, bytes]
 
-#: Stands in the SavedModel that is made once; models with other numbers are copies with other bytes in its place.
+#: Stands in the SavedModel that is kept; models with other numbers are copies with other bytes in its place.
 _PLACEHOLDER = 12345.678
-_MAKE_SAVED_MODEL = """
-import sys
-import tensorflow as tf
-
-class Add(tf.Module):
-    def __init__(self):
-        self.unused = tf.Variable(0.0)  # a SavedModel without variables has no variables/ with files
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
-    def __call__(self, x):
-        return {"y": x + tf.constant(float(sys.argv[2]))}
-
-model = Add()
-tf.saved_model.save(model, sys.argv[1], signatures=model.__call__)
-"""
+_SAVED_MODEL = Path(__file__).parent / "fixtures" / "saved_model_add"
 
 
 def python_model(number: int, size_bytes: int = 0) -> Files:
@@ -89,13 +72,8 @@ MAKERS = {"python": python_model, "onnx": onnx_model, "tensorflow": tensorflow_m
 
 @cache
 def _saved_model() -> Files:
-    """Make one in a process of its own: TensorFlow takes seconds to import and half a gigabyte."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", _MAKE_SAVED_MODEL, folder, str(_PLACEHOLDER)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-        assert not done.returncode, done.stderr
-        root = Path(folder)
-        return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    files = (*_SAVED_MODEL.glob("*.pb"), *(_SAVED_MODEL / "variables").iterdir())
+    return {str(path.relative_to(_SAVED_MODEL)): path.read_bytes() for path in files}
 
 
 def _packed(number: float) -> bytes:

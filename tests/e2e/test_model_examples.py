@@ -6,24 +6,28 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
-from buckets import Bucket, RemoteBucket, start_swift, variables
+from buckets import Bucket, RemoteBucket, variables
 from e2e.installation import Installation, installation
 from example_cases import MODEL_EXAMPLES, ModelExample
+from s3 import SwiftServer
 from wait import wait_until
 
 REGRESSION = next(example for example in MODEL_EXAMPLES if example.name == "sklearn-live-reload")
+#: What REGRESSION answers once its model is made again, of more patients.
+NEWER = {"progression": 192.7, "patients": 200}
 TENSORFLOW = next(example for example in MODEL_EXAMPLES if example.name == "tensorflow-iris")
 
 
 @pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
-    server = start_swift(tmp_path_factory.mktemp("swift") / "s")
-    yield RemoteBucket("s3://models", server)
-    server.stop()
+def bucket(swift: SwiftServer) -> Bucket:
+    return RemoteBucket("s3://models", swift)
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +59,27 @@ def is_models(line: str) -> bool:
     return line.strip().startswith(("path:", "dir:")) and "or s3://" in line
 
 
+def with_what_is_installed(project: Path) -> Path:
+    """Have it run on the tests' own packages, which must be what it asks for: others take half a minute to install."""
+    asked_for = project / "requirements.txt"
+    for line in asked_for.read_text().splitlines():
+        asked = Requirement(line)
+        assert asked.specifier.contains(version(asked.name)), line
+    asked_for.unlink()
+    return project
+
+
+def near(answer: Any) -> Any:
+    """Expect such an answer: training ends elsewhere on other processors, though not far away."""
+    if isinstance(answer, dict):
+        return {name: near(value) for name, value in answer.items()}
+    return pytest.approx(answer, rel=0.01) if isinstance(answer, float) else answer
+
+
 def check_answers(cortex: Installation, example: ModelExample) -> None:
     for query, answer in example.answers.items():
         reply = cortex.post(f"/{example.name}{query}", example.sample)
-        assert (reply.status, reply.body and reply.json) == (200, answer), query
+        assert (reply.status, reply.body and reply.json) == (200, near(answer)), query
 
 
 @pytest.mark.parametrize(
@@ -68,6 +89,8 @@ def test_example_is_deployed_from_a_clone_once_its_model_is_made(
     cortex: Installation, example: ModelExample, tmp_path: Path
 ) -> None:
     project = copied(example, tmp_path)
+    if example is TENSORFLOW:
+        with_what_is_installed(project)
     make_model(project, cortex)
     cortex.cortex("deploy", project, timeout_s=110)
     check_answers(cortex, example)
@@ -82,24 +105,24 @@ def test_example_is_deployed_from_an_s3_endpoint(
 ) -> None:
     models = f"{bucket.url}/{example.name}"
     project = copied(example, tmp_path, models)
+    if example is REGRESSION:
+        with_what_is_installed(project)
     make_model(project, cortex, models)
     cortex.cortex("deploy", project)
     check_answers(cortex, example)
     if example is REGRESSION:
         make_model(project, cortex, models)
-        newer = {"progression": 192.7, "patients": 200}
-        wait_until(lambda: cortex.post(f"/{example.name}", example.sample).json == newer, 6)
+        wait_until(lambda: cortex.post(f"/{example.name}", example.sample).json == near(NEWER), 6)
     cortex.cortex("delete", example.name, "-f")
 
 
 def test_published_regression_is_served_from_a_folder_without_a_deploy(cortex: Installation, tmp_path: Path) -> None:
-    project = copied(REGRESSION, tmp_path, models=str(tmp_path / "models"))
+    project = with_what_is_installed(copied(REGRESSION, tmp_path, models=str(tmp_path / "models")))
     make_model(project, cortex, str(tmp_path / "models"))
     cortex.cortex("deploy", project)
     check_answers(cortex, REGRESSION)
     make_model(project, cortex, str(tmp_path / "models"))
-    newer = {"progression": 192.7, "patients": 200}
-    wait_until(lambda: cortex.post(f"/{REGRESSION.name}", REGRESSION.sample).json == newer, 6)
+    wait_until(lambda: cortex.post(f"/{REGRESSION.name}", REGRESSION.sample).json == near(NEWER), 6)
     shutil.rmtree(tmp_path / "models" / "2")
-    wait_until(lambda: cortex.post(f"/{REGRESSION.name}", REGRESSION.sample).json == REGRESSION.answers[""], 6)
+    wait_until(lambda: cortex.post(f"/{REGRESSION.name}", REGRESSION.sample).json == near(REGRESSION.answers[""]), 6)
     cortex.cortex("delete", REGRESSION.name, "-f")
