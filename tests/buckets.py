@@ -107,6 +107,22 @@ def start_swift(folder: Path) -> SwiftServer:
     return server
 
 
+@pytest.fixture(scope="session")
+def swift_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwiftServer]:
+    """Swift for all tests of a process, for its start takes seconds of CPU: ask it for another account."""
+    server = start_swift(tmp_path_factory.mktemp("swift") / "s")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def swift(swift_server: SwiftServer) -> SwiftServer:
+    """Swift with an account of the module's own, which has an empty bucket."""
+    account = swift_server.other_account()
+    account.create_bucket(BUCKET)
+    return account
+
+
 def start_gcs(folder: Path) -> FakeGcsServer:
     """Start the GCS server with an empty bucket; skips the test where it is not installed."""
     if not gcs.is_installed():
@@ -124,11 +140,9 @@ def _lacks(what: str, installer: str) -> None:
 
 
 @contextlib.contextmanager
-def all_kinds(folder: Path) -> Iterator[dict[str, Bucket]]:
-    """Start a server of each kind: the buckets `s3`, `gs` and `local`."""
+def all_kinds(folder: Path, swift: SwiftServer) -> Iterator[dict[str, Bucket]]:
+    """Start what is not there: the buckets `s3`, `gs` and `local`."""
     with contextlib.ExitStack() as stack:
-        swift = start_swift(folder / "s3")
-        stack.callback(swift.stop)
         google = start_gcs(folder / "gs")
         stack.callback(google.stop)
         yield {

@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from buckets import start_swift
 from cortex.errors import StorageError
 from cortex.storage import download, fetch, is_remote, list_objects, read, write
 from cortex.storage_settings import bucket_region
@@ -23,15 +22,6 @@ def _no_proxy_and_no_credentials_of_the_machine(monkeypatch: pytest.MonkeyPatch)
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-
-
-@pytest.fixture(scope="module")
-def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwiftServer]:
-    server = start_swift(tmp_path_factory.mktemp("swift") / "s")
-    try:
-        yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from cortex.errors import StorageError
 from cortex.storage import read
 from cortex.storage_listing import walk_prefix
 from cortex.storage_streams import Reader, check_writable, upload
-from s3 import SwiftServer
+from s3 import PAGE_KEYS, SwiftServer
 
 KINDS = ("s3", "gs", "local")
 #: The test's server of Google's takes no writes of this library.
@@ -51,19 +51,12 @@ def _no_proxy_and_no_credentials_of_the_machine(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture(scope="module")
-def buckets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Bucket]]:
-    with all_kinds(tmp_path_factory.mktemp("buckets")) as found:
+def buckets(swift: SwiftServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Bucket]]:
+    with all_kinds(tmp_path_factory.mktemp("buckets"), swift) as found:
         for bucket in found.values():
             for key in KEYS:
                 bucket.put(key, b"" if key in EMPTY else key.encode())
         yield found
-
-
-@pytest.fixture
-def swift(buckets: dict[str, Bucket]) -> SwiftServer:
-    server = getattr(buckets["s3"], "server", None)
-    assert isinstance(server, SwiftServer)
-    return server
 
 
 def listed(url: str, bucket: Bucket) -> list[str]:
@@ -116,12 +109,15 @@ def test_a_prefix_in_a_missing_bucket_or_folder(buckets: dict[str, Bucket], tmp_
     assert listed(f"{tmp_path}/absent/x", LocalBucket(tmp_path)) == []
 
 
-def test_a_listing_of_many_objects_is_complete(buckets: dict[str, Bucket]) -> None:
-    bucket = buckets["gs"]
-    for number in range(2300):
+def test_a_listing_of_several_pages_and_batches_is_complete(
+    buckets: dict[str, Bucket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cortex.storage_listing._BATCH", 30)
+    bucket, count = buckets["s3"], PAGE_KEYS + 20
+    for number in range(count):
         bucket.put(f"lots/{number:05}", b"1")
-    assert listed(f"{bucket.url}/lots/0", bucket) == [f"lots/{number:05}" for number in range(2300)]
-    assert listed(f"{bucket.url}/lots/012", bucket) == [f"lots/{number:05}" for number in range(1200, 1300)]
+    assert listed(f"{bucket.url}/lots/0", bucket) == [f"lots/{number:05}" for number in range(count)]
+    assert listed(f"{bucket.url}/lots/0001", bucket) == [f"lots/{number:05}" for number in range(10, 20)]
 
 
 @pytest.mark.parametrize("kind", WRITABLE)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from buckets import BUCKET, start_swift
+from buckets import BUCKET
 from cluster.local_nodes import LocalNode, local_nodes
 from cluster.test_cluster_engine import Cluster, ask, cluster, ready, run, stop
 from cortex.config.project import ProjectFiles, content_hash
@@ -60,13 +60,11 @@ class Stores:
 
 
 @pytest.fixture
-def stores(tmp_path: Path) -> Iterator[Stores]:
-    swift = start_swift(tmp_path / "swift")
-    try:
-        with SlowProxy(swift.url) as of_operator, SlowProxy(swift.url) as of_nodes:
-            yield Stores(swift, of_operator, of_nodes)
-    finally:
-        swift.stop()
+def stores(swift_server: SwiftServer) -> Iterator[Stores]:
+    swift = swift_server.other_account()
+    swift.create_bucket(BUCKET)
+    with SlowProxy(swift.url) as of_operator, SlowProxy(swift.url) as of_nodes:
+        yield Stores(swift, of_operator, of_nodes)
 
 
 @contextlib.contextmanager

@@ -13,20 +13,19 @@ from typing import Any
 
 import pytest
 
-from buckets import RemoteBucket, start_swift, variables
+from buckets import RemoteBucket, variables
 from cortex.storage import list_objects, read
 from e2e.batch_api import BatchApi
 from e2e.installation import Installation, installation
 from example_cases import BATCH_EXAMPLES, BatchExample
+from s3 import SwiftServer
 
 OBJECTS = 120
 
 
 @pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteBucket]:
-    server = start_swift(tmp_path_factory.mktemp("swift") / "s")
-    yield RemoteBucket("s3://models", server)
-    server.stop()
+def bucket(swift: SwiftServer) -> RemoteBucket:
+    return RemoteBucket("s3://models", swift)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Models change while 300 requests a second come in: which version answers, and that no request fails."""
+"""Models change while 150 requests a second come in: which version answers, and that no request fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from model_makers import MAKERS, python_model
 from s3 import SwiftServer
 from wait import wait_until
 
-RATE = 300
+RATE = 150
 POLL_S = 1.0
 #: Within two polls of being complete, and what it takes to start a process that loads it, on a busy machine.
 SERVED_WITHIN_S = 2 * POLL_S + 3
@@ -74,8 +74,8 @@ CONFIG = """
 
 
 @pytest.fixture(scope="module")
-def buckets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Bucket]]:
-    with all_kinds(tmp_path_factory.mktemp("buckets")) as made:
+def buckets(swift: SwiftServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Bucket]]:
+    with all_kinds(tmp_path_factory.mktemp("buckets"), swift) as made:
         yield made
 
 

@@ -18,6 +18,7 @@ from buckets import Bucket, LocalBucket, all_kinds
 from cortex.errors import StorageError, SubmissionError
 from cortex.jobs.files import batches_of, check_output, list_paths
 from cortex.jobs.spec import DelimitedFiles, FilePathLister, NewBatch
+from s3 import SwiftServer
 
 KINDS = ("s3", "gs", "local")
 LIMIT = 256_000
@@ -40,8 +41,8 @@ def _no_proxy_and_no_credentials_of_the_machine(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture(scope="module")
-def buckets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Bucket]]:
-    with all_kinds(tmp_path_factory.mktemp("buckets")) as found:
+def buckets(swift: SwiftServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Bucket]]:
+    with all_kinds(tmp_path_factory.mktemp("buckets"), swift) as found:
         for bucket in found.values():
             for key, data in FILES.items():
                 bucket.put(key, data)

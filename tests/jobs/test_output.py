@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from buckets import RemoteBucket, start_swift
+from buckets import RemoteBucket
 from cortex.errors import StorageError
 from cortex.jobs import output
 from cortex.jobs.output import dead_letter_line, result_line, write_results
 from cortex.jobs.spec import Counts, DeadLetter, JobOrigin, JobRecord, Options, Result, batch_id
 from cortex.lifecycle import JobStatus
 from cortex.storage import list_objects, read
+from s3 import SwiftServer
 
 JOB = "6a1f3b7c00000000"
 
@@ -73,10 +74,8 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteBucket]:
-    server = start_swift(tmp_path_factory.mktemp("swift") / "s")
-    yield RemoteBucket("s3://models", server)
-    server.stop()
+def bucket(swift: SwiftServer) -> RemoteBucket:
+    return RemoteBucket("s3://models", swift)
 
 
 def test_result_is_one_line_with_its_place_in_the_input() -> None:

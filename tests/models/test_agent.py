@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from buckets import BUCKET, start_swift
+from buckets import BUCKET
 from cortex.home import Home
 from cortex.models.protocol import Failed, Fetched, Release, Watch
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelPath, ModelSource
@@ -32,13 +32,6 @@ def agent(home: Home) -> Iterator[RunningAgent]:
     agent = RunningAgent(home)
     yield agent
     agent.stop()
-
-
-@pytest.fixture(scope="module")
-def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwiftServer]:
-    server = start_swift(tmp_path_factory.mktemp("swift"))
-    yield server
-    server.stop()
 
 
 @pytest.fixture
@@ -415,7 +408,7 @@ def test_a_listing_that_does_not_end_holds_up_nobody_else(
             wait_until(lambda: latest(other.confirmed()) == {"iris": "2"})
             assert patient.news() is None
             proxy.hold(None)
-            wait_until(patient.confirmed, 30)
+            wait_until(lambda: agent.log().count("model downloaded") == 3, 30)
 
 
 # The process.

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
-from buckets import BUCKET, start_swift
+from buckets import BUCKET
 from cortex.home import Home
 from cortex.models.spec import DEFAULT_MODEL, ModelPath, ModelSource
 from model_agents import AgentClient, RunningAgent
@@ -22,13 +20,6 @@ POLL_S = 0.5
 NODES = 4
 #: A machine that does other things too may keep who lists from saying so.
 PATIENT = {"silence_s": PATIENCE_S}
-
-
-@pytest.fixture(scope="module")
-def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwiftServer]:
-    server = start_swift(tmp_path_factory.mktemp("swift"))
-    yield server
-    server.stop()
 
 
 @dataclass
