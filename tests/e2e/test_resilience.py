@@ -77,6 +77,16 @@ def wait_for_others(cortex: Installation, api: str, old: set[int]) -> set[int]:
     return wait_until(others, timeout_s=30) or set()
 
 
+def two_ready(cortex: Installation, api: str) -> set[tuple[int, int]]:
+    """Wait until two processes are ready; return the ids of each and of its supervisor."""
+
+    def both() -> set[tuple[int, int]] | None:
+        found = [each for each in cortex.status()["replicas"] if (each["api"], each["state"]) == (api, "ready")]
+        return {(each["pid"], each["supervisor_pid"]) for each in found} if len(found) == 2 else None
+
+    return wait_until(both, timeout_s=30) or set()
+
+
 def pause(seconds: float) -> None:
     """Let a load run for a while: what is tested is that nothing happens to it."""
     threading.Event().wait(seconds)
@@ -107,6 +117,7 @@ def test_new_version_refresh_and_patch_cost_no_request(cortex: Installation, tmp
         cortex.cortex("refresh", "updated")
         wait_for_others(cortex, "updated", second)
         for replicas in (3, 1):
+            wait_until(lambda: cortex.get("updated")["status"]["status_code"] == "live", timeout_s=30)
             config = tmp_path / "patch.yaml"
             config.write_text(CONFIG.format(api="updated", replicas=replicas, timeout="60s").replace("\n    ", "\n"))
             cortex.cortex("patch", config)
@@ -175,10 +186,9 @@ def test_killed_supervisor_is_replaced_and_costs_only_what_was_inside(cortex: In
     with cortex.load("/replaced", 300) as summary:
         for _ in range(3):
             pause(0.3)
-            before = {(r["pid"], r["supervisor_pid"]) for r in cortex.status()["replicas"] if r["api"] == "replaced"}
-            victim, supervisor = min(before)
+            victim, supervisor = min(two_ready(cortex, "replaced"))
             os.kill(supervisor, signal.SIGKILL)
-            wait_until(lambda old=before, gone=victim: len(cortex.pids("replaced") - {gone}) == 2)  # type: ignore[misc]
+            wait_until(lambda gone=victim: len(cortex.pids("replaced") - {gone}) == 2)  # type: ignore[misc]
     failed = sum(count for status, count in summary["statuses"].items() if status != "200")
     assert failed <= 3 * 3, summary  # what the gateway may have open to one process, three times
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import pytest
+
 from cortex.errors import StorageError
 from cortex.models.listed import Listing, Prefix
 from cortex.models.lister import Lister
@@ -94,7 +96,8 @@ def test_a_store_that_is_down_is_asked_less_and_less_often_and_then_as_before() 
         listener = Listener(0.05)
         lister.add(listener)
         await until(lambda: len(listener.errors) == 3)
-        assert store.asked_at[2] - store.asked_at[1] > 1.5 * (store.asked_at[1] - store.asked_at[0]) > 1.2
+        # Twice as long, but for a tenth that is random and for a busy machine.
+        assert store.asked_at[2] - store.asked_at[1] > 1.2 * (store.asked_at[1] - store.asked_at[0]) > 1.0
         late = Listener(60)
         lister.add(late)
         assert late.errors == ["S3 can't be reached"]
@@ -117,14 +120,15 @@ def test_a_listing_with_a_surprise_in_it_is_an_error_and_not_the_end() -> None:
     run(test)
 
 
-def test_a_slow_store_is_busy_with_us_for_a_tenth_of_the_time_at_most() -> None:
+def test_a_slow_store_is_busy_with_us_for_a_tenth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(lister: Lister, store: Store) -> None:
-        store.takes_s = 1.05
+        monkeypatch.setattr("cortex.models.lister.SLOW_LISTING_S", 0.1)
+        store.takes_s = 0.15
         listener = Listener(0.05)
         lister.add(listener)
         await until(lambda: listener.listings)
         store.takes_s = 0.0
         await until(lambda: len(listener.listings) == 2)
-        assert store.asked_at[1] - store.asked_at[0] > 10
+        assert store.asked_at[1] - store.asked_at[0] > 1.4
 
     run(test)
