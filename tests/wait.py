@@ -22,9 +22,12 @@ def wait_until(predicate: Callable[[], T], timeout_s: float = 10.0, message: str
     timeout_s *= SLACK
     deadline = time.monotonic() + timeout_s
     while True:
+        asked_at = time.monotonic()
         value = predicate()
         if value:
             return value
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             raise AssertionError(f"not true within {timeout_s} s: {message or predicate}")
-        _PAUSE.wait(0.02)
+        # What takes long to ask, such as a command, would keep a core busy.
+        _PAUSE.wait(min(max(0.02, now - asked_at), 0.3))
