@@ -323,6 +323,32 @@ def test_who_does_not_show_rays_token_is_told_so(
     runner.run(test())
 
 
+def test_who_is_no_node_of_the_cluster_is_told_what_to_do(
+    cluster: RayCluster, runner: asyncio.Runner, tmp_path: Path
+) -> None:
+    guest = cluster.network.add("guest", tmp_path, cluster.folder / "ray")
+    guest.start()
+    placer = RayPlacer(
+        cluster.address,
+        NodeStart(CLUSTER_ID, SECRET, __version__),
+        {**os.environ, **cluster.environ, "HOME": str(tmp_path)},
+        tmp_path / "ray.log",
+        Logger("test"),
+        prefix=guest.command([]),
+    )
+
+    async def test() -> None:
+        await placer.startup()
+        try:
+            advice = "if this machine is no node of the cluster, make it one, or give --ray-address ray://"
+            assert advice in placer.reason
+        finally:
+            await placer.shutdown()
+            guest.kill()
+
+    runner.run(test())
+
+
 def test_what_a_head_has_forgotten_is_lost_and_the_agents_live(it: Running, runner: asyncio.Runner) -> None:
     async def test() -> None:
         placed = await it.place("forgotten", Resources(1))

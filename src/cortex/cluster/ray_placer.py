@@ -29,6 +29,8 @@ STARTUP_TIMEOUT_S = 20.0
 AWAY_AFTER_S = 5.0
 RESTART_AFTER_S = 30.0
 CONNECT_TIMEOUT_S = 60.0
+#: Ray's library takes some seconds to start, on a busy machine.
+_SLOW_START_S = 10.0
 _PROBE_TIMEOUT_S = 3.0
 _STOP_TIMEOUT_S = 3.0
 _FIRST_BACK_OFF_S = 0.5
@@ -197,7 +199,7 @@ class RayPlacer:
 
     async def _follow(self, process: Process) -> str:
         assert process.stdout is not None
-        reason = "the process that speaks with Ray ended"
+        reason = f"the process that speaks with Ray ended; {self._log_file} may say why"
         silent_s = 0.0
         while True:
             try:
@@ -205,10 +207,11 @@ class RayPlacer:
                     line = await process.stdout.readline()
             except TimeoutError:
                 silent_s += AWAY_AFTER_S
-                if self._is_connected:
-                    self._is_away(f"Ray at {self._address} has not answered for {silent_s:g} s")
+                words = self._silent(silent_s)
+                if self._is_connected or silent_s >= _SLOW_START_S:
+                    self._is_away(words)
                 if silent_s >= (RESTART_AFTER_S if self._is_connected else CONNECT_TIMEOUT_S):
-                    return f"Ray at {self._address} has not answered for {silent_s:g} s"
+                    return words
                 continue
             if not line:
                 return reason
@@ -218,6 +221,15 @@ class RayPlacer:
                 reason = f"Ray at {self._address}: {event['reason']}"
             else:
                 self._take(event)
+
+    def _silent(self, silent_s: float) -> str:
+        words = f"Ray at {self._address} has not answered for {silent_s:g} s"
+        if self._is_connected or self._address.startswith("ray://"):
+            return words
+        # Ray's library waits for a node on this machine, and does not say so; the head's port is open.
+        return (
+            f"{words}; if this machine is no node of the cluster, make it one, or give --ray-address ray://HOST:10001"
+        )
 
     def _take(self, event: Json) -> None:
         match event["event"]:
