@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from buckets import Bucket, RemoteBucket, all_kinds, variables
+from cortex.client.api import Client
+from cortex.client.environments import Environments
 from e2e.installation import Installation, installation, served, write_project
 from model_makers import MAKERS, python_model
 from s3 import SwiftServer
@@ -136,11 +138,12 @@ class Api:
         return "".join(form.stdout + form.stderr for form in forms)
 
     def wait_for_problem(self, version: str | None, words: str) -> None:
-        """Wait until both forms of `cortex get` have such a problem with this version, or with all of it."""
+        """Wait until the client and `cortex get` have such a problem with this version, or with all of it."""
         name = "models" if version is None else f"version {version}"
+        client = Client(Environments.from_environ(self.cortex.environ).get("local"))  # a command takes longer to ask
 
         def both() -> bool:
-            problems = self.cortex.get(self.name)["models"]["problems"]
+            problems = client.get_api(self.name)["models"]["problems"]
             if not any(problem["version"] == version and words in json.dumps(problem) for problem in problems):
                 return False
             text = self.cortex.cortex("get", self.name).stdout
