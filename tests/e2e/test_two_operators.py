@@ -128,6 +128,9 @@ def operators_wait_for_a_database_that_is_away_for_long(
         # It gives the lead up, and begins anew where nothing answers.
         wait_until(lambda: log.read_text().count("standing by: the database can't be reached") > told, 20)
         os.kill(pid, 0)
+        refused = leader.cortex("get", check=False)
+        assert "this operator stands by: the database postgresql://" in refused.stderr
+        assert "can't be reached" in refused.stderr
     finally:
         server.start()
     wait_until(lambda: any(map(leads, operators)), 20)

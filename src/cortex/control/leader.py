@@ -46,6 +46,7 @@ class Leadership:
         self._keeper: threading.Thread | None = None
         #: Who leads, as far as is known; one that stands by answers with it.
         self.leader: Leader | None = None
+        self.problem = ""  #: why that is not known, where the database is the reason
 
     @property
     def has_lead(self) -> bool:
@@ -69,10 +70,12 @@ class Leadership:
                 if epoch is not None:
                     return self._begin(epoch, asked_at)
                 self.leader = await asyncio.to_thread(self._seat.who)
+                self.problem = ""
                 message, why = "standing by: another operator leads", str(self.leader)
             except (DatabaseAwayError, DatabaseAddressError) as error:
                 if not is_patient and not is_prepared:
                     raise
+                self.leader, self.problem = None, str(error)
                 message, why = "standing by: the database can't be reached", str(error)
             if message != told:
                 self._logger.info(message, leader=why)

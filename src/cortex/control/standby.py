@@ -39,7 +39,7 @@ class Standby:
             content = {"ok": True, "leads": False, "leader": other}
             await JSONResponse(content)(scope, receive, send)
             return
-        who = f"{leader} leads" if leader else "it is not known yet which one leads"
+        who = f"{leader} leads" if leader else self._leadership.problem or "it is not known yet which one leads"
         content = {
             "error": f"this operator stands by: {who}",
             "code": "standby",
