@@ -34,8 +34,10 @@ ON_RAY = "cortex on Ray"
 #: Of the median ratio, which is cortex on Ray to the system.
 GOALS = {LOCAL: 0.9, "ray-serve": 10.0}
 NODES = 3
-#: Where each system serves, by what.
-Others = Mapping[Workload, Mapping[str, Endpoint]]
+#: The systems beside ours on Ray, and what each is asked.
+COMPARED = ((NOOP, (LOCAL, *PEER_NAMES)), (IRIS, (LOCAL,)))
+#: Where they serve, by the name of the workload and their own.
+Others = Mapping[str, Mapping[str, Endpoint]]
 _CONFIG = """
 - name: {name}
   kind: RealtimeAPI
@@ -80,17 +82,16 @@ def main() -> None:
 @contextlib.contextmanager
 def _others() -> Iterator[Others]:
     """Serve the no-op with each of the other systems, and a small model with ours."""
-    compared = {NOOP: (LOCAL, *PEER_NAMES), IRIS: (LOCAL,)}
     with contextlib.ExitStack() as stack:
         yield {
-            workload: {system.name: stack.enter_context(system.serve(workload)) for system in named(",".join(names))}
-            for workload, names in compared.items()
+            workload.name: {each.name: stack.enter_context(each.serve(workload)) for each in named(",".join(names))}
+            for workload, names in COMPARED
         }
 
 
 def _throughput(on_ray: OnRay, others: Others, arguments: argparse.Namespace) -> None:
     """Measure all in turn. wrk is on the gateway's machine; only the way to the replica leads over a network."""
-    for workload, endpoints in others.items():
+    for workload, _ in COMPARED:
         code = (PEERS / "cortex" / f"{workload.name}.py").read_bytes()
         with _project({"api.py": code}, workload.name, "api.py", 1, 1) as project:
             for file in ("predictors.py", "iris.onnx"):
@@ -98,7 +99,7 @@ def _throughput(on_ray: OnRay, others: Others, arguments: argparse.Namespace) ->
             on_ray.cortex.cortex("deploy", project)
         ours = Endpoint(on_ray.cortex.gateway_port, f"/{workload.name}", on_ray.cortex.host)
         wait_until_right(ours, workload, START_LIMIT_S)
-        _compare(on_ray, workload, {ON_RAY: ours, **endpoints}, arguments)
+        _compare(on_ray, workload, {ON_RAY: ours, **others[workload.name]}, arguments)
         on_ray.cortex.cortex("delete", workload.name, "-f")
 
 
