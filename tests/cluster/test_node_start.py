@@ -25,6 +25,7 @@ from cortex.cluster.node_start import (
     is_over,
     reserve,
 )
+from cortex.cluster.priority import Priority
 from cortex.engine.session import kill_session
 from cortex.errors import EngineError
 from cortex.identity import Identity
@@ -52,6 +53,14 @@ def start(tmp_path: Path) -> Iterator[NodeStart]:
 def identity(start: NodeStart) -> Identity:
     told = json.loads((start.folder(HOST, {}) / "run" / IDENTITY_FILE).read_text())
     return Identity.from_json(json.loads(told["identity"]))
+
+
+def test_agent_has_the_priority_that_it_is_given(start: NodeStart) -> None:
+    ours = Priority.of(os.getpid())
+    wanted = Priority(min(ours.niceness + 2, 19), min(ours.oom_score + 50, 1000))
+    ensure_agent(start, HOST, os.environ, wanted)
+    assert Priority.of(identity(start).pid) == wanted
+    assert Priority.of(os.getpid()) == ours
 
 
 def test_there_is_one_agent_however_many_ask(start: NodeStart) -> None:

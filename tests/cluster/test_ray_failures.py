@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from cluster_installation import BRIDGE, NODE_AGENT, OPERATOR, OnRay, installed, outside, pids
 from ray_cluster import RayCluster, RayNode
 
+from cortex.cluster.priority import Priority
 from e2e.installation import write_project
 from postgres import Postgres
 from wait import wait_until
@@ -100,6 +102,17 @@ def replicas_of(on_ray: OnRay, node: RayNode, api: str) -> set[str]:
             spec = Path(f"/proc/{pid}/cmdline").read_bytes().split(bytes(1))[-2].decode()
             found.add(Path(spec).parent.name)
     return found
+
+
+def test_replicas_count_as_much_as_ray_itself_and_more_than_its_workers(on_ray: OnRay) -> None:
+    node = on_ray.node_of("single")
+    of_ray = Priority.of(node.raylet_pid())
+    workers = psutil.Process(node.raylet_pid()).children()
+    assert any(Priority.of(worker.pid).niceness > of_ray.niceness for worker in workers)
+    [agent] = pids(node, NODE_AGENT)
+    assert Priority.of(agent) == of_ray
+    # Whichever is killed where memory is short, it is the user's code before the supervisor.
+    assert {Priority.of(pid).niceness for pid in on_ray.supervisors(node, "single")} == {of_ray.niceness}
 
 
 def test_a_killed_node_fails_only_what_is_inside_it(on_ray: OnRay) -> None:

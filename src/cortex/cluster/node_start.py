@@ -15,11 +15,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from cortex import __version__
+from cortex.cluster.priority import Priority
 from cortex.errors import EngineError
 from cortex.filelock import locked
 from cortex.home import Home
@@ -72,14 +73,19 @@ class RunningAgent:
     home: Home
 
 
-def ensure_agent(start: NodeStart, host: str, environ: Mapping[str, str]) -> RunningAgent:
-    """Return the agent of this node, started if need be. Waits for others who do the same. Raises: EngineError."""
+def ensure_agent(
+    start: NodeStart, host: str, environ: Mapping[str, str], priority: Priority | None = None
+) -> RunningAgent:
+    """Return the agent of this node, started if need be. Waits for others who do the same. Raises: EngineError.
+
+    It gets a `priority` of its own, or ours.
+    """
     if start.version != __version__:
         raise EngineError(
             f"the operator is cortex {start.version} and the Python of Ray has {__version__} there; "
             "install the same on all nodes"
         )
-    return asyncio.run(_ensure_agent(start, host, environ))
+    return asyncio.run(_ensure_agent(start, host, environ, priority or Priority.of(os.getpid())))
 
 
 def agent_environ(worker: Mapping[str, str], ray: Mapping[str, str]) -> dict[str, str]:
@@ -125,20 +131,22 @@ def reserve(agent: RunningAgent, name: str, gpus: tuple[str, ...]) -> socket.soc
         raise
 
 
-async def _ensure_agent(start: NodeStart, host: str, environ: Mapping[str, str]) -> RunningAgent:
+async def _ensure_agent(start: NodeStart, host: str, environ: Mapping[str, str], priority: Priority) -> RunningAgent:
     home = Home(start.folder(host, environ))
     try:
         home.create()
         async with locked(home.run_dir / "node.lock"):
-            return _running(home) or await _started(start, host, home, environ)
+            return _running(home) or await _started(start, host, home, environ, priority)
     except OSError as error:
         raise EngineError(f"the node agent can't be started in {home.path}: {error}") from error
 
 
-async def _started(start: NodeStart, host: str, home: Home, environ: Mapping[str, str]) -> RunningAgent:
+async def _started(
+    start: NodeStart, host: str, home: Home, environ: Mapping[str, str], priority: Priority
+) -> RunningAgent:
     output = home.run_dir / "node.output"
     command = [sys.executable, "-P", "-m", "cortex.cluster.node", "--home", str(home.path), "--host", host]
-    pid = _start_detached([*command, "--port", str(start.port)], output, start.secret, environ)
+    pid = _start_detached([*command, "--port", str(start.port)], output, start.secret, environ, priority)
     agent = Identity.of(pid) if _exists(pid) else None
     deadline = time.monotonic() + START_TIMEOUT_S
     while (running := _running(home)) is None:
@@ -151,9 +159,12 @@ async def _started(start: NodeStart, host: str, home: Home, environ: Mapping[str
     return running
 
 
-def _start_detached(command: list[str], output: Path, secret: str, environ: Mapping[str, str]) -> int:
+def _start_detached(
+    command: list[str], output: Path, secret: str, environ: Mapping[str, str], priority: Priority
+) -> int:
     """Start a program that is nobody's child, and return its number: Ray kills the children of its workers."""
-    between = [sys.executable, "-P", "-m", "cortex.cluster.node_start", str(output), *command]
+    numbers = map(str, astuple(priority))
+    between = [sys.executable, "-P", "-m", "cortex.cluster.node_start", *numbers, str(output), *command]
     ended = subprocess.run(
         between, input=secret + "\n", capture_output=True, text=True, env=dict(environ), timeout=START_TIMEOUT_S
     )
@@ -192,13 +203,15 @@ def _last_words(output: Path) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Start `arguments[1:]`, with its output in the file `arguments[0]`, and say which process it is.
+    """Start a command that follows its priority and the file for its output, and say which process it is.
 
     It reads our standard input. With our end it is nobody's child.
     """
-    options: dict[str, Any] = {"start_new_session": True, "cwd": Path(arguments[0]).parent}
-    with Path(arguments[0]).open("wb") as output:
-        child = subprocess.Popen(arguments[1:], stdin=sys.stdin, stdout=output, stderr=output, **options)
+    niceness, oom_score, file, *command = arguments
+    Priority(int(niceness), int(oom_score)).take()
+    options: dict[str, Any] = {"start_new_session": True, "cwd": Path(file).parent}
+    with Path(file).open("wb") as output:
+        child = subprocess.Popen(command, stdin=sys.stdin, stdout=output, stderr=output, **options)
     print(child.pid)
     child.returncode = 0  # not ours to wait for
 

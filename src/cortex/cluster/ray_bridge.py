@@ -30,6 +30,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cortex import __version__
 from cortex.cluster.node_start import NodeStart, RunningAgent, agent_environ, ensure_agent, is_over, reserve
+from cortex.cluster.priority import Priority
 from cortex.cluster.ray_token import check_token
 from cortex.errors import CortexError
 from cortex.identity import Identity
@@ -84,8 +85,9 @@ class Reservation:
         return self._answer
 
     def _reserve(self) -> RunningAgent:
-        environ = agent_environ(os.environ, _environ_of(os.getppid()))
-        agent = ensure_agent(NodeStart(**self._start), self._host, environ)
+        of_ray = os.getppid()
+        environ = agent_environ(os.environ, _environ_of(of_ray))
+        agent = ensure_agent(NodeStart(**self._start), self._host, environ, Priority.of(of_ray))
         self._connection = reserve(agent, self._name, self._gpus)
         return agent
 
