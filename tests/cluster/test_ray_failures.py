@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from cluster_installation import BRIDGE, NODE_AGENT, OPERATOR, OnRay, installed,
 from ray_cluster import RayCluster, RayNode
 
 from cortex.cluster.priority import Priority
+from cortex.home import Home
+from cortex.installation import Installation as Made
 from e2e.installation import write_project
 from postgres import Postgres
 from wait import wait_until
@@ -209,6 +212,30 @@ def test_no_request_fails_while_the_operator_and_its_bridge_start_again(on_ray: 
         after = {each["id"] for each in on_ray.live("spread", REPLICAS)}
     assert failed(load) == []
     assert after == before
+
+
+@pytest.mark.long
+def test_another_operator_takes_over_and_no_request_fails(on_ray: OnRay) -> None:
+    head, before = on_ray.cluster.head, {each["id"] for each in on_ray.replicas("spread")}
+
+    def kill(made: OnRay) -> None:
+        on_ray.kill(head, OPERATOR, f"--operator-port\0{made.cortex.operator_port}\0".encode())
+
+    def leads(made: OnRay) -> bool:
+        return made.cortex.cortex("get", check=False).returncode == 0
+
+    database = Made.read(Home(on_ray.cortex.home)).database
+    with installed(on_ray.cluster, database) as second, on_ray.cortex.load("/spread", 100, CONNECTIONS) as load:
+        for one, other in ((on_ray, second), (second, on_ray)):
+            kill(one)
+            began = time.monotonic()
+            wait_until(lambda other=other: leads(other), 10, "the other leads")
+            print(f"another operator led after {time.monotonic() - began:.1f} s")
+            assert {each["id"] for each in other.live("spread", REPLICAS)} == before
+            if one is on_ray:
+                one.cortex.up()
+                assert not leads(one)
+    assert failed(load) == []
 
 
 @pytest.mark.long
