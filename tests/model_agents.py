@@ -17,9 +17,10 @@ import psutil
 
 from cortex.home import Home
 from cortex.models.protocol import CatalogueNews, Failed, Fetch, Fetched, Request, Using, Watch, read_answer, write
-from cortex.models.spec import Catalogue, ModelSource
+from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelPath, ModelSource
 from wait import wait_until
 
+POLL_S = 0.5
 _PROGRAM = """
 import asyncio, os, sys
 from pathlib import Path
@@ -183,3 +184,30 @@ class AgentClient:
 
 def _read(file: str | None) -> Catalogue | None:
     return Catalogue.from_json(Path(file).read_bytes()) if file else None
+
+
+def put(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def of_dir(url: Path | str, **fields: object) -> ModelSource:
+    return ModelSource("python", dir=str(url), **{"poll_interval_s": POLL_S, **fields})  # type: ignore[arg-type]
+
+
+def of_path(url: Path | str, **fields: object) -> ModelSource:
+    path = (ModelPath(DEFAULT_MODEL, str(url)),)
+    return ModelSource("python", paths=path, **{"poll_interval_s": POLL_S, **fields})  # type: ignore[arg-type]
+
+
+def latest(catalogue: Catalogue | None) -> dict[str, str]:
+    """Say which version of each model is the latest."""
+    return {model.name: model.latest.number for model in catalogue.models} if catalogue else {}
+
+
+def read_latest(client: AgentClient, model: str = DEFAULT_MODEL, name: str = "model.pkl") -> bytes:
+    catalogue = client.confirmed()
+    assert catalogue is not None
+    path = catalogue.by_name[model].latest.path
+    assert path is not None
+    return (Path(path) / name).read_bytes()

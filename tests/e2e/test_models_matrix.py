@@ -1,15 +1,13 @@
 """Every kind of model, in every form and layout, from every storage: deployed and called.
 
 Some cells share a deploy: `paths` takes models of all storages, and a `dir` ones of both layouts. Few run at once,
-since each process with TensorFlow takes seconds of CPU to start and half a gigabyte. That is also why its models are
-taken from buckets by `paths` alone: `path` and `dir` of buckets are tested with the other kinds, and its own locally.
+since each process with TensorFlow takes seconds of CPU to start and half a gigabyte.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +89,8 @@ def cortex(buckets: dict[str, Bucket]) -> Iterator[Installation]:
         yield made
 
 
-@pytest.mark.parametrize(
-    ("kind", "place"), [*product(("python", "onnx"), ("s3", "gs", "local")), ("tensorflow", "local")]
-)
+@pytest.mark.parametrize("kind", PREDICTORS)
+@pytest.mark.parametrize("place", ["s3", "gs", "local"])
 def test_path_and_dir_serve_both_layouts(
     kind: str, place: str, cortex: Installation, buckets: dict[str, Bucket], tmp_path: Path
 ) -> None:

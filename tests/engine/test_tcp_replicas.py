@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import test_orphans as orphans
 import test_reloading as reloading
+import test_reloading_starts as reloading_starts
 import test_supervisor as supervisor
 
 import replicas
@@ -222,10 +223,10 @@ class TestAsOverUnixSockets:
     @pytest.mark.parametrize(
         "test",
         [
-            reloading.test_a_replica_waits_for_its_first_catalogue,
-            reloading.test_a_killed_process_comes_back_with_the_same_models,
+            reloading_starts.test_a_replica_waits_for_its_first_catalogue,
+            reloading_starts.test_a_killed_process_comes_back_with_the_same_models,
             reloading.test_every_process_of_a_replica_is_swapped,
-            reloading.test_a_replica_stops_while_it_waits_for_models,
+            reloading_starts.test_a_replica_stops_while_it_waits_for_models,
         ],
         ids=lambda test: test.__name__.removeprefix("test_"),
     )
