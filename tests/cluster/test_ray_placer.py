@@ -204,12 +204,17 @@ def test_an_actor_that_is_killed_is_lost_and_its_agent_lives(it: Running, runner
     runner.run(test())
 
 
-def test_a_reservation_ends_with_its_agent(it: Running, runner: asyncio.Runner) -> None:
+def test_a_killed_agent_is_started_again_and_its_reservations_stay(it: Running, runner: asyncio.Runner) -> None:
     async def test() -> None:
-        placed = await it.place("ended", Resources(CORES))
-        for pid in _processes(it.node_of(placed), b"cortex.cluster.node\0"):
+        placed = await it.place("kept", Resources(CORES))
+        node = it.node_of(placed)
+        before = agent_of(node)
+        for pid in _processes(node, b"cortex.cluster.node\0"):
             os.kill(pid, signal.SIGKILL)
-        await it.state("ended", "lost")
+        await until(lambda: agent_of(node) != before, "another agent runs", it.placer)
+        await until(lambda: _free(it) == 2 * CORES, "its node is taken", it.placer)
+        assert it.placer.placements()["kept"] == placed
+        await it.placer.remove("kept")
         await until(lambda: _free(it) == 3 * CORES, "its node is free", it.placer)
 
     runner.run(test())
