@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from cortex.cluster.certificate import any_certificate, make_certificate
+from cortex.cluster import wire as wire_module
+from cortex.cluster.certificate import any_certificate, fingerprint, make_certificate
 from cortex.cluster.relay import splice
 from cortex.cluster.wire import MAX_LINE_BYTES, WireError, accept, connect
 
@@ -102,7 +104,7 @@ async def in_between(far: int, ends_tls: str) -> AsyncIterator[int]:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             writer.write(await far_reader.readuntil(b"\n"))  # the greeting
             far_writer.write(await reader.readuntil(b"\n"))  # the client's proof
-            writer.write(await far_reader.readuntil(b"\n"))  # the listener's
+            writer.write(await far_reader.readuntil(b"\n"))  # the listener's word to begin
             await far_writer.start_tls(any_certificate())
             if ends_tls == "both":
                 await writer.start_tls(make_certificate().context)
@@ -122,5 +124,104 @@ def test_who_stands_between_both_is_noticed(ends_tls: str) -> None:
             with pytest.raises(WireError):
                 await connect("127.0.0.1", port, KEY)
         assert heard == []
+
+    run(test)
+
+
+def test_what_is_put_in_before_tls_is_noticed() -> None:
+    async def test() -> None:
+        async with echo([]) as far:
+
+            async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", far)
+                writer.write(await far_reader.readuntil(b"\n"))
+                far_writer.write(await reader.readuntil(b"\n"))
+                writer.write(await far_reader.readuntil(b"\n") + b'{"put": "in"}\n')
+                await splice(reader, writer, far_reader, far_writer)
+
+            async with listener(serve) as port:
+                with pytest.raises(WireError):
+                    await connect("127.0.0.1", port, KEY)
+
+    run(test)
+
+
+def test_who_knows_the_secret_is_not_made_to_answer_for_another() -> None:
+    """A greeting may hold anything: the answer to it must be of no use where the certificate is asked about."""
+    heard: list[Json] = []
+
+    async def answer_to(nonce: str) -> bytes:
+        """Return what somebody who knows the secret says to a greeting of ours."""
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        async def greet(reader: StreamReader, writer: StreamWriter) -> None:
+            writer.write(json.dumps({"hello": hello["hello"], "nonce": nonce}).encode() + b"\n")
+            answer.set_result(await reader.readuntil(b"\n"))
+            writer.close()
+
+        async with listener(greet) as port:
+            with pytest.raises(WireError):
+                await connect("127.0.0.1", port, KEY)
+        return await answer
+
+    async def test() -> None:
+        nonlocal hello
+        async with echo(heard) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            hello = json.loads(await reader.readuntil(b"\n"))
+            writer.write(await answer_to(hello["nonce"]))
+            await reader.readuntil(b"\n")
+            await writer.start_tls(any_certificate())
+            shown = fingerprint(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
+            writer.write(await answer_to(f"{hello['nonce']} {shown}"))
+            writer.write(b'{"command": "of a stranger"}\n')
+            await reader.read()
+            writer.close()
+        assert heard == []
+
+    hello: Json = {}
+    run(test)
+
+
+@pytest.mark.parametrize("said", [b'{"proof": "\\ud800"}', b'{"proof": {"a": 1}}', b"[1]", b"\xff", b"[" * 4000])
+def test_who_answers_a_greeting_with_anything_is_hung_up_on(said: bytes) -> None:
+    async def test() -> None:
+        unhandled: list[Json] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+        async with echo([]) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            await reader.readuntil(b"\n")
+            writer.write(said + b"\n")
+            assert await reader.read() == b""
+            writer.close()
+        assert unhandled == []
+
+    run(test)
+
+
+def test_who_is_slow_to_begin_tls_is_hung_up_on_while_many_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_module, "HANDSHAKE_TIMEOUT_S", 1000.0)
+    monkeypatch.setattr(wire_module, "MAX_UNKNOWN", 1)
+
+    async def test() -> None:
+        unhandled: list[Json] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+        async with echo([]) as far:
+
+            async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+                """Pass on all but TLS."""
+                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", far)
+                writer.write(await far_reader.readuntil(b"\n"))
+                far_writer.write(await reader.readuntil(b"\n"))
+                writer.write(await far_reader.readuntil(b"\n"))
+                _, another = await asyncio.open_connection("127.0.0.1", far)
+                assert await far_reader.read() == b""
+                for each in (writer, far_writer, another):
+                    each.transport.abort()
+
+            async with listener(serve) as port:
+                with pytest.raises(WireError):
+                    await connect("127.0.0.1", port, KEY)
+        assert unhandled == []
 
     run(test)

@@ -17,8 +17,9 @@ import pytest
 from cluster.local_nodes import LocalNode, local_nodes
 from cluster.test_cluster_engine import cluster, ready, run, stop, until
 from cluster.test_hostile_nodes import peer
+from cortex import __version__
 from cortex.cluster import engine, link
-from cortex.cluster.node_start import NodeStart
+from cortex.cluster.node_start import NodeStart, RunningAgent, is_over, reserve
 from cortex.cluster.placing import NodeAddress
 from cortex.cluster.ray_placer import RayPlacer
 from cortex.cluster.wire import Wire, WireError
@@ -79,9 +80,11 @@ def test_agent_of_another_version_is_ended_once_and_its_replicas_stay(
         async with cluster(home, [node]) as made:
             spec = made.spec()
             before = await ready(made, spec)
+        held = reserve(RunningAgent(node.host, node.address.port, __version__, node.home), spec.id, ())
         monkeypatch.setattr(link, "__version__", "999.0")
         async with cluster(home, [node]) as made:
             await until(lambda: node.process is not None and node.process.poll() == 0)
+            assert not is_over(held)  # so that whoever holds the reservation starts the next agent
             await asyncio.to_thread(node.start)
             other = made.spec()
             await ready(made, other)

@@ -6,16 +6,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
-from packaging.requirements import Requirement
 
 from buckets import Bucket, RemoteBucket, variables
 from e2e.installation import Installation, installation
-from example_cases import MODEL_EXAMPLES, ModelExample
+from example_cases import MODEL_EXAMPLES, ModelExample, near, with_what_is_installed
 from s3 import SwiftServer
 from wait import wait_until
 
@@ -57,23 +54,6 @@ def copied(example: ModelExample, folder: Path, models: str | None = None) -> Pa
 def is_models(line: str) -> bool:
     """Tell whether a line says where models are: it also says where else they may be."""
     return line.strip().startswith(("path:", "dir:")) and "or s3://" in line
-
-
-def with_what_is_installed(project: Path) -> Path:
-    """Have it run on the tests' own packages, which must be what it asks for: others take half a minute to install."""
-    asked_for = project / "requirements.txt"
-    for line in asked_for.read_text().splitlines():
-        asked = Requirement(line)
-        assert asked.specifier.contains(version(asked.name)), line
-    asked_for.unlink()
-    return project
-
-
-def near(answer: Any) -> Any:
-    """Expect such an answer: training ends elsewhere on other processors, though not far away."""
-    if isinstance(answer, dict):
-        return {name: near(value) for name, value in answer.items()}
-    return pytest.approx(answer, rel=0.01) if isinstance(answer, float) else answer
 
 
 def check_answers(cortex: Installation, example: ModelExample) -> None:
