@@ -1,7 +1,8 @@
 """How operator and nodes speak: lines of JSON over TLS, once both sides have shown that they know the secret.
 
-The secret itself never travels: each side answers the other's random challenge. Strangers get no further than that.
-With the second answer, each shows that it sees the certificate that the listener has: nobody is between them.
+The secret itself never travels: who connects answers a random challenge. Strangers get no further than that.
+Over TLS each side then shows, first of all, that it knows the secret and sees the certificate that the listener has:
+nobody is between them, and nobody has put in anything before.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _GREETING = "cortex-node 2"
 _MAX_GREETING_BYTES = 4096
 #: So many who are unknown may be connected; with more, who has been that for longest is hung up on.
 MAX_UNKNOWN = 256
-_unknown: dict[StreamWriter, None] = {}
+_unknown: dict[asyncio.Timeout, None] = {}
 
 
 class WireError(EngineError):
@@ -115,20 +116,20 @@ async def connect(host: str, port: int, key: str) -> Wire:
     except OSError as error:
         raise WireError(f"{where} does not answer ({error.strerror or error})") from error
     wire = Wire(reader, writer)
+    is_known = False
     keep_alive(writer)
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            if not await _introduce(wire, key):
-                raise WireError(f"{where} does not know the secret of this cluster")
+            is_known = await _introduce(wire, key)
     except TimeoutError:
-        wire.close()
         raise WireError(f"{where} does not answer") from None
     except OSError as error:
-        wire.close()
         raise WireError(f"{where} broke off ({error.strerror or error})") from error
-    except WireError:
-        wire.close()
-        raise
+    finally:
+        if not is_known:
+            wire.close()
+    if not is_known:
+        raise WireError(f"{where} does not know the secret of this cluster")
     return wire
 
 
@@ -136,12 +137,13 @@ async def _introduce(wire: Wire, key: str) -> bool:
     """Show that we know the key; tell whether they do. Raises: OSError, WireError."""
     theirs, ours = await _greeting(wire), secrets.token_hex(16)
     wire.send({"nonce": ours, "proof": _proof(key, "client", theirs)})
-    answer = await wire.receive()
-    if answer is None:
+    if await wire.receive() is None:
         return False
     await wire.writer.start_tls(any_certificate())
     seen = fingerprint(wire.writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
-    if not _is(answer, _proof(key, "server", ours, seen)):
+    # What somebody put in before TLS is read here, in the place of what nobody else can say.
+    answer = await wire.receive()
+    if answer is None or not _is(answer, _proof(key, "server", ours, seen)):
         return False
     wire.send({"proof": _proof(key, "client", theirs, seen)})
     return True
@@ -151,27 +153,44 @@ async def accept(reader: StreamReader, writer: StreamWriter, key: str) -> Wire |
     """Greet who connected; None, and the connection is closed, unless they know the key."""
     wire = Wire(reader, writer)
     keep_alive(writer)
-    nonce = secrets.token_hex(16)
-    if len(_unknown) >= MAX_UNKNOWN:
-        next(iter(_unknown)).transport.abort()
-        del _unknown[next(iter(_unknown))]
-    _unknown[writer] = None
+    patience = asyncio.timeout(HANDSHAKE_TIMEOUT_S)
+    is_known = False
     try:
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            wire.send({"hello": _GREETING, "nonce": nonce})
-            answer = _message(await _short_line(reader))
-            if _is(answer, _proof(key, "client", nonce)):
-                shown = own_certificate()
-                wire.send({"proof": _proof(key, "server", str(answer.get("nonce", "")), shown.fingerprint)})
-                await writer.start_tls(shown.context)
-                if _is(_message(await _short_line(reader)), _proof(key, "client", nonce, shown.fingerprint)):
-                    return wire
+        async with patience:
+            _make_room()
+            _unknown[patience] = None
+            is_known = await _get_to_know(wire, key)
     except (OSError, TimeoutError, WireError):
         pass
     finally:
-        _unknown.pop(writer, None)
-    wire.close()
-    return None
+        _unknown.pop(patience, None)
+        if not is_known:
+            wire.close()
+    return wire if is_known else None
+
+
+async def _get_to_know(wire: Wire, key: str) -> bool:
+    """Tell whether who connected knows the key; show that we do. Raises: OSError, WireError."""
+    nonce = secrets.token_hex(16)
+    wire.send({"hello": _GREETING, "nonce": nonce})
+    answer = _message(await _short_line(wire.reader))
+    if not _is(answer, _proof(key, "client", nonce)):
+        return False
+    shown = own_certificate()
+    wire.send({"begin": "tls"})
+    await wire.writer.start_tls(shown.context)
+    wire.send({"proof": _proof(key, "server", _text(answer, "nonce"), shown.fingerprint)})
+    answer = _message(await _short_line(wire.reader))
+    return _is(answer, _proof(key, "client", nonce, shown.fingerprint))
+
+
+def _make_room() -> None:
+    """End the patience with who has been unknown for longest, where too many are."""
+    if len(_unknown) >= MAX_UNKNOWN:
+        longest = next(iter(_unknown))
+        del _unknown[longest]
+        if not longest.expired():
+            longest.reschedule(0)  # to abort the connection would not be noticed in the middle of TLS's beginning
 
 
 def keep_alive(writer: StreamWriter) -> None:
@@ -194,7 +213,7 @@ async def _greeting(wire: Wire) -> str:
     hello = _message(await _short_line(wire.reader))
     if hello.get("hello") != _GREETING:
         raise WireError("what answers there is no node of this version of cortex")
-    return str(hello.get("nonce", ""))
+    return _text(hello, "nonce")
 
 
 async def _short_line(reader: StreamReader) -> bytes:
@@ -218,9 +237,15 @@ def _message(line: bytes) -> Json:
     return message
 
 
+def _text(message: Json, name: str) -> str:
+    value = message.get(name)
+    return value if isinstance(value, str) else ""
+
+
 def _is(answer: Json, proof: str) -> bool:
-    return hmac.compare_digest(str(answer.get("proof", "")).encode(), proof.encode())
+    return hmac.compare_digest(_text(answer, "proof").encode(errors="replace"), proof.encode())
 
 
 def _proof(key: str, *what: str) -> str:
-    return hmac.new(key.encode(), " ".join(what).encode(), hashlib.sha256).hexdigest()
+    """Answer challenges. Those of strangers are among them: no two answers may be the same that mean something else."""
+    return hmac.new(key.encode(), json.dumps(what).encode(), hashlib.sha256).hexdigest()
