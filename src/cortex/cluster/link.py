@@ -300,7 +300,7 @@ class NodeLink:
             return
         self._renewed = version
         self._logger.info("agent of another version ends", node=self.address.host, version=version)
-        self._send({"command": "shutdown"})
+        self._send({"command": "renew"})
 
     def _on_replica(self, name: str, message: Json, is_complete: bool) -> None:
         spec, status = ReplicaSpec.from_json(message["spec"]), ReplicaStatus.from_json(message["status"])

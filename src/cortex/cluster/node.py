@@ -77,6 +77,7 @@ class NodeAgent:
         self._sessions: set[_Session] = set()
         self._epoch = 0
         self._stop = asyncio.Event()
+        self._is_renewed = False  #: it ends for another agent to start in its place
 
     async def run(self, port: int) -> None:
         """Serve until told to stop. Raises: OSError if the port is taken."""
@@ -103,7 +104,8 @@ class NodeAgent:
         for task in tasks:
             task.cancel()
         await self._relay.shutdown()
-        await self._reservations.shutdown()
+        if not self._is_renewed:  # the actors start the next agent, unless told that their replicas are over
+            await self._reservations.shutdown()
         await self._gateway.shutdown()
         # With replicas that go on, their models' agent does; after the last one, nobody would end it.
         await (self._model_agent.shutdown() if self._needs_model_agent() else self._model_agent.stop())
@@ -247,6 +249,9 @@ class NodeAgent:
             case "forget":
                 self._hosting.forget(str(message["id"]))
             case "shutdown":
+                self._stop.set()
+            case "renew":
+                self._is_renewed = True
                 self._stop.set()
             case unknown:
                 _logger.warning("unknown command", command=unknown)
