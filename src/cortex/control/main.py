@@ -16,7 +16,7 @@ from cortex.control.process import OperatorProcess
 from cortex.control.settings import Settings
 from cortex.control.standby import begin_anew, has_begun_anew, wait_for_lead
 from cortex.engine.sockets import allow_descriptors
-from cortex.errors import CortexError, DatabaseUnavailableError
+from cortex.errors import CortexError, DatabaseUnavailableError, InputError
 from cortex.home import Home
 from cortex.installation import Installation
 from cortex.state.leading import Leader
@@ -46,8 +46,8 @@ def main() -> None:
 
 async def _run(home: Home, settings: Settings, listener: socket.socket) -> None:
     installation = Installation.read(home)
-    if installation.engine != "local":
-        settings = settings.reached_at(own_address(installation))
+    is_anew = has_begun_anew()
+    settings = _reached(settings, installation, is_anew)
     if installation.database is None:
         await OperatorProcess(home, settings, installation, None).run(listener)
         return
@@ -57,11 +57,11 @@ async def _run(home: Home, settings: Settings, listener: socket.socket) -> None:
     tell_identity(home, identity)
     me = Leader(socket.gethostname(), os.getpid(), identity.url, identity.gateway_url, time.time())
     leadership = Leadership(installation.database, me, _logger)
-    epoch = await wait_for_lead(leadership, listener, certificate.context, is_patient=has_begun_anew())
+    epoch = await wait_for_lead(leadership, listener, certificate.context, is_patient=is_anew)
     if epoch is None:
         return
     try:
-        process = OperatorProcess(home, settings, installation, epoch)
+        process = OperatorProcess(home, _reached(settings, installation, is_anew), installation, epoch)
         watching = asyncio.create_task(_end_with_lead(leadership, process), name="watch the lead")
         await process.run(listener)
     except (DatabaseUnavailableError, DatabaseAddressError) as error:
@@ -71,6 +71,21 @@ async def _run(home: Home, settings: Settings, listener: socket.socket) -> None:
         begin_anew()
     watching.cancel()
     await leadership.release()
+
+
+def _reached(settings: Settings, installation: Installation, is_patient: bool) -> Settings:
+    """Return the settings with the address at which the cluster reaches this machine.
+
+    Raises: InputError if it can't be found, unless `is_patient`: what took the lead from us may be the network.
+    """
+    if installation.engine == "local":
+        return settings
+    try:
+        return settings.reached_at(own_address(installation))
+    except InputError:
+        if not is_patient:
+            raise
+        return settings
 
 
 async def _end_with_lead(leadership: Leadership, process: OperatorProcess) -> None:
