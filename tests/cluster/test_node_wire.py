@@ -149,6 +149,7 @@ def test_what_is_put_in_before_tls_is_noticed() -> None:
 def test_who_knows_the_secret_is_not_made_to_answer_for_another() -> None:
     """A greeting may hold anything: the answer to it must be of no use where the certificate is asked about."""
     heard: list[Json] = []
+    hello: Json = {}
 
     async def answer_to(nonce: str) -> bytes:
         """Return what somebody who knows the secret says to a greeting of ours."""
@@ -179,7 +180,6 @@ def test_who_knows_the_secret_is_not_made_to_answer_for_another() -> None:
             writer.close()
         assert heard == []
 
-    hello: Json = {}
     run(test)
 
 
