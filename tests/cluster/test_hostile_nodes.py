@@ -18,6 +18,7 @@ import pytest
 
 from cluster.local_nodes import SECRET, LocalNode, local_nodes
 from cluster.test_cluster_engine import cluster, ready, run, stop, until
+from cortex.cluster import link as link_module
 from cortex.cluster import wire as wires
 from cortex.cluster.link import Leader, NodeLink
 from cortex.cluster.placing import NodeAddress
@@ -196,6 +197,36 @@ def test_of_many_who_say_nothing_the_first_are_hung_up_on(monkeypatch: pytest.Mo
             for _, writer in silent:
                 writer.transport.abort()
             server.close()
+
+    run(test())
+
+
+def test_a_node_that_says_too_much_is_hung_up_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wires, "MAX_LINE_BYTES", 16384)
+    made: list[Wire] = []
+
+    async def kept(host: str, port: int, key: str) -> Wire:
+        made.append(await connect(host, port, key))
+        return made[-1]
+
+    monkeypatch.setattr(link_module, "connect", kept)
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        wire = await accept(reader, writer, KEY)
+        assert wire is not None
+        await wire.receive()
+        for _ in range(20_000):
+            wire.send({"lines": [], "more": "x" * 1000})
+
+    async def test() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        address = NodeAddress("n", "127.0.0.1", server.sockets[0].getsockname()[1])
+        logs = NodeLink(address, KEY, Leader("127.0.0.1", 1, 1), Told(), Logger("test")).logs("api", None, None, True)
+        assert await anext(logs) == []
+        await logs.aclose()
+        async with asyncio.timeout(20):
+            await made[0].writer.wait_closed()
+        server.close()
 
     run(test())
 

@@ -203,7 +203,7 @@ class NodeLink:
             wire.send(request)
             yield wire
         finally:
-            wire.close()
+            wire.hang_up()
 
     # Following.
 
