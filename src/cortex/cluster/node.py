@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cortex import __version__
+from cortex.cluster.certificate import own_certificate
 from cortex.cluster.hosting import Hosting
 from cortex.cluster.node_gateway import NodeGateway
 from cortex.cluster.node_logs import send_access, send_logs
@@ -314,6 +315,7 @@ def main() -> None:
     home = Home(arguments.home.absolute())
     home.create()
     configure(home.logs_dir / "node.log")
+    own_certificate()  # whatever keeps it from being made shows here, and not as strangers who connect
     asyncio.run(NodeAgent(home, arguments.host, secret).run(arguments.port))
 
 

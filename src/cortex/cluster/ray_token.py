@@ -34,14 +34,14 @@ def check_token(address: str) -> None:
             channel.unary_unary(_OF_CLIENT_SERVER if is_client else _OF_HEAD)(b"", timeout=_TIMEOUT_S)
     except ImportError:
         return  # a version of Ray that knows no tokens
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            raise TokenError(_advice()) from None
     except ray.exceptions.AuthenticationError:
         raise TokenError(
             "RAY_AUTH_MODE=token is set and there is no token: "
             "`cortex up` wants RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, in its environment"
         ) from None
-    except grpc.RpcError as error:
-        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-            raise TokenError(_advice()) from None
 
 
 def _channel(target: str) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from cortex.cluster.certificate import own_certificate
 from cortex.cluster.wire import HANDSHAKE_TIMEOUT_S, MAX_LINE_BYTES, Wire, WireError, accept, connect, keep_alive
 
 #: What a connection is for; its first message says so.
@@ -83,6 +84,7 @@ class OperatorPort:
 
     async def startup(self, host: str, port: int) -> int:
         """Listen; returns the port. Raises: OSError."""
+        own_certificate()  # whatever keeps it from being made shows here
         self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_LINE_BYTES)
         return int(self._server.sockets[0].getsockname()[1])
 
