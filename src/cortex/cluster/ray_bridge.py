@@ -45,6 +45,7 @@ _ADOPT_S = 2.0
 _READ_TIMEOUT_S = 2.0
 #: An agent that ends again and again is not started more often than that.
 _AGENT_PAUSE_S = 0.5
+_AGENT_TRIES = 5
 
 #: What Ray says of each worker.
 _OF_NODE = re.compile(r"\bip=([0-9a-fA-F.:]+)")
@@ -94,14 +95,21 @@ class Reservation:
     def _watch_agent(self) -> None:
         """Start the agent again whenever it ends, and end with the replica."""
         while self._connection is not None and not is_over(self._connection):
-            try:
-                agent = self._reserve()
-            except Exception:
+            agent = self._reserve_again()
+            if agent is None:
                 break  # the operator learns that nothing is reserved here, and asks for it again
             if (agent.host, agent.port) != (self._answer["host"], self._answer["port"]):
                 break  # likewise: it is told the new address then
             time.sleep(_AGENT_PAUSE_S)
         os.kill(os.getpid(), signal.SIGTERM)  # as Ray itself ends its workers; what was reserved is free then
+
+    def _reserve_again(self) -> RunningAgent | None:
+        """Try some times: one that is being killed closes its ends one after the other, and may seem to live."""
+        for _ in range(_AGENT_TRIES):
+            with contextlib.suppress(Exception):
+                return self._reserve()
+            time.sleep(_AGENT_PAUSE_S)
+        return None
 
 
 @dataclass
