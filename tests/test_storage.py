@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from cortex.errors import StorageError
 from cortex.storage import download, fetch, is_remote, list_objects, read, write
 from cortex.storage_settings import bucket_region
+from ports import free_port
 from public_bucket import PublicBucket, public_bucket
 from s3 import SwiftServer
 
@@ -153,9 +153,7 @@ def test_credentials_can_come_from_the_profile_of_a_file(swift: SwiftServer, tmp
 
 
 def test_nobody_there_is_said_soon() -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     with pytest.raises(StorageError, match=rf"^s3://models/x: {address} can't be reached$"):
         asyncio.run(read("s3://models/x", {"AWS_ENDPOINT_URL": f"http://{address}", "HOME": "/nowhere"}))
 

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from cli.command_line import CORTEX, cortex, environ
-from e2e.installation import Installation, free_port, installation, write_project
+from e2e.installation import Installation, installation, write_project
+from ports import free_port
 from wait import wait_until
 
 SOURCE = """

@@ -28,7 +28,8 @@ from cortex.client.api import Client
 from cortex.client.environments import Environments
 from cortex.home import Home
 from cortex.installation import Installation as Made
-from e2e.installation import Installation, free_port
+from e2e.installation import Installation
+from ports import free_port
 from wait import wait_until
 
 #: The environment that leads to the operator from outside of the head's namespaces.

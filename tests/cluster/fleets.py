@@ -17,7 +17,8 @@ from cortex.gateway.haproxy import Gateway, GatewaySettings
 from cortex.gateway.routes import Server
 from cortex.home import Home
 from cortex.telemetry import Logger
-from gateway.upstream import Answer, Client, Upstream, free_port
+from gateway.upstream import Answer, Client, Upstream
+from ports import free_port
 
 
 @dataclass

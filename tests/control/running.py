@@ -6,7 +6,6 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 import psutil
 
 from cortex.home import Home
+from ports import free_port
 from wait import wait_until
 
 HANDLER = """
@@ -160,12 +160,6 @@ def _end_leftovers(home: Home) -> None:
     for process in psutil.process_iter(["cmdline"]):
         if any(mark in part for part in process.info["cmdline"] or []):
             process.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class Load:

@@ -12,6 +12,7 @@ from cortex.control import model_checks
 from cortex.control.diagnose import Surroundings, diagnose
 from cortex.engine.devices import Inventory
 from cortex.errors import ConfigError, Diagnostic
+from ports import free_port
 
 PREDICTORS = {
     "python": ("PythonPredictor", "python_client", "multi_model_reloading"),
@@ -124,9 +125,7 @@ def test_a_dir_without_models_is_a_problem(project: Project) -> None:
 
 
 def test_a_store_that_cannot_be_reached_is_one_line(project: Project) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        endpoint = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    endpoint = f"http://127.0.0.1:{free_port()}"
     project.add("onnx", "path: s3://bucket/iris")
     project.add("onnx", "dir: s3://bucket/iris", "two")
     keys = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "x"}

@@ -12,7 +12,7 @@ from typing import Any
 
 from cortex.home import Home
 from cortex.installation import Installation
-from e2e.installation import free_port
+from ports import free_port
 from wait import PATIENCE_S, wait_until
 
 #: Addresses like this lead nowhere without the name of a network interface: as any does while the network is away.

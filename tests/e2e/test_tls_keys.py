@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from certificates import write_pair
-from e2e.installation import Installation, free_port, write_project
+from e2e.installation import Installation, write_project
+from ports import free_port
 from wait import wait_until
 
 pytestmark = pytest.mark.e2e

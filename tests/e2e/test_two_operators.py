@@ -12,7 +12,8 @@ from urllib.parse import quote
 
 import pytest
 
-from e2e.installation import Installation, free_port, write_project
+from e2e.installation import Installation, write_project
+from ports import free_port
 from postgres import Postgres
 from wait import wait_until
 

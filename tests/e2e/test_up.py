@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.installation import Installation, free_port
+from e2e.installation import Installation
+from ports import free_port
 
 OTHER_LOOPBACK = "127.0.0.2"
 

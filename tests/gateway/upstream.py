@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -20,6 +19,7 @@ import uvloop
 from cortex.gateway.haproxy import Gateway, GatewaySettings
 from cortex.gateway.routes import Backend, RoutingTable, Server
 from cortex.home import Home
+from ports import free_port
 from wait import SLACK
 
 T = TypeVar("T")
@@ -212,12 +212,6 @@ async def eventually(predicate: Callable[[], Awaitable[T]], timeout_s: float = 1
             if value:
                 return value
             await asyncio.sleep(0.01)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def backend(name: str, *servers: Server, **settings: Any) -> Backend:

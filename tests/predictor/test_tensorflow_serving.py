@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from cortex.models.loading import LoadRequest
 from cortex.models.spec import DEFAULT_MODEL, ModelPath, ModelSource
 from cortex.predictor.serving_messages import MESSAGES, config_request, metadata_request
 from cortex.predictor.tensorflow_serving import Connection, ExternalModels, ServedModel
+from ports import free_port
 from tensorflow_models import make
 from wait import wait_until
 
@@ -48,9 +48,7 @@ def base(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(base: Path) -> Iterator[str]:
     """A server of them."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen([sys.executable, str(SERVER), f"--port={port}"])
     connection = Connection(f"127.0.0.1:{port}")
     try:
