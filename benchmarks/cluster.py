@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import operator
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import environments
@@ -26,14 +27,16 @@ from benchmarks.workloads import IRIS, NOOP, Workload
 _TESTS = Path(__file__).parent.parent / "tests"
 sys.path[:0] = [str(_TESTS), str(_TESTS / "cluster")]
 
-from cluster_installation import OnRay, cluster_installation  # noqa: E402
+from cluster_installation import OnRay, cluster_installation, installed  # noqa: E402
 from ray_cluster import RayNode  # noqa: E402
 
 LOCAL, PEER_NAMES = "cortex", ("ray-serve", "ray-serve-haproxy")
-ON_RAY = "cortex on Ray"
+OVER_NETWORK, BESIDE = "cortex on Ray, over the network", "cortex on Ray, beside its operator"
 #: Of the median ratio, which is cortex on Ray to the system.
 GOALS = {LOCAL: 0.9, "ray-serve": 10.0}
 NODES = 3
+#: The node group of the node with an operator of its own.
+GROUP = "beside"
 #: The systems beside ours on Ray, and what each is asked.
 COMPARED = ((NOOP, (LOCAL, *PEER_NAMES)), (IRIS, (LOCAL,)))
 #: Where they serve, by the name of the workload and their own.
@@ -42,7 +45,7 @@ _CONFIG = """
 - name: {name}
   kind: RealtimeAPI
   handler: {{type: python, path: {path}}}
-  compute: {{cpu: {cpu}}}
+  compute: {{cpu: {cpu}, node_groups: [{groups}]}}
   autoscaling: {{min_replicas: {replicas}, max_replicas: {replicas}}}
 """
 _HANDLER = """
@@ -71,7 +74,7 @@ def main() -> None:
     print(f"load of the machine before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     with contextlib.ExitStack() as stack:  # what is started outside of the cluster outlives it
         others = stack.enter_context(_others()) if "throughput" in arguments.parts else {}
-        on_ray = stack.enter_context(cluster_installation(NODES))
+        on_ray = stack.enter_context(cluster_installation(NODES, groups={0: [GROUP]}))
         print(f"all is up after {time.monotonic() - began:.0f} s", flush=True)
         for name, part in _PARTS.items():
             if name in arguments.parts:
@@ -90,39 +93,52 @@ def _others() -> Iterator[Others]:
 
 
 def _throughput(on_ray: OnRay, others: Others, arguments: argparse.Namespace) -> None:
-    """Measure all in turn. wrk is on the gateway's machine; only the way to the replica leads over a network."""
-    for workload, _ in COMPARED:
-        code = (PEERS / "cortex" / f"{workload.name}.py").read_bytes()
-        with _project({"api.py": code}, workload.name, "api.py", 1, 1) as project:
-            for file in ("predictors.py", "iris.onnx"):
-                (project / file).write_bytes((USER_CODE / file).read_bytes())
-            on_ray.cortex.cortex("deploy", project)
-        ours = Endpoint(on_ray.cortex.gateway_port, f"/{workload.name}", on_ray.cortex.host)
-        wait_until_right(ours, workload, START_LIMIT_S)
-        _compare(on_ray, workload, {ON_RAY: ours, **others[workload.name]}, arguments)
-        on_ray.cortex.cortex("delete", workload.name, "-f")
+    """Measure all in turn. wrk is on the gateway's machine; only the way to the replica may lead over a network."""
+    with installed(on_ray.cluster, place=on_ray.cluster.nodes[0]) as beside:
+        ours = {OVER_NETWORK: on_ray, BESIDE: beside}
+        for workload, _ in COMPARED:
+            for name, made in ours.items():
+                _deploy(made, workload, [GROUP] if name == BESIDE else [])
+            _compare(ours, workload, others[workload.name], arguments)
+            for made in ours.values():
+                made.cortex.cortex("delete", workload.name, "-f")
+
+
+def _deploy(made: OnRay, workload: Workload, groups: Sequence[str]) -> None:
+    code = (PEERS / "cortex" / f"{workload.name}.py").read_bytes()
+    with _project({"api.py": code}, workload.name, "api.py", 1, 1, groups) as project:
+        for file in ("predictors.py", "iris.onnx"):
+            (project / file).write_bytes((USER_CODE / file).read_bytes())
+        made.cortex.cortex("deploy", project)
+    wait_until_right(_endpoint(made, workload), workload, START_LIMIT_S)
+
+
+def _endpoint(made: OnRay, workload: Workload) -> Endpoint:
+    return Endpoint(made.cortex.gateway_port, f"/{workload.name}", made.cortex.host)
 
 
 def _compare(
-    on_ray: OnRay, workload: Workload, endpoints: Mapping[str, Endpoint], arguments: argparse.Namespace
+    ours: Mapping[str, OnRay], workload: Workload, others: Mapping[str, Endpoint], arguments: argparse.Namespace
 ) -> None:
+    endpoints = {**{name: _endpoint(made, workload) for name, made in ours.items()}, **others}
     rates: dict[str, list[float]] = {name: [] for name in endpoints}
     for number in range(arguments.rounds + 1):
         order = list(endpoints) if number % 2 else list(reversed(endpoints))
         for name in order:
-            prefix = on_ray.cluster.head.machine.command([]) if name == ON_RAY else ()
+            prefix = ours[name].cortex.prefix if name in ours else ()
             seconds = arguments.seconds if number else 1  # the first round warms up
             load = closed_loop(endpoints[name], workload, arguments.concurrency, seconds, prefix=prefix)
             if load.errors:
                 raise SystemExit(f"{name}: {load.errors} requests failed")
             if number:
                 rates[name].append(load.per_s)
-    print(f"\n| {workload.name}, {arguments.concurrency} connections | requests/s | cortex on Ray to it | goal |")
-    print("|---|---|---|---|")
+    print(f"\n| {workload.name}, {arguments.concurrency} connections | requests/s | {' | '.join(ours)} | goal |")
+    print("|---|---|---|---|---|")
     for name, found in rates.items():
-        ratio = statistics.median(ours / other for ours, other in zip(rates[ON_RAY], found, strict=True))
-        goal = f"≥ {GOALS[name]:g}, {'met' if ratio >= GOALS[name] else 'missed'}" if name in GOALS else ""
-        print(f"| {name} | {statistics.median(found):.0f} | {ratio:.2f} | {goal} |", flush=True)
+        ratios = [statistics.median(map(operator.truediv, rates[mine], found)) for mine in ours]
+        goal = f"≥ {GOALS[name]:g}" if name in GOALS else ""
+        print(f"| {name} | {statistics.median(found):.0f} | {' | '.join(map('{:.2f}'.format, ratios))} | {goal} |")
+    print(flush=True, end="")
 
 
 def _archives(on_ray: OnRay, others: Others, arguments: argparse.Namespace) -> None:
@@ -162,11 +178,13 @@ _PARTS = {"throughput": _throughput, "archives": _archives, "index": _no_index}
 
 
 @contextlib.contextmanager
-def _project(files: Mapping[str, bytes], name: str, path: str, replicas: int, cpu: float) -> Iterator[Path]:
+def _project(
+    files: Mapping[str, bytes], name: str, path: str, replicas: int, cpu: float, groups: Sequence[str] = ()
+) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="cortex-bench-") as folder:
         for file, data in files.items():
             Path(folder, file).write_bytes(data)
-        config = _CONFIG.format(name=name, path=path, replicas=replicas, cpu=cpu)
+        config = _CONFIG.format(name=name, path=path, replicas=replicas, cpu=cpu, groups=", ".join(groups))
         Path(folder, "cortex.yaml").write_text(config)
         yield Path(folder)
 

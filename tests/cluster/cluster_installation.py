@@ -1,4 +1,4 @@
-"""An installation of the test's own whose replicas run on a real Ray cluster; its operator is on the head's machine.
+"""An installation of the test's own whose replicas run on a real Ray cluster; its operator is on one of the machines.
 
     with cluster_installation() as on_ray:
         on_ray.cortex.cortex("deploy", folder)      # in the head's namespaces
@@ -16,7 +16,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -132,35 +132,38 @@ def cluster_installation(
     variables: Callable[[Network], Mapping[str, str]] = lambda network: {},
     database: Callable[[Network], str | None] = lambda network: None,
     is_head_durable: bool = True,
+    groups: Mapping[int, Sequence[str]] | None = None,
 ) -> Iterator[OnRay]:
     """Start a cluster and an operator; everything of both is gone afterwards.
 
     `variables` are those of nodes and operator, `database` is the operator's; both may name the network's `host`, at
-    which machines reach this one. Skips the test where there can be no cluster.
+    which machines reach this one. `groups` names node groups by the index of the node. Skips the test where there can
+    be no cluster.
     """
     with ray_cluster(nodes=0, is_head_durable=is_head_durable) as cluster:
         cluster.environ.update(variables(cluster.network))
-        for _ in range(nodes):
-            cluster.add_node(cpus)
+        for index in range(nodes):
+            cluster.add_node(cpus, (groups or {}).get(index, ()))
         start_all(cluster.nodes)
         with installed(cluster, database(cluster.network)) as on_ray:
             yield on_ray
 
 
 @contextlib.contextmanager
-def installed(cluster: RayCluster, database: str | None = None) -> Iterator[OnRay]:
-    """Start an operator on the head of a cluster."""
+def installed(cluster: RayCluster, database: str | None = None, place: RayNode | None = None) -> Iterator[OnRay]:
+    """Start an operator on a machine of a cluster, the head if none is given."""
+    place = place or cluster.head
     home = Path(tempfile.mkdtemp(prefix="cx-"))
-    made = Made(engine="ray", ray_address=cluster.address, advertise=cluster.head.host, database=database)
+    made = Made(engine="ray", ray_address=cluster.address, advertise=place.host, database=database)
     replace(made, node_port=free_port()).write(Home(home))
     cortex = Installation(
         home,
         free_port(),
         free_port(),
-        {**cluster.environ, **cluster.head.environ},
-        cluster.head.host,
-        tuple(cluster.head.machine.command([])),
-        ("--host", cluster.head.host),
+        {**cluster.environ, **place.environ},
+        place.host,
+        tuple(place.machine.command([])),
+        ("--host", place.host),
     )
     try:
         cortex.up()

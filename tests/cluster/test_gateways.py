@@ -21,9 +21,11 @@ from cluster.fleets import Operator, Site, eventually, site, until
 from cluster.local_nodes import LocalNode, local_nodes
 from cortex.control.access_log import stream_access_log
 from cortex.gateway.access_source import LocalAccess
+from cortex.gateway.routes import Server
 from cortex.home import Home
 from cortex.identity import Identity
 from gateway.upstream import Upstream, backend, run, table
+from ports import free_port
 
 TIMEOUT_S = 150.0
 
@@ -62,6 +64,27 @@ def test_one_table_is_in_force_at_all_gateways(home: Home, nodes: list[LocalNode
             for node in (None, *nodes):  # at once: that is what `apply` waited for
                 assert (await made.ask(node, "/one")).json()["server"] == "s2"
                 assert (await made.ask(node, "/two")).json()["server"] == "s1"
+
+    run(scenario(), TIMEOUT_S)
+
+
+def test_each_gateway_takes_the_unix_socket_of_what_is_on_its_machine(home: Home, nodes: list[LocalNode]) -> None:
+    async def scenario() -> None:
+        async with site(home, nodes) as made:
+            near = await Upstream(home.sockets_dir / "near").start()
+            made.upstreams["near"] = near
+            # Nothing listens at the address: who answers was asked at the path.
+            server = Server("s1", f"{nodes[0].host}:{free_port()}", 10, near=near.address)
+            async with made.operator() as operator:
+                await operator.fleet.startup(table(backend("one")))
+                await operator.all_serve()
+                await operator.fleet.apply(table(backend("one", server)))  # the nodes are known by now
+                assert [await answers(made, node, "one") for node in (None, *nodes)] == [200, 200, 503]
+                assert near.served == 2
+            async with made.operator() as operator:  # adopts what the last one fed
+                await operator.fleet.startup(table(backend("one", server)))
+                await operator.all_serve()
+                assert [await answers(made, node, "one") for node in (None, *nodes)] == [200, 200, 503]
 
     run(scenario(), TIMEOUT_S)
 

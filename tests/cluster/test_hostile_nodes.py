@@ -25,6 +25,8 @@ from cortex.cluster.placing import NodeAddress
 from cortex.cluster.wire import Wire, WireError, accept, connect, derived
 from cortex.errors import InputError
 from cortex.home import Home
+from cortex.lifecycle import ProcessState
+from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
 
 KEY = derived(SECRET, "node")
@@ -76,6 +78,38 @@ def told(link: NodeLink) -> list[str]:
     owner = link._owner
     assert isinstance(owner, Told)
     return owner.events
+
+
+@pytest.mark.parametrize(
+    ("socket", "near", "kept"),
+    [
+        ("127.0.0.1:5", "/near", ("127.0.0.1:5", "/near")),
+        ("127.0.0.2:5", "/of/another/machine", ("127.0.0.2:5", "")),
+        ("/var/run/docker.sock", "/near", ("", "")),
+        ("localhost:5", "/near", ("", "")),
+        ("", "/near", ("", "")),
+    ],
+    ids=["its own", "another's address", "a path", "a name", "not known yet"],
+)
+def test_no_gateway_is_led_to_a_path_of_its_machine(socket: str, near: str, kept: tuple[str, str]) -> None:
+    spec = ReplicaSpec("a-1-2", "a", *["/x"] * 6, ("/s",), "/c", "/l")
+    process = ProcessStatus(0, socket, ProcessState.READY, near=near)
+    status = ReplicaStatus(spec.id, "a", "x", 1, 0.0, (process,))
+
+    async def serve(wire: Wire) -> None:
+        wire.send({"event": "node", "home": "/tmp"})
+        replica = {"spec": spec.to_json(), "status": status.to_json(), "is_reserved": True}
+        wire.send({"event": "replica", "id": spec.id, **replica})
+        wire.send({"event": "complete"})
+        await wire.receive()
+
+    async def test() -> None:
+        async with peer(serve) as link:
+            await until(lambda: link.is_up)
+            [found] = link.replicas[spec.id].status.processes
+            assert (found.socket, found.near) == kept
+
+    run(test())
 
 
 @pytest.mark.parametrize(

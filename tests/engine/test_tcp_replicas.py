@@ -19,7 +19,7 @@ import test_supervisor as supervisor
 
 import replicas
 from cortex.lifecycle import DeathCause, ProcessState
-from replicas import Replica, TcpConnection, read, running_replica
+from replicas import Replica, TcpConnection, UnixConnection, read, running_replica
 from scripted_agents import ScriptedAgent
 from wait import wait_until
 
@@ -86,6 +86,23 @@ def test_addresses_are_told_from_the_first_status_on() -> None:
         assert [process.socket for process in ready.processes] == [process.socket for process in first.processes]
         pids = {replica.request(1, index=index).json["pid"] for index in (0, 1)}
         assert pids == {process.pid for process in ready.processes}
+
+
+def test_who_may_open_the_unix_sockets_needs_no_secret() -> None:
+    with running_replica(HANDLER, processes=2, **TCP) as replica:
+        ready = replica.wait_ready()
+        assert [process.near for process in ready.processes] == list(replica.spec.sockets)
+        for index, process in enumerate(ready.processes):
+            assert Path(process.near).stat().st_mode & 0o777 == 0o600
+            connection = UnixConnection(process.near)
+            connection.request("POST", "/", b"1", {"content-type": "application/json", "x-cortex-gateway": "any"})
+            answer = read(connection.getresponse(), 0)
+            assert answer.json["pid"] == process.pid == replica.request(1, index=index).json["pid"]
+            assert "x-cortex-gateway" not in answer.json["headers"]
+            connection.close()
+        replica.command(command="stop", drain_s=0)
+        assert replica.process.wait(10) == 0
+        assert not any(Path(process.near).exists() for process in ready.processes)
 
 
 def test_ipv6_addresses_are_in_brackets() -> None:
@@ -237,6 +254,7 @@ class TestAsOverUnixSockets:
         "test",
         [
             orphans.test_every_process_and_thread_finishes,
+            orphans.test_a_replica_that_is_being_stopped_refuses_connections,
             orphans.test_connections_that_are_open_are_served_on_and_lines_are_logged,
         ],
         ids=lambda test: test.__name__.removeprefix("test_"),

@@ -1,7 +1,7 @@
 """The gateways of a cluster as one: that beside the operator, and one on each node that is to have one.
 
-Implements `gateway.base.AnyGateway`. All get the same table. Who does not answer is waited for by nobody, serves on
-with what it had, and gets the newest as soon as it is back.
+Implements `gateway.base.AnyGateway`. All get the same table, and each reaches what is on its own machine by its path.
+Who does not answer is waited for by nobody, serves on with what it had, and gets the newest as soon as it is back.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Fleet:
         for host in self._known():
             self._add(host, "")
         self._is_started = True
-        await self._own.startup(table)
+        await self._own.startup(self._seen_from_here(table))
         self._begin(self._tend(), "tend gateways")
 
     async def apply(self, table: RoutingTable) -> None:
@@ -152,7 +152,9 @@ class Fleet:
         self._totals.forget({backend.api for backend in table.backends})
         answering = [member.link for member in self._members.values() if member.link.answers]
         own, *_ = await asyncio.gather(
-            self._own.apply(table), *(link.serves(self._number) for link in answering), return_exceptions=True
+            self._own.apply(self._seen_from_here(table)),
+            *(link.serves(self._number) for link in answering),
+            return_exceptions=True,
         )
         if isinstance(own, BaseException):
             raise own
@@ -303,6 +305,9 @@ class Fleet:
             self._ended.discard(host)
 
     # Feeding.
+
+    def _seen_from_here(self, table: RoutingTable) -> RoutingTable:
+        return table.seen_from({host for host, link in self._nodes.links.items() if link.is_here})
 
     def _offer(self) -> None:
         for host, member in self._members.items():

@@ -11,17 +11,19 @@ import re
 import tarfile
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from cortex import __version__
+from cortex.cluster.nearness import is_here
 from cortex.cluster.parcels import unpack
 from cortex.cluster.placing import NodeAddress
 from cortex.cluster.wire import Json, NodeAgentAwayError, Wire, WireError, connect
 from cortex.engine.log_files import LogLine
 from cortex.errors import CortexError
-from cortex.replica.spec import Limits, ReplicaSpec, ReplicaStatus
+from cortex.gateway.tcp import host_of, is_address
+from cortex.replica.spec import Limits, ProcessStatus, ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
 
 #: Three beats of a node.
@@ -86,6 +88,7 @@ class NodeLink:
         self.ended: set[str] = set()  #: replicas that are over, whose numbers are still there
         self.cores: dict[str, float] = {}  #: that the ready replicas of each API used lately
         self.is_up = False
+        self.is_here = False  #: it is this process's machine
         self.problem = "it has not answered yet"  #: of the last time that it could not be followed
         self._key = key
         self._leader = leader
@@ -266,7 +269,7 @@ class NodeLink:
             name = str(message.get("id", ""))
             match message.get("event"):
                 case "node":
-                    self.home = Path(message["home"])
+                    self.home, self.is_here = Path(message["home"]), is_here(message)
                     self._refusal = None
                     self._renew(str(message.get("version")))
                 case "replica":
@@ -306,7 +309,7 @@ class NodeLink:
         spec, status = ReplicaSpec.from_json(message["spec"]), ReplicaStatus.from_json(message["status"])
         if not _REPLICA_ID.fullmatch(name) or not name == spec.id == status.id:
             raise WireError(f"{self.address.host} tells of a replica {name!r}, which can't be")
-        self.replicas[name] = OnNode(spec, status, bool(message["is_reserved"]))
+        self.replicas[name] = OnNode(spec, _reachable(status, self.address.host), bool(message["is_reserved"]))
         if is_complete:
             self._owner.replica_changed(self, name)
 
@@ -346,6 +349,20 @@ class NodeLink:
         except (CortexError, OSError) as error:
             self._logger.error("project could not be sent", node=self.address.host, project=project_hash, error=error)
             self._send({"command": "no_project", "project": project_hash, "reason": str(error)})
+
+
+def _reachable(status: ReplicaStatus, host: str) -> ReplicaStatus:
+    """Return the status with addresses only, and the paths that go with an address of the node's own.
+
+    Gateways would connect to any other path on their machines.
+    """
+
+    def reachable(process: ProcessStatus) -> ProcessStatus:
+        if not is_address(process.socket):
+            return replace(process, socket="", near="")
+        return process if host_of(process.socket) == host else replace(process, near="")
+
+    return replace(status, processes=tuple(map(reachable, status.processes)))
 
 
 async def _receive(wire: Wire) -> Json | None:

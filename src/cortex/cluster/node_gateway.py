@@ -133,8 +133,9 @@ class NodeGateway:
     async def _obey(self, message: Json) -> Json:
         match message["command"]:
             case "serve":
-                table = _of_node(table_from_json(message["table"]), self._home)
-                await self._serve_table(NodeGatewaySettings(**message["settings"]), table)
+                settings = NodeGatewaySettings(**message["settings"])
+                table = table_from_json(message["table"]).seen_from({settings.host})
+                await self._serve_table(settings, _of_node(table, self._home))
                 return {}
             case "drained":
                 async with self._lock:

@@ -105,6 +105,7 @@ def _backend(record: ApiRecord, replicas: Sequence[Replica], preparation: Prepar
                 name=server_name(replica.spec.id, process.index),
                 socket=process.socket,
                 capacity=capacity(replica.status.slots, process.lent, limit, only_process, gateways),
+                near=process.near,
             )
             for replica, process in routed
         ),
@@ -138,7 +139,7 @@ def _split(record: ApiRecord) -> Split:
 
 
 def _routed(replicas: Sequence[Replica]) -> list[tuple[Replica, ProcessStatus]]:
-    every = [(replica, process) for replica in replicas for process in replica.status.processes]
+    every = [(replica, process) for replica in replicas for process in replica.status.processes if process.socket]
     ready = [pair for pair in every if pair[1].state is ProcessState.READY]
     # Where nothing else answers, requests wait in the socket of a process that is being started again: the
     # supervisor holds it open, and a restart is faster than a caller's retry.

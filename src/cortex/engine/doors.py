@@ -1,21 +1,38 @@
-"""The doors of a replica: the listening socket of each of its processes, unix or TCP, and what comes in there."""
+"""The doors of a replica: where connections for each of its processes come in."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from cortex.engine.entrance import Entrance
-from cortex.engine.sockets import address_of, listen, listen_over_tcp
+from cortex.engine.sockets import accept_one, address_of, listen, listen_over_tcp
 from cortex.replica.spec import ReplicaSpec
 
 
+@dataclass(frozen=True)
+class _Far:
+    """Where connections over TCP come in for one process: they wait in its entrance until they are let in."""
+
+    listener: socket.socket
+    entrance: Entrance
+
+    def accept(self) -> None:
+        """Take the connections that wait at the listening socket."""
+        while (sock := accept_one(self.listener)) is not None:
+            sock.setblocking(False)
+            self.entrance.receive(sock)
+
+
 class Doors:
-    """One door per process, by its index. Connections over TCP are let in by an entrance, others at once."""
+    """A unix socket per process, by its index, and a TCP port where gateways of other machines have to reach it.
+
+    Who may open the unix socket is let in at once; its process accepts there.
+    """
 
     def __init__(
         self,
@@ -24,57 +41,57 @@ class Doors:
         watch: Callable[[int, Callable[[], object]], None],
         unwatch: Callable[[int], None],
     ) -> None:
-        """Open nothing yet; `admit` is given what an entrance lets in."""
+        """Open nothing yet; `admit` is given the connections over TCP that are let in."""
         self._spec = spec
         self._admit = admit
         self._watch = watch
         self._unwatch = unwatch
         self._listeners: list[socket.socket] = []
-        self._entrances: list[Entrance] = []
+        self._far: list[_Far] = []
 
     def open(self) -> ReplicaSpec:
-        """Listen; returns the spec with the sockets as they are, and no secret. Raises: OSError."""
+        """Listen; returns the spec with the addresses that came of it, and no secret. Raises: OSError."""
         spec = self._spec
         if spec.jobs_socket is not None:
             return spec
-        if not spec.listen_host:
-            self._listeners = [listen(path) for path in spec.sockets]
-            return spec
-        try:
-            for _ in spec.sockets:
-                self._listeners.append(listen_over_tcp(spec.listen_host))
-        except OSError:
-            for listener in self._listeners:
-                listener.close()
-            raise
-        for index in range(len(spec.sockets)):
-            admit = partial(self._admit, index)
-            self._entrances.append(Entrance(spec.gateway_secret, admit, self._watch, self._unwatch))
-        return replace(spec, sockets=tuple(map(address_of, self._listeners)), gateway_secret="")
+        with contextlib.ExitStack() as unless_all_are_open:
+            for path in spec.sockets:
+                self._listeners.append(unless_all_are_open.enter_context(listen(path)))
+            for index in range(len(spec.sockets) if spec.listen_host else 0):
+                entrance = Entrance(spec.gateway_secret, partial(self._admit, index), self._watch, self._unwatch)
+                listener = unless_all_are_open.enter_context(listen_over_tcp(spec.listen_host))
+                self._far.append(_Far(listener, entrance))
+            unless_all_are_open.pop_all()
+        for far in self._far:
+            self._watch(far.listener.fileno(), far.accept)
+        return replace(spec, addresses=tuple(address_of(far.listener) for far in self._far), gateway_secret="")
 
     def listener(self, index: int) -> socket.socket:
-        """Return the listening socket of a process."""
+        """Return the unix socket of a process."""
         return self._listeners[index]
-
-    def receive(self, index: int) -> Callable[[socket.socket], None] | None:
-        """Return what takes accepted connections; None if their process takes them itself."""
-        return self._entrances[index].receive if self._entrances else None
 
     @property
     def is_busy(self) -> bool:
         """Tell whether `tick` has something to look at soon."""
-        return any(entrance.is_busy for entrance in self._entrances)
+        return any(far.entrance.is_busy for far in self._far)
 
     def tick(self, now: float) -> None:
         """Look after those who have yet to be let in; `now` is monotonic."""
-        for entrance in self._entrances:
-            entrance.tick(now)
+        for far in self._far:
+            far.entrance.tick(now)
+
+    def close(self) -> None:
+        """Take no new connections over TCP; those that wait for their turn are let in still."""
+        for far in self._far:
+            if far.listener.fileno() >= 0:
+                self._unwatch(far.listener.fileno())
+                far.accept()
+                far.listener.close()
 
     def remove(self) -> None:
         """Leave nothing behind."""
-        for entrance in self._entrances:
-            entrance.close()
-        if not self._spec.listen_host:
-            for path in self._spec.sockets:
-                with contextlib.suppress(FileNotFoundError):
-                    Path(path).unlink()
+        for far in self._far:
+            far.entrance.close()
+        for path in self._spec.sockets:
+            with contextlib.suppress(FileNotFoundError):
+                Path(path).unlink()

@@ -70,8 +70,7 @@ def accept_one(listener: socket.socket) -> socket.socket | None:
 
 def refuse(listener: socket.socket) -> None:
     """Refuse new connections at a unix socket, whoever else has it open; what waits there can be accepted still."""
-    if listener.family == socket.AF_UNIX:
-        listener.shutdown(socket.SHUT_RDWR)
+    listener.shutdown(socket.SHUT_RDWR)
 
 
 def allow_descriptors(wanted: int) -> None:

@@ -128,8 +128,8 @@ class Supervisor:
             from cortex.engine.job_worker import JobWorker  # noqa: PLC0415 - others start sooner without
 
             return JobWorker(self._spec, index, fork)
-        listener, receive = self._doors.listener(index), self._doors.receive(index)
-        worker = Worker(self._spec, index, listener, fork, on_answer=self._metrics.answered, receive=receive)
+        listener = self._doors.listener(index)
+        worker = Worker(self._spec, index, listener, fork, on_answer=self._metrics.answered)
         self._watch(listener.fileno(), worker.accept)
         return worker
 
@@ -187,8 +187,7 @@ class Supervisor:
 
     def create_standby(self, index: int) -> Slot:
         """Make a worker without connections for a slot, and do not start it yet."""
-        answered, receive = self._metrics.answered, self._doors.receive(index)
-        worker = Worker(self._spec, index, None, fork, is_standby=True, on_answer=answered, receive=receive)
+        worker = Worker(self._spec, index, None, fork, is_standby=True, on_answer=self._metrics.answered)
         self._others.append(worker)
         return worker
 
@@ -301,6 +300,7 @@ class Supervisor:
     def _stop(self, drain_s: float) -> None:
         now = time.monotonic()
         self._is_stopping = True
+        self._doors.close()
         for worker in self._everyone():
             worker.stop(now, drain_s)
             if isinstance(worker, Worker) and worker.listener is not None:

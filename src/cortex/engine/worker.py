@@ -45,15 +45,10 @@ class Worker(Slot):
         fork: Fork,
         is_standby: bool = False,
         on_answer: Callable[[int], None] = lambda status: None,
-        receive: Callable[[socket.socket], None] | None = None,
     ) -> None:
-        """Make a slot; `on_answer` is told the status of each answer that is not the process's own.
-
-        `receive` gets the connections that are accepted, where they are not held at once.
-        """
+        """Make a slot; `on_answer` is told the status of each answer that is not the process's own."""
         super().__init__(spec, index, fork, is_standby)
         self.listener = listener
-        self._receive = receive or self.hold
         # Models of TensorFlow are batched beneath the calls: there each request is a call of its own.
         is_bisected = spec.max_batch_size > 0 and spec.isolates_failures and spec.type == "python"
         self._suspects = Suspects() if is_bisected else None
@@ -70,15 +65,14 @@ class Worker(Slot):
     def run(self, channel: Channel) -> int:
         """Be the process: called in the fork, returns its exit code."""
         output = WorkerOutput(self._spec.log_path, self.index, self.outputs)
-        estate = Estate(output, self.listener if self.inherited else None)
+        estate = Estate(output, self.listener)
         models = self.models.start(self.is_standby)
         return run_worker(self._spec, self.index, channel, self._holding.cells, models, estate)
 
     @property
     def inherited(self) -> tuple[int, ...]:
         """The unix socket it is connected by: what waits there would be lost with the supervisor otherwise."""
-        is_unix = self.listener is not None and self.listener.family == socket.AF_UNIX
-        return (self.listener.fileno(),) if self.listener is not None and is_unix else ()
+        return (self.listener.fileno(),) if self.listener is not None else ()
 
     @property
     def busy_connections(self) -> int:
@@ -135,7 +129,7 @@ class Worker(Slot):
             if sock is None:
                 return
             sock.setblocking(False)
-            self._receive(sock)
+            self.hold(sock)
 
     def hold(self, sock: socket.socket) -> None:
         """Take a connection over; the process gets it as soon as it is ready."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from cortex.gateway.tcp import host_of
 
 
 @dataclass(frozen=True)
@@ -12,6 +15,12 @@ class Server:
     name: str  #: unique in its backend and stable: `<replica id>-<process index>`
     socket: str  #: path of its unix socket, or `host:port` in numbers, `[host]:port` of IPv6
     capacity: int  #: requests that the gateway may have open there at once, those lent to slow clients included
+    near: str = ""  #: path of its unix socket on its own machine, where `socket` is `host:port`
+
+    def seen_from(self, hosts: Collection[str]) -> Server:
+        """Return the server as a gateway reaches it on a machine with these addresses: by its path, if it is there."""
+        is_there = self.near and host_of(self.socket) in hosts
+        return replace(self, socket=self.near, near="") if is_there else self
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,16 @@ class RoutingTable:
     splits: tuple[Split, ...] = ()
     keys: tuple[ApiKey, ...] = ()
     gateway_secret: str = field(default="", repr=False)  #: what replicas over TCP are shown; "": nothing
+
+    def seen_from(self, hosts: Collection[str]) -> RoutingTable:
+        """Return the table for a gateway on a machine with these addresses."""
+        if not hosts:
+            return self
+        backends = (
+            replace(backend, servers=tuple(server.seen_from(hosts) for server in backend.servers))
+            for backend in self.backends
+        )
+        return replace(self, backends=tuple(backends))
 
     @property
     def asks_for_keys(self) -> bool:

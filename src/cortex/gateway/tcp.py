@@ -24,6 +24,11 @@ def is_address(socket: str) -> bool:
     return is_v6 == is_bracketed and port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536
 
 
+def host_of(socket: str) -> str:
+    """Return the host of such an address; empty of a path."""
+    return socket.rpartition(":")[0].strip("[]")
+
+
 def server_address(socket: str) -> str:
     """Write such an address as HAProxy takes it."""
     return f"ipv6@{socket}" if socket.startswith("[") else f"ipv4@{socket}"

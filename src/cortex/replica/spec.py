@@ -82,7 +82,8 @@ class ReplicaSpec:
     tracker_key: str | None = None
     tracker_type: str | None = None  #: "classification" or "regression"; None: predictions are not tracked
     readiness: str | None = None  #: a JSON file of the project that each process must answer before it is ready
-    listen_host: str = ""  #: address at which its processes listen over TCP, ports as they are free; "": at `sockets`
+    listen_host: str = ""  #: address at which its processes listen over TCP too, ports as they are free; "": at none
+    addresses: tuple[str, ...] = ()  #: that its processes have there, once its supervisor listens
     gateway_secret: str = field(default="", repr=False)  #: what each TCP connection shows first; "": nothing
     node_groups: tuple[str, ...] = ()  #: where a cluster may run it; empty: anywhere
     setup: Setup | None = None  #: None: all that this spec names is there
@@ -116,6 +117,7 @@ class ReplicaSpec:
                 **known,
                 "setup": Setup(**setup) if setup else None,
                 "sockets": tuple(data["sockets"]),
+                "addresses": tuple(data.get("addresses", ())),
                 "node_groups": tuple(data.get("node_groups", ())),
                 "gpu_ids": tuple(data.get("gpu_ids", ())),
                 "inf_ids": tuple(data.get("inf_ids", ())),
@@ -167,6 +169,7 @@ class ProcessStatus:
     death: Death | None = None  #: the last one
     failure: Failure | None = None  #: of the last start, if it did not become ready
     deaths: tuple[Death, ...] = ()  #: the last `KEPT_DEATHS` of a worker of jobs, failed starts too, oldest first
+    near: str = ""  #: unix path on its own machine, where `socket` is `host:port`
 
 
 @dataclass(frozen=True)

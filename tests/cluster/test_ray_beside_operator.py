@@ -1,0 +1,54 @@
+"""An operator on a node of its cluster: replicas beside it are reached without the network, others over it."""
+
+from __future__ import annotations
+
+import csv
+import socket
+from pathlib import Path
+
+import pytest
+from cluster_installation import OnRay, installed
+from ray_cluster import RayCluster
+
+from cortex.home import Home
+from e2e.installation import write_project
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+SOURCE = """
+    import os
+
+    class Handler:
+        def __init__(self, config): ...
+        def handle_post(self, payload):
+            return {"pid": os.getpid(), "node": os.environ["CORTEX_NODE_HOME"]}
+"""
+CONFIG = """
+    - name: where
+      kind: RealtimeAPI
+      handler: {type: python, path: handler.py}
+      compute: {cpu: 3}
+      autoscaling: {min_replicas: 3}
+"""
+
+
+def addresses(on_ray: OnRay) -> list[str]:
+    """Return where the gateway reaches each process of the API: `unix`, or `host:port`."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(10)
+        sock.connect(str(Home(on_ray.cortex.home).sockets_dir / "gateway.sock"))
+        sock.sendall(b"show stat\n")
+        rows = csv.DictReader(sock.makefile().read().lstrip("# ").splitlines())
+    return sorted(row["addr"] for row in rows if row["svname"].startswith("where-"))
+
+
+def test_replicas_beside_the_operator_are_reached_by_their_unix_sockets(cluster: RayCluster, tmp_path: Path) -> None:
+    with installed(cluster, place=cluster.nodes[0]) as on_ray:
+        on_ray.cortex.cortex("deploy", write_project(tmp_path / "project", SOURCE, CONFIG))
+        on_ray.live("where", 3)
+        found = addresses(on_ray)
+        assert found[-1] == "unix"
+        assert [each.rpartition(":")[0] for each in found[:-1]] == sorted(node.host for node in cluster.nodes[1:])
+        answers = [on_ray.cortex.post("/where", {}) for _ in range(30)]
+        assert {answer.status for answer in answers} == {200}
+        assert {answer.json["node"] for answer in answers} == {n.environ["CORTEX_NODE_HOME"] for n in cluster.nodes}
