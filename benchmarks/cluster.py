@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import operator
 import os
 import statistics
@@ -45,7 +46,7 @@ _CONFIG = """
 - name: {name}
   kind: RealtimeAPI
   handler: {{type: python, path: {path}}}
-  compute: {{cpu: {cpu}, node_groups: [{groups}]}}
+  compute: {{cpu: {cpu}{where}}}
   autoscaling: {{min_replicas: {replicas}, max_replicas: {replicas}}}
 """
 _HANDLER = """
@@ -184,7 +185,8 @@ def _project(
     with tempfile.TemporaryDirectory(prefix="cortex-bench-") as folder:
         for file, data in files.items():
             Path(folder, file).write_bytes(data)
-        config = _CONFIG.format(name=name, path=path, replicas=replicas, cpu=cpu, groups=", ".join(groups))
+        where = f", node_groups: {json.dumps(list(groups))}" if groups else ""
+        config = _CONFIG.format(name=name, path=path, replicas=replicas, cpu=cpu, where=where)
         Path(folder, "cortex.yaml").write_text(config)
         yield Path(folder)
 
