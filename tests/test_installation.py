@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from cortex.errors import InputError
@@ -33,3 +35,18 @@ def test_gateways_are_nowhere_else(where: str) -> None:
 def test_one_machine_has_one_gateway() -> None:
     with pytest.raises(InputError, match="is for --engine ray"):
         Installation().changed(gateways="all")
+
+
+def test_one_machine_again_has_one_gateway_again() -> None:
+    assert RAY.changed(gateways="all").changed(engine="local").gateways == "operator"
+
+
+@pytest.mark.parametrize("module", ["ray", "cryptography"])
+def test_what_ray_needs_is_told_of_where_it_is_not_installed(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    RAY.check_modules()
+    monkeypatch.setitem(sys.modules, module, None)
+    Installation().check_modules()
+    with pytest.raises(InputError, match=rf"needs {module} .*`pip install 'cortex-serving\[ray\]'`"):
+        RAY.check_modules(is_kept=False)
+    with pytest.raises(InputError, match="; `cortex up --engine local` goes back"):
+        RAY.check_modules()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from dataclasses import asdict, dataclass, replace
@@ -11,6 +12,8 @@ from cortex.home import Home, write_private
 
 _FILE = "installation.json"
 _ENGINES = ("local", "ray")
+#: What the extra `ray` installs, and an operator of that engine can't do without.
+_OF_RAY = ("cryptography", "ray")
 _GATEWAYS = re.compile(r"operator|all|group:[A-Za-z0-9_.-]{1,200}")
 
 
@@ -45,6 +48,8 @@ class Installation:
 
     def changed(self, **changes: str | int | None) -> Installation:
         """Return a copy in which what is not None is changed. Raises: InputError if that makes no sense."""
+        if changes.get("engine") == "local" and not changes.get("gateways"):
+            changes["gateways"] = "operator"  # there are no nodes any more for those that were kept
         made = replace(self, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
         if made.engine not in _ENGINES:
             raise InputError(f"--engine {made.engine}: there are {' and '.join(_ENGINES)}")
@@ -59,6 +64,19 @@ class Installation:
         if made.database and not made.database.startswith(("postgresql://", "postgres://")):
             raise InputError("--database wants postgresql://USER:PASSWORD@HOST/NAME")
         return made
+
+    def check_modules(self, is_kept: bool = True) -> None:
+        """Make sure that what its engine imports is installed; `is_kept`: the way back to the other one is named.
+
+        Raises: InputError.
+        """
+        lacking = [name for name in _OF_RAY if importlib.util.find_spec(name) is None] if self.engine == "ray" else []
+        if lacking:
+            raise InputError(
+                f"--engine ray needs {' and '.join(lacking)} beside the operator, too: "
+                "`pip install 'cortex-serving[ray]'`, in a clone `pip install '.[ray]'`"
+                + ("; `cortex up --engine local` goes back to this machine alone" if is_kept else "")
+            )
 
 
 def _is_address(text: str | None) -> bool:

@@ -10,9 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from e2e.installation import Installation
+from cortex.home import Home
+from cortex.installation import Installation as Kept
+from e2e.installation import Installation, write_project
 from ports import free_port
 
+SOURCE = """
+    class Handler:
+        def __init__(self, config):
+            pass
+
+        def handle_post(self, payload):
+            return payload
+"""
+CONFIG = """
+    - name: echo
+      kind: RealtimeAPI
+      handler: {type: python, path: handler.py}
+"""
 OTHER_LOOPBACK = "127.0.0.2"
 
 
@@ -51,3 +66,34 @@ def test_an_operator_that_was_killed_is_started_again_at_its_address(cortex: Ins
     assert f"the operator already runs at {OTHER_LOOPBACK}; `cortex down` first to move it" in refused.stderr
     os.kill(cortex.status()["operator"]["pid"], signal.SIGKILL)
     assert f"operator: http://{OTHER_LOOPBACK}:{cortex.operator_port}" in cortex.cortex("up").stdout
+
+
+def test_ray_without_its_modules_is_refused_before_it_is_kept(cortex: Installation, tmp_path: Path) -> None:
+    cortex.variables = without_ray(tmp_path)
+    refused = cortex.cortex("up", "--engine", "ray", "--ray-address", "127.0.0.1:1", *ports(cortex), check=False)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: --engine ray needs cryptography and ray")
+    assert "pip install 'cortex-serving[ray]'" in refused.stderr and "--engine local" not in refused.stderr
+    cortex.up()
+
+
+def test_a_home_of_ray_without_its_modules_says_what_to_do_and_the_way_back(
+    cortex: Installation, tmp_path: Path
+) -> None:
+    cortex.variables = without_ray(tmp_path)
+    home = Home(cortex.home)
+    Kept(engine="ray", ray_address="127.0.0.1:1", gateways="all").write(home)
+    config = write_project(tmp_path / "p", SOURCE, CONFIG) / "cortex.yaml"
+    for command in (["up"], ["deploy", str(config)]):
+        refused = cortex.cortex(*command, check=False)
+        assert "--engine ray needs cryptography and ray" in refused.stderr
+        assert "`cortex up --engine local` goes back" in refused.stderr
+        assert refused.stderr.count("\n") == 1
+    assert "Traceback" not in cortex.log()
+    cortex.cortex("up", "--engine", "local", *ports(cortex))
+
+
+def without_ray(folder: Path) -> dict[str, str]:
+    """Return variables with which Python finds neither Ray nor `cryptography`."""
+    (folder / "sitecustomize.py").write_text("import sys\nsys.modules['ray'] = sys.modules['cryptography'] = None\n")
+    return {"PYTHONPATH": str(folder)}

@@ -46,6 +46,7 @@ def main() -> None:
 
 async def _run(home: Home, settings: Settings, listener: socket.socket) -> None:
     installation = Installation.read(home)
+    installation.check_modules()  # whoever starts us: systemd, `cortex deploy`
     is_anew = has_begun_anew()
     settings = _reached(settings, installation, is_anew)
     if installation.database is None:

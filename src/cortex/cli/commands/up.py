@@ -102,6 +102,7 @@ def _keep_installation(arguments: argparse.Namespace, context: Context) -> None:
         node_port=arguments.node_port,
         gateways=arguments.gateways,
     )
+    wanted.check_modules(is_kept=known.engine == "ray")
     if wanted == known:
         return
     running = read_operator(context.home)
