@@ -19,7 +19,7 @@ _GATEWAYS = re.compile(r"operator|all|group:[A-Za-z0-9_.-]{1,200}")
 
 @dataclass(frozen=True)
 class Installation:
-    """Where replicas run, and where the state is."""
+    """Where replicas run, where the state is, and where operator and gateway listen."""
 
     engine: str = "local"  #: "local" or "ray"
     ray_address: str | None = None  #: `host:port` of Ray's head, or `ray://host:port` of its client server
@@ -27,6 +27,12 @@ class Installation:
     advertise: str | None = None  #: address by which nodes reach this machine; None: the one that leads to Ray's head
     node_port: int = 8890  #: on which nodes reach the operator
     gateways: str = "operator"  #: where they are: only beside it; "all": on each node too; "group:NAME": on some nodes
+    #: Where the operator that came up last listened, and what it served: kept by itself, see `control/opening.py`.
+    gateway_port: int = 8888
+    operator_port: int = 8889
+    host: str = "127.0.0.1"
+    tls_cert: str | None = None  #: absolute path; None: plain HTTP
+    tls_key: str | None = None
 
     @classmethod
     def read(cls, home: Home) -> Installation:

@@ -47,3 +47,4 @@ def test_an_operator_that_lost_its_lead_with_the_network_stands_by(home: Home) -
     finally:
         process.terminate()
         process.wait(PATIENCE_S)
+    assert Installation.read(home).operator_port == port, "what was up is kept, though it never led"

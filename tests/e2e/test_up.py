@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from certificates import write_pair
 from cortex.home import Home
 from cortex.installation import Installation as Kept
 from e2e.installation import Installation, write_project
@@ -66,6 +68,65 @@ def test_an_operator_that_was_killed_is_started_again_at_its_address(cortex: Ins
     assert f"the operator already runs at {OTHER_LOOPBACK}; `cortex down` first to move it" in refused.stderr
     os.kill(cortex.status()["operator"]["pid"], signal.SIGKILL)
     assert f"operator: http://{OTHER_LOOPBACK}:{cortex.operator_port}" in cortex.cortex("up").stdout
+
+
+def test_where_it_listens_is_kept_for_the_next_operator_and_replaced_by_flags(
+    cortex: Installation, tmp_path: Path
+) -> None:
+    cortex.cortex("up", "--host", OTHER_LOOPBACK, *ports(cortex))
+    cortex.down()
+    config = write_project(tmp_path / "p", SOURCE, CONFIG) / "cortex.yaml"
+    operator, gateway = (
+        f"http://{OTHER_LOOPBACK}:{cortex.operator_port}",
+        f"http://{OTHER_LOOPBACK}:{cortex.gateway_port}",
+    )
+    assert f"started the operator at {operator} and the gateway at {gateway}" in cortex.cortex("deploy", config).stderr
+    cortex.down()
+    cortex.gateway_port = free_port()
+    cortex.cortex("up", "--host", "127.0.0.1", "--gateway-port", str(cortex.gateway_port))
+    cortex.down()
+    said = cortex.cortex("up").stdout
+    assert f"operator: http://127.0.0.1:{cortex.operator_port}\n" in said
+    assert f"gateway:  http://127.0.0.1:{cortex.gateway_port}\n" in said
+
+
+def test_a_port_that_is_taken_is_not_kept(cortex: Installation) -> None:
+    cortex.up()
+    cortex.down()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for flag in ("--gateway-port", "--operator-port"):
+            refused = cortex.cortex("up", flag, port, check=False)
+            assert refused.returncode == 1 and f"127.0.0.1:{port}" in refused.stderr
+        said = cortex.cortex("up").stdout
+    assert f":{cortex.operator_port}\n" in said and f":{cortex.gateway_port}\n" in said
+
+
+def test_a_certificate_is_kept_until_it_is_not_wanted(cortex: Installation, tmp_path: Path) -> None:
+    certificate, key = write_pair(tmp_path, "localhost")
+    cortex.cortex("up", *ports(cortex), "--tls-cert", certificate, "--tls-key", key)
+    refused = cortex.cortex("up", "--no-tls", check=False)
+    assert refused.returncode == 1 and f"already runs with the certificate {certificate}" in refused.stderr
+    cortex.down()
+    assert f"operator: https://localhost:{cortex.operator_port}" in cortex.cortex("up").stdout
+    cortex.down()
+    certificate.unlink()
+    refused = cortex.cortex("up", check=False)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(
+        f"error: {certificate}: the certificate can't be read (no such file or directory);"
+    )
+    assert "`cortex up --no-tls`" in refused.stderr and refused.stderr.count("\n") == 1
+    for flags in (["--no-tls"], []):
+        assert f"operator: http://127.0.0.1:{cortex.operator_port}" in cortex.cortex("up", *flags).stdout
+        cortex.down()
+
+
+def test_a_certificate_and_plain_http_exclude_each_other(cortex: Installation, tmp_path: Path) -> None:
+    certificate, key = write_pair(tmp_path, "localhost")
+    both = ("--tls-cert", certificate, "--tls-key", key, "--no-tls")
+    refused = cortex.cortex("up", *ports(cortex), *both, check=False)
+    assert refused.returncode == 2 and "--no-tls is for plain HTTP" in refused.stderr
 
 
 def test_ray_without_its_modules_is_refused_before_it_is_kept(cortex: Installation, tmp_path: Path) -> None:

@@ -20,11 +20,8 @@ from cortex.client.running import OperatorIdentity, last_operator, local_trust, 
 from cortex.client.transport import send
 from cortex.errors import ConflictError, OperatorUnavailableError
 from cortex.home import Home
-from cortex.tls import CertificateFiles
-
-GATEWAY_PORT = 8888
-OPERATOR_PORT = 8889
-HOST = "127.0.0.1"
+from cortex.installation import Installation
+from cortex.tls import CertificateError, CertificateFiles
 
 _START_TIMEOUT_S = 60.0
 _ANSWER_TIMEOUT_S = 5.0
@@ -38,34 +35,44 @@ _ERROR = "error: "
 
 @dataclass(frozen=True)
 class Settings:
-    """Where operator and gateway are to listen; what is None is taken from the last time, or the default."""
+    """Where operator and gateway are to listen; what is None is as it was the last time, or the default."""
 
     gateway_port: int | None = None
     operator_port: int | None = None
     host: str | None = None
-    tls: CertificateFiles | None = None  #: what both serve; None: plain HTTP, unless the last time it was otherwise
-
-    def certificate_files(self, home: Home) -> CertificateFiles | None:
-        """Return what an operator with these settings serves."""
-        last = last_operator(home)
-        # As with the ports: commands that start an operator which was killed must not make it speak plain HTTP.
-        if self.tls is None and last and last.tls_cert:
-            return CertificateFiles(Path(last.tls_cert), Path(last.tls_key))
-        return self.tls
+    tls: CertificateFiles | None = None  #: what both serve; None: as the last time
+    is_plain: bool = False  #: plain HTTP, though the last time it was otherwise
 
     def command(self, home: Home) -> list[str]:
-        """Return the command of an operator with these settings. Raises: CertificateError if it could not start."""
-        last, tls = last_operator(home), self.certificate_files(home)
-        certificate = []
-        if tls is not None:
-            tls.load()
-            certificate = ["--tls-cert", str(tls.certificate), "--tls-key", str(tls.key)]
-        # An operator that was killed left a gateway, which its successor adopts: on the same address and port.
-        host = self.host or (last and last.host) or HOST
-        gateway = self.gateway_port or (last and urlsplit(last.gateway_url).port) or GATEWAY_PORT
-        operator = self.operator_port or (last and urlsplit(last.url).port) or OPERATOR_PORT
+        """Return the command of an operator with these settings. Raises: InputError if it could not start."""
+        # An operator that was killed left a gateway, which its successor adopts: on the same address and port. What
+        # `cortex down` ended is in the installation alone.
+        last, kept = last_operator(home), Installation.read(home)
+        host = self.host or (last and last.host) or kept.host
+        gateway = self.gateway_port or (last and urlsplit(last.gateway_url).port) or kept.gateway_port
+        operator = self.operator_port or (last and urlsplit(last.url).port) or kept.operator_port
         ports = ["--gateway-port", str(gateway), "--operator-port", str(operator)]
+        certificate = self._certificate(last or kept)
         return [sys.executable, "-P", "-m", "cortex.control.main", *ports, "--host", host, *certificate]
+
+    def _certificate(self, before: OperatorIdentity | Installation) -> list[str]:
+        """Return the options for what is served. Raises: CertificateError if it can't be."""
+        # As with the ports: commands that start an operator again must not make it speak plain HTTP.
+        tls = self.tls
+        if tls is None and not self.is_plain and before.tls_cert and before.tls_key:
+            tls = CertificateFiles(Path(before.tls_cert), Path(before.tls_key))
+        if tls is None:
+            return []
+        try:
+            tls.load()
+        except CertificateError as error:
+            if tls == self.tls:
+                raise
+            raise CertificateError(
+                f"{error}; it was served before: name others with `cortex up --tls-cert FILE --tls-key FILE`, "
+                "or go back to plain HTTP with `cortex up --no-tls`"
+            ) from None
+        return ["--tls-cert", str(tls.certificate), "--tls-key", str(tls.key)]
 
     def check(self, running: OperatorIdentity) -> None:
         """Compare with what runs. Raises: ConflictError if another address, port or certificate was asked for."""
@@ -80,6 +87,10 @@ class Settings:
         if self.tls and (str(self.tls.certificate), str(self.tls.key)) != (running.tls_cert, running.tls_key):
             now = f"with the certificate {running.tls_cert}" if running.tls_cert else "without TLS"
             raise ConflictError(f"the operator already runs {now}; `cortex down` first to change that")
+        if self.is_plain and running.tls_cert:
+            raise ConflictError(
+                f"the operator already runs with the certificate {running.tls_cert}; `cortex down` first to change that"
+            )
 
 
 def log_file(home: Home) -> Path:

@@ -11,7 +11,7 @@ import time
 from cortex.control.certificates import ServedCertificate
 from cortex.control.engines import own_address
 from cortex.control.leader import Leadership
-from cortex.control.opening import identify, listen, only_one, read_token, tell_identity
+from cortex.control.opening import identify, keep_settings, listen, only_one, read_token, tell_identity
 from cortex.control.process import OperatorProcess
 from cortex.control.settings import Settings
 from cortex.control.standby import begin_anew, has_begun_anew, wait_for_lead
@@ -60,6 +60,7 @@ async def _run(home: Home, settings: Settings, listener: socket.socket) -> None:
     leadership = Leadership(installation.database, me, _logger)
     epoch = await wait_for_lead(leadership, listener, certificate.context, is_patient=is_anew)
     if epoch is None:
+        keep_settings(home, settings, _logger)  # it was up, though it never led
         return
     try:
         process = OperatorProcess(home, _reached(settings, installation, is_anew), installation, epoch)

@@ -9,16 +9,19 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import IO
 
 from cortex import __version__
 from cortex.control.operator import Identity
 from cortex.control.settings import Settings
-from cortex.errors import ConflictError
+from cortex.errors import ConflictError, InputError
 from cortex.home import Home, write_private
 from cortex.identity import Identity as ProcessIdentity
+from cortex.installation import Installation
 from cortex.state.facts import FactStore
+from cortex.telemetry import Logger
 
 
 def identify(settings: Settings) -> Identity:
@@ -39,6 +42,27 @@ def identify(settings: Settings) -> Identity:
 def tell_identity(home: Home, identity: Identity) -> None:
     """Keep who the operator is, for commands that look for it."""
     write_private(home.run_dir / "operator.json", json.dumps(identity.to_json()))
+
+
+def keep_settings(home: Home, settings: Settings, logger: Logger) -> None:
+    """Keep where this operator listens and what it serves, for the next one of its home.
+
+    To be called once it is up: what can't be listened on, or served, must not be what the next one tries again.
+    """
+    try:
+        kept = Installation.read(home)
+        wanted = replace(
+            kept,
+            gateway_port=settings.gateway_port,
+            operator_port=settings.operator_port,
+            host=settings.host,
+            tls_cert=str(settings.tls.certificate) if settings.tls else None,
+            tls_key=str(settings.tls.key) if settings.tls else None,
+        )
+        if wanted != kept:
+            wanted.write(home)
+    except (OSError, InputError) as error:  # a full disk; this operator runs all the same
+        logger.warning("where the operator listens can't be kept", error=error)
 
 
 def read_token(home: Home) -> str:

@@ -23,7 +23,7 @@ from cortex.control.jobs import Jobs
 from cortex.control.keys import Keys
 from cortex.control.metric_totals import MetricTotals
 from cortex.control.metrics import Metrics
-from cortex.control.opening import identify, read_token, shared_token, tell_identity
+from cortex.control.opening import identify, keep_settings, read_token, shared_token, tell_identity
 from cortex.control.operator import Identity, Operator
 from cortex.control.projects import ProjectFolders
 from cortex.control.public_jobs import PublicJobs
@@ -171,6 +171,7 @@ class OperatorProcess:
         identity = identify(self._settings)
         server = self._server(identity, projects)
         tell_identity(self._home, identity)
+        keep_settings(self._home, self._settings, _logger)
         _logger.info("operator started", pid=identity.process.pid, url=identity.url, gateway=identity.gateway_url)
         tasks = [
             asyncio.create_task(self._reconciler.run(), name="reconcile"),

@@ -12,32 +12,32 @@ from cortex.cli.commands.status import lack_of_cluster
 from cortex.cli.connect import client_of
 from cortex.cli.context import Context
 from cortex.client.environments import LOCAL
-from cortex.client.operator_process import (
-    GATEWAY_PORT,
-    HOST,
-    OPERATOR_PORT,
-    Settings,
-    foreground_command,
-    leader_instead,
-    start,
-)
+from cortex.client.operator_process import Settings, foreground_command, leader_instead, start
 from cortex.client.running import read_operator
 from cortex.errors import ConflictError, CortexError, InputError
 from cortex.installation import Installation
 from cortex.tls import CertificateFiles
 
+_KEPT = "kept for the next time"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Say what the command takes."""
     parser.add_argument("--foreground", action="store_true", help="stay in the foreground, as systemd wants it")
-    parser.add_argument("--gateway-port", metavar="PORT", type=int, help=f"port of the APIs ({GATEWAY_PORT})")
-    parser.add_argument("--operator-port", metavar="PORT", type=int, help=f"port of the operator ({OPERATOR_PORT})")
-    parser.add_argument("--host", metavar="ADDRESS", help=f"address on which both listen ({HOST})")
+    default = Installation()
     parser.add_argument(
-        "--tls-cert", metavar="FILE", help="serve HTTPS only, with this certificate and its chain (PEM)"
+        "--gateway-port", metavar="PORT", type=int, help=f"port of the APIs ({default.gateway_port}); {_KEPT}"
     )
-    parser.add_argument("--tls-key", metavar="FILE", help="its private key (PEM, not encrypted)")
-    parser.add_argument("--engine", metavar="local|ray", help="where replicas run (local); kept for the next time")
+    parser.add_argument(
+        "--operator-port", metavar="PORT", type=int, help=f"port of the operator ({default.operator_port}); {_KEPT}"
+    )
+    parser.add_argument("--host", metavar="ADDRESS", help=f"address on which both listen ({default.host}); {_KEPT}")
+    parser.add_argument(
+        "--tls-cert", metavar="FILE", help=f"serve HTTPS only, with this certificate and its chain (PEM); {_KEPT}"
+    )
+    parser.add_argument("--tls-key", metavar="FILE", help=f"its private key (PEM, not encrypted); {_KEPT}")
+    parser.add_argument("--no-tls", action="store_true", help="serve plain HTTP, though a certificate was kept")
+    parser.add_argument("--engine", metavar="local|ray", help=f"where replicas run (local); {_KEPT}")
     parser.add_argument("--ray-address", metavar="HOST:PORT", help="Ray's head, for --engine ray")
     parser.add_argument(
         "--database",
@@ -45,13 +45,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="postgresql://USER:PASSWORD@HOST/NAME for the state (SQLite in CORTEX_HOME); CORTEX_DATABASE says it, too",
     )
     parser.add_argument("--advertise", metavar="ADDRESS", help="of this machine, at which Ray's nodes reach it")
-    parser.add_argument(
-        "--node-port", metavar="PORT", type=int, help=f"port for Ray's nodes ({Installation.node_port})"
-    )
+    parser.add_argument("--node-port", metavar="PORT", type=int, help=f"port for Ray's nodes ({default.node_port})")
     parser.add_argument(
         "--gateways",
         metavar="WHERE",
-        help="on which of Ray's nodes gateways run, too: operator (none), all, group:NAME; kept for the next time",
+        help=f"on which of Ray's nodes gateways run, too: operator (none), all, group:NAME; {_KEPT}",
     )
 
 
@@ -62,7 +60,7 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
             raise InputError(f"{port} is not a port; ports are 1 to 65535")
     _keep_installation(arguments, context)
     tls = _certificate_files(arguments)
-    settings = Settings(arguments.gateway_port, arguments.operator_port, arguments.host, tls)
+    settings = Settings(arguments.gateway_port, arguments.operator_port, arguments.host, tls, arguments.no_tls)
     if tls is not None:
         for warning in tls.warnings(tls.load(), datetime.now(UTC)):
             context.console.note(f"warning: {warning}")
@@ -116,5 +114,7 @@ def _certificate_files(arguments: argparse.Namespace) -> CertificateFiles | None
     if not arguments.tls_cert and not arguments.tls_key:
         return None
     if not arguments.tls_cert or not arguments.tls_key:
-        raise InputError("--tls-cert and --tls-key belong together: give both, or neither for plain HTTP")
+        raise InputError("--tls-cert and --tls-key belong together: give both, or neither for what was served before")
+    if arguments.no_tls:
+        raise InputError("--no-tls is for plain HTTP, without --tls-cert and --tls-key")
     return CertificateFiles(*(Path(file).expanduser().absolute() for file in (arguments.tls_cert, arguments.tls_key)))
