@@ -30,6 +30,7 @@ CONFIG = """
       kind: RealtimeAPI
       handler: {type: python, path: handler.py}
 """
+RAY = ("--engine", "ray", "--ray-address", "127.0.0.1:1")
 OTHER_LOOPBACK = "127.0.0.2"
 
 
@@ -102,6 +103,24 @@ def test_a_port_that_is_taken_is_not_kept(cortex: Installation) -> None:
     assert f":{cortex.operator_port}\n" in said and f":{cortex.gateway_port}\n" in said
 
 
+@pytest.mark.parametrize(
+    ("flags", "both"),
+    [
+        (("--gateway-port", "18888", "--operator-port", "18888"), "--gateway-port and --operator-port are both 18888"),
+        (("--gateway-port", "8889"), "--gateway-port and --operator-port are both 8889"),
+        ((*RAY, "--node-port", "8888"), "--gateway-port and --node-port are both 8888"),
+        ((*RAY, "--operator-port", "8890"), "--operator-port and --node-port are both 8890"),
+    ],
+)
+def test_one_port_for_two_is_refused_before_anything_is_kept(
+    cortex: Installation, flags: tuple[str, ...], both: str
+) -> None:
+    refused = cortex.cortex("up", *flags, check=False)
+    assert refused.returncode == 2
+    assert refused.stderr == f"error: {both}; choose another for one of them\n"
+    assert not list(cortex.home.iterdir())
+
+
 def test_a_certificate_is_kept_until_it_is_not_wanted(cortex: Installation, tmp_path: Path) -> None:
     certificate, key = write_pair(tmp_path, "localhost")
     cortex.cortex("up", *ports(cortex), "--tls-cert", certificate, "--tls-key", key)
@@ -131,7 +150,7 @@ def test_a_certificate_and_plain_http_exclude_each_other(cortex: Installation, t
 
 def test_ray_without_its_modules_is_refused_before_it_is_kept(cortex: Installation, tmp_path: Path) -> None:
     cortex.variables = without_ray(tmp_path)
-    refused = cortex.cortex("up", "--engine", "ray", "--ray-address", "127.0.0.1:1", *ports(cortex), check=False)
+    refused = cortex.cortex("up", *RAY, *ports(cortex), check=False)
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: --engine ray needs cryptography and ray")
     assert "pip install 'cortex-serving[ray]'" in refused.stderr and "--engine local" not in refused.stderr

@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from cortex.client.running import OperatorIdentity, last_operator, local_trust, read_operator
 from cortex.client.transport import send
-from cortex.errors import ConflictError, OperatorUnavailableError
+from cortex.errors import ConflictError, InputError, OperatorUnavailableError
 from cortex.home import Home
 from cortex.installation import Installation
 from cortex.tls import CertificateError, CertificateFiles
@@ -49,11 +50,25 @@ class Settings:
         # `cortex down` ended is in the installation alone.
         last, kept = last_operator(home), Installation.read(home)
         host = self.host or (last and last.host) or kept.host
-        gateway = self.gateway_port or (last and urlsplit(last.gateway_url).port) or kept.gateway_port
-        operator = self.operator_port or (last and urlsplit(last.url).port) or kept.operator_port
+        gateway, operator = self._ports(last, kept)
         ports = ["--gateway-port", str(gateway), "--operator-port", str(operator)]
         certificate = self._certificate(last or kept)
         return [sys.executable, "-P", "-m", "cortex.control.main", *ports, "--host", host, *certificate]
+
+    def check_ports(self, home: Home, made: Installation) -> None:
+        """Make sure that nothing of this machine has the port of something else. Raises: InputError."""
+        gateway, operator = self._ports(last_operator(home), made)
+        ports = {"--gateway-port": gateway, "--operator-port": operator}
+        if made.engine == "ray":
+            ports["--node-port"] = made.node_port
+        for one, other in combinations(ports, 2):
+            if ports[one] == ports[other]:
+                raise InputError(f"{one} and {other} are both {ports[one]}; choose another for one of them")
+
+    def _ports(self, last: OperatorIdentity | None, kept: Installation) -> tuple[int, int]:
+        """Return those of gateway and operator."""
+        gateway = self.gateway_port or (last and urlsplit(last.gateway_url).port) or kept.gateway_port
+        return gateway, self.operator_port or (last and urlsplit(last.url).port) or kept.operator_port
 
     def _certificate(self, before: OperatorIdentity | Installation) -> list[str]:
         """Return the options for what is served. Raises: CertificateError if it can't be."""

@@ -58,12 +58,12 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
     for port in (arguments.gateway_port, arguments.operator_port, arguments.node_port):
         if port is not None and not 0 < port < 65536:
             raise InputError(f"{port} is not a port; ports are 1 to 65535")
-    _keep_installation(arguments, context)
     tls = _certificate_files(arguments)
     settings = Settings(arguments.gateway_port, arguments.operator_port, arguments.host, tls, arguments.no_tls)
     if tls is not None:
         for warning in tls.warnings(tls.load(), datetime.now(UTC)):
             context.console.note(f"warning: {warning}")
+    _keep_installation(arguments, settings, context)
     if arguments.foreground:
         command = foreground_command(context.home, settings)
         context.console.flush()
@@ -89,7 +89,7 @@ def _warn_of_cluster(context: Context) -> None:
             context.console.note(f"warning: {problem}")
 
 
-def _keep_installation(arguments: argparse.Namespace, context: Context) -> None:
+def _keep_installation(arguments: argparse.Namespace, settings: Settings, context: Context) -> None:
     """Keep what the next operator of this home is made of. Raises: InputError; ConflictError while one runs."""
     known = Installation.read(context.home)
     wanted = known.changed(
@@ -100,6 +100,7 @@ def _keep_installation(arguments: argparse.Namespace, context: Context) -> None:
         node_port=arguments.node_port,
         gateways=arguments.gateways,
     )
+    settings.check_ports(context.home, wanted)
     wanted.check_modules(is_kept=known.engine == "ray")
     if wanted == known:
         return
