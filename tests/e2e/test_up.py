@@ -98,7 +98,8 @@ def test_a_port_that_is_taken_is_not_kept(cortex: Installation) -> None:
         port = str(taken.getsockname()[1])
         for flag in ("--gateway-port", "--operator-port"):
             refused = cortex.cortex("up", flag, port, check=False)
-            assert refused.returncode == 1 and f"127.0.0.1:{port}" in refused.stderr
+            assert refused.returncode == 1 and f"can't listen on 127.0.0.1:{port}: " in refused.stderr
+            assert f"with `cortex up {flag}`, or another address with `--host`" in refused.stderr
         said = cortex.cortex("up").stdout
     assert f":{cortex.operator_port}\n" in said and f":{cortex.gateway_port}\n" in said
 

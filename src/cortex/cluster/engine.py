@@ -106,7 +106,7 @@ class ClusterEngine:
         except OSError as error:
             raise EngineError(
                 f"the operator can't listen for nodes on {access.host}:{access.port}: {error.strerror or error}; "
-                "choose another with --node-port, or another address with --advertise"
+                "choose another port with `cortex up --node-port`, or another address with `--advertise`"
             ) from error
         self._leader = replace(self._leader, port=port)
 

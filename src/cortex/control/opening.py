@@ -114,6 +114,7 @@ def listen(settings: Settings) -> socket.socket:
         listener.close()
         raise ConflictError(
             f"the operator can't listen on {settings.host}:{settings.operator_port}: "
-            f"{(error.strerror or str(error)).lower()}; choose another with --operator-port"
+            f"{(error.strerror or str(error)).lower()}; choose another port with `cortex up --operator-port`, "
+            "or another address with `--host`"
         ) from error
     return listener
