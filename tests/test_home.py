@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cortex.errors import EngineError
+from cortex.errors import EngineError, InputError
 from cortex.home import Home
 
 
@@ -39,3 +39,29 @@ def test_a_folder_for_sockets_that_somebody_planted_is_refused(home: Home, tmp_p
     home.sockets_dir.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(EngineError, match="not a folder of yours"):
         home.create()
+
+
+@pytest.mark.parametrize("below", ["", "below", "far/below"])
+def test_a_home_that_is_a_file_or_below_one_can_not_be_used(tmp_path: Path, below: str) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    wrong = Home(file / below)
+    for use in (wrong.check, wrong.prepare):
+        with pytest.raises(InputError, match=rf"^CORTEX_HOME={wrong.path} can't be used: {file} is not a folder; "):
+            use()
+
+
+def test_a_home_that_can_not_be_made_can_not_be_used() -> None:
+    nowhere = Home(Path("/proc/cortex/home"))
+    nowhere.check()
+    with pytest.raises(InputError, match=r"^CORTEX_HOME=/proc/cortex/home can't be used: /proc/cortex: no such file"):
+        nowhere.prepare()
+
+
+def test_a_home_that_can_not_be_written_can_not_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cortex.home._SHARED_MEMORY", tmp_path)
+    home = Home(tmp_path / "home")
+    home.prepare()
+    monkeypatch.setattr("os.access", lambda path, mode: path != home.path)
+    with pytest.raises(InputError, match=f"{home.path}: it can't be written; set it to a folder that you can write"):
+        home.prepare()

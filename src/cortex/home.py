@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -9,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from cortex.errors import EngineError
+from cortex.errors import EngineError, InputError
 
 #: Longest path that a unix socket can have on every system we run on (104 on macOS, 108 on Linux), less a file name.
 SOCKET_DIR_MAX_LENGTH = 70
@@ -126,6 +127,32 @@ class Home:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _require_private(self.sockets_dir)
         _require_private(self.metrics_dir)
+
+    def prepare(self) -> None:
+        """`create`, for whom a user started. Raises: InputError if it can't be made, or written; EngineError."""
+        try:
+            self.create()
+            if not os.access(self.path, os.W_OK):  # all of it may be there, on a file system that is read-only now
+                raise PermissionError(errno.EACCES, "it can't be written", str(self.path))
+        except OSError as error:
+            raise self.unusable(error) from None
+
+    def check(self) -> None:
+        """Make sure that it is a folder that can be entered, if it is there. Raises: InputError."""
+        try:
+            os.stat(f"{self.path}/.")  # noqa: PTH116 - a `Path` would drop the dot, by which a file is told from a folder
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self.unusable(error) from None
+
+    def unusable(self, error: OSError) -> InputError:
+        """Return what tells users that their CORTEX_HOME can't be read or written, and why."""
+        reason = f"{error.filename or self.path}: {(error.strerror or str(error)).lower()}"
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            files = (path for path in (self.path, *self.path.parents) if path.exists() and not path.is_dir())
+            reason = next((f"{path} is not a folder" for path in files), reason)
+        return InputError(f"CORTEX_HOME={self.path} can't be used: {reason}; set it to a folder that you can write")
 
 
 def _require_private(folder: Path) -> None:

@@ -235,3 +235,49 @@ def test_main_returns_its_exit_code_to_other_programs(
     assert main(["version"]) == 0
     assert main(["nope"]) == 2
     assert wait_until(lambda: capsys.readouterr().out) == f"{__version__}\n"
+
+
+HANDLER = """
+class Handler:
+    def __init__(self, config):
+        pass
+
+    def handle_post(self, payload):
+        return payload
+"""
+NEEDS_HOME = [
+    ["up"],
+    ["up", "--foreground"],
+    ["up", "--engine", "ray", "--ray-address", "127.0.0.1:1"],
+    ["deploy", "cortex.yaml"],
+    ["check", "cortex.yaml", "--sample", "sample.json"],
+    ["env", "configure", "x", "--operator", "http://127.0.0.1:1", "--token", "t"],
+]
+
+
+@pytest.mark.parametrize("words", [*NEEDS_HOME, ["get"], ["status"], ["down"], ["env", "list"]])
+def test_a_home_that_is_a_file_is_one_clear_error(tmp_path: Path, words: list[str]) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    refused = cortex(file, *words, cwd=project(tmp_path))
+
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"error: CORTEX_HOME={file} can't be used: {file} is not a folder;")
+    assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", NEEDS_HOME)
+def test_a_home_that_can_not_be_made_is_one_clear_error(tmp_path: Path, words: list[str]) -> None:
+    refused = cortex(Path("/proc/cortex"), *words, cwd=project(tmp_path))
+
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: CORTEX_HOME=/proc/cortex can't be used: /proc/cortex: no such file")
+    assert refused.stderr.count("\n") == 1
+
+
+def project(folder: Path) -> Path:
+    config = "- name: echo\n  kind: RealtimeAPI\n  handler: {type: python, path: handler.py}\n"
+    (folder / "cortex.yaml").write_text(config)
+    (folder / "handler.py").write_text(HANDLER)
+    (folder / "sample.json").write_text("{}")
+    return folder

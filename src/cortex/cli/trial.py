@@ -62,8 +62,12 @@ def try_sample(
 ) -> list[Trial]:
     """Start each API of a project, send it the sample, stop it.
 
-    Raises: UserError if one does not start; EnvironmentBuildError, StorageError, CortexError.
+    Raises: UserError if one does not start; InputError, EnvironmentBuildError, StorageError, CortexError.
     """
+    try:
+        home.environments_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise home.unusable(error) from None
     with tempfile.TemporaryDirectory(prefix="cortex-") as folder:
         trial_home = _TrialHome(Path(folder), home.environments_dir)
         trial_home.create()

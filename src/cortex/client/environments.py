@@ -129,6 +129,8 @@ class Environments:
             raise InputError(f"{name!r} can't name an environment: use letters, digits, dots, dashes, underscores")
 
     def _load(self) -> dict[str, Any]:
+        if self.file.parent == self.home.path:
+            self.home.check()
         try:
             data = json.loads(self.file.read_text())
         except FileNotFoundError:
@@ -141,8 +143,14 @@ class Environments:
 
     def _store(self, data: dict[str, Any]) -> None:
         """Replace the file in one step; it holds tokens, so nobody else may read it at any moment."""
-        self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=".cli-", dir=self.file.parent)  # made with mode 0600
+        try:
+            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(prefix=".cli-", dir=self.file.parent)  # made with mode 0600
+        except OSError as error:
+            if self.file.parent == self.home.path:
+                raise self.home.unusable(error) from None
+            reason = (error.strerror or str(error)).lower()
+            raise InputError(f"CORTEX_CLI_CONFIG_DIR={self.file.parent} can't be written: {reason}") from None
         temporary = Path(name)
         try:
             with os.fdopen(descriptor, "w") as stream:
@@ -153,7 +161,8 @@ class Environments:
 
 
 def connect_local(home: Home) -> Transport:
-    """Return the way to this machine's operator. Raises: OperatorUnavailableError if none runs."""
+    """Return the way to this machine's operator. Raises: OperatorUnavailableError if none runs; InputError."""
+    home.check()
     operator = read_operator(home)
     if operator is None:
         raise OperatorUnavailableError("no operator runs on this machine; start it with `cortex up`")

@@ -119,7 +119,7 @@ def start(home: Home, settings: Settings) -> tuple[OperatorIdentity, bool]:
     Two that start at the same time get the same one. Raises: ConflictError; OperatorUnavailableError with the end of
     the log if it does not come up.
     """
-    home.create()
+    home.prepare()
     with _starting(home):
         running = read_operator(home)
         if running and _wait_until_answering(home, running):
@@ -132,7 +132,7 @@ def start(home: Home, settings: Settings) -> tuple[OperatorIdentity, bool]:
 
 def foreground_command(home: Home, settings: Settings) -> list[str]:
     """Return the command that becomes the operator. Raises: ConflictError if one runs."""
-    home.create()
+    home.prepare()
     running = read_operator(home)
     if running and _answers(home, running):
         raise ConflictError(f"an operator already runs at {running.url} (pid {running.pid}); `cortex down` stops it")

@@ -33,9 +33,9 @@ def main() -> None:
     settings = Settings.parse(sys.argv[1:])
     allow_descriptors(_DESCRIPTORS)
     home = Home.from_environ(os.environ)
-    home.create()
-    configure(home.logs_dir / "operator.log")
     try:
+        home.prepare()
+        configure(home.logs_dir / "operator.log")
         with only_one(home):
             listener = listen(settings)
             asyncio.run(_run(home, settings, listener))

@@ -15,6 +15,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, context: Context) -> int:
     """Stop it; finding nothing to stop is fine."""
+    context.home.check()
     if context.home.logs_dir.is_dir():
         configure_logs(context.home.logs_dir / "cli.log")
     context.console.progress("stopping replicas, gateway and operator")

@@ -91,6 +91,7 @@ def _warn_of_cluster(context: Context) -> None:
 
 def _keep_installation(arguments: argparse.Namespace, settings: Settings, context: Context) -> None:
     """Keep what the next operator of this home is made of. Raises: InputError; ConflictError while one runs."""
+    context.home.check()
     known = Installation.read(context.home)
     wanted = known.changed(
         engine=arguments.engine,
@@ -107,7 +108,7 @@ def _keep_installation(arguments: argparse.Namespace, settings: Settings, contex
     running = read_operator(context.home)
     if running is not None:
         raise ConflictError(f"an operator already runs (pid {running.pid}), made otherwise; `cortex down` first")
-    context.home.create()
+    context.home.prepare()
     wanted.write(context.home)
 
 
