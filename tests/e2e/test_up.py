@@ -16,6 +16,7 @@ from cortex.home import Home
 from cortex.installation import Installation as Kept
 from e2e.installation import Installation, write_project
 from ports import free_port
+from wait import wait_until
 
 SOURCE = """
     class Handler:
@@ -32,6 +33,23 @@ CONFIG = """
 """
 RAY = ("--engine", "ray", "--ray-address", "127.0.0.1:1")
 OTHER_LOOPBACK = "127.0.0.2"
+GATED_SOURCE = """
+    import pathlib, time
+
+    class Handler:
+        def __init__(self, config):
+            while not pathlib.Path(config["gate"]).exists():
+                time.sleep(0.01)
+            self.word = config["word"]
+
+        def handle_post(self, payload):
+            return self.word
+"""
+GATED_CONFIG = """
+    - name: words
+      kind: RealtimeAPI
+      handler: {{type: python, path: handler.py, config: {{gate: {gate}, word: {word}}}}}
+"""
 
 
 @pytest.fixture
@@ -178,3 +196,22 @@ def without_ray(folder: Path) -> dict[str, str]:
     """Return variables with which Python finds neither Ray nor `cryptography`."""
     (folder / "sitecustomize.py").write_text("import sys\nsys.modules['ray'] = sys.modules['cryptography'] = None\n")
     return {"PYTHONPATH": str(folder)}
+
+
+def test_what_is_being_started_after_down_can_be_changed(cortex: Installation, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    gate.touch()
+    project = write_project(tmp_path / "project", GATED_SOURCE, GATED_CONFIG.format(gate=gate, word="one"))
+    cortex.up()
+    cortex.cortex("deploy", project)
+    cortex.down()
+    gate.unlink()
+    cortex.up()
+    assert cortex.get("words")["status"]["status_code"] == "updating"
+    write_project(project, GATED_SOURCE, GATED_CONFIG.format(gate=gate, word="two"))
+    assert cortex.cortex("deploy", "--no-wait", project).stdout == "updating words (RealtimeAPI)\n"
+    write_project(project, GATED_SOURCE, GATED_CONFIG.format(gate=gate, word="three"))
+    refused = cortex.cortex("deploy", "--no-wait", project, check=False)
+    assert "words is updating" in refused.stderr
+    gate.touch()
+    wait_until(lambda: cortex.post("/words", {}).body == b"two")

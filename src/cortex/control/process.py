@@ -224,7 +224,7 @@ class OperatorProcess:
         deployer = Deployer(
             self._store,
             projects,
-            is_updating=lambda record: reconciler.own_state(record).status is ApiStatus.UPDATING,
+            is_updating=reconciler.is_updating,
             is_failing=lambda record: reconciler.own_state(record).status in (ApiStatus.ERROR, ApiStatus.OOM),
             on_change=reconciler.wake,
             look_around=self._look_around,

@@ -15,7 +15,18 @@ from pathlib import Path
 
 from cortex.control.async_apis import AsyncApis
 from cortex.control.complaints import Complaint
-from cortex.control.plan import Action, Configure, Preparation, Prepare, Promote, Replica, Retire, Start, plan
+from cortex.control.plan import (
+    Action,
+    Configure,
+    Preparation,
+    Prepare,
+    Promote,
+    Replica,
+    Retire,
+    Start,
+    is_proven,
+    plan,
+)
 from cortex.control.preparations import Key, Preparations
 from cortex.control.projects import ProjectFolders
 from cortex.control.publisher import Gateway, RoutePublisher
@@ -111,6 +122,10 @@ class Reconciler:
         leaving = [replica for replica in mine if not self._is_active(replica)]
         preparation = self._states([record]).get((record.name, record.revision), Preparation())
         return status_of(record, active, leaving, preparation, datetime.fromtimestamp(self._clock(), UTC))
+
+    def is_updating(self, record: ApiRecord) -> bool:
+        """Tell whether its newest revision is on the way; one that served and is merely started again is not."""
+        return not is_proven(record) and self.own_state(record).status is ApiStatus.UPDATING
 
     def statuses(self, name: str) -> list[ReplicaStatus]:
         """Return how the replicas of an API are that are not being stopped."""
