@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import operator
 import os
 import statistics
 import sys
@@ -136,10 +135,14 @@ def _compare(
     print(f"\n| {workload.name}, {arguments.concurrency} connections | requests/s | {' | '.join(ours)} | goal |")
     print("|---|---|---|---|---|")
     for name, found in rates.items():
-        ratios = [statistics.median(map(operator.truediv, rates[mine], found)) for mine in ours]
+        ratios = [_median_ratio(rates[mine], found) for mine in ours]
         goal = f"≥ {GOALS[name]:g}" if name in GOALS else ""
-        print(f"| {name} | {statistics.median(found):.0f} | {' | '.join(map('{:.2f}'.format, ratios))} | {goal} |")
-    print(flush=True, end="")
+        shown = " | ".join(f"{ratio:.2f}" for ratio in ratios)
+        print(f"| {name} | {statistics.median(found):.0f} | {shown} | {goal} |", flush=True)
+
+
+def _median_ratio(ours: Sequence[float], others: Sequence[float]) -> float:
+    return statistics.median(mine / other for mine, other in zip(ours, others, strict=True))
 
 
 def _archives(on_ray: OnRay, others: Others, arguments: argparse.Namespace) -> None:

@@ -71,7 +71,7 @@ def test_one_table_is_in_force_at_all_gateways(home: Home, nodes: list[LocalNode
 def test_each_gateway_takes_the_unix_socket_of_what_is_on_its_machine(home: Home, nodes: list[LocalNode]) -> None:
     async def scenario() -> None:
         async with site(home, nodes) as made:
-            near = await Upstream(home.sockets_dir / "near").start()
+            near = await Upstream(nodes[0].home.sockets_dir / "near").start()
             made.upstreams["near"] = near
             # Nothing listens at the address: who answers was asked at the path.
             server = Server("s1", f"{nodes[0].host}:{free_port()}", 10, near=near.address)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import struct
 import tempfile
@@ -81,17 +82,19 @@ def told(link: NodeLink) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("socket", "near", "kept"),
+    ("socket", "is_kept"),
     [
-        ("127.0.0.1:5", "/near", ("127.0.0.1:5", "/near")),
-        ("127.0.0.2:5", "/of/another/machine", ("127.0.0.2:5", "")),
-        ("/var/run/docker.sock", "/near", ("", "")),
-        ("localhost:5", "/near", ("", "")),
-        ("", "/near", ("", "")),
+        ("127.0.0.1:5", True),
+        ("127.0.0.2:5", False),
+        ("[::1%a\n@1 shutdown frontend gateway\n]:80", False),
+        ("/var/run/docker.sock", False),
+        ("localhost:5", False),
+        ("", False),
     ],
-    ids=["its own", "another's address", "a path", "a name", "not known yet"],
+    ids=["its own", "another's address", "a zone", "a path", "a name", "not known yet"],
 )
-def test_no_gateway_is_led_to_a_path_of_its_machine(socket: str, near: str, kept: tuple[str, str]) -> None:
+def test_gateways_are_led_to_addresses_of_the_node_only(socket: str, is_kept: bool) -> None:
+    near = "/near"
     spec = ReplicaSpec("a-1-2", "a", *["/x"] * 6, ("/s",), "/c", "/l")
     process = ProcessStatus(0, socket, ProcessState.READY, near=near)
     status = ReplicaStatus(spec.id, "a", "x", 1, 0.0, (process,))
@@ -107,7 +110,36 @@ def test_no_gateway_is_led_to_a_path_of_its_machine(socket: str, near: str, kept
         async with peer(serve) as link:
             await until(lambda: link.is_up)
             [found] = link.replicas[spec.id].status.processes
-            assert (found.socket, found.near) == kept
+            assert (found.socket, found.near) == ((socket, near) if is_kept else ("", ""))
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"index": 1}, {"index": "0"}, {"lent": "0"}, {"socket": 7}, {"near": 7}, {"slots": "1"}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_status_of_which_no_routes_can_be_made_is_not_taken(change: dict[str, Any]) -> None:
+    spec = ReplicaSpec("a-1-2", "a", *["/x"] * 6, ("/s",), "/c", "/l")
+    process = ProcessStatus(0, "127.0.0.1:5", ProcessState.READY)
+    status = json.loads(ReplicaStatus(spec.id, "a", "x", 1, 0.0, (process,)).to_json())
+    if "slots" in change:
+        status |= change
+    else:
+        status["processes"][0] |= change
+
+    async def serve(wire: Wire) -> None:
+        wire.send({"event": "node", "home": "/tmp"})
+        replica = {"spec": spec.to_json(), "status": json.dumps(status), "is_reserved": True}
+        wire.send({"event": "replica", "id": spec.id, **replica})
+        with contextlib.suppress(WireError):
+            assert await wire.receive() is None
+
+    async def test() -> None:
+        async with peer(serve) as link:
+            await until(lambda: "what can't be" in link.problem)
+            assert link.replicas == {}
 
     run(test())
 

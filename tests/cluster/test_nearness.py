@@ -1,9 +1,11 @@
-"""Whether a node is this machine: true of an agent here, false as soon as one thing about it is another's."""
+"""Whether a node's sockets can be reached from here: those of an agent on this machine, and no others."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,8 @@ from typing import Any
 import pytest
 
 from cluster.local_nodes import SECRET, LocalNode, local_nodes
-from cortex.cluster.nearness import is_here
+from cortex.cluster.nearness import sockets_here
+from cortex.cluster.node_start import RESERVE_SOCKET
 from cortex.cluster.wire import connect, derived
 from cortex.home import Home
 
@@ -37,31 +40,52 @@ def told(node: LocalNode) -> dict[str, Any]:
     return asyncio.run(ask())
 
 
-def test_an_agent_of_this_machine_is_here(told: dict[str, Any]) -> None:
-    assert is_here(told)
+def test_an_agent_on_this_machine_is_reached(node: LocalNode, told: dict[str, Any]) -> None:
+    assert sockets_here(node.host, told) == node.home.sockets_dir
 
 
-def test_an_agent_elsewhere_or_out_of_our_sight_is_not(told: dict[str, Any], tmp_path: Path) -> None:
+def test_a_step_of_the_clock_changes_nothing(node: LocalNode, told: dict[str, Any]) -> None:
+    identity = json.loads(told["identity"])
+    stepped = json.dumps({**identity, "created_at": identity["created_at"] + 3600})
+    assert sockets_here(node.host, {**told, "identity": stepped}) == node.home.sockets_dir
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "0.0.0.0", "::", "localhost", ""])
+def test_an_agent_at_another_address_is_not(host: str, told: dict[str, Any]) -> None:
+    assert sockets_here(host, told) is None
+
+
+def test_an_agent_that_does_not_listen_in_its_home_here_is_not(
+    node: LocalNode, told: dict[str, Any], tmp_path: Path
+) -> None:
     identity = json.loads(told["identity"])
     for change in (
-        {"host": "192.0.2.1"},
-        {"host": "not an address"},
         {"home": str(tmp_path)},
+        {"home": 7},
         {"identity": json.dumps({**identity, "boot_id": "of another machine, or of before"})},
-        {"identity": json.dumps({**identity, "boot_id": ""})},
-        {"identity": json.dumps({**identity, "pid": identity["pid"] + 1})},
+        {"identity": json.dumps({**identity, "start_ticks": identity["start_ticks"] + 1})},
+        {"identity": json.dumps({**identity, "pid": os.getpid()})},
+        {"identity": "[" * 100_000},
         {"identity": None},
-        {"identity": "7"},
     ):
-        assert not is_here({**told, **change}), change
-    assert not is_here({})
+        assert sockets_here(node.host, {**told, **change}) is None, change
+    assert sockets_here(node.host, {}) is None
 
 
-def test_a_file_of_an_agent_before_does_not_count(told: dict[str, Any], tmp_path: Path) -> None:
+def test_another_users_agent_is_not(node: LocalNode, told: dict[str, Any]) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can be another user")
+    os.seteuid(65534)
+    try:
+        assert sockets_here(node.host, told) is None
+    finally:
+        os.seteuid(0)
+
+
+def test_files_alone_are_no_agent(node: LocalNode, told: dict[str, Any], tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.create()
-    before = json.dumps({**json.loads(told["identity"]), "start_ticks": 1})
-    (home.run_dir / "node.json").write_text(json.dumps({**told, "identity": before}))
-    assert not is_here({**told, "home": str(home.path)})
-    (home.run_dir / "node.json").write_text(json.dumps(told))
-    assert is_here({**told, "home": str(home.path)})
+    shutil.copy(node.home.run_dir / "node.json", home.run_dir)
+    assert sockets_here(node.host, {**told, "home": str(home.path)}) is None
+    os.mkfifo(home.sockets_dir / RESERVE_SOCKET)
+    assert sockets_here(node.host, {**told, "home": str(home.path)}) is None

@@ -19,7 +19,6 @@ from cortex.errors import GatewayError
 from cortex.gateway.backends import Sockets
 from cortex.gateway.config import GatewaySettings, render
 from cortex.gateway.routes import Server
-from cortex.gateway.tcp import is_address
 from cortex.home import Home
 
 SECRET = "5ec2e7" * 8
@@ -33,30 +32,6 @@ async def served(home: Home, *hosts: str) -> AsyncIterator[World]:
         servers = [await made.server(f"s{index}", host=host) for index, host in enumerate(hosts)]
         await made.gateway.startup(table(backend("all", *servers), gateway_secret=SECRET))
         yield made
-
-
-@pytest.mark.parametrize(
-    ("socket", "valid"),
-    [
-        ("127.0.0.1:80", True),
-        ("10.0.0.1:65535", True),
-        ("[::1]:80", True),
-        ("[fe80::1]:8080", True),
-        ("127.0.0.1", False),
-        ("127.0.0.1:", False),
-        ("127.0.0.1:0", False),
-        ("127.0.0.1:65536", False),
-        ("127.0.0.1:80 check", False),
-        ("127.0.0.1 :80", False),
-        ("[127.0.0.1]:80", False),
-        ("::1:80", False),
-        ("localhost:80", False),
-        ("127.0.0.1:٨٠", False),
-        ("", False),
-    ],
-)
-def test_addresses_are_numeric(socket: str, valid: bool) -> None:
-    assert is_address(socket) is valid
 
 
 def test_what_is_neither_a_path_nor_an_address_is_refused() -> None:

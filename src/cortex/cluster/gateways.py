@@ -20,6 +20,7 @@ from cortex.cluster.link import NodeLink
 from cortex.cluster.node_gateway import NodeGatewaySettings
 from cortex.cluster.placing import AGENT_PREFIX, ClusterResources, NodeAddress, Placement, Resources
 from cortex.cluster.wire import WireError
+from cortex.gateway.addresses import numeric
 from cortex.gateway.base import AnyGateway
 from cortex.gateway.routes import RoutingTable
 from cortex.gateway.stats import BackendStats, summed
@@ -307,7 +308,8 @@ class Fleet:
     # Feeding.
 
     def _seen_from_here(self, table: RoutingTable) -> RoutingTable:
-        return table.seen_from({host for host, link in self._nodes.links.items() if link.is_here})
+        found = ((numeric(host) or host, link.sockets_here) for host, link in self._nodes.links.items())
+        return table.seen_from({host: folder for host, folder in found if folder is not None})
 
     def _offer(self) -> None:
         for host, member in self._members.items():

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cortex import __version__
-from cortex.cluster.nearness import is_here
+from cortex.cluster.nearness import sockets_here
 from cortex.cluster.parcels import unpack
 from cortex.cluster.placing import NodeAddress
 from cortex.cluster.wire import Json, NodeAgentAwayError, Wire, WireError, connect
 from cortex.engine.log_files import LogLine
 from cortex.errors import CortexError
-from cortex.gateway.tcp import host_of, is_address
-from cortex.replica.spec import Limits, ProcessStatus, ReplicaSpec, ReplicaStatus
+from cortex.gateway.addresses import host_of, is_address, numeric
+from cortex.replica.spec import Limits, ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
 
 #: Three beats of a node.
@@ -88,7 +88,7 @@ class NodeLink:
         self.ended: set[str] = set()  #: replicas that are over, whose numbers are still there
         self.cores: dict[str, float] = {}  #: that the ready replicas of each API used lately
         self.is_up = False
-        self.is_here = False  #: it is this process's machine
+        self.sockets_here: Path | None = None  #: where its replicas' sockets are, if this process can reach them
         self.problem = "it has not answered yet"  #: of the last time that it could not be followed
         self._key = key
         self._leader = leader
@@ -269,7 +269,7 @@ class NodeLink:
             name = str(message.get("id", ""))
             match message.get("event"):
                 case "node":
-                    self.home, self.is_here = Path(message["home"]), is_here(message)
+                    self.home, self.sockets_here = Path(message["home"]), sockets_here(self.address.host, message)
                     self._refusal = None
                     self._renew(str(message.get("version")))
                 case "replica":
@@ -309,6 +309,8 @@ class NodeLink:
         spec, status = ReplicaSpec.from_json(message["spec"]), ReplicaStatus.from_json(message["status"])
         if not _REPLICA_ID.fullmatch(name) or not name == spec.id == status.id:
             raise WireError(f"{self.address.host} tells of a replica {name!r}, which can't be")
+        if not _is_sound(status):
+            raise WireError(f"{self.address.host} tells of replica {name!r} what can't be")
         self.replicas[name] = OnNode(spec, _reachable(status, self.address.host), bool(message["is_reserved"]))
         if is_complete:
             self._owner.replica_changed(self, name)
@@ -351,18 +353,26 @@ class NodeLink:
             self._send({"command": "no_project", "project": project_hash, "reason": str(error)})
 
 
+def _is_sound(status: ReplicaStatus) -> bool:
+    """Tell whether routes can be made of it: they are those of all nodes."""
+    return type(status.slots) is int and all(
+        process.index == position
+        and type(process.lent) is int
+        and isinstance(process.socket, str)
+        and isinstance(process.near, str)
+        for position, process in enumerate(status.processes)
+    )
+
+
 def _reachable(status: ReplicaStatus, host: str) -> ReplicaStatus:
-    """Return the status with addresses only, and the paths that go with an address of the node's own.
+    """Return the status without what is no address of the node: gateways would connect to anything."""
+    own = numeric(host)
 
-    Gateways would connect to any other path on their machines.
-    """
+    def is_own(address: str) -> bool:
+        return is_address(address) and own in (host_of(address), None)
 
-    def reachable(process: ProcessStatus) -> ProcessStatus:
-        if not is_address(process.socket):
-            return replace(process, socket="", near="")
-        return process if host_of(process.socket) == host else replace(process, near="")
-
-    return replace(status, processes=tuple(map(reachable, status.processes)))
+    processes = (each if is_own(each.socket) else replace(each, socket="", near="") for each in status.processes)
+    return replace(status, processes=tuple(processes))
 
 
 async def _receive(wire: Wire) -> Json | None:

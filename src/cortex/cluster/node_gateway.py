@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cortex.cluster.wire import Json, Wire, WireError
 from cortex.errors import GatewayError
+from cortex.gateway.addresses import numeric
 from cortex.gateway.config import GatewaySettings
 from cortex.gateway.haproxy import Gateway
 from cortex.gateway.routes import RoutingTable
@@ -134,8 +135,8 @@ class NodeGateway:
         match message["command"]:
             case "serve":
                 settings = NodeGatewaySettings(**message["settings"])
-                table = table_from_json(message["table"]).seen_from({settings.host})
-                await self._serve_table(settings, _of_node(table, self._home))
+                table = _of_node(table_from_json(message["table"]), settings.host, self._home)
+                await self._serve_table(settings, table)
                 return {}
             case "drained":
                 async with self._lock:
@@ -247,8 +248,9 @@ class NodeGateway:
             return {}
 
 
-def _of_node(table: RoutingTable, home: Home) -> RoutingTable:
+def _of_node(table: RoutingTable, host: str, home: Home) -> RoutingTable:
     """Return the table with the paths of this node: what is the operator's to answer goes through its relay."""
+    table = table.seen_from({numeric(host) or host: home.sockets_dir})
     return replace(
         table,
         backends=tuple(

@@ -45,7 +45,8 @@ _ADOPT_S = 2.0
 _READ_TIMEOUT_S = 2.0
 #: An agent that ends again and again is not started more often than that.
 _AGENT_PAUSE_S = 0.5
-_AGENT_TRIES = 5
+#: One that is being killed closes its ends one after the other, and may seem to live for so long.
+_AGENT_DYING_S = 3.0
 
 #: What Ray says of each worker.
 _OF_NODE = re.compile(r"\bip=([0-9a-fA-F.:]+)")
@@ -104,12 +105,15 @@ class Reservation:
         os.kill(os.getpid(), signal.SIGTERM)  # as Ray itself ends its workers; what was reserved is free then
 
     def _reserve_again(self) -> RunningAgent | None:
-        """Try some times: one that is being killed closes its ends one after the other, and may seem to live."""
-        for _ in range(_AGENT_TRIES):
-            with contextlib.suppress(Exception):
+        """Reserve with whichever agent there is, or is started; None if that can't be had."""
+        deadline = time.monotonic() + _AGENT_DYING_S
+        while True:
+            try:
                 return self._reserve()
+            except Exception:
+                if time.monotonic() > deadline:
+                    return None
             time.sleep(_AGENT_PAUSE_S)
-        return None
 
 
 @dataclass

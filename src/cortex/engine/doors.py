@@ -50,7 +50,7 @@ class Doors:
         self._far: list[_Far] = []
 
     def open(self) -> ReplicaSpec:
-        """Listen; returns the spec with the addresses that came of it, and no secret. Raises: OSError."""
+        """Listen; returns the spec without the secret. Raises: OSError, with the path if that is what is wrong."""
         spec = self._spec
         if spec.jobs_socket is not None:
             return spec
@@ -64,11 +64,15 @@ class Doors:
             unless_all_are_open.pop_all()
         for far in self._far:
             self._watch(far.listener.fileno(), far.accept)
-        return replace(spec, addresses=tuple(address_of(far.listener) for far in self._far), gateway_secret="")
+        return replace(spec, gateway_secret="")
 
     def listener(self, index: int) -> socket.socket:
         """Return the unix socket of a process."""
         return self._listeners[index]
+
+    def address(self, index: int) -> str:
+        """Return where a process is reached over TCP, `host:port`; empty if it is not."""
+        return address_of(self._far[index].listener) if self._far else ""
 
     @property
     def is_busy(self) -> bool:
@@ -80,7 +84,7 @@ class Doors:
         for far in self._far:
             far.entrance.tick(now)
 
-    def close(self) -> None:
+    def close_far(self) -> None:
         """Take no new connections over TCP; those that wait for their turn are let in still."""
         for far in self._far:
             if far.listener.fileno() >= 0:

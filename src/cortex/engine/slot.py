@@ -86,17 +86,15 @@ class Slot(ABC):
     @property
     def status(self) -> ProcessStatus:
         """Return what the engine is told."""
-        path, addresses = self._spec.sockets[self.index], self._spec.addresses
         return ProcessStatus(
             index=self.index,
-            socket=addresses[self.index] if addresses else path,
+            socket=self._spec.sockets[self.index],
             state=ProcessState.STARTING if self._is_starting_again else self.state,
             pid=self.pid,
             restarts=self._restarts,
             failed_starts=self._failed_starts,
             death=self._death,
             failure=self._failure,
-            near=path if addresses else "",
         )
 
     @property

@@ -19,11 +19,15 @@ _UNANSWERED_MS = 30_000
 
 
 def listen(path: str) -> socket.socket:
-    """Open a unix socket that only its owner may use."""
+    """Open a unix socket that only its owner may use. Raises: OSError, with the path."""
     with contextlib.suppress(FileNotFoundError):
         Path(path).unlink()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.bind(path)
+    try:
+        sock.bind(path)
+    except OSError as error:
+        sock.close()
+        raise OSError(error.errno, error.strerror, path) from None
     Path(path).chmod(0o600)
     sock.listen(_BACKLOG)
     sock.setblocking(False)

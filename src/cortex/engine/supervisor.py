@@ -26,7 +26,7 @@ from cortex.engine.doors import Doors
 from cortex.engine.forking import fork
 from cortex.engine.logs import LogWriter
 from cortex.engine.slot import Slot
-from cortex.engine.sockets import accept_one, allow_descriptors, listen, refuse
+from cortex.engine.sockets import accept_one, allow_descriptors, listen
 from cortex.engine.supervisor_metrics import SupervisorMetrics
 from cortex.engine.worker import Worker
 from cortex.lifecycle import ProcessState
@@ -92,7 +92,7 @@ class Supervisor:
         try:
             self._spec = self._doors.open()
         except OSError as error:
-            self._refuse_start(f"can't listen on {self._spec.listen_host or 'a socket'}: {error.strerror or error}")
+            self._refuse_start(f"can't listen on {error.filename or self._spec.listen_host}: {error.strerror or error}")
             return
         self._workers += [self._create_worker(index) for index in range(len(self._spec.sockets))]
         gc.collect()
@@ -128,8 +128,8 @@ class Supervisor:
             from cortex.engine.job_worker import JobWorker  # noqa: PLC0415 - others start sooner without
 
             return JobWorker(self._spec, index, fork)
-        listener = self._doors.listener(index)
-        worker = Worker(self._spec, index, listener, fork, on_answer=self._metrics.answered)
+        listener, address = self._doors.listener(index), self._doors.address(index)
+        worker = Worker(self._spec, index, listener, fork, on_answer=self._metrics.answered, address=address)
         self._watch(listener.fileno(), worker.accept)
         return worker
 
@@ -187,7 +187,8 @@ class Supervisor:
 
     def create_standby(self, index: int) -> Slot:
         """Make a worker without connections for a slot, and do not start it yet."""
-        worker = Worker(self._spec, index, None, fork, is_standby=True, on_answer=self._metrics.answered)
+        address, answered = self._doors.address(index), self._metrics.answered
+        worker = Worker(self._spec, index, None, fork, is_standby=True, on_answer=answered, address=address)
         self._others.append(worker)
         return worker
 
@@ -300,15 +301,12 @@ class Supervisor:
     def _stop(self, drain_s: float) -> None:
         now = time.monotonic()
         self._is_stopping = True
-        self._doors.close()
+        self._doors.close_far()
         for worker in self._everyone():
             worker.stop(now, drain_s)
             if isinstance(worker, Worker) and worker.listener is not None:
                 self._unwatch(worker.listener.fileno())
-                refuse(worker.listener)  # a process has it open too
-                worker.accept()
-                worker.listener.close()
-                worker.listener = None
+                worker.stop_listening()
 
     def _configure(self, limits: Limits) -> None:
         self._spec = self._spec.with_limits(limits)

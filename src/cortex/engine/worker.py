@@ -18,7 +18,7 @@ from cortex.engine.deaths import timed_out
 from cortex.engine.held import DEADLINE_STATES, Hearing
 from cortex.engine.holding import Holding
 from cortex.engine.slot import EXIT_S, Fork, Slot
-from cortex.engine.sockets import accept_one
+from cortex.engine.sockets import accept_one, refuse
 from cortex.engine.suspects import Suspects
 from cortex.engine.worker_output import WorkerOutput
 from cortex.lifecycle import ProcessState
@@ -45,9 +45,14 @@ class Worker(Slot):
         fork: Fork,
         is_standby: bool = False,
         on_answer: Callable[[int], None] = lambda status: None,
+        address: str = "",
     ) -> None:
-        """Make a slot; `on_answer` is told the status of each answer that is not the process's own."""
+        """Make a slot; `on_answer` is told the status of each answer that is not the process's own.
+
+        `address` is where its connections come in over TCP, if they do.
+        """
         super().__init__(spec, index, fork, is_standby)
+        self._address = address
         self.listener = listener
         # Models of TensorFlow are batched beneath the calls: there each request is a call of its own.
         is_bisected = spec.max_batch_size > 0 and spec.isolates_failures and spec.type == "python"
@@ -87,7 +92,8 @@ class Worker(Slot):
     @property
     def status(self) -> ProcessStatus:
         """Return what the engine is told."""
-        return replace(super().status, lent=self._holding.lent)
+        status = replace(super().status, lent=self._holding.lent)
+        return replace(status, socket=self._address, near=status.socket) if self._address else status
 
     @property
     def is_busy(self) -> bool:
@@ -131,8 +137,19 @@ class Worker(Slot):
             sock.setblocking(False)
             self.hold(sock)
 
+    def stop_listening(self) -> None:
+        """Take the connections that wait, and no others."""
+        if self.listener is not None:
+            refuse(self.listener)  # a process has it open too
+            self.accept()
+            self.listener.close()
+            self.listener = None
+
     def hold(self, sock: socket.socket) -> None:
         """Take a connection over; the process gets it as soon as it is ready."""
+        if self.state is ProcessState.STOPPED:
+            sock.close()  # it was let in too late
+            return
         index = self._holding.add(sock)
         if index is not None and self.state in (ProcessState.READY, ProcessState.STOPPING):
             self._hand_over(index)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cortex.gateway import tcp
 from cortex.gateway.access import section_log
+from cortex.gateway.addresses import server_address
 from cortex.gateway.maps import HOLDS_MAP, ROUTES_MAP, UNAVAILABLE_MAP, backend_name
 from cortex.gateway.routes import Backend, Server
 
@@ -52,7 +53,7 @@ def json_error(message: str) -> str:
 def server_options(server: Server) -> str:
     """Say everything about a server; servers added at run time know no defaults, so all of it is said both times."""
     if not is_unix(server):
-        return f"{tcp.server_address(server.socket)} maxconn {capacity(server)} {tcp.CHECK}"
+        return f"{server_address(server.socket)} maxconn {capacity(server)} {tcp.CHECK}"
     path = server.socket.replace(" ", r"\ ")  # read alike by the configuration and the socket
     return f"unix@{path} maxconn {capacity(server)} {_SERVER_CHECK}"
 

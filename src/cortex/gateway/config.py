@@ -12,6 +12,7 @@ from importlib import resources
 
 from cortex.errors import GatewayError
 from cortex.gateway.access import frontend_log
+from cortex.gateway.addresses import is_address, is_path
 from cortex.gateway.backends import (
     TIMEOUT_MARGIN_MS,
     TIMEOUT_MAX_MS,
@@ -39,7 +40,6 @@ from cortex.gateway.maps import (
 )
 from cortex.gateway.routes import Backend, RoutingTable
 from cortex.gateway.splits import split_routes, split_rules
-from cortex.gateway.tcp import is_address
 
 CONFIG_FILE = "haproxy.cfg"
 CERTIFICATE_FILE = "certificate.pem"
@@ -63,7 +63,6 @@ _ENDPOINT = re.compile(r"/[!-~]{0,1000}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SECRET = re.compile(r"[A-Za-z0-9_-]{0,200}")
 _HOST = re.compile(r"[A-Za-z0-9_.:*-]{1,255}")
-_PATH = re.compile(r"/[^\x00-\x1f\x7f-\x9f\u2028\u2029'\"\\$#,]{1,106}")
 
 
 @dataclass(frozen=True)
@@ -144,22 +143,30 @@ def _check_table(table: RoutingTable) -> None:
 
 
 def _check_backend(backend: Backend) -> None:
-    checks = [("API name", _NAME, backend.api), ("endpoint", _ENDPOINT, backend.endpoint)]
+    _check("API name", _NAME, backend.api)
+    _check("endpoint", _ENDPOINT, backend.endpoint)
     if backend.jobs_socket:
-        checks.append(("socket path", _PATH, backend.jobs_socket))
+        _check_path(backend.jobs_socket)
     for server in backend.servers:
-        checks.append(("server name", _NAME, server.name))
+        _check("server name", _NAME, server.name)
         if is_unix(server):
-            checks.append(("socket path", _PATH, server.socket))
+            _check_path(server.socket)
         elif not is_address(server.socket):
             raise GatewayError(f"{server.socket!r} of server {server.name!r} is neither a path nor a numeric host:port")
-    for what, pattern, value in checks:
-        _check(what, pattern, value)
 
 
 def _check(what: str, pattern: re.Pattern[str], value: str) -> None:
     if not pattern.fullmatch(value):
-        raise GatewayError(f"{what} {value!r} can't be given to HAProxy: it is too long or has unusual characters")
+        raise _unusual(what, value)
+
+
+def _check_path(path: str) -> None:
+    if not is_path(path):
+        raise _unusual("socket path", path)
+
+
+def _unusual(what: str, value: str) -> GatewayError:
+    return GatewayError(f"{what} {value!r} can't be given to HAProxy: it is too long or has unusual characters")
 
 
 def _longest_timeout_ms(table: RoutingTable) -> int:
@@ -169,7 +176,7 @@ def _longest_timeout_ms(table: RoutingTable) -> int:
 
 def _global(settings: GatewaySettings, sockets: Sockets, longest_ms: int) -> str:
     for path in (sockets.stats, sockets.successor, sockets.inside):
-        _check("socket path", _PATH, path)
+        _check_path(path)
     # A worker that was reloaded away may still have a request in its queue and then in a replica, after the
     # keep-alive of the connection that sent it.
     hard_stop_ms = min(2 * longest_ms + 2 * TIMEOUT_MARGIN_MS + milliseconds(settings.keep_alive_s), TIMEOUT_MAX_MS)

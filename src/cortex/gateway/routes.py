@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from cortex.gateway.tcp import host_of
+from cortex.gateway.addresses import host_of, is_path
 
 
 @dataclass(frozen=True)
@@ -17,10 +18,10 @@ class Server:
     capacity: int  #: requests that the gateway may have open there at once, those lent to slow clients included
     near: str = ""  #: path of its unix socket on its own machine, where `socket` is `host:port`
 
-    def seen_from(self, hosts: Collection[str]) -> Server:
-        """Return the server as a gateway reaches it on a machine with these addresses: by its path, if it is there."""
-        is_there = self.near and host_of(self.socket) in hosts
-        return replace(self, socket=self.near, near="") if is_there else self
+    def seen_from(self, folders: Mapping[str, Path]) -> Server:
+        """See `RoutingTable.seen_from`."""
+        folder = folders.get(host_of(self.socket)) if is_path(self.near) else None
+        return replace(self, socket=self.near, near="") if folder == Path(self.near).parent else self
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,15 @@ class RoutingTable:
     keys: tuple[ApiKey, ...] = ()
     gateway_secret: str = field(default="", repr=False)  #: what replicas over TCP are shown; "": nothing
 
-    def seen_from(self, hosts: Collection[str]) -> RoutingTable:
-        """Return the table for a gateway on a machine with these addresses."""
-        if not hosts:
+    def seen_from(self, folders: Mapping[str, Path]) -> RoutingTable:
+        """Return the table for a gateway on a machine where the unix sockets are in `folders`, by its addresses.
+
+        Servers at such an address are reached by their path, if it is in that folder and HAProxy can be given it.
+        """
+        if not folders:
             return self
         backends = (
-            replace(backend, servers=tuple(server.seen_from(hosts) for server in backend.servers))
+            replace(backend, servers=tuple(server.seen_from(folders) for server in backend.servers))
             for backend in self.backends
         )
         return replace(self, backends=tuple(backends))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 #: A machine that vanished answers nothing at all. Until checks notice it, a request that needs a new connection to it
 #: loses this long, and goes to another replica.
 CONNECT_TIMEOUT_MS = 1000
@@ -11,27 +9,6 @@ CONNECT_TIMEOUT_MS = 1000
 CHECK = "check inter 1s fastinter 500ms fall 2 rise 1 observe layer4 error-limit 1 on-error mark-down"
 #: A longer path and query would not fit into the head that a replica looks at before it lets a connection in.
 URL_MAX_BYTES = 64 * 1024
-
-
-def is_address(socket: str) -> bool:
-    """Tell whether it is `host:port` in numbers, `[host]:port` of IPv6."""
-    host, _, port = socket.rpartition(":")
-    try:
-        is_v6 = ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).version == 6
-    except ValueError:
-        return False
-    is_bracketed = host.startswith("[") and host.endswith("]")
-    return is_v6 == is_bracketed and port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536
-
-
-def host_of(socket: str) -> str:
-    """Return the host of such an address; empty of a path."""
-    return socket.rpartition(":")[0].strip("[]")
-
-
-def server_address(socket: str) -> str:
-    """Write such an address as HAProxy takes it."""
-    return f"ipv6@{socket}" if socket.startswith("[") else f"ipv4@{socket}"
 
 
 def section_rules(secret: str, too_long: str) -> str:

@@ -83,7 +83,6 @@ class ReplicaSpec:
     tracker_type: str | None = None  #: "classification" or "regression"; None: predictions are not tracked
     readiness: str | None = None  #: a JSON file of the project that each process must answer before it is ready
     listen_host: str = ""  #: address at which its processes listen over TCP too, ports as they are free; "": at none
-    addresses: tuple[str, ...] = ()  #: that its processes have there, once its supervisor listens
     gateway_secret: str = field(default="", repr=False)  #: what each TCP connection shows first; "": nothing
     node_groups: tuple[str, ...] = ()  #: where a cluster may run it; empty: anywhere
     setup: Setup | None = None  #: None: all that this spec names is there
@@ -117,7 +116,6 @@ class ReplicaSpec:
                 **known,
                 "setup": Setup(**setup) if setup else None,
                 "sockets": tuple(data["sockets"]),
-                "addresses": tuple(data.get("addresses", ())),
                 "node_groups": tuple(data.get("node_groups", ())),
                 "gpu_ids": tuple(data.get("gpu_ids", ())),
                 "inf_ids": tuple(data.get("inf_ids", ())),
@@ -220,11 +218,11 @@ class ReplicaStatus:
 
     @classmethod
     def from_json(cls, text: str) -> ReplicaStatus:
-        """Read what `to_json` wrote."""
+        """Read what `to_json` wrote; unknown keys of a newer version are ignored."""
         data = json.loads(text)
         processes = tuple(_process(item) for item in data["processes"])
         models = data.get("models")
-        return cls(**{**data, "processes": processes, "models": _models(models) if models else None})
+        return cls(**{**_known(cls, data), "processes": processes, "models": _models(models) if models else None})
 
     def describe_processes(self) -> list[dict[str, Any]]:
         """Return one JSON object per process, as `cortex status` shows them."""
@@ -249,11 +247,15 @@ def orphan_limit_s(timeout_s: float) -> float:
     return ORPHAN_SERVES_S + timeout_s + _EXIT_HOOKS_S
 
 
+def _known(kind: type[ReplicaStatus | ProcessStatus], data: dict[str, Any]) -> dict[str, Any]:
+    return {name: data[name] for name in kind.__dataclass_fields__ if name in data}
+
+
 def _process(data: dict[str, Any]) -> ProcessStatus:
     death, failure = data["death"], data["failure"]
     return ProcessStatus(
         **{
-            **data,
+            **_known(ProcessStatus, data),
             "state": ProcessState(data["state"]),
             "death": _death(death) if death else None,
             "failure": Failure(**failure) if failure else None,
