@@ -18,6 +18,8 @@ import test_reloading_starts as reloading_starts
 import test_supervisor as supervisor
 
 import replicas
+from cortex.engine.forking import fork
+from cortex.engine.worker import Worker
 from cortex.lifecycle import DeathCause, ProcessState
 from replicas import Replica, TcpConnection, UnixConnection, read, running_replica
 from scripted_agents import ScriptedAgent
@@ -118,8 +120,27 @@ def test_an_address_that_is_not_there_is_told_as_a_failed_start() -> None:
         assert process.failure.message.startswith("can't listen on 192.0.2.1: Cannot assign")
         assert process.failed_starts == 1
         assert "can't listen on 192.0.2.1" in replica.log()
+        with pytest.raises(ConnectionRefusedError):
+            UnixConnection(replica.spec.sockets[0]).connect()
         replica.command(command="stop", drain_s=0)
         assert replica.process.wait(10) == 0
+
+
+def test_a_path_that_is_not_there_is_told_as_a_failed_start() -> None:
+    with running_replica(HANDLER, **TCP | {"sockets": ("/nowhere/0.sock",)}) as replica:
+        process = replica.wait_state(ProcessState.BACKING_OFF).processes[0]
+        assert process.failure is not None
+        assert process.failure.message == "can't listen on /nowhere/0.sock: No such file or directory"
+
+
+def test_a_connection_that_is_let_in_after_its_process_has_stopped_is_closed() -> None:
+    with running_replica(HANDLER) as replica:
+        worker = Worker(replica.spec, 0, None, fork)
+    worker.state = ProcessState.STOPPED
+    ours, theirs = socket.socketpair()
+    with theirs:
+        worker.hold(ours)
+        assert theirs.recv(1) == b""
 
 
 def test_the_first_request_shows_the_secret_and_user_code_never_sees_it(running: Replica) -> None:
