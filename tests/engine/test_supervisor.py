@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from cortex.lifecycle import DeathCause, ProcessState
-from replicas import Replica, new_request_id, read, running_replica
+from replicas import Replica, UnixConnection, new_request_id, read, running_replica
 from wait import PATIENCE_S, wait_until
 
 HANDLER = """
@@ -284,6 +284,27 @@ def test_hostile_control_input_is_ignored() -> None:
                 control.shutdown(socket.SHUT_WR)
                 control.makefile("rb").read()  # until it hangs up
         assert replica.request({}).status == 200
+
+
+def test_a_socket_that_somebody_removes_is_opened_again() -> None:
+    with running_replica(HANDLER) as replica:
+        replica.wait_ready()
+        pid = replica.pid
+        kept = UnixConnection(replica.spec.sockets[0])
+        kept.connect()
+        before = Path(replica.spec.sockets[0]).stat().st_ino
+        Path(replica.spec.sockets[0]).unlink()
+        wait_until(lambda: Path(replica.spec.sockets[0]).exists())
+        assert Path(replica.spec.sockets[0]).stat().st_ino != before
+        assert replica.request({}).status == 200
+        kept.request("POST", "/", b"{}", {"content-type": "application/json"})
+        assert read(kept.getresponse(), 0).status == 200
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: replica.status().processes[0].pid not in (None, pid))
+        assert replica.request({}).status == 200
+        replica.command(command="stop", drain_s=0)
+        assert replica.process.wait(10) == 0
+        assert not Path(replica.spec.sockets[0]).exists()
 
 
 def _connections(replica: Replica) -> int:

@@ -18,6 +18,7 @@ import test_reloading_starts as reloading_starts
 import test_supervisor as supervisor
 
 import replicas
+from cortex.engine.doors import Doors
 from cortex.engine.forking import fork
 from cortex.engine.worker import Worker
 from cortex.lifecycle import DeathCause, ProcessState
@@ -135,7 +136,8 @@ def test_a_path_that_is_not_there_is_told_as_a_failed_start() -> None:
 
 def test_a_connection_that_is_let_in_after_its_process_has_stopped_is_closed() -> None:
     with running_replica(HANDLER) as replica:
-        worker = Worker(replica.spec, 0, None, fork)
+        doors = Doors(replica.spec, lambda *_: None, lambda *_: None, lambda _: None)
+        worker = Worker(replica.spec, 0, doors, fork)
     worker.state = ProcessState.STOPPED
     ours, theirs = socket.socketpair()
     with theirs:

@@ -119,7 +119,7 @@ class Supervisor:
     def _refuse_start(self, reason: str) -> None:
         self._log.line(0, "s", reason)
         for index in range(len(self._spec.sockets)):
-            worker = Worker(self._spec, index, None, fork)
+            worker = Worker(self._spec, index, self._doors, fork)
             worker.refuse_start(reason)
             self._workers.append(worker)
 
@@ -128,10 +128,7 @@ class Supervisor:
             from cortex.engine.job_worker import JobWorker  # noqa: PLC0415 - others start sooner without
 
             return JobWorker(self._spec, index, fork)
-        listener, address = self._doors.listener(index), self._doors.address(index)
-        worker = Worker(self._spec, index, listener, fork, on_answer=self._metrics.answered, address=address)
-        self._watch(listener.fileno(), worker.accept)
-        return worker
+        return Worker(self._spec, index, self._doors, fork, on_answer=self._metrics.answered)
 
     def shutdown(self) -> None:
         """Tell the last status, and leave no socket behind."""
@@ -187,8 +184,7 @@ class Supervisor:
 
     def create_standby(self, index: int) -> Slot:
         """Make a worker without connections for a slot, and do not start it yet."""
-        address, answered = self._doors.address(index), self._metrics.answered
-        worker = Worker(self._spec, index, None, fork, is_standby=True, on_answer=answered, address=address)
+        worker = Worker(self._spec, index, self._doors, fork, is_standby=True, on_answer=self._metrics.answered)
         self._others.append(worker)
         return worker
 
@@ -196,12 +192,8 @@ class Supervisor:
         """Let `new` take connections instead of `old`, which retires."""
         assert isinstance(old, Worker)
         assert isinstance(new, Worker)
-        if old.listener is not None:
-            self._unwatch(old.listener.fileno())
         new.take_over(old, heir=partial(self._serving, new.index))
         self._others = [worker for worker in self._others if worker is not new] + [old]
-        if new.listener is not None:
-            self._watch(new.listener.fileno(), new.accept)
         self._metrics.reloaded()
         self._log.line(new.index, "s", f"process {new.pid} takes over from process {old.pid}: it has newer models")
 
@@ -301,12 +293,9 @@ class Supervisor:
     def _stop(self, drain_s: float) -> None:
         now = time.monotonic()
         self._is_stopping = True
-        self._doors.close_far()
+        self._doors.close()
         for worker in self._everyone():
             worker.stop(now, drain_s)
-            if isinstance(worker, Worker) and worker.listener is not None:
-                self._unwatch(worker.listener.fileno())
-                worker.stop_listening()
 
     def _configure(self, limits: Limits) -> None:
         self._spec = self._spec.with_limits(limits)

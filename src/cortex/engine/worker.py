@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import Any
 
 from cortex.engine.deaths import timed_out
+from cortex.engine.doors import Doors
 from cortex.engine.held import DEADLINE_STATES, Hearing
 from cortex.engine.holding import Holding
 from cortex.engine.slot import EXIT_S, Fork, Slot
-from cortex.engine.sockets import accept_one, refuse
 from cortex.engine.suspects import Suspects
 from cortex.engine.worker_output import WorkerOutput
 from cortex.lifecycle import ProcessState
@@ -35,25 +35,20 @@ _CALL_STATES = (ConnectionState.RUNNING, ConnectionState.ANSWERING)
 
 
 class Worker(Slot):
-    """A slot whose processes serve; the listening socket and the connections outlive them."""
+    """A slot whose processes serve; the doors and the connections outlive them."""
 
     def __init__(
         self,
         spec: ReplicaSpec,
         index: int,
-        listener: socket.socket | None,
+        doors: Doors,
         fork: Fork,
         is_standby: bool = False,
         on_answer: Callable[[int], None] = lambda status: None,
-        address: str = "",
     ) -> None:
-        """Make a slot; `on_answer` is told the status of each answer that is not the process's own.
-
-        `address` is where its connections come in over TCP, if they do.
-        """
+        """Make a slot; `on_answer` is told the status of each answer that is not the process's own."""
         super().__init__(spec, index, fork, is_standby)
-        self._address = address
-        self.listener = listener
+        self._doors = doors
         # Models of TensorFlow are batched beneath the calls: there each request is a call of its own.
         is_bisected = spec.max_batch_size > 0 and spec.isolates_failures and spec.type == "python"
         self._suspects = Suspects() if is_bisected else None
@@ -70,14 +65,19 @@ class Worker(Slot):
     def run(self, channel: Channel) -> int:
         """Be the process: called in the fork, returns its exit code."""
         output = WorkerOutput(self._spec.log_path, self.index, self.outputs)
-        estate = Estate(output, self.listener)
+        estate = Estate(output, self._listener)
         models = self.models.start(self.is_standby)
         return run_worker(self._spec, self.index, channel, self._holding.cells, models, estate)
 
     @property
     def inherited(self) -> tuple[int, ...]:
         """The unix socket it is connected by: what waits there would be lost with the supervisor otherwise."""
-        return (self.listener.fileno(),) if self.listener is not None else ()
+        listener = self._listener
+        return (listener.fileno(),) if listener is not None else ()
+
+    @property
+    def _listener(self) -> socket.socket | None:
+        return None if self.is_standby else self._doors.listener(self.index)
 
     @property
     def busy_connections(self) -> int:
@@ -93,7 +93,8 @@ class Worker(Slot):
     def status(self) -> ProcessStatus:
         """Return what the engine is told."""
         status = replace(super().status, lent=self._holding.lent)
-        return replace(status, socket=self._address, near=status.socket) if self._address else status
+        address = self._doors.address(self.index)
+        return replace(status, socket=address, near=status.socket) if address else status
 
     @property
     def is_busy(self) -> bool:
@@ -128,23 +129,6 @@ class Worker(Slot):
         for index in self._holding.held:
             self._hand_over(index)
 
-    def accept(self) -> None:
-        """Take the connections that wait at the listening socket."""
-        while self.listener is not None:
-            sock = accept_one(self.listener)
-            if sock is None:
-                return
-            sock.setblocking(False)
-            self.hold(sock)
-
-    def stop_listening(self) -> None:
-        """Take the connections that wait, and no others."""
-        if self.listener is not None:
-            refuse(self.listener)  # a process has it open too
-            self.accept()
-            self.listener.close()
-            self.listener = None
-
     def hold(self, sock: socket.socket) -> None:
         """Take a connection over; the process gets it as soon as it is ready."""
         if self.state is ProcessState.STOPPED:
@@ -173,7 +157,6 @@ class Worker(Slot):
     def take_over(self, other: Worker, heir: Callable[[], Worker]) -> None:
         """Serve instead of `other`, which finishes what is inside it; `heir` gets the connections that it lets go."""
         self.is_standby = False
-        self.listener, other.listener = other.listener, None
         self._restarts, self._death = other._restarts, other._death
         self._suspects = other._suspects
         other._heir = heir
