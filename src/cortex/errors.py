@@ -4,7 +4,7 @@ CortexError
 ├── InputError                    the user gave us something wrong: exit 2, HTTP 4xx
 │   ├── ConfigError               cortex.yaml or the project is wrong; carries every diagnostic
 │   ├── SubmissionError           a job can't be run as it was submitted
-│   ├── NotFoundError             no such API, replica, environment
+│   ├── NotFoundError             no such API, job, key, environment
 │   ├── ConflictError             right, but not now (API is updating, kind changed)
 │   ├── TooLargeError             what was sent is larger than is taken
 │   └── UnauthorizedError         the operator's token is missing or wrong

@@ -170,6 +170,21 @@ def test_logs_that_have_nothing_to_show_say_why(operator: Operator, home: Path) 
     assert told("silent", "--access") == "silent writes no access log now: set networking.access_log: true and deploy\n"
     assert "those of the APIs behind it" in told("split", "--access")
     assert told("silent", "--request", "1-2").startswith("nothing that is kept was printed for request 1-2; ")
+    operator.says("GET /v1/apis/silent/logs?follow=false&replica=nope", b"")
+    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}/logs?follow=false&replica=nope", b"")
+    assert told("silent", "--replica", "nope").startswith("there is no replica nope that has written anything")
+    assert f"each line of `cortex logs sum {JOB_ID}` begins" in told("sum", JOB_ID, "--replica", "nope")
+
+
+def test_logs_say_when_there_may_be_more(operator: Operator, home: Path) -> None:
+    operator.says("GET /v1/apis/long", realtime("long"))
+    path = "GET /v1/apis/long/logs?follow=false"
+    operator.says(path, b"line\n" * 999, b"line\n" * 1000)
+    operator.says(f"{path}&tail=1000", b"line\n" * 1000)
+
+    assert cortex(home, "logs", "long").stderr == ""
+    assert cortex(home, "logs", "long").stderr == "only the last 1,000 lines; --tail N shows more\n"
+    assert cortex(home, "logs", "long", "--tail", "1000").stderr == ""
 
 
 def batch(name: str, **changes: Any) -> dict[str, Any]:

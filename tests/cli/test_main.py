@@ -58,6 +58,8 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
         (["get", "a", "b", "c"], "c: no such argument"),
         (["get", "-o", "yaml"], "invalid choice: 'yaml'"),
         (["logs"], "the following arguments are required: API"),
+        (["logs", "a", "--tail", "-5"], "argument --tail: must be a number from 0 to 1,000,000 (got -5)"),
+        (["logs", "a", "--tail", "all"], "argument --tail: must be a number from 0 to 1,000,000 (got all)"),
         (["env"], "the following arguments are required: ACTION"),
         (["up", "--gateway-port", "70000"], "70000 is not a port"),
         (["deploy", "nope.yaml"], "nope.yaml: does not exist"),

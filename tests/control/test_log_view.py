@@ -14,6 +14,8 @@ from cortex.engine.logs import LogWriter
 from cortex.gateway.access import ACCESS_LOG_FILE as ACCESS_LOG
 from cortex.gateway.access_source import LocalAccess
 from cortex.replica.request_log import END, MARK
+from replicas import new_request_id, running_replica
+from wait import wait_until
 
 
 async def read(response: object) -> list[str]:
@@ -54,6 +56,46 @@ def test_the_lines_of_one_request_are_found_and_the_last_of_them_counted(folder:
     assert of_request == [["000001", "WARNING careful n=3"], ["000001", "ERROR on standard error"]]
     assert len(logs(folder, LogForm(request="170-1"), tail=1)) == 1
     assert logs(folder, LogForm(request="170-9")) == []
+
+
+def test_a_death_is_found_by_each_request_that_was_inside(folder: Path) -> None:
+    writer = LogWriter(folder / "iris-aaaaaaaa-000002.log")
+    died = "process 9 segmentation fault (SIGSEGV), inside: request 170-1, 170-3"
+    writer.line(0, "s", died)
+    writer.feed(1, "o", b"process 9 killed (SIGKILL), inside: request 170-4\n")  # somebody's print is no death
+    writer.line(0, "s", "process 11 killed (SIGKILL), inside: workload 8a5f")
+    writer.close()
+
+    def of(request: str) -> list[str]:
+        return [line.split(" ", 2)[2] for line in logs(folder, LogForm(request=request))]
+
+    assert of("170-1") == ["WARNING careful n=3", "ERROR on standard error", died]
+    assert of("170-3") == [died]
+    assert of("8a5f") == ["process 11 killed (SIGKILL), inside: workload 8a5f"]
+    assert of("170-4") == of("70-1") == of("170-1, 170-3") == of("request") == []
+
+
+def test_a_process_that_a_request_killed_is_found_by_the_request() -> None:
+    handler = """
+        import ctypes
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                ctypes.string_at(0)
+    """
+    with running_replica(handler) as replica:
+        pid = replica.wait_ready().processes[0].pid
+        request_id = new_request_id()
+        assert replica.request({}, request_id=request_id).status == 500
+        log_dir = Path(replica.spec.log_path).parent
+        lines = wait_until(lambda: logs(log_dir, LogForm(is_json=True, request=request_id)))  # written after the answer
+        found = [json.loads(line) for line in lines]
+
+    message = f"process {pid} segmentation fault (SIGSEGV), inside: request {request_id}"
+    assert [(line["stream"], line["message"]) for line in found] == [("supervisor", message)]
 
 
 def entry(api: str, number: int) -> str:

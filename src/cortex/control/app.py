@@ -20,7 +20,7 @@ from cortex.control.guard import Guard, IsName
 from cortex.control.job_routes import job_routes
 from cortex.control.key_routes import key_routes
 from cortex.control.log_stream import stream_logs
-from cortex.control.log_view import LogForm
+from cortex.control.log_view import DEFAULT_TAIL, MAX_TAIL, LogForm
 from cortex.control.operator import Operator
 from cortex.control.scaling_routes import scaling_routes
 from cortex.control.tracking_routes import tracking_routes
@@ -192,14 +192,14 @@ def _api_routes(operator: Operator) -> APIRouter:
         api: str,
         follow: bool = False,
         replica: str | None = None,
-        tail: Annotated[int, Query(ge=0, le=1_000_000)] = 1000,
+        tail: Annotated[int, Query(ge=0, le=MAX_TAIL)] = DEFAULT_TAIL,
         request: str | None = None,
         json: bool = False,
         access: bool = False,
     ) -> StreamingResponse:
         """Stream the lines of all replicas of an API, past ones too, in the order of time.
 
-        `request` leaves out what was not printed for that request, `json` makes each line an object; with `access`
+        `request` leaves out what is not of that request, `json` makes each line an object; with `access`
         the lines are the gateway's, one per request.
         """
         folder = operator.home.logs_dir / api

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from cortex.control.log_stream import stream_logs
-from cortex.control.log_view import LogForm
+from cortex.control.log_view import DEFAULT_TAIL, MAX_TAIL, LogForm
 from cortex.engine.log_source import LogSource
 from cortex.errors import NotFoundError
 from cortex.jobs.bodies import Memory
@@ -97,7 +97,7 @@ def _add_streams(router: APIRouter, jobs: OperatorJobs, log_sources: Callable[[]
         job: str,
         follow: bool = False,
         replica: str | None = None,
-        tail: Annotated[int, Query(ge=0, le=1_000_000)] = 1000,
+        tail: Annotated[int, Query(ge=0, le=MAX_TAIL)] = DEFAULT_TAIL,
         json: bool = False,
     ) -> StreamingResponse:
         """Stream the log lines of a job's workers, in the order of time; followed, they end with the job."""

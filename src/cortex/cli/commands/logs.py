@@ -8,6 +8,7 @@ from cortex.cli.arguments import UsageError, add_api, add_env, add_job, add_outp
 from cortex.cli.connect import client_of
 from cortex.cli.context import Context
 from cortex.client.api import Client
+from cortex.control.log_view import DEFAULT_TAIL, MAX_TAIL
 from cortex.errors import NotFoundError
 from cortex.lifecycle import ApiKind
 
@@ -21,8 +22,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replica", metavar="ID", help="show only one replica, or one worker; `cortex status` lists their ids"
     )
-    parser.add_argument("--tail", metavar="N", type=int, help="show only the last N lines")
-    parser.add_argument("--request", metavar="ID", help="show only what was printed for one request")
+    parser.add_argument("--tail", metavar="N", type=_lines, help=f"show the last N lines; {DEFAULT_TAIL} if not given")
+    parser.add_argument(
+        "--request", metavar="ID", help="show only what was printed for one request, and the death it was inside of"
+    )
     parser.add_argument(
         "--access", action="store_true", help="show the gateway's line per request (`networking.access_log: true`)"
     )
@@ -42,19 +45,40 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
         _explain(client, arguments.api, arguments.access, context)
         more = {"request": arguments.request, "as_json": as_json, "access": arguments.access}
         lines = client.api_logs(arguments.api, *options, **more)
-    is_empty = True
+    count = 0
     for line in lines:
-        is_empty = False
+        count += 1
         context.console.line(line)
         if arguments.follow:
             context.console.flush()
-    if is_empty and arguments.request:
+    if not count:
+        _explain_nothing(arguments, context)
+    elif count == DEFAULT_TAIL and arguments.tail is None and not arguments.follow:
+        context.console.note(f"only the last {DEFAULT_TAIL:,} lines; --tail N shows more")
+    return 0
+
+
+def _lines(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) <= MAX_TAIL):
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to {MAX_TAIL:,} (got {text})")
+    return int(text)
+
+
+def _explain_nothing(arguments: argparse.Namespace, context: Context) -> None:
+    """Say that a request or a replica was not found."""
+    if arguments.request:
         what = "no line of the access log is of" if arguments.access else "nothing that is kept was printed for"
         context.console.note(
             f"{what} request {arguments.request}; ids are in X-Cortex-Request-ID of answers, "
             "of an AsyncAPI they are those of workloads, of a job those of batches"
         )
-    return 0
+    elif arguments.replica and not arguments.access and arguments.tail != 0:
+        what = "worker" if arguments.job else "replica"
+        whole = " ".join(filter(None, ("cortex logs", arguments.api, arguments.job)))
+        context.console.note(
+            f"there is no {what} {arguments.replica} that has written anything, or its log is deleted; "
+            f"each line of `{whole}` begins with its time and the id of its {what}"
+        )
 
 
 def _explain(client: Client, api: str, is_access: bool, context: Context) -> None:
