@@ -299,7 +299,7 @@ def test_an_operator_on_another_machine_reaches_ray(it: Running, runner: asyncio
 @pytest.mark.parametrize(
     ("shown", "advice"),
     [
-        ({}, "it asks for a token: `cortex up` wants RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"),
+        ({}, "it asks for a token: `cortex up` wants RAY_AUTH_MODE=token, and the token of Ray's head in RAY_"),
         ({"RAY_AUTH_MODE": "token"}, "there is no token: `cortex up` wants RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH"),
         ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}, "it does not take the token of RAY_AUTH_TOKEN"),
     ],

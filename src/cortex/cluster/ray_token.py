@@ -40,7 +40,7 @@ def check_token(address: str) -> None:
     except ray.exceptions.AuthenticationError:
         raise TokenError(
             "RAY_AUTH_MODE=token is set and there is no token: "
-            "`cortex up` wants RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, in its environment"
+            "`cortex up` wants RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, in its environment, or ~/.ray/auth_token"
         ) from None
 
 
@@ -55,8 +55,8 @@ def _channel(target: str) -> Any:
 def _advice() -> str:
     if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
         return (
-            "it asks for a token: `cortex up` wants RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, "
-            "in its environment, as `ray start` had them"
+            "it asks for a token: `cortex up` wants RAY_AUTH_MODE=token, and the token of Ray's head in "
+            "RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
         )
     shown = next((name for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH") if os.environ.get(name)), "")
     whose = f"of {shown}" if shown else "in ~/.ray/auth_token"
