@@ -209,6 +209,18 @@ def test_a_watched_job_that_fails_says_why_and_what_shows_more(operator: Operato
     ]
 
 
+def test_a_watched_job_that_no_worker_worked_for_names_no_log_of_workers(
+    operator: Operator, home: Path, file: Path
+) -> None:
+    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}", job(JobStatus.ENQUEUE_FAILED, message="no s3 files match"))
+
+    done = cortex(home, "submit", "sum", file, "--watch")
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("no s3 files match")
+    assert "cortex logs" not in done.stderr
+
+
 def test_a_watched_job_with_dead_letters_shows_their_errors(operator: Operator, home: Path, file: Path) -> None:
     ended = job(JobStatus.COMPLETED_WITH_FAILURES, succeeded=98, failed=2, failed_items=20, failed_attempts=6)
     operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}", ended)

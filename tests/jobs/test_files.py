@@ -101,17 +101,30 @@ def test_no_file_is_an_error(buckets: dict[str, Bucket], kind: str, prefix: str)
 
 
 def test_a_search_that_finds_no_file_says_why(buckets: dict[str, Bucket]) -> None:
-    def why(prefix: str, *globs: str, excludes: tuple[str, ...] = ()) -> str:
+    def why(*prefixes: str, globs: tuple[str, ...] = (), excludes: tuple[str, ...] = ()) -> str:
+        searched = tuple(f"s3://models/{prefix}" for prefix in prefixes)
         with pytest.raises(SubmissionError) as caught:
-            paths(FilePathLister((f"s3://models/{prefix}",), 1, globs, excludes), buckets["s3"].environ)
+            paths(FilePathLister(searched, 1, globs, excludes), buckets["s3"].environ)
         return str(caught.value).partition("; ")[2]
 
     whole = "includes and excludes leave none of them; they are compared with the whole path"
-    assert why("in/", "*.json").startswith(f"6 begin with one of the paths, s3://models/in/1.json for one, but {whole}")
+    assert why("in/", globs=("*.json",)).startswith(
+        f"6 begin with one of the paths, s3://models/in/1.json for one, but {whole}"
+    )
     assert why("in/1", excludes=("**",)).startswith("1 begins with one of the paths, s3://models/in/1.json for one")
     literal = "s3://models/in/*.json is taken literally: globs belong into includes"
-    assert why("in/*.json") == f"none begins with one of the paths; {literal}"
-    assert why("absent/") == "none begins with one of the paths"
+    assert why("in/*.json") == f"none begins with s3://models/in/*.json; {literal}"
+    fix = "correct the path, or list what is there"
+    assert why("absent/") == f"none begins with s3://models/absent/; {fix}"
+    assert why("absent/", "b") == f"none begins with s3://models/absent/ or the other path; {fix}"
+    assert why("absent/", "b", "c") == f"none begins with s3://models/absent/ or one of the 2 other paths; {fix}"
+
+
+def test_a_search_that_finds_no_local_file_says_where_it_looked(tmp_path: Path) -> None:
+    with pytest.raises(SubmissionError) as caught:
+        paths(FilePathLister((f"{tmp_path}/absent/",), 1), {})
+    why = f"none begins with {tmp_path}/absent/; is it on the operator's machine?"
+    assert str(caught.value) == f"no s3 files match search criteria; {why}"
 
 
 def test_paths_are_the_items_of_batches(buckets: dict[str, Bucket]) -> None:

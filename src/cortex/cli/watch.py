@@ -151,7 +151,7 @@ def _advise(api: str, status: dict[str, Any], context: Context) -> None:
         console.note(f"`cortex get {job} --dead-letters` prints what failed, with tracebacks")
         if is_over(status):
             console.note(f"`cortex submit {api} --retry-failed {status['job_id']}` runs it again")
-    if status["status"] in ("worker_error", "worker_oom", "unexpected_error", "enqueue_failed"):
+    if status["status"] in ("worker_error", "worker_oom", "unexpected_error"):
         console.note(f"`cortex logs {job}` shows what its workers wrote")
     if is_task(status) and is_over(status) and status["status"] != "succeeded":
         console.note(f"`cortex submit {api} --retry-failed {status['job_id']}` runs it again")

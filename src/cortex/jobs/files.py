@@ -110,11 +110,14 @@ def _why_none(source: FilePathLister, passed: int, example: str) -> str:
             " none of them; they are compared with the whole path, so that **.json is each"
             " that ends in .json"
         )
-    nothing = "none begins with one of the paths"
+    first, others = source.paths[0], len(source.paths) - 1
+    rest = f" or one of the {others:,} other paths" if others > 1 else " or the other path" if others else ""
+    nothing = f"none begins with {printable(first)}{rest}"
     globs = [path for path in source.paths if set(path) & set("*?{[")]
     if globs:
         return f"{nothing}; {printable(globs[0])} is taken literally: globs belong into includes"
-    return nothing
+    where = "is it on the operator's machine?" if first.startswith("/") else "correct the path, or list what is there"
+    return f"{nothing}; {where}"
 
 
 def _distinct(prefixes: Sequence[str]) -> list[str]:
