@@ -63,7 +63,8 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
         (["env"], "the following arguments are required: ACTION"),
         (["up", "--gateway-port", "70000"], "70000 is not a port"),
         (["deploy", "nope.yaml"], "nope.yaml: does not exist"),
-        (["deploy"], "cortex.yaml: does not exist"),
+        (["deploy"], "cortex.yaml: does not exist; give the path of a configuration file, or of the folder it is in"),
+        (["check", "handler.py"], "handler.py: is Python, no configuration file; give the path of"),
         (["check", "."], "cortex.yaml: does not exist"),
         (["predict", "a", "nope.json"], "nope.json: can't be read"),
         (["completion", "tcsh"], "invalid choice: 'tcsh'"),
@@ -72,6 +73,8 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     ],
 )
 def test_wrong_use_and_bad_input_exit_with_2_and_say_why(tmp_path: Path, words: list[str], message: str) -> None:
+    (tmp_path / "handler.py").touch()
+
     done = cortex(tmp_path / "home", *words, cwd=tmp_path)
 
     assert done.returncode == 2

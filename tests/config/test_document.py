@@ -132,6 +132,10 @@ def test_unreadable_yaml_is_one_mistake_with_its_place(text: str, place: tuple[i
     assert ((diagnostic.line, diagnostic.column), diagnostic.message) == (place, message)
 
 
+def test_text_of_another_kind_is_asked_about() -> None:
+    assert refusal("Hello\n").fix == 'is this a configuration file? write "- name: …" for each API'
+
+
 def test_bytes_that_are_not_utf8_are_located() -> None:
     diagnostic = refusal(b"- name: iris\n  path: caf\xe9.py\n")
     assert (diagnostic.line, diagnostic.column, diagnostic.message) == (2, 12, "is not UTF-8 text (byte 0xe9)")

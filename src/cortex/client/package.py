@@ -30,11 +30,12 @@ class Package:
 def find_config(path: Path) -> Path:
     """Return the configuration file that `path`, a file or a folder, means. Raises: InputError."""
     file = path / DEFAULT_CONFIG if path.is_dir() else path
-    if file.is_file():
-        return file
-    if path.is_dir():
-        raise InputError(f"{file}: does not exist; give the path of a configuration file, or of the folder it is in")
-    raise InputError(f"{file}: does not exist")
+    fix = "give the path of a configuration file, or of the folder it is in"
+    if not file.is_file():
+        raise InputError(f"{file}: does not exist; {fix}")
+    if file.suffix == ".py":  # which may be YAML by chance, or fail at its first colon
+        raise InputError(f"{file}: is Python, no configuration file; {fix}")
+    return file
 
 
 def read_config(config_file: Path) -> bytes:

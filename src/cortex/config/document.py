@@ -105,7 +105,9 @@ def parse(data: bytes, file: str) -> Document:
     if root is None or not isinstance(root, yaml.SequenceNode) or not root.value:
         line, column = (root.start_mark.line + 1, root.start_mark.column + 1) if root else (1, 1)
         is_map = isinstance(root, yaml.MappingNode)
+        is_text = isinstance(root, yaml.ScalarNode)
         fix = 'put "- " before the first key and indent the others' if is_map else 'write "- name: …" for each API'
+        fix = f"is this a configuration file? {fix}" if is_text else fix
         raise _refuse(file, line, column, "must contain a list of maps", fix)
     conversion = _Conversion(file)
     nodes = conversion.run(root)
