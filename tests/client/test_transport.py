@@ -58,6 +58,17 @@ def test_every_error_of_the_operator_becomes_its_class_again(server: Server, kin
         assert caught.value.traceback == "frames"
 
 
+def test_the_address_of_a_gateway_is_said_to_be_no_operators(server: Server) -> None:
+    server.answering = lambda handler: reply(handler, 404, b'{"error": "no API has the path /v1/apis"}')
+    transport = Transport(server.url, hint="look there")
+
+    for ask in (lambda: transport.call("GET", "/v1/apis"), lambda: next(transport.blocks("/v1/apis"))):
+        with pytest.raises(InputError) as caught:
+            ask()
+        assert str(caught.value) == f"{server.url} is the address of a gateway, give that of its operator; look there"
+        assert caught.value.exit_code == 2
+
+
 def test_a_config_error_keeps_every_diagnostic(server: Server) -> None:
     found = [Diagnostic("cortex.yaml", 3, 5, "a.b", "wrong", "do this"), Diagnostic("h.py", 1, 1, "", "odd", "")]
     body = json.dumps({"error": "x", "code": "bad_config", "diagnostics": [item.__dict__ for item in found]}).encode()

@@ -33,6 +33,8 @@ CONNECT_TIMEOUT_S = 10.0
 #: A part of an upload may wait this long until the operator has stored what came before; so may the last answer.
 UPLOAD_TIMEOUT_S = 300.0
 _BLOCK_BYTES = 65536
+#: How a gateway answers to the operator's routes.
+_SAID_BY_GATEWAY = "no API has the path /v1/"
 #: What OpenSSL says of a certificate (X509_V_ERR_…): its time is over; its names, or addresses, are others.
 _EXPIRED, _OTHER_NAME = 10, (62, 64)
 
@@ -112,7 +114,7 @@ class Transport:
         except (OSError, HTTPException) as error:
             raise self._unavailable(error) from None
         if answer.status >= 400:
-            raise error_of(answer)
+            raise self._refused(answer)
         return answer.json() if answer.body else None
 
     def upload(
@@ -140,7 +142,7 @@ class Transport:
         finally:
             connection.close()
         if answer.status >= 400:
-            raise error_of(answer)
+            raise self._refused(answer)
         return answer
 
     def blocks(
@@ -155,7 +157,7 @@ class Transport:
             raise self._unavailable(error) from None
         try:
             if response.status >= 400:
-                raise error_of(read(response))
+                raise self._refused(read(response))
             while block := response.read1(_BLOCK_BYTES):
                 yield block
         except (OSError, HTTPException) as error:
@@ -195,6 +197,12 @@ class Transport:
     def _headers(self, body: bytes | None, content_type: str) -> dict[str, str]:
         headers = {"authorization": f"Bearer {self.token}"}
         return headers | ({"content-type": content_type} if body is not None else {})
+
+    def _refused(self, answer: Answer) -> CortexError:
+        error = error_of(answer)
+        if answer.status == 404 and str(error).startswith(_SAID_BY_GATEWAY):
+            return InputError(f"{self.url} is the address of a gateway, give that of its operator; {self.hint}")
+        return error
 
     def _unavailable(self, error: Exception) -> OperatorUnavailableError:
         if isinstance(error, ssl.SSLError):
