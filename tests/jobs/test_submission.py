@@ -160,7 +160,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         "please specify either the item_list or delimited_files field (but not more than one at the same time)",
     ),
     (
-        {"delimited_files": FILES, "file_path_lister": {}},
+        {"delimited_files": FILES, "file_path_lister": FILES},
         "please specify either the item_list, file_path_lister or delimited_files field (but not more than one",
     ),
     ({"item_list": [1, 2]}, 'item_list: must be a map (got [1, 2]); write "item_list": {"items": [1, 2]'),
@@ -218,6 +218,19 @@ def test_a_mistake_about_files_is_named_with_its_fix(kind: str, change: dict[str
         parse(workers=1, **{kind: changed(FILES, change)})
     assert str(caught.value).startswith(kind + message)
     assert "; " in str(caught.value)
+
+
+def test_each_of_several_inputs_is_checked() -> None:
+    with pytest.raises(SubmissionError) as caught:
+        parse(workers=0, item_list={"items": []}, file_path_lister={"paths": ["data"], "includes": ["[a"]})
+    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [
+        "workers",
+        "please specify either the item_list or file_path_lister field (but not more than one at the same time); "
+        "remove all but one",
+        "item_list.items",
+        "file_path_lister.paths[0]",
+        "file_path_lister.includes[0]",
+    ]
 
 
 def test_each_wrong_element_of_a_list_is_named_up_to_ten() -> None:

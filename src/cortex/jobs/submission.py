@@ -186,8 +186,8 @@ def _source(body: Fields) -> Source | None:
         body.problems.append(
             f"please specify either the {names} field (but not more than one at the same time); remove all but one"
         )
-        return None
-    return _item_list(body) if given[0] == "item_list" else _files(body, given[0])
+    found = [_item_list(body) if key == "item_list" else _files(body, key) for key in given]
+    return found[0] if len(found) == 1 else None
 
 
 def _item_list(body: Fields) -> ItemList | None:
