@@ -136,11 +136,24 @@ def test_what_the_model_refuses_is_told_in_its_words(shelf):
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_that_is_no_model_is_told_in_one_line(shelf):
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"not a model", "Protobuf parsing failed"), (b"", "No graph was found in the protobuf")]
+)
+def test_a_file_that_is_no_model_is_told_in_one_line(shelf, content, words):
     with pytest.raises(ModelError) as raised:
-        shelf.add("m", b"not a model")
+        shelf.add("m", content)
     assert "\n" not in str(raised.value)
     assert "ONNXRuntimeError" not in str(raised.value)
+    assert str(raised.value) == f"model.onnx: {words}; is it an ONNX file? export it again"
+
+
+def test_a_model_that_cannot_be_built_is_told_by_its_file(shelf, tmp_path):
+    values = [Value(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    with pytest.raises(ModelError) as raised:
+        shelf.add("m", graph(values[:1], values[1:], [helper.make_node("NoSuchNode", ["x"], ["y"])]))
+    assert str(raised.value).startswith("model.onnx: ")
+    assert "NoSuchNode" in str(raised.value)
+    assert str(tmp_path) not in str(raised.value) and "export it again" not in str(raised.value)
 
 
 def test_a_folder_must_hold_one_model(shelf, tmp_path):

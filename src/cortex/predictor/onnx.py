@@ -29,6 +29,8 @@ _MAX_THREADS = 64
 #: An error's number and name, before what it says.
 _PREFIX_PARTS = 3
 _FATAL = 4
+#: What ONNX Runtime says of a file of another kind, of one that is cut off, and of an empty one.
+_NO_MODEL = {"Protobuf parsing failed", "No graph was found in the protobuf"}
 
 
 class OnnxModel:
@@ -83,7 +85,7 @@ class OnnxLoader:
         try:
             session = onnxruntime.InferenceSession(str(file), self._options, providers=self._providers)
         except Exception as exc:  # as in predict
-            raise ModelError(_plain(exc)) from exc
+            raise ModelError(_unloadable(exc, file)) from exc
         if _CUDA in self._providers and _CUDA not in session.get_providers():
             _warn(f"{named(request)} runs on the CPU: CUDA could not be started, see the lines above")
         model = OnnxModel(request, session)
@@ -189,6 +191,14 @@ def _plain(exc: Exception) -> str:
     """Return the words of an error of ONNX Runtime: `[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : words`."""
     text = " ".join(str(exc).split())
     return text.split(" : ", _PREFIX_PARTS)[-1] if text.startswith("[ONNXRuntimeError]") else text
+
+
+def _unloadable(exc: Exception, file: Path) -> str:
+    """Return why a file can't be loaded: by the name that the user gave it, not where it was downloaded to."""
+    said = _plain(exc)
+    words = said.removeprefix(f"Load model from {file} failed:").strip().rstrip(".")
+    fix = "; is it an ONNX file? export it again" if words in _NO_MODEL else ""
+    return f"{file.name}: {words}{fix}"
 
 
 def _warn(text: str) -> None:
