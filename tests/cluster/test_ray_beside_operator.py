@@ -45,7 +45,12 @@ def addresses(on_ray: OnRay) -> list[str]:
 def test_replicas_beside_the_operator_are_reached_by_their_unix_sockets(cluster: RayCluster, tmp_path: Path) -> None:
     with installed(cluster, place=cluster.nodes[0]) as on_ray:
         on_ray.cortex.cortex("deploy", write_project(tmp_path / "project", SOURCE, CONFIG))
-        on_ray.live("where", 3)
+        ready = on_ray.live("where", 3)
+        hosts = sorted(node.host for node in cluster.nodes)
+        assert sorted(each["node"] for each in ready) == hosts == on_ray.cortex.status()["cluster"]["nodes"]
+        told = on_ray.cortex.cortex("status").stdout
+        assert "3 nodes in use" in told
+        assert all(host in told for host in hosts)
         found = addresses(on_ray)
         assert found[-1] == "unix"
         assert [each.rpartition(":")[0] for each in found[:-1]] == sorted(node.host for node in cluster.nodes[1:])

@@ -311,7 +311,7 @@ class NodeLink:
             raise WireError(f"{self.address.host} tells of a replica {name!r}, which can't be")
         if not _is_sound(status):
             raise WireError(f"{self.address.host} tells of replica {name!r} what can't be")
-        self.replicas[name] = OnNode(spec, _reachable(status, self.address.host), bool(message["is_reserved"]))
+        self.replicas[name] = OnNode(spec, _on_node(status, self.address.host), bool(message["is_reserved"]))
         if is_complete:
             self._owner.replica_changed(self, name)
 
@@ -364,15 +364,15 @@ def _is_sound(status: ReplicaStatus) -> bool:
     )
 
 
-def _reachable(status: ReplicaStatus, host: str) -> ReplicaStatus:
-    """Return the status without what is no address of the node: gateways would connect to anything."""
+def _on_node(status: ReplicaStatus, host: str) -> ReplicaStatus:
+    """Return the status of a replica of a node, without what is no address there: gateways would connect to it."""
     own = numeric(host)
 
     def is_own(address: str) -> bool:
         return is_address(address) and own in (host_of(address), None)
 
     processes = (each if is_own(each.socket) else replace(each, socket="", near="") for each in status.processes)
-    return replace(status, processes=tuple(processes))
+    return replace(status, processes=tuple(processes), node=host)
 
 
 async def _receive(wire: Wire) -> Json | None:

@@ -140,10 +140,16 @@ class Operator:
             },
             "gateway": {"pid": self.gateway.pid, "url": identity.gateway_url},
             "gateways": self.fleet.describe() if self.fleet else [],
-            "cluster": {"problem": self.placer.reason} if self.placer else None,
+            "cluster": self._describe_cluster(),
             "models": {"pid": models_pid} if models_pid else None,
             "replicas": self.describe_processes(),
         }
+
+    def _describe_cluster(self) -> Json | None:
+        if self.placer is None or self.cluster is None:
+            return None
+        nodes = sorted(host for host, link in self.cluster.links.items() if link.is_up)
+        return {"problem": self.placer.reason, "nodes": nodes}
 
     async def _metrics(self) -> dict[str, Json]:
         try:

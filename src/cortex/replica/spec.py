@@ -205,6 +205,7 @@ class ReplicaStatus:
     slots: int = 1  #: calls that each process runs at once: threads, or more for async methods (known once ready)
     models: ModelsStatus | None = None
     lack: str = ""  #: what a cluster is short of; while it says something, nothing of the replica runs
+    node: str = ""  #: address of the machine of a cluster that it is on
     is_leaving: bool = False  #: its place is not its own any more: it serves until another one does
 
     @property
@@ -230,6 +231,7 @@ class ReplicaStatus:
             {
                 "api": self.api,
                 "id": self.id,
+                "node": self.node,
                 "pid": process.pid,
                 "process": process.index,
                 "state": process.state.value,

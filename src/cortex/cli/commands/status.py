@@ -37,6 +37,10 @@ def _show(status: dict[str, Any], context: Context) -> None:
     rows = [[name, *_where(status[name])] for name in ("operator", "gateway")]
     if status.get("models"):  # there is one only while an API has models
         rows.append(["model agent", *_where(status["models"])])
+    if cluster := status.get("cluster"):
+        count = len(cluster["nodes"])
+        used = f"{count} {'node' if count == 1 else 'nodes'} in use"
+        rows.append(["cluster", "not reached" if cluster["problem"] else "running", "-", used])
     console.table(["process", "status", "pid", "url"], rows)
     if warning := lack_of_cluster(status):
         console.line(f"\n{warning}")
@@ -46,7 +50,12 @@ def _show(status: dict[str, Any], context: Context) -> None:
     if status["replicas"]:
         console.line()
         headers = ["api", "replica", "process", "state", "pid", "restarts", "last death"]
-        console.table(headers, [_replica(replica) for replica in status["replicas"]])
+        rows = [_replica(replica) for replica in status["replicas"]]
+        if status.get("cluster"):
+            headers.insert(2, "node")
+            for row, replica in zip(rows, status["replicas"], strict=True):
+                row.insert(2, replica["node"] or "-")
+        console.table(headers, rows)
 
 
 def lack_of_cluster(status: dict[str, Any]) -> str:
