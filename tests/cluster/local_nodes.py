@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,6 +70,7 @@ class LocalNode:
                 with contextlib.suppress(psutil.Error):
                     for child in [*process.children(recursive=True), process]:
                         child.send_signal(signal.SIGKILL)
+        shutil.rmtree(self.home.metrics_dir, ignore_errors=True)  # it may be outside of the home
 
 
 @dataclass

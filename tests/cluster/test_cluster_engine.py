@@ -248,3 +248,20 @@ def test_replicas_of_a_node_that_falls_silent_are_given_up(home: Home, nodes: li
             await stop(made, *(spec.id for spec in specs))
 
     run(test())
+
+
+def test_nodes_that_end_leave_no_numbers_behind(home: Home) -> None:
+    async def test(node: LocalNode) -> None:
+        async with cluster(home, [node]) as made:
+            spec = made.spec()
+            await ready(made, spec)
+            await made.engine.stop(spec.id, 0)
+            await until(lambda: not made.engine.replicas())
+            await made.engine.end_nodes()
+            assert made.ended == [spec.id]
+            assert node.process is not None
+            await asyncio.to_thread(node.process.wait, 30)
+            assert not node.home.metrics_dir.exists()
+
+    with tempfile.TemporaryDirectory(prefix="cx-") as folder, local_nodes(Path(folder), 1) as [alone]:
+        run(test(alone))

@@ -37,6 +37,8 @@ _LOOKS = 3
 #: Names of folders are made of it.
 _REPLICA_ID = re.compile(r"[a-z0-9][-a-z0-9]{0,127}")
 _BULK_TIMEOUT_S = 600.0
+#: What an agent that is to end is left for its last numbers.
+_END_S = 3.0
 #: Numbers of one replica are a few hundred kilobytes.
 METRICS_TIMEOUT_S = 20.0
 #: A node reads all lines before it sends the first; with `follow` it says something several times a second.
@@ -145,7 +147,12 @@ class NodeLink:
         self._send({"command": "forget", "id": replica_id})
 
     async def end(self) -> None:
-        """Have the agent end; its replicas must be gone."""
+        """Have the agent end; its replicas must be gone. What they counted is awaited, for a while."""
+        if self._wire is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_END_S):
+                    while self.ended:
+                        await asyncio.sleep(_FIRST_RETRY_S)
         self._send({"command": "shutdown"})
         if self._wire is not None:
             with contextlib.suppress(WireError):

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 from asyncio import StreamReader, StreamWriter
@@ -111,6 +112,8 @@ class NodeAgent:
         # With replicas that go on, their models' agent does; after the last one, nobody would end it.
         await (self._model_agent.shutdown() if self._needs_model_agent() else self._model_agent.stop())
         await self._hosting.shutdown()
+        if not self._hosting.replicas() and not self._hosting.ended():
+            shutil.rmtree(self._home.metrics_dir, ignore_errors=True)  # it may be outside of the home
         _logger.info("node stopped")
 
     async def _listen(self, port: int) -> asyncio.Server:
