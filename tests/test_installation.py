@@ -50,3 +50,31 @@ def test_what_ray_needs_is_told_of_where_it_is_not_installed(module: str, monkey
         RAY.check_modules(is_kept=False)
     with pytest.raises(InputError, match="; `cortex up --engine local` goes back"):
         RAY.check_modules()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '""',
+        "7",
+        '{"host": null}',
+        '{"host": 5}',
+        '{"tls_cert": 5}',
+        '{"gateway_port": "x"}',
+        '{"gateway_port": null}',
+        '{"gateway_port": true}',
+        '{"operator_port": 70000}',
+        '{"engine": null}',
+    ],
+)
+def test_a_file_that_is_damaged_is_named(home: Home, text: str) -> None:
+    (home.path / "installation.json").write_text(text)
+    with pytest.raises(InputError, match=r"installation\.json can't be read .*give `cortex up` its flags again"):
+        Installation.read(home)
+
+
+def test_a_file_of_another_version_is_read(home: Home) -> None:
+    (home.path / "installation.json").write_text('{"engine": "ray", "ray_address": "h:1", "database": null, "x": []}')
+    assert Installation.read(home) == Installation(engine="ray", ray_address="h:1")

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from cortex.errors import InputError
 from cortex.home import Home, write_private
@@ -39,14 +40,25 @@ class Installation:
         """Return what `write` kept; without that, an installation of one machine. Raises: InputError."""
         path = home.path / _FILE
         try:
-            data = json.loads(path.read_text())
-            return cls(**{name: data[name] for name in cls.__dataclass_fields__ if name in data})
+            return cls._checked(json.loads(path.read_text()))
         except FileNotFoundError:
             return cls()
         except (OSError, ValueError, TypeError) as error:
             raise InputError(
                 f"{path} can't be read ({error}); remove it, and give `cortex up` its flags again"
             ) from None
+
+    @classmethod
+    def _checked(cls, data: dict[str, Any]) -> Installation:
+        """Raises: ValueError if a value can't be; TypeError if it is no map."""
+        found = {name: data[name] for name in cls.__dataclass_fields__ if name in dict(**data)}
+        for name, value in found.items():
+            default = getattr(cls, name)
+            is_port = isinstance(default, int) and type(value) is int and 0 < value < 65536
+            is_text = not isinstance(default, int) and (isinstance(value, str) or value is default is None)
+            if not is_port and not is_text:
+                raise ValueError(f"{name} is {value!r}")
+        return cls(**found)
 
     def write(self, home: Home) -> None:
         """Keep it, for its owner only."""

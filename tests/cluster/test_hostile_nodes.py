@@ -117,14 +117,22 @@ def test_gateways_are_led_to_addresses_of_the_node_only(socket: str, is_kept: bo
 
 @pytest.mark.parametrize(
     "change",
-    [{"index": 1}, {"index": "0"}, {"lent": "0"}, {"socket": 7}, {"near": 7}, {"slots": "1"}],
-    ids=lambda change: next(iter(change)),
+    [
+        *({"index": value} for value in (1, "0", False, 0.0)),
+        *({"lent": value} for value in ("0", 10**30, -1)),
+        *({name: "1"} for name in ("restarts", "failed_starts", "slots", "started_at")),
+        *({name: 7} for name in ("socket", "near", "lack")),
+        {"slots": -(10**19)},
+        {"failure": {"message": 7}},
+        {"death": {"cause": "exited", "message": 7, "at": 0}},
+    ],
+    ids=lambda change: "-".join(f"{name} {value!r}" for name, value in change.items()),
 )
 def test_a_status_of_which_no_routes_can_be_made_is_not_taken(change: dict[str, Any]) -> None:
     spec = ReplicaSpec("a-1-2", "a", *["/x"] * 6, ("/s",), "/c", "/l")
     process = ProcessStatus(0, "127.0.0.1:5", ProcessState.READY)
     status = json.loads(ReplicaStatus(spec.id, "a", "x", 1, 0.0, (process,)).to_json())
-    if "slots" in change:
+    if change.keys() <= status.keys():
         status |= change
     else:
         status["processes"][0] |= change

@@ -292,11 +292,11 @@ def test_a_socket_that_somebody_removes_is_opened_again() -> None:
         pid = replica.pid
         kept = UnixConnection(replica.spec.sockets[0])
         kept.connect()
-        before = Path(replica.spec.sockets[0]).stat().st_ino
-        Path(replica.spec.sockets[0]).unlink()
-        wait_until(lambda: Path(replica.spec.sockets[0]).exists())
-        assert Path(replica.spec.sockets[0]).stat().st_ino != before
+        for path in (replica.spec.sockets[0], replica.spec.control_socket):
+            Path(path).unlink()
+            wait_until(Path(path).exists)
         assert replica.request({}).status == 200
+        assert replica.pid == pid
         kept.request("POST", "/", b"{}", {"content-type": "application/json"})
         assert read(kept.getresponse(), 0).status == 200
         os.kill(pid, signal.SIGKILL)
@@ -305,6 +305,29 @@ def test_a_socket_that_somebody_removes_is_opened_again() -> None:
         replica.command(command="stop", drain_s=0)
         assert replica.process.wait(10) == 0
         assert not Path(replica.spec.sockets[0]).exists()
+        assert not Path(replica.spec.control_socket).exists()
+
+
+def test_a_socket_in_whose_place_another_file_comes_is_opened_again() -> None:
+    with running_replica(HANDLER) as replica:
+        replica.wait_ready()
+        socket_file = Path(replica.spec.sockets[0])
+        moved = socket_file.with_name("moved")
+        socket_file.rename(moved)
+        wait_until(socket_file.exists)
+        moved.rename(socket_file)  # nobody listens there any more
+        wait_until(lambda: connects(replica))
+        assert replica.request({}).status == 200
+
+
+def connects(replica: Replica) -> bool:
+    try:
+        connection = replica.connection()
+        connection.connect()
+    except OSError:
+        return False
+    connection.close()
+    return True
 
 
 def _connections(replica: Replica) -> int:

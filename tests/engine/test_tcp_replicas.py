@@ -121,8 +121,7 @@ def test_an_address_that_is_not_there_is_told_as_a_failed_start() -> None:
         assert process.failure.message.startswith("can't listen on 192.0.2.1: Cannot assign")
         assert process.failed_starts == 1
         assert "can't listen on 192.0.2.1" in replica.log()
-        with pytest.raises(ConnectionRefusedError):
-            UnixConnection(replica.spec.sockets[0]).connect()
+        assert not Path(replica.spec.sockets[0]).exists()
         replica.command(command="stop", drain_s=0)
         assert replica.process.wait(10) == 0
 

@@ -11,7 +11,7 @@ import re
 import tarfile
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,10 +19,10 @@ from cortex import __version__
 from cortex.cluster.nearness import sockets_here
 from cortex.cluster.parcels import unpack
 from cortex.cluster.placing import NodeAddress
+from cortex.cluster.told import is_sound, on_node
 from cortex.cluster.wire import Json, NodeAgentAwayError, Wire, WireError, connect
 from cortex.engine.log_files import LogLine
 from cortex.errors import CortexError
-from cortex.gateway.addresses import host_of, is_address, numeric
 from cortex.replica.spec import Limits, ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
 
@@ -316,9 +316,9 @@ class NodeLink:
         spec, status = ReplicaSpec.from_json(message["spec"]), ReplicaStatus.from_json(message["status"])
         if not _REPLICA_ID.fullmatch(name) or not name == spec.id == status.id:
             raise WireError(f"{self.address.host} tells of a replica {name!r}, which can't be")
-        if not _is_sound(status):
+        if not is_sound(status):
             raise WireError(f"{self.address.host} tells of replica {name!r} what can't be")
-        self.replicas[name] = OnNode(spec, _on_node(status, self.address.host), bool(message["is_reserved"]))
+        self.replicas[name] = OnNode(spec, on_node(status, self.address.host), bool(message["is_reserved"]))
         if is_complete:
             self._owner.replica_changed(self, name)
 
@@ -358,28 +358,6 @@ class NodeLink:
         except (CortexError, OSError) as error:
             self._logger.error("project could not be sent", node=self.address.host, project=project_hash, error=error)
             self._send({"command": "no_project", "project": project_hash, "reason": str(error)})
-
-
-def _is_sound(status: ReplicaStatus) -> bool:
-    """Tell whether routes can be made of it: they are those of all nodes."""
-    return type(status.slots) is int and all(
-        process.index == position
-        and type(process.lent) is int
-        and isinstance(process.socket, str)
-        and isinstance(process.near, str)
-        for position, process in enumerate(status.processes)
-    )
-
-
-def _on_node(status: ReplicaStatus, host: str) -> ReplicaStatus:
-    """Return the status of a replica of a node, without what is no address there: gateways would connect to it."""
-    own = numeric(host)
-
-    def is_own(address: str) -> bool:
-        return is_address(address) and own in (host_of(address), None)
-
-    processes = (each if is_own(each.socket) else replace(each, socket="", near="") for each in status.processes)
-    return replace(status, processes=tuple(processes), node=host)
 
 
 async def _receive(wire: Wire) -> Json | None:

@@ -22,11 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cortex.engine.doors import Doors
+from cortex.engine.doors import Doors, UnixDoor
 from cortex.engine.forking import fork
 from cortex.engine.logs import LogWriter
 from cortex.engine.slot import Slot
-from cortex.engine.sockets import accept_one, allow_descriptors, listen
+from cortex.engine.sockets import allow_descriptors
 from cortex.engine.supervisor_metrics import SupervisorMetrics
 from cortex.engine.worker import Worker
 from cortex.lifecycle import ProcessState
@@ -54,7 +54,7 @@ class Supervisor:
         self._log = LogWriter(Path(spec.log_path))
         self._metrics = SupervisorMetrics(spec.metrics_dir)
         self._selector = selectors.DefaultSelector()
-        self._control: socket.socket | None = None
+        self._control: UnixDoor | None = None
         self._clients: dict[socket.socket, bytes] = {}
         self._doors = Doors(spec, lambda index, sock: self._serving(index).hold(sock), self._watch, self._unwatch)
         self._workers: list[Slot] = []
@@ -87,8 +87,7 @@ class Supervisor:
             signal.signal(number, _remember)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._watch(self._signals_read.fileno(), self._on_signal)
-        self._control = listen(self._spec.control_socket)
-        self._watch(self._control.fileno(), self._on_control)
+        self._control = UnixDoor(self._spec.control_socket, self._on_control, self._watch, self._unwatch)
         try:
             self._spec = self._doors.open()
         except OSError as error:
@@ -134,8 +133,8 @@ class Supervisor:
         """Tell the last status, and leave no socket behind."""
         self._tell_status()
         self._doors.remove()
-        with contextlib.suppress(FileNotFoundError):
-            Path(self._spec.control_socket).unlink()
+        if self._control is not None:
+            self._control.remove()
         self._log.close()
 
     # The loop.
@@ -148,6 +147,8 @@ class Supervisor:
                 callback()
         now = time.monotonic()
         self._doors.tick(now)
+        if self._control is not None:
+            self._control.tick(now)
         for worker in self._everyone():
             pid = worker.pid
             worker.tick(now)
@@ -304,12 +305,7 @@ class Supervisor:
 
     # Control.
 
-    def _on_control(self) -> None:
-        assert self._control is not None
-        client = accept_one(self._control)
-        if client is None:
-            return
-        client.setblocking(False)
+    def _on_control(self, client: socket.socket) -> None:
         self._clients[client] = b""
         self._watch(client.fileno(), lambda: self._on_client(client))
         self._tell(client, self._status().to_json())

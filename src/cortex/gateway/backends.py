@@ -28,7 +28,7 @@ HOLD_SERVER = "cortex-hold"
 
 #: A replica that is gone with its socket is left at the first refused connection: it has the fewest requests, so it
 #: would be tried before all others until its removal.
-_SERVER_CHECK = "check inter 5s rise 1 fall 1 observe layer4 error-limit 1 on-error mark-down"
+_SERVER_CHECK = "check inter 5s downinter 500ms rise 1 fall 1 observe layer4 error-limit 1 on-error mark-down"
 
 
 @dataclass(frozen=True)

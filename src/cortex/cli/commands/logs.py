@@ -59,20 +59,22 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
 
 
 def _lines(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text) <= MAX_TAIL):
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= MAX_TAIL):
         raise argparse.ArgumentTypeError(f"must be a number from 0 to {MAX_TAIL:,} (got {text})")
     return int(text)
 
 
 def _explain_nothing(arguments: argparse.Namespace, context: Context) -> None:
     """Say that a request or a replica was not found."""
+    if arguments.tail == 0:
+        return
     if arguments.request:
         what = "no line of the access log is of" if arguments.access else "nothing that is kept was printed for"
         context.console.note(
             f"{what} request {arguments.request}; ids are in X-Cortex-Request-ID of answers, "
             "of an AsyncAPI they are those of workloads, of a job those of batches"
         )
-    elif arguments.replica and not arguments.access and arguments.tail != 0:
+    elif arguments.replica and not arguments.access:
         what = "worker" if arguments.job else "replica"
         whole = " ".join(filter(None, ("cortex logs", arguments.api, arguments.job)))
         context.console.note(
