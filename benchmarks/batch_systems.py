@@ -111,6 +111,10 @@ def _peer(name: str, venv: str | None, *arguments: str, **variables: str) -> Dri
     return drive
 
 
+def _ray_data(where: str) -> Drive:
+    return _peer("ray_data", "ray_data", where, **environments.OF_RAY)
+
+
 @contextlib.contextmanager
 def _cortex(folder: Path) -> Iterator[Driver]:
     cortex = Cortex.in_folder(folder)
@@ -127,16 +131,22 @@ def _cortex(folder: Path) -> Iterator[Driver]:
             yield driver
 
 
-_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
-
 #: In the order in which a round visits them.
 SYSTEMS = (
     BatchSystem("cortex", "cortex", "SQLite, synced to disk", _cortex),
     BatchSystem(
-        "ray-data", "peer", "object store, in memory", _peer("ray_data", "ray_data", "memory", **_RAY), "ray_data"
+        "ray-data",
+        "peer",
+        "object store, in memory",
+        _peer("ray_data", "ray_data", "memory", **environments.OF_RAY),
+        "ray_data",
     ),
     BatchSystem(
-        "ray-data-parquet", "peer", "Parquet files", _peer("ray_data", "ray_data", "parquet", **_RAY), "ray_data"
+        "ray-data-parquet",
+        "peer",
+        "Parquet files",
+        _peer("ray_data", "ray_data", "parquet", **environments.OF_RAY),
+        "ray_data",
     ),
     BatchSystem("celery", "peer", "Redis, snapshots now and then", _peer("celery", "celery"), "celery"),
     BatchSystem("pool", "limit", "a list", _peer("pool", None, "1")),

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from benchmarks.paths import PEERS, VENVS
 
+#: Variables of peers that are Ray's: with tokens it would leave one in the user's home, which every later Ray asks for.
+OF_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+
 
 def python_of(peer: str) -> Path:
     """Return the interpreter of a peer's environment, which must have been prepared."""

@@ -88,15 +88,11 @@ def _litserve(workload: Workload, folder: Path) -> contextlib.AbstractContextMan
     return running(command, environ, folder, endpoint, workload)
 
 
-#: With tokens, Ray would make one in the user's home, which every later Ray there would ask for.
-_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
-
-
 def _ray_serve(workload: Workload, folder: Path) -> contextlib.AbstractContextManager[Endpoint]:
     endpoint = Endpoint(free_ports(1)[0], "/predict")
     command = [str(environments.python_of("ray_serve")), str(PEERS / "ray_serve" / "server.py")]
     environ = environ_of(WORKLOAD=workload.name, PORT=str(endpoint.port), RAY_TMPDIR=str(folder))
-    environ |= _RAY
+    environ |= environments.OF_RAY
     return running(command, environ, folder, endpoint, workload)
 
 
@@ -107,7 +103,7 @@ def _ray_serve_haproxy(workload: Workload, folder: Path) -> contextlib.AbstractC
     command = [str(environments.python_of("ray_serve")), str(PEERS / "ray_serve" / "server.py")]
     environ = environ_of(WORKLOAD=workload.name, PORT=str(endpoint.port), RAY_TMPDIR=str(folder))
     environ |= {
-        **_RAY,
+        **environments.OF_RAY,
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",

@@ -43,15 +43,17 @@ class Installation:
             return cls._checked(json.loads(path.read_text()))
         except FileNotFoundError:
             return cls()
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise InputError(
                 f"{path} can't be read ({error}); remove it, and give `cortex up` its flags again"
             ) from None
 
     @classmethod
-    def _checked(cls, data: dict[str, Any]) -> Installation:
-        """Raises: ValueError if a value can't be; TypeError if it is no map."""
-        found = {name: data[name] for name in cls.__dataclass_fields__ if name in dict(**data)}
+    def _checked(cls, data: Any) -> Installation:
+        """Raises: ValueError for what `write` does not write."""
+        if not isinstance(data, dict):
+            raise ValueError("it is no map")
+        found = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         for name, value in found.items():
             default = getattr(cls, name)
             is_port = isinstance(default, int) and type(value) is int and 0 < value < 65536

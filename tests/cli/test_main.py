@@ -17,6 +17,7 @@ from cli.command_line import CORTEX, cortex, environ
 from cli.terminal import on_terminal
 from cortex import __version__
 from cortex.cli.main import COMMANDS, command_parser, main
+from e2e.installation import ECHO_CONFIG, ECHO_SOURCE, write_project
 from wait import wait_until
 
 
@@ -242,14 +243,6 @@ def test_main_returns_its_exit_code_to_other_programs(
     assert wait_until(lambda: capsys.readouterr().out) == f"{__version__}\n"
 
 
-HANDLER = """
-class Handler:
-    def __init__(self, config):
-        pass
-
-    def handle_post(self, payload):
-        return payload
-"""
 NEEDS_HOME = [
     ["up"],
     ["up", "--foreground"],
@@ -281,8 +274,6 @@ def test_a_home_that_can_not_be_made_is_one_clear_error(tmp_path: Path, words: l
 
 
 def project(folder: Path) -> Path:
-    config = "- name: echo\n  kind: RealtimeAPI\n  handler: {type: python, path: handler.py}\n"
-    (folder / "cortex.yaml").write_text(config)
-    (folder / "handler.py").write_text(HANDLER)
+    write_project(folder, ECHO_SOURCE, ECHO_CONFIG)
     (folder / "sample.json").write_text("{}")
     return folder

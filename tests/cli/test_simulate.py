@@ -9,16 +9,8 @@ import pytest
 
 from cli.command_line import cortex
 from cortex.cli.plot import panel, time_axis
-from e2e.installation import write_project
+from e2e.installation import ECHO_SOURCE, write_project
 
-SOURCE = """
-class Handler:
-    def __init__(self, config):
-        pass
-
-    def handle_post(self, payload):
-        return payload
-"""
 CONFIG = """
 - name: one
   kind: RealtimeAPI
@@ -31,7 +23,7 @@ CONFIG = """
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return write_project(tmp_path / "project", SOURCE, CONFIG)
+    return write_project(tmp_path / "project", ECHO_SOURCE, CONFIG)
 
 
 def test_a_panel_shows_the_highest_of_each_column() -> None:

@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from cortex.cluster.nearness import sockets_here
 from cortex.cluster.node_start import RESERVE_SOCKET
 from cortex.cluster.wire import connect, derived
 from cortex.home import Home
+from cortex.identity import Identity
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +75,27 @@ def test_an_agent_that_does_not_listen_in_its_home_here_is_not(
     assert sockets_here(node.host, {}) is None
 
 
-def test_another_users_agent_is_not(node: LocalNode, told: dict[str, Any]) -> None:
+def test_another_users_agent_is_not() -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root can be another user")
-    os.seteuid(65534)
-    try:
-        assert sockets_here(node.host, told) is None
-    finally:
-        os.seteuid(0)
+        pytest.skip("only root can start another user's process")
+    with tempfile.TemporaryDirectory(prefix="cx-") as folder:
+        home = Home(Path(folder) / "home")
+        home.sockets_dir.mkdir(parents=True)
+        for path in (Path(folder), home.path, home.run_dir, home.sockets_dir):
+            path.chmod(0o777)
+        listen = "s = socket.socket(1); s.bind(sys.argv[1]); s.listen(); print(flush=True); input()"
+        script = f"import os, socket, sys; os.setuid(int(sys.argv[2])); {listen}"
+        command = [sys.executable, "-c", script, str(home.sockets_dir / RESERVE_SOCKET)]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        found = {}
+        for user in (os.geteuid(), 65534):
+            with subprocess.Popen([*command, str(user)], **pipes) as process:
+                process.stdout.readline()  # type: ignore[union-attr]
+                identity = Identity.of(process.pid).to_json()
+                found[user] = sockets_here("127.0.0.1", {"home": str(home.path), "identity": identity})
+                process.communicate(b"\n")
+            (home.sockets_dir / RESERVE_SOCKET).unlink()
+        assert found == {0: home.sockets_dir, 65534: None}
 
 
 def test_files_alone_are_no_agent(node: LocalNode, told: dict[str, Any], tmp_path: Path) -> None:

@@ -24,6 +24,20 @@ from wait import wait_until
 ROOT = Path(__file__).resolve().parents[2]
 Done = subprocess.CompletedProcess[str]
 CORTEX = [sys.executable, "-m", "cortex.cli.main"]
+#: A project that answers what it is sent.
+ECHO_SOURCE = """
+    class Handler:
+        def __init__(self, config):
+            pass
+
+        def handle_post(self, payload):
+            return payload
+"""
+ECHO_CONFIG = """
+    - name: echo
+      kind: RealtimeAPI
+      handler: {type: python, path: handler.py}
+"""
 
 
 @dataclass

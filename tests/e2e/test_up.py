@@ -14,26 +14,13 @@ import pytest
 from certificates import write_pair
 from cortex.home import Home
 from cortex.installation import Installation as Kept
-from e2e.installation import Installation, write_project
+from e2e.installation import ECHO_CONFIG, ECHO_SOURCE, Installation, write_project
 from ports import free_port
 from wait import wait_until
 
-SOURCE = """
-    class Handler:
-        def __init__(self, config):
-            pass
-
-        def handle_post(self, payload):
-            return payload
-"""
-CONFIG = """
-    - name: echo
-      kind: RealtimeAPI
-      handler: {type: python, path: handler.py}
-"""
 RAY = ("--engine", "ray", "--ray-address", "127.0.0.1:1")
 OTHER_LOOPBACK = "127.0.0.2"
-GATED_SOURCE = """
+SOURCE = """
     import pathlib, time
 
     class Handler:
@@ -45,7 +32,7 @@ GATED_SOURCE = """
         def handle_post(self, payload):
             return self.word
 """
-GATED_CONFIG = """
+CONFIG = """
     - name: words
       kind: RealtimeAPI
       handler: {{type: python, path: handler.py, config: {{gate: {gate}, word: {word}}}}}
@@ -94,7 +81,7 @@ def test_where_it_listens_is_kept_for_the_next_operator_and_replaced_by_flags(
 ) -> None:
     cortex.cortex("up", "--host", OTHER_LOOPBACK, *ports(cortex))
     cortex.down()
-    config = write_project(tmp_path / "p", SOURCE, CONFIG) / "cortex.yaml"
+    config = write_project(tmp_path / "p", ECHO_SOURCE, ECHO_CONFIG) / "cortex.yaml"
     operator, gateway = (
         f"http://{OTHER_LOOPBACK}:{cortex.operator_port}",
         f"http://{OTHER_LOOPBACK}:{cortex.gateway_port}",
@@ -182,7 +169,7 @@ def test_a_home_of_ray_without_its_modules_says_what_to_do_and_the_way_back(
     cortex.variables = without_ray(tmp_path)
     home = Home(cortex.home)
     Kept(engine="ray", ray_address="127.0.0.1:1", gateways="all").write(home)
-    config = write_project(tmp_path / "p", SOURCE, CONFIG) / "cortex.yaml"
+    config = write_project(tmp_path / "p", ECHO_SOURCE, ECHO_CONFIG) / "cortex.yaml"
     for command in (["up"], ["deploy", str(config)]):
         refused = cortex.cortex(*command, check=False)
         assert "--engine ray needs cryptography and ray" in refused.stderr
@@ -201,16 +188,16 @@ def without_ray(folder: Path) -> dict[str, str]:
 def test_what_is_being_started_after_down_can_be_changed(cortex: Installation, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.touch()
-    project = write_project(tmp_path / "project", GATED_SOURCE, GATED_CONFIG.format(gate=gate, word="one"))
+    project = write_project(tmp_path / "project", SOURCE, CONFIG.format(gate=gate, word="one"))
     cortex.up()
     cortex.cortex("deploy", project)
     cortex.down()
     gate.unlink()
     cortex.up()
     assert cortex.get("words")["status"]["status_code"] == "updating"
-    write_project(project, GATED_SOURCE, GATED_CONFIG.format(gate=gate, word="two"))
+    write_project(project, SOURCE, CONFIG.format(gate=gate, word="two"))
     assert cortex.cortex("deploy", "--no-wait", project).stdout == "updating words (RealtimeAPI)\n"
-    write_project(project, GATED_SOURCE, GATED_CONFIG.format(gate=gate, word="three"))
+    write_project(project, SOURCE, CONFIG.format(gate=gate, word="three"))
     refused = cortex.cortex("deploy", "--no-wait", project, check=False)
     assert "words is updating" in refused.stderr
     gate.touch()

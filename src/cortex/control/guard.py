@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from collections.abc import Callable, Collection
 from urllib.parse import urlsplit
 
@@ -12,6 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cortex.errors import UnauthorizedError
+from cortex.gateway.addresses import numeric
 
 #: The only path that needs no token: it tells nothing but that the operator lives.
 OPEN_PATHS = frozenset({"/livez"})
@@ -72,7 +72,7 @@ class Guard:
             name = (urlsplit(f"//{host}").hostname or "").lower()
         except ValueError:
             return False
-        return name in self._hosts or (self._any_address and is_address(name)) or self._is_name(name)
+        return name in self._hosts or (self._any_address and numeric(name) is not None) or self._is_name(name)
 
 
 def _nobody(_: str) -> bool:
@@ -84,15 +84,6 @@ def _is_of(origin: str, host: str) -> bool:
         return urlsplit(origin).netloc.lower() == host.lower()
     except ValueError:
         return False
-
-
-def is_address(name: str) -> bool:
-    """Tell whether this is an IP address and not a name."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _refusal(status: int, code: str, message: str) -> JSONResponse:

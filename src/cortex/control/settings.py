@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cortex.control.guard import is_address
+from cortex.gateway.addresses import numeric
 from cortex.tls import Certificate, CertificateFiles, shown_name
 
 #: Addresses that lead to this machine from itself only, or to nothing in particular.
@@ -61,7 +61,7 @@ class Settings:
 
         Not with a name, which need not be one that requests may come to.
         """
-        return replace(self, name=address) if self.host in _ALL and is_address(address) else self
+        return replace(self, name=address) if self.host in _ALL and numeric(address) else self
 
     @property
     def address(self) -> str:
