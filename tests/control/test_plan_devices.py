@@ -183,6 +183,7 @@ events = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(events, max_size=20), st.sets(revisions), st.integers(0, 4))
+@example([("deploy", "r1", 1, 1), ("settle",), ("deploy", "r2", 1, 1)], {"r2"}, 1)
 @example([("settle",), ("settle",), ("deploy", "r2", 1, 2)], {"r2"}, 0)
 @example([("deploy", "r2", 2, 1), ("settle",), ("deploy", "r1", 1, 2)], {"r1"}, 4)
 def test_no_history_gets_stuck_for_want_of_gpus(history: list[tuple[object, ...]], broken: set[str], gpus: int) -> None:
