@@ -2,7 +2,7 @@
 
 10,000 workloads are sent and worked through while `kill -9` hits 30 times, workers, their supervisors and the operator,
 and the power is cut twice. Five workloads end their process, one of a hundred raises. Then every result is fetched and
-held against what was sent. The code is the tests' own, `tests/e2e/async_chaos.py`.
+held against what was sent. The code is the tests' own, `tests/harness/installations/async_chaos.py`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def main() -> None:
 
 def _run(seed: int, workloads: int) -> Any:
     sys.path.insert(0, str(REPOSITORY / "tests"))
-    from e2e.async_chaos import AsyncChaos, AsyncPlan
-    from e2e.installation import installation
+    from harness.installations.async_chaos import AsyncChaos, AsyncPlan
+    from harness.installations.installation import installation
 
     with installation() as cortex, tempfile.TemporaryDirectory(prefix="cortex-bench-") as folder:
         outcome = AsyncChaos(cortex, Path(folder), AsyncPlan(seed=seed, workloads=workloads)).run()

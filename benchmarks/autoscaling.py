@@ -26,11 +26,11 @@ from typing import Any
 from benchmarks import machine, processes, report, results
 from benchmarks.cortex_cli import Cortex
 from benchmarks.open_calls import Call, send_all
-from cortex.control.autoscaler import TICK_S
-from cortex.control.diagnose import diagnose
-from cortex.control.queueing import Service
-from cortex.control.simulation import Assumptions, simulate
-from cortex.control.traffic import Trace
+from cortex.operator.autoscaling.policy import TICK_S
+from cortex.operator.autoscaling.queueing_theory import Service
+from cortex.operator.autoscaling.simulation import Assumptions, simulate
+from cortex.operator.autoscaling.traffic import Trace
+from cortex.operator.deploy.diagnose import diagnose
 
 #: Requests per second, each from its second on; the last entry is the end.
 STEPS = ((0.0, 2.0), (60.0, 30.0), (180.0, 2.0), (300.0, 0.0))

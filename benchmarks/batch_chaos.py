@@ -3,7 +3,8 @@
 100,000 items in batches of 10 for three workers; 20 items end the process with a segmentation fault. In the first run
 `kill -9` hits 50 times: workers, their supervisors, and the operator, which is started again. In the second the power
 is cut three times: every process ends at one instant, while the operator writes. Then results, dead letters, counts and
-the calls of `on_job_complete` are held against what was submitted. The code is the tests' own, `tests/e2e/chaos.py`.
+the calls of `on_job_complete` are held against what was submitted. The code is the tests' own,
+`tests/harness/installations/chaos.py`.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def main() -> None:
 
 def _run(events: dict[str, int], seed: int, items: int) -> Any:
     sys.path.insert(0, str(REPOSITORY / "tests"))
-    from e2e.chaos import Chaos, Plan
-    from e2e.installation import installation
+    from harness.installations.chaos import Chaos, Plan
+    from harness.installations.installation import installation
 
     with installation() as cortex, tempfile.TemporaryDirectory(prefix="cortex-bench-") as folder:
         outcome = Chaos(cortex, Path(folder), Plan(seed=seed, items=items, **events)).run()

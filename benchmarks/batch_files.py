@@ -44,7 +44,7 @@ def main() -> None:
     arguments = parser.parse_args()
     facts = machine.facts()
     sys.path.insert(0, str(REPOSITORY / "tests"))
-    import s3
+    from harness.servers import s3
 
     if not s3.is_installed():
         raise SystemExit("Swift is not installed: sh scripts/test-services")

@@ -27,8 +27,8 @@ from benchmarks.workloads import IRIS, NOOP, Workload
 _TESTS = Path(__file__).parent.parent / "tests"
 sys.path[:0] = [str(_TESTS), str(_TESTS / "cluster")]
 
-from cluster_installation import OnRay, cluster_installation, installed  # noqa: E402
-from ray_cluster import RayNode  # noqa: E402
+from harness.cluster.cluster_installation import OnRay, cluster_installation, installed  # noqa: E402
+from harness.cluster.ray_cluster import RayNode  # noqa: E402
 
 LOCAL, PEER_NAMES = "cortex", ("ray-serve", "ray-serve-haproxy")
 OVER_NETWORK, BESIDE = "cortex on Ray, over the network", "cortex on Ray, beside its operator"

@@ -124,7 +124,7 @@ def groups(status: dict[str, Any]) -> dict[str, list[psutil.Process]]:
 
 def _is_supervisor(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
-        return "cortex.engine.supervisor" in process.cmdline()
+        return "cortex.supervisor.supervisor" in process.cmdline()
     return False
 
 

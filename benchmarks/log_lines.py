@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cortex.cluster.link import Leader, NodeLink
-from cortex.cluster.wire import derived
-from cortex.control.log_stream import stream_logs
+from cortex.cluster.node_client import Leader, NodeLink
+from cortex.cluster.transport import derived
+from cortex.operator.http.log_streams import stream_logs
 from cortex.telemetry import Logger
 
 sys.path[:0] = [str(Path(__file__).parent.parent / "tests")]
 
-from cluster.local_nodes import SECRET, LocalNode, local_nodes  # noqa: E402
+from harness.cluster.local_nodes import SECRET, LocalNode, local_nodes  # noqa: E402
 
 _API = "talks"
 _TEXT = "a line of a usual length, with a number of its own and a few words more about what was asked and answered"

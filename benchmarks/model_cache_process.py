@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from cortex.models import memory
+from cortex.models.handles import in_scope
 from cortex.models.loading import Loader, LoadRequest
 from cortex.models.registry import Registry
-from cortex.models.scope import in_scope
 from cortex.models.spec import Catalogue, Model, ModelSource, Version
 
 THREADS = 4
@@ -170,11 +170,11 @@ def cycles(folder: str, kind: str, cycles: int) -> dict[str, Any]:
 
 def _loader(kind: str) -> Loader[Any]:
     if kind == "onnx":
-        from cortex.predictor.onnx import OnnxLoader
+        from cortex.predictor.clients.onnx import OnnxLoader
 
         return OnnxLoader(wants_gpu=False, threads=1)
     if kind == "tensorflow":
-        from cortex.predictor.tensorflow import EmbeddedTensorFlow
+        from cortex.predictor.clients.tensorflow import EmbeddedTensorFlow
 
         return EmbeddedTensorFlow()
     return PickleLoader()

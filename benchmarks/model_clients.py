@@ -22,9 +22,9 @@ from typing import Any
 
 from benchmarks import machine, results, tensorflow_clients
 from benchmarks.paths import USER_CODE
-from cortex.models.scope import in_scope
+from cortex.models.handles import in_scope
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, Layout, Model, ModelPath, ModelSource, Version
-from cortex.predictor.clients import Clients, build_clients
+from cortex.predictor.clients.python import Clients, build_clients
 
 ROW = [5.1, 3.5, 1.4, 0.2]
 
@@ -116,7 +116,7 @@ def bare_of(session: Any, feed: dict[str, Any]) -> Callable[[], Any]:
 
 def tensorflow_cases(folder: Path) -> Iterator[Case]:
     """Compare `predict` with a signature's call in this process, and with the official stub on a server."""
-    command = [sys.executable, "tests/tensorflow_models.py", str(folder / "models")]
+    command = [sys.executable, "tests/harness/models/tensorflow_models.py", str(folder / "models")]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": "tests"})
     model = folder / "models" / "iris"
 

@@ -2,7 +2,8 @@
 
 An API is called at a constant rate while `kill -9` hits 20 of its processes and supervisors, and the operator twice,
 which is then started again and updates the API. After each kill it is looked whether a counter went back; at the end
-`/metrics` is held against what the callers saw. The code is the tests' own, `tests/e2e/number_chaos.py`.
+`/metrics` is held against what the callers saw. The code is the tests' own,
+`tests/harness/installations/number_chaos.py`.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def main() -> None:
 
 def _run(rate: float) -> Any:
     sys.path.insert(0, str(REPOSITORY / "tests"))
-    from e2e.installation import installation
-    from e2e.number_chaos import NumberChaos, Plan
+    from harness.installations.installation import installation
+    from harness.installations.number_chaos import NumberChaos, Plan
 
     plan = Plan(process_kills=10, replica_kills=10, operator_kills=2, rate=rate)
     with installation() as cortex, tempfile.TemporaryDirectory(prefix="cortex-bench-") as folder:

@@ -24,15 +24,15 @@ import psutil
 from benchmarks.endpoint import free_ports
 from cortex.cluster.engine import Access, ClusterEngine
 from cortex.cluster.known_nodes import NodesFile
-from cortex.cluster.placing import NodeAddress, Placement, Resources
-from cortex.cluster.wire import Wire, accept, derived
+from cortex.cluster.placement import NodeAddress, Placement, Resources
+from cortex.cluster.transport import Wire, accept, derived
 from cortex.config.schema import Api
-from cortex.control.plan import Preparation, Replica, Stage, plan
-from cortex.control.routing import routes_of
 from cortex.engine.local import first_status
 from cortex.gateway.haproxy import Gateway, GatewaySettings
 from cortex.home import Home
 from cortex.lifecycle import ProcessState
+from cortex.operator.replicas.plan import Preparation, Replica, Stage, plan
+from cortex.operator.replicas.routing import routes_of
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.state.apis import ApiRecord, Target
 from cortex.telemetry import Logger

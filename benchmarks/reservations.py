@@ -19,13 +19,12 @@ from statistics import median
 _TESTS = Path(__file__).parent.parent / "tests"
 sys.path[:0] = [str(_TESTS), str(_TESTS / "cluster")]
 
-from ray_cluster import RayCluster, RayNode, ray_cluster  # noqa: E402
-
 from cortex import __version__  # noqa: E402
-from cortex.cluster.node_start import NodeStart  # noqa: E402
-from cortex.cluster.placing import Resources  # noqa: E402
+from cortex.cluster.node.start import NodeStart  # noqa: E402
+from cortex.cluster.placement import Resources  # noqa: E402
 from cortex.cluster.ray_placer import RayPlacer  # noqa: E402
 from cortex.telemetry import Logger  # noqa: E402
+from harness.cluster.ray_cluster import RayCluster, RayNode, ray_cluster  # noqa: E402
 
 #: Initial delay, period, timeout, in milliseconds; failures. None: what Ray has by itself.
 HEALTH_CHECKS = {
@@ -70,7 +69,7 @@ async def _cost(cluster: RayCluster, count: int) -> None:
             times.append(time.monotonic() - began)
         machine = cluster.nodes[0].machine
         actors = [_pss_mb(pid) for pid in machine.pids() if _command(pid).startswith("ray::Reservation")]
-        agents = [_pss_mb(pid) for pid in machine.pids() if "cortex.cluster.node " in _command(pid)]
+        agents = [_pss_mb(pid) for pid in machine.pids() if "cortex.cluster.node.agent " in _command(pid)]
         bridges = [_pss_mb(pid) for pid in cluster.head.machine.pids() if "cortex.cluster.ray_bridge" in _command(pid)]
         print(f"| first reservation on a node, with the start of its agent | {times[0]:.2f} s |")
         print(f"| each further one (median of {count - 1}) | {median(times[1:]):.2f} s |")

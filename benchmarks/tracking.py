@@ -26,7 +26,7 @@ from benchmarks.endpoint import Endpoint, wait_until_right
 from benchmarks.load import closed_loop, require_wrk
 from benchmarks.systems import START_LIMIT_S
 from benchmarks.workloads import NOOP
-from cortex.control.drift import Settings, begin, compare, observe
+from cortex.operator.monitoring.drift import Settings, begin, compare, observe
 from cortex.replica.metric_file import MetricFile
 from cortex.replica.prediction_series import bucket_of
 from cortex.replica.spec import ReplicaSpec

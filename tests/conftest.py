@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from buckets import swift, swift_server
 from cortex.home import Home
-from databases import postgres, postgresql_url, where
+from harness.servers.buckets import swift, swift_server
+from harness.servers.databases import postgres, postgresql_url, where
 
 __all__ = ["home", "postgres", "postgresql_url", "swift", "swift_server", "where"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from certificates import write_pair
 from cortex.tls import CertificateError, CertificateFiles, fingerprint_of, has_name, shown_name
+from harness.servers.certificates import write_pair
 
 
 def test_a_pair_is_read_with_its_names_its_end_and_its_chain(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class Installation:
     advertise: str | None = None  #: address by which nodes reach this machine; None: the one that leads to Ray's head
     node_port: int = 8890  #: on which nodes reach the operator
     gateways: str = "operator"  #: where they are: only beside it; "all": on each node too; "group:NAME": on some nodes
-    #: Where the operator that came up last listened, and what it served: kept by itself, see `control/opening.py`.
+    #: Where the operator that came up last listened, and what it served: kept by itself, see `operator/bootstrap.py`.
     gateway_port: int = 8888
     operator_port: int = 8889
     host: str = "127.0.0.1"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.command_line import cortex
-from cli.job_data import JOB_ID, status
-from cli.job_operator import DONE, SUBMISSION, Operator
 from cortex.lifecycle import JobStatus
+from harness.installations.command_line import cortex
+from harness.jobs.job_data import JOB_ID, status
+from harness.jobs.job_operator import DONE, SUBMISSION, Operator
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

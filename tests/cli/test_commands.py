@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cli.command_line import CORTEX, cortex, environ
-from e2e.installation import Installation, installation, write_project
-from ports import free_port
-from wait import wait_until
+from harness.installations.command_line import CORTEX, cortex, environ
+from harness.installations.installation import Installation, installation, write_project
+from harness.ports import free_port
+from harness.wait import wait_until
 
 SOURCE = """
 class Handler:

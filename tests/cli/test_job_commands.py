@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.command_line import CORTEX, cortex, environ
-from e2e.batch_api import BatchApi
-from e2e.installation import Installation, installation
-from wait import wait_until
+from harness.installations.batch_api import BatchApi
+from harness.installations.command_line import CORTEX, cortex, environ
+from harness.installations.installation import Installation, installation
+from harness.wait import wait_until
 
 
 @pytest.fixture(scope="module")

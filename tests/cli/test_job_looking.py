@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cli.command_line import CORTEX, cortex, environ
-from cli.job_data import BEGAN, JOB_ID, job, letter, status
-from cli.job_operator import Operator
 from cortex.lifecycle import JobStatus
+from harness.installations.command_line import CORTEX, cortex, environ
+from harness.jobs.job_data import BEGAN, JOB_ID, job, letter, status
+from harness.jobs.job_operator import Operator
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

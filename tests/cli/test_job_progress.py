@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.job_data import status
 from cortex.cli.job_progress import Pace, Progress, bar, progress_line, short
 from cortex.lifecycle import JobStatus
+from harness.jobs.job_data import status
 
 
 def pace(*seen: tuple[float, int], total: int = 100) -> Pace:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from cli.job_data import BEGAN, JOB_ID, letter, status
 from cortex.cli.age import duration
 from cortex.cli.jobs_table import (
     batch_apis_table,
@@ -19,6 +18,7 @@ from cortex.cli.jobs_table import (
     workers_table,
 )
 from cortex.lifecycle import JobStatus
+from harness.jobs.job_data import BEGAN, JOB_ID, letter, status
 
 NOW = BEGAN + timedelta(seconds=65)
 

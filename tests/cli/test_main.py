@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.command_line import CORTEX, cortex, environ
-from cli.terminal import on_terminal
 from cortex import __version__
 from cortex.cli.main import COMMANDS, command_parser, main
-from e2e.installation import ECHO_CONFIG, ECHO_SOURCE, write_project
-from wait import wait_until
+from harness.installations.command_line import CORTEX, cortex, environ
+from harness.installations.installation import ECHO_CONFIG, ECHO_SOURCE, write_project
+from harness.installations.terminal import on_terminal
+from harness.wait import wait_until
 
 
 @pytest.mark.parametrize("words", [["version"], ["--version"], ["-v"]])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.command_line import cortex
 from cortex.cli.plot import panel, time_axis
-from e2e.installation import ECHO_SOURCE, write_project
+from harness.installations.command_line import cortex
+from harness.installations.installation import ECHO_SOURCE, write_project
 
 CONFIG = """
 - name: one

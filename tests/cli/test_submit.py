@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.command_line import CORTEX, cortex, environ
-from cli.job_data import JOB_ID, job, letter, status
-from cli.job_operator import DONE, SUBMISSION, Operator
-from cli.terminal import on_terminal
 from cortex.lifecycle import JobStatus
+from harness.installations.command_line import CORTEX, cortex, environ
+from harness.installations.terminal import on_terminal
+from harness.jobs.job_data import JOB_ID, job, letter, status
+from harness.jobs.job_operator import DONE, SUBMISSION, Operator
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from cli.command_line import cortex
-from cli.job_data import BEGAN
-from cli.job_operator import Operator
 from cortex.cli.job_progress import Pace, Progress, progress_line
 from cortex.cli.jobs_table import ending
 from cortex.cli.tasks_table import is_task, schedule_lines, task_apis_table, tasks_table
+from cortex.jobs.http.view import JobView, job_json
 from cortex.jobs.spec import Counts, JobOrigin, JobRecord, Options
-from cortex.jobs.view import JobView, job_json
 from cortex.lifecycle import JobStatus
+from harness.installations.command_line import cortex
+from harness.jobs.job_data import BEGAN
+from harness.jobs.job_operator import Operator
 
 NOW = BEGAN + timedelta(seconds=90)
 _RECORD = JobRecord(

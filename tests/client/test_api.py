@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import cortex
-from client.deployed import BatchPredictor, Once, PythonPredictor, Times, TimesAll
 from cortex.client import Client
 from cortex.errors import ConfigError, InputError, NotFoundError, UserError
-from e2e.installation import Installation, installation, write_project
+from harness.installations.deployed import BatchPredictor, Once, PythonPredictor, Times, TimesAll
+from harness.installations.installation import Installation, installation, write_project
 
 SPEC: dict[str, Any] = {"name": "sdk", "kind": "RealtimeAPI", "handler": {"type": "python", "path": "handler.py"}}
 ECHO = """\

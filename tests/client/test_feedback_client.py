@@ -8,13 +8,13 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from client.answering import Server, reply
 from cortex.client import feedback as feedback_module
-from cortex.client.api import Client
+from cortex.client.client import Client
 from cortex.client.environments import Environment
 from cortex.client.feedback import Feedback
 from cortex.client.transport import Transport
 from cortex.errors import InputError
+from harness.servers.answering import Server, reply
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.answering import Server, reply
-from cortex.client.api import Client
+from cortex.client.client import Client
 from cortex.client.environments import Environment
 from cortex.client.items import BLOCK_BYTES, as_blocks
 from cortex.client.transport import Transport
 from cortex.errors import InputError, NotFoundError, OperatorUnavailableError
+from harness.servers.answering import Server, reply
 
 RECORD = {"job_id": "7f00", "workers": 2}
 

@@ -7,9 +7,9 @@ import os
 
 import psutil
 
-from cortex.client.running import last_operator, read_operator
+from cortex.client.operator_info import last_operator, read_operator
 from cortex.home import Home
-from cortex.identity import Identity
+from cortex.processes.identity import Identity
 
 OWN = Identity.of(os.getpid())
 URLS = {"url": "http://a:1/", "gateway_url": "http://a:2"}

@@ -10,10 +10,10 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from client.answering import Server, reply
 from cortex import errors
 from cortex.client.transport import Transport, encode_query
 from cortex.errors import ConfigError, CortexError, Diagnostic, InputError, OperatorUnavailableError, UserError
+from harness.servers.answering import Server, reply
 
 
 @pytest.fixture

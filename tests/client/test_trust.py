@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from certificates import write_pair
 from cortex.client.environments import Environments
 from cortex.client.transport import SYSTEM, Transport, Trust
 from cortex.errors import InputError, OperatorUnavailableError
 from cortex.home import Home
 from cortex.tls import fingerprint_of
+from harness.servers.certificates import write_pair
 
 
 class _Answering(BaseHTTPRequestHandler):

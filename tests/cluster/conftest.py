@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from shared_cluster import cached_packages, cluster, on_ray, surroundings
+from harness.cluster.shared_cluster import cached_packages, cluster, on_ray, surroundings
 
 __all__ = ["cached_packages", "cluster", "on_ray", "surroundings"]

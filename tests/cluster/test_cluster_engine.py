@@ -16,19 +16,19 @@ from typing import Any
 
 import pytest
 
-from cluster.local_nodes import SECRET, LocalNode, StaticPlacer, local_nodes
 from cortex.cluster.engine import Access, ClusterEngine
 from cortex.cluster.known_nodes import NodesFile
-from cortex.cluster.wire import derived
+from cortex.cluster.transport import derived
 from cortex.config.project import ProjectFiles, content_hash
 from cortex.config.schema import Api
-from cortex.control.replica_specs import replica_spec
 from cortex.engine.preparing import Prepared
 from cortex.home import Home
+from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.replica.metric_folder import read_folder
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.state.apis import Target
 from cortex.telemetry import Logger
+from harness.cluster.local_nodes import SECRET, LocalNode, StaticPlacer, local_nodes
 
 SOURCE = """
 import os

@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from certificates import write_pair
-from cluster.fleets import Operator, Site, eventually, site, until
-from cluster.local_nodes import LocalNode, local_nodes
-from cortex.control.access_log import stream_access_log
-from cortex.gateway.access_source import LocalAccess
+from cortex.gateway.access_log import LocalAccess
 from cortex.gateway.routes import Server
 from cortex.home import Home
-from cortex.identity import Identity
-from gateway.upstream import Upstream, backend, run, table
-from ports import free_port
+from cortex.operator.http.access_log import stream_access_log
+from cortex.processes.identity import Identity
+from harness.cluster.fleets import Operator, Site, eventually, site, until
+from harness.cluster.local_nodes import LocalNode, local_nodes
+from harness.ports import free_port
+from harness.servers.certificates import write_pair
+from harness.servers.upstream import Upstream, backend, run, table
 
 TIMEOUT_S = 150.0
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_installation import HAPROXY, NODE_AGENT, OnRay, cluster_installation, pids
 
-from e2e.installation import write_project
-from wait import wait_until
+from harness.cluster.cluster_installation import HAPROXY, NODE_AGENT, OnRay, cluster_installation, pids
+from harness.installations.installation import write_project
+from harness.wait import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 

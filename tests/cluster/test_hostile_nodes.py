@@ -17,18 +17,18 @@ from typing import Any
 
 import pytest
 
-from cluster.local_nodes import SECRET, LocalNode, local_nodes
 from cluster.test_cluster_engine import cluster, ready, run, stop, until
-from cortex.cluster import link as link_module
-from cortex.cluster import wire as wires
-from cortex.cluster.link import Leader, NodeLink
-from cortex.cluster.placing import NodeAddress
-from cortex.cluster.wire import Wire, WireError, accept, connect, derived
+from cortex.cluster import node_client as link_module
+from cortex.cluster import transport as wires
+from cortex.cluster.node_client import Leader, NodeLink
+from cortex.cluster.placement import NodeAddress
+from cortex.cluster.transport import Wire, WireError, accept, connect, derived
 from cortex.errors import InputError
 from cortex.home import Home
 from cortex.lifecycle import ProcessState
 from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
+from harness.cluster.local_nodes import SECRET, LocalNode, local_nodes
 
 KEY = derived(SECRET, "node")
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local_nodes import SECRET, LocalNode, StaticPlacer, local_nodes
 from cluster.test_cluster_engine import cluster, ready, run
 from cortex.cluster.engine import Access, ClusterEngine
 from cortex.cluster.known_nodes import NodesFile, SharedNodes
-from cortex.cluster.placing import NodeAddress
+from cortex.cluster.placement import NodeAddress
 from cortex.home import Home
 from cortex.state.database import open_state
-from cortex.state.facts import FactStore
+from cortex.state.key_values import FactStore
 from cortex.telemetry import Logger
+from harness.cluster.local_nodes import SECRET, LocalNode, StaticPlacer, local_nodes
 
 ONE, TWO, MOVED = NodeAddress("a", "10.0.0.1", 1), NodeAddress("b", "10.0.0.2", 1), NodeAddress("a", "10.0.0.1", 2)
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from cortex.cluster.lacks import choose_group, lack, may_run_on
-from cortex.cluster.placing import Amounts, ClusterResources, NodeResources, Resources
+from cortex.cluster.placement import Amounts, ClusterResources, NodeResources, Resources
+from cortex.cluster.unschedulable import choose_group, lack, may_run_on
 
 GIB = 1024**3
 SMALL = NodeResources("10.0.0.2", cpu=4, memory_bytes=8 * GIB, gpu=0, node_groups=frozenset({"cheap"}))

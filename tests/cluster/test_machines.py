@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from machines import Machine, network, require_machines, wait_for_port
 
-from wait import wait_until
+from harness import TESTS
+from harness.cluster.machines import Machine, network, require_machines, wait_for_port
+from harness.wait import wait_until
 
 PING = """
 import socket, sys
@@ -20,7 +21,7 @@ socket.create_connection((sys.argv[1], 8000), 1).close()
 OWNER = """
 import sys, time
 from pathlib import Path
-from machines import network
+from harness.cluster.machines import network
 with network() as made:
     made.add("one", Path(sys.argv[1])).start()
     print(made.bridge, flush=True)
@@ -74,7 +75,7 @@ def test_a_machine_that_is_killed_can_be_started_again(two: tuple[Machine, Machi
 
 def test_what_a_killed_test_run_leaves_is_removed(tmp_path: Path) -> None:
     require_machines()
-    paths = str(Path(__file__).parent), str(Path(__file__).parent.parent)
+    paths = str(Path(__file__).parent), str(TESTS)
     code = f"import sys; sys.path[:0] = {paths}{OWNER}"
     owner = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None

@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from buckets import BUCKET
-from cluster.local_nodes import LocalNode, local_nodes
 from cluster.test_cluster_engine import Cluster, ask, cluster, ready, run, stop
 from cortex.config.project import ProjectFiles, content_hash
 from cortex.config.schema import Api
-from cortex.control.replica_specs import replica_spec
 from cortex.engine.preparing import Prepared
 from cortex.home import Home
+from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.replica.spec import ReplicaSpec
 from cortex.state.apis import Target
-from model_agents import RunningAgent
-from s3 import SwiftServer
-from slow_proxy import SlowProxy
-from wait import PATIENCE_S
+from harness.cluster.local_nodes import LocalNode, local_nodes
+from harness.models.model_agents import RunningAgent
+from harness.servers.buckets import BUCKET
+from harness.servers.s3 import SwiftServer
+from harness.servers.slow_proxy import SlowProxy
+from harness.wait import PATIENCE_S
 
 SOURCE = """
 import pathlib

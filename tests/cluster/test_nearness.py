@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from cluster.local_nodes import SECRET, LocalNode, local_nodes
-from cortex.cluster.nearness import sockets_here
-from cortex.cluster.node_start import RESERVE_SOCKET
-from cortex.cluster.wire import connect, derived
+from cortex.cluster.colocation import sockets_here
+from cortex.cluster.node.start import RESERVE_SOCKET
+from cortex.cluster.transport import connect, derived
 from cortex.home import Home
-from cortex.identity import Identity
+from cortex.processes.identity import Identity
+from harness.cluster.local_nodes import SECRET, LocalNode, local_nodes
 
 
 @pytest.fixture(scope="module")

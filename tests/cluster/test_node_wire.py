@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from cortex.cluster import wire as wire_module
+from cortex.cluster import transport as wire_module
 from cortex.cluster.certificate import any_certificate, fingerprint, make_certificate
-from cortex.cluster.relay import splice
-from cortex.cluster.wire import MAX_LINE_BYTES, WireError, accept, connect
+from cortex.cluster.node.relay import splice
+from cortex.cluster.transport import MAX_LINE_BYTES, WireError, accept, connect
 
 KEY = "a key of tests"
 Json = dict[str, Any]

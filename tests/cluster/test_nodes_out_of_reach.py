@@ -14,17 +14,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.local_nodes import LocalNode, local_nodes
 from cluster.test_cluster_engine import cluster, ready, run, stop, until
 from cluster.test_hostile_nodes import peer
 from cortex import __version__
-from cortex.cluster import engine, link
-from cortex.cluster.node_start import NodeStart, RunningAgent, is_over, reserve
-from cortex.cluster.placing import NodeAddress
+from cortex.cluster import engine
+from cortex.cluster import node_client as link
+from cortex.cluster.node.start import NodeStart, RunningAgent, is_over, reserve
+from cortex.cluster.placement import NodeAddress
 from cortex.cluster.ray_placer import RayPlacer
-from cortex.cluster.wire import Wire, WireError
+from cortex.cluster.transport import Wire, WireError
 from cortex.home import Home
 from cortex.telemetry import Logger
+from harness.cluster.local_nodes import LocalNode, local_nodes
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from cluster import test_cluster_engine
-from cluster.local_nodes import SECRET, LocalNode, local_nodes
 from cluster.test_cluster_engine import cluster, ready, run, stop, until
-from cortex.cluster.mirror import Mirror
-from cortex.cluster.wire import derived
+from cortex.cluster.metrics_mirror import Mirror
+from cortex.cluster.transport import derived
 from cortex.home import Home
 from cortex.replica.metric_folder import read_folder
+from harness.cluster.local_nodes import SECRET, LocalNode, local_nodes
 
 
 @pytest.fixture

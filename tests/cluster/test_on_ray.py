@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_installation import OPERATOR, OnRay
-from shared_cluster import Surroundings
 
-from e2e.installation import served, write_project
-from example_cases import (
+from harness.cluster.cluster_installation import OPERATOR, OnRay
+from harness.cluster.shared_cluster import Surroundings
+from harness.installations.example_cases import (
     ASYNC_EXAMPLES,
     BATCH_EXAMPLES,
     EXAMPLES,
@@ -27,7 +26,8 @@ from example_cases import (
     near,
     with_what_is_installed,
 )
-from wait import wait_until
+from harness.installations.installation import served, write_project
+from harness.wait import wait_until
 
 pytestmark = [
     pytest.mark.e2e,

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.local_nodes import SECRET, LocalNode, local_nodes
 from cluster.test_cluster_engine import cluster, ready, stop
-from cortex.cluster.wire import WireError, connect, derived
+from cortex.cluster.transport import WireError, connect, derived
 from cortex.home import Home
+from harness.cluster.local_nodes import SECRET, LocalNode, local_nodes
 
 TRIES = {
     "nothing": b"",

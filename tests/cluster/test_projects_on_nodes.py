@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local_nodes import SECRET, LocalNode, local_nodes
 from cluster.test_cluster_engine import Cluster, cluster, ready, run, stop, until
 from cortex.cluster.archives import Archives
-from cortex.cluster.wire import Json, connect, derived
+from cortex.cluster.transport import Json, connect, derived
 from cortex.errors import InputError
 from cortex.home import Home
 from cortex.replica.spec import ReplicaSpec
+from harness.cluster.local_nodes import SECRET, LocalNode, local_nodes
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import socket
 from pathlib import Path
 
 import pytest
-from cluster_installation import OnRay, installed
-from ray_cluster import RayCluster
 
 from cortex.home import Home
-from e2e.installation import write_project
+from harness.cluster.cluster_installation import OnRay, installed
+from harness.cluster.ray_cluster import RayCluster
+from harness.installations.installation import write_project
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import psutil
 import pytest
-from cluster_installation import BRIDGE, NODE_AGENT, OPERATOR, OnRay, installed, outside, pids
-from ray_cluster import RayCluster, RayNode
 
 from cortex.cluster.priority import Priority
 from cortex.home import Home
 from cortex.installation import Installation as Made
-from e2e.installation import write_project
-from postgres import Postgres
-from wait import wait_until
+from harness.cluster.cluster_installation import BRIDGE, NODE_AGENT, OPERATOR, OnRay, installed, outside, pids
+from harness.cluster.ray_cluster import RayCluster, RayNode
+from harness.installations.installation import write_project
+from harness.servers.postgres import Postgres
+from harness.wait import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 CONNECTIONS = 16

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_installation import OnRay
-from ray_cluster import RayNode
 
-from e2e.chaos import CONFIG, HANDLER
-from e2e.installation import write_project
-from e2e.job_audit import mistakes
-from wait import wait_until
+from harness.cluster.cluster_installation import OnRay
+from harness.cluster.ray_cluster import RayNode
+from harness.installations.chaos import CONFIG, HANDLER
+from harness.installations.installation import write_project
+from harness.installations.job_audit import mistakes
+from harness.wait import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 ITEMS, BATCH, WORKERS = 6000, 10, 3

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from ray_cluster import RayCluster, RayNode, ray_cluster
 
 from cortex import __version__
-from cortex.cluster.lacks import lack
-from cortex.cluster.node_start import IDENTITY_FILE, NodeStart
-from cortex.cluster.placing import Placement, Resources
+from cortex.cluster.node.start import IDENTITY_FILE, NodeStart
+from cortex.cluster.placement import Placement, Resources
 from cortex.cluster.ray_placer import RayPlacer
-from cortex.identity import Identity
+from cortex.cluster.unschedulable import lack
+from cortex.processes.identity import Identity
 from cortex.telemetry import Logger
+from harness.cluster.ray_cluster import RayCluster, RayNode, ray_cluster
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 CLUSTER_ID = "0123456789ab"
@@ -209,7 +209,7 @@ def test_a_killed_agent_is_started_again_and_its_reservations_stay(it: Running, 
         placed = await it.place("kept", Resources(CORES))
         node = it.node_of(placed)
         before = agent_of(node)
-        for pid in _processes(node, b"cortex.cluster.node\0"):
+        for pid in _processes(node, b"cortex.cluster.node.agent\0"):
             os.kill(pid, signal.SIGKILL)
         await until(lambda: agent_of(node) != before, "another agent runs", it.placer)
         await until(lambda: _free(it) == 2 * CORES, "its node is taken", it.placer)

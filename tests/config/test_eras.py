@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_files import examine_text, lines_of
 
 from cortex.config.schema import Api
 from cortex.config.schema_models import ModelEntry
+from harness.config_files import examine_text, lines_of
 
 CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"
 

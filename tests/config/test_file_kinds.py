@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from config_files import examine_text, lines_of
 
 from cortex.config.schema import Api, Networking
 from cortex.lifecycle import ApiKind
+from harness.config_files import examine_text, lines_of
 
 CODE = "type: python, path: handler.py"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cortex.control.diagnose import diagnose
 from cortex.errors import ConfigError
+from cortex.operator.deploy.diagnose import diagnose
 
 CORPUS = Path(__file__).parent.parent / "fixtures" / "mistakes"
 FOLDERS = sorted(path.name for path in CORPUS.iterdir() if path.is_dir())

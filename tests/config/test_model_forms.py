@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from config_files import examine_text, lines_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cortex.config.generations import GENERATIONS
 from cortex.config.schema import Api
 from cortex.config.schema_models import ModelEntry, Models
+from harness.config_files import examine_text, lines_of
 
 
 def with_models(form: str, type_: str, body: str) -> str:

@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from config_files import examine_text, lines_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from cortex.config.schema import Api
 from cortex.config.validate import examine, read_apis
 from cortex.config.values import quote
 from cortex.errors import ConfigError
+from harness.config_files import examine_text, lines_of
 
 CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.installation import Installation, installation
+from harness.installations.installation import Installation, installation
 
 
 @pytest.fixture(scope="module")

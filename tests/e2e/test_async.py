@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from e2e.installation import Installation, installation, write_project
-from wait import wait_until
+from harness.installations.installation import Installation, installation, write_project
+from harness.wait import wait_until
 
 SOURCE = """
     import os, signal

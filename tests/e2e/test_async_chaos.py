@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.async_chaos import AsyncChaos, AsyncPlan
-from e2e.installation import installation
+from harness.installations.async_chaos import AsyncChaos, AsyncPlan
+from harness.installations.installation import installation
 
 SMALL = AsyncPlan(seed=3, workloads=300, replicas=2, senders=4, poison=0, kills=3, power_cuts=1, limit_s=60)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.installation import Installation, Reply, write_project
-from wait import wait_until
+from harness.installations.installation import Installation, Reply, write_project
+from harness.wait import wait_until
 
 SOURCE = """
     import ctypes, os, time

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from e2e.job_audit import mistakes
+from harness.installations.job_audit import mistakes
 
 Data = dict[str, Any]
 

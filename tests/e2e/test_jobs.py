@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from e2e.batch_api import BatchApi
-from e2e.installation import Installation, write_project
-from wait import wait_until
+from harness.installations.batch_api import BatchApi
+from harness.installations.installation import Installation, write_project
+from harness.wait import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -297,7 +297,7 @@ def test_logs_of_all_workers_are_in_one_place(api: BatchApi) -> None:
     assert list(api.client.job_logs("batch", job))
 
 
-#: Each with words that the refusal must hold; `jobs/submission.py` has more of them in its own tests.
+#: Each with words that the refusal must hold; `jobs/intake/submission.py` has more of them in its own tests.
 BAD: list[tuple[Any, str]] = [
     (b"{", "JSON"),
     (b"[]", "must be a map"),

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.chaos import Chaos, Plan, from_environ, schedule
-from e2e.installation import Installation, installation
+from harness.installations.chaos import Chaos, Plan, from_environ, schedule
+from harness.installations.installation import Installation, installation
 
 SMALL = Plan(seed=4, items=4000, poison=2, kills=8, pause_s=0.02, limit_s=60)
 

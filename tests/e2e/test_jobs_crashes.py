@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from e2e.batch_api import BatchApi
-from e2e.installation import Installation
-from wait import wait_until
+from harness.installations.batch_api import BatchApi
+from harness.installations.installation import Installation
+from harness.wait import wait_until
 
 ITEMS = 300
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from buckets import RemoteBucket, variables
-from cortex.storage import list_objects, read
-from e2e.batch_api import BatchApi
-from e2e.installation import Installation, installation
-from example_cases import BATCH_EXAMPLES, BatchExample
-from s3 import SwiftServer
+from cortex.storage.client import list_objects, read
+from harness.installations.batch_api import BatchApi
+from harness.installations.example_cases import BATCH_EXAMPLES, BatchExample
+from harness.installations.installation import Installation, installation
+from harness.servers.buckets import RemoteBucket, variables
+from harness.servers.s3 import SwiftServer
 
 OBJECTS = 120
 

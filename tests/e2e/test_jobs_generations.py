@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.batch_api import BatchApi
-from e2e.installation import Installation
-from model_makers import MAKERS
-from wait import wait_until
+from harness.installations.batch_api import BatchApi
+from harness.installations.installation import Installation
+from harness.models.model_makers import MAKERS
+from harness.wait import wait_until
 
 #: The interface as version 0.20 lists it.
 V20_PYTHON = """

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from e2e.batch_api import BatchApi
-from e2e.installation import Installation, installation
-from wait import wait_until
+from harness.installations.batch_api import BatchApi
+from harness.installations.installation import Installation, installation
+from harness.wait import wait_until
 
 #: What the operator may use.
 CORES = len(os.sched_getaffinity(0))

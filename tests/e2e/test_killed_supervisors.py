@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from e2e.installation import Installation, write_project
-from wait import wait_until
+from harness.installations.installation import Installation, write_project
+from harness.wait import wait_until
 
 HANDLER = """
     import asyncio, os, pathlib, time

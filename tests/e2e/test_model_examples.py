@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from buckets import Bucket, RemoteBucket, variables
-from e2e.installation import Installation, installation
-from example_cases import MODEL_EXAMPLES, ModelExample, near, with_what_is_installed
-from s3 import SwiftServer
-from wait import wait_until
+from harness.installations.example_cases import MODEL_EXAMPLES, ModelExample, near, with_what_is_installed
+from harness.installations.installation import Installation, installation
+from harness.servers.buckets import Bucket, RemoteBucket, variables
+from harness.servers.s3 import SwiftServer
+from harness.wait import wait_until
 
 REGRESSION = next(example for example in MODEL_EXAMPLES if example.name == "sklearn-live-reload")
 #: What REGRESSION answers once its model is made again, of more patients.

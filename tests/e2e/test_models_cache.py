@@ -15,11 +15,11 @@ import psutil
 import pytest
 import yaml
 
-from buckets import BUCKET, Bucket, LocalBucket, RemoteBucket, start_gcs
-from e2e.installation import Installation, installation, write_project
-from gcs import FakeGcsServer
-from model_makers import python_model
-from wait import wait_until
+from harness.installations.installation import Installation, installation, write_project
+from harness.models.model_makers import python_model
+from harness.servers.buckets import BUCKET, Bucket, LocalBucket, RemoteBucket, start_gcs
+from harness.servers.gcs import FakeGcsServer
+from harness.wait import wait_until
 
 MEBIBYTE = 1024 * 1024
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
-from buckets import Bucket, all_kinds, variables
-from e2e.installation import Installation, installation, write_project
-from model_makers import MAKERS
-from s3 import SwiftServer
+from harness.installations.installation import Installation, installation, write_project
+from harness.models.model_makers import MAKERS
+from harness.servers.buckets import Bucket, all_kinds, variables
+from harness.servers.s3 import SwiftServer
 
 #: In the order of text 10 comes before 9.
 VERSIONS = (2, 9, 10)

@@ -14,13 +14,13 @@ from typing import Any
 import psutil
 import pytest
 
-from buckets import Bucket, RemoteBucket, all_kinds, variables
-from cortex.client.api import Client
+from cortex.client.client import Client
 from cortex.client.environments import Environments
-from e2e.installation import Installation, installation, served, write_project
-from model_makers import MAKERS, python_model
-from s3 import SwiftServer
-from wait import wait_until
+from harness.installations.installation import Installation, installation, served, write_project
+from harness.models.model_makers import MAKERS, python_model
+from harness.servers.buckets import Bucket, RemoteBucket, all_kinds, variables
+from harness.servers.s3 import SwiftServer
+from harness.wait import wait_until
 
 RATE = 150
 POLL_S = 1.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from e2e.installation import Installation, write_project
-from e2e.number_chaos import NumberChaos, Plan
-from wait import wait_until
+from harness.installations.installation import Installation, write_project
+from harness.installations.number_chaos import NumberChaos, Plan
+from harness.wait import wait_until
 
 PRINTING = """
     import asyncio

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from e2e.installation import Installation, write_project
-from wait import wait_until
+from harness.installations.installation import Installation, write_project
+from harness.wait import wait_until
 
 HANDLER = """
     import ctypes, os, time

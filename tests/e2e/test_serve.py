@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from e2e.installation import Installation, write_project
-from example_cases import EXAMPLES
-from wait import wait_until
+from harness.installations.example_cases import EXAMPLES
+from harness.installations.installation import Installation, write_project
+from harness.wait import wait_until
 
 HANDLER = """
     import os

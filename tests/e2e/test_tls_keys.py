@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from certificates import write_pair
-from e2e.installation import Installation, write_project
-from ports import free_port
-from wait import wait_until
+from harness.installations.installation import Installation, write_project
+from harness.ports import free_port
+from harness.servers.certificates import write_pair
+from harness.wait import wait_until
 
 pytestmark = pytest.mark.e2e
 

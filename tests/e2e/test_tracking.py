@@ -10,8 +10,8 @@ from typing import Any
 
 import psutil
 
-from e2e.installation import Installation, write_project
-from wait import wait_until
+from harness.installations.installation import Installation, write_project
+from harness.wait import wait_until
 
 SOURCE = """
     class PythonPredictor:

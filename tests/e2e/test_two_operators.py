@@ -12,10 +12,10 @@ from urllib.parse import quote
 
 import pytest
 
-from e2e.installation import Installation, write_project
-from ports import free_port
-from postgres import Postgres
-from wait import wait_until
+from harness.installations.installation import Installation, write_project
+from harness.ports import free_port
+from harness.servers.postgres import Postgres
+from harness.wait import wait_until
 
 SOURCE = """
     class Handler:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from certificates import write_pair
 from cortex.home import Home
 from cortex.installation import Installation as Kept
-from e2e.installation import ECHO_CONFIG, ECHO_SOURCE, Installation, write_project
-from ports import free_port
-from wait import wait_until
+from harness.installations.installation import ECHO_CONFIG, ECHO_SOURCE, Installation, write_project
+from harness.ports import free_port
+from harness.servers.certificates import write_pair
+from harness.wait import wait_until
 
 RAY = ("--engine", "ray", "--ray-address", "127.0.0.1:1")
 OTHER_LOOPBACK = "127.0.0.2"

@@ -15,7 +15,7 @@ from cortex.config.schema import Dependencies
 from cortex.engine.environment import PreparedEnvironment, prepare, replica_constraints
 from cortex.errors import EnvironmentBuildError
 from cortex.home import Home
-from wait import wait_until
+from harness.wait import wait_until
 
 
 @pytest.fixture

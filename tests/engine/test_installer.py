@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 from cortex.engine.installer import Installer, InstallerFailedError, uv_settings
-from wait import wait_until
+from harness.wait import wait_until
 
 
 def run(tmp_path: Path, script: str, lines: list[str] | None = None) -> None:

@@ -19,7 +19,7 @@ from cortex.home import Home
 from cortex.lifecycle import ProcessState
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
-from wait import SLACK
+from harness.wait import SLACK
 
 HANDLER = """
 import os

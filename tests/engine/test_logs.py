@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortex.engine.logs import MAX_LINE_BYTES, LogFollower, LogWriter, prune, read_logs
-from wait import wait_until
+from harness.wait import wait_until
 
 
 def texts(api_dir: Path, **options: object) -> list[str]:

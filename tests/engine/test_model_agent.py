@@ -14,7 +14,7 @@ from cortex.engine.model_agent import ModelAgent
 from cortex.errors import EngineError
 from cortex.home import Home
 from cortex.telemetry import Logger
-from wait import SLACK
+from harness.wait import SLACK
 
 
 def run(home: Home, test: Callable[[ModelAgent], Awaitable[None]]) -> None:

@@ -14,7 +14,7 @@ from cortex.engine.local import LocalEngine
 from cortex.home import Home
 from cortex.lifecycle import ProcessState
 from cortex.replica.spec import ReplicaSpec
-from replicas import TcpConnection
+from harness.replicas.replicas import TcpConnection
 
 
 @pytest.fixture

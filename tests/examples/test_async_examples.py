@@ -8,7 +8,7 @@ import json
 import pytest
 import yaml
 
-from example_cases import ASYNC_EXAMPLES, AsyncExample
+from harness.installations.example_cases import ASYNC_EXAMPLES, AsyncExample
 
 
 @pytest.mark.parametrize("example", ASYNC_EXAMPLES, ids=lambda example: example.name)

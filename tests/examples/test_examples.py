@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from example_cases import (
+from harness.installations.example_cases import (
     ASYNC_EXAMPLES,
     BATCH_EXAMPLES,
     EXAMPLES,

@@ -9,9 +9,9 @@ from pathlib import Path
 import yaml
 
 from cortex.config.clock import cron_expression
-from cortex.jobs.submission import SubmissionLimits
-from cortex.jobs.task_submission import parse_body
-from example_cases import EXAMPLES_DIR
+from cortex.jobs.intake.submission import SubmissionLimits
+from cortex.jobs.intake.task_submission import parse_body
+from harness.installations.example_cases import EXAMPLES_DIR
 
 
 def test_disk_report_returns_what_its_readme_says(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from cortex.gateway.access import ACCESS_LOG_MAX_BYTES, trim
 from cortex.gateway.routes import RoutingTable, Share, Split
 from cortex.home import Home
-from gateway.upstream import Client, ask, backend, eventually, run, table, world
+from harness.servers.upstream import Client, ask, backend, eventually, run, table, world
 
 
 async def lines(home: Home, number: int) -> list[dict[str, Any]]:

@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from cortex.gateway.counters import ResponseCounters, average_ms
-from cortex.gateway.runtime import BackendState, Runtime
+from cortex.gateway.runtime_api import BackendState, Runtime
 from cortex.home import Home
-from cortex.identity import Identity
-from gateway.upstream import Client, Load, World, ask, backend, eventually, run, table, world
+from cortex.processes.identity import Identity
+from harness.servers.upstream import Client, Load, World, ask, backend, eventually, run, table, world
 
 
 def seen(count: int, name: str = "api:a") -> dict[str, BackendState]:

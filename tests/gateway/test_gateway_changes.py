@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from cortex.gateway.runtime import Runtime
+from cortex.gateway.runtime_api import Runtime
 from cortex.home import Home
-from gateway.upstream import Client, Load, ask, backend, eventually, run, table, world
+from harness.servers.upstream import Client, Load, ask, backend, eventually, run, table, world
 
 
 def test_servers_come_and_go_under_load_without_a_failed_request(home: Home) -> None:

@@ -8,9 +8,9 @@ import socket
 import psutil
 
 from cortex.gateway.process import TRIM_ABOVE_BYTES
-from cortex.gateway.runtime import Runtime
+from cortex.gateway.runtime_api import Runtime
 from cortex.home import Home
-from gateway.upstream import Client, ask, backend, eventually, run, table, world
+from harness.servers.upstream import Client, ask, backend, eventually, run, table, world
 
 
 def test_each_chunk_of_a_streaming_answer_is_passed_on_at_once(home: Home) -> None:

@@ -16,10 +16,10 @@ from cortex.errors import GatewayError
 from cortex.gateway.config import CONFIG_FILE
 from cortex.gateway.haproxy import HUNG_AFTER_PROBES, Gateway, GatewaySettings
 from cortex.gateway.maps import ROUTES_MAP
-from cortex.gateway.runtime import Runtime
+from cortex.gateway.runtime_api import Runtime
 from cortex.home import Home
-from cortex.identity import Identity
-from gateway.upstream import Load, ask, backend, eventually, run, table, world
+from cortex.processes.identity import Identity
+from harness.servers.upstream import Load, ask, backend, eventually, run, table, world
 
 
 def test_a_second_operator_adopts_the_running_gateway(home: Home) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from certificates import write_pair
 from cortex.gateway.config import CERTIFICATE_FILE
 from cortex.home import Home
 from cortex.tls import Certificate, CertificateFiles
-from gateway.upstream import Client, World, ask, backend, run, table, world
+from harness.servers.certificates import write_pair
+from harness.servers.upstream import Client, World, ask, backend, run, table, world
 
 
 def loaded(folder: Path, name: str) -> Certificate:

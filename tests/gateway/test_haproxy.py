@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from cortex.gateway.runtime import Runtime
+from cortex.gateway.runtime_api import Runtime
 from cortex.home import Home
-from gateway.upstream import Client, ask, backend, eventually, run, table, world
+from harness.servers.upstream import Client, ask, backend, eventually, run, table, world
 
 REQUEST_ID = re.compile(r"\d{13}-\d+-\d+")
 

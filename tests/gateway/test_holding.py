@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from cortex.gateway.runtime import Runtime, Unresponsive
+from cortex.gateway.runtime_api import Runtime, Unresponsive
 from cortex.home import Home
-from gateway.upstream import Client, World, ask, backend, eventually, run, table, world
+from harness.servers.upstream import Client, World, ask, backend, eventually, run, table, world
 
 
 async def waiting(w: World, number: int) -> None:

@@ -6,14 +6,14 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from upstream import Client, World, ask, backend, eventually, run, table, world
 
 from cortex.errors import GatewayError
 from cortex.gateway.backends import Sockets
 from cortex.gateway.config import GatewaySettings, render
 from cortex.gateway.routes import Backend, RoutingTable
 from cortex.home import Home
-from ports import free_port
+from harness.ports import free_port
+from harness.servers.upstream import Client, World, ask, backend, eventually, run, table, world
 
 AWAY = "the operator is not running; jobs can't be submitted, seen or stopped now"
 JOB = "68ad3f6c5cbb5c00"

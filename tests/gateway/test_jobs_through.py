@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from upstream import backend, run, table, world
 
 from cortex.home import Home
-from jobs.jobs_server import LIMITS, JobsServer, jobs_server
+from harness.jobs.jobs_server import LIMITS, JobsServer, jobs_server
+from harness.servers.upstream import backend, run, table, world
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None and "CI" not in os.environ, reason="there is no curl")
 

@@ -15,9 +15,9 @@ from cortex.gateway.backends import Sockets
 from cortex.gateway.config import GatewaySettings, render
 from cortex.gateway.maps import KEYS_MAP
 from cortex.gateway.routes import ApiKey, Backend, RoutingTable, Share, Split
-from cortex.gateway.runtime import Runtime
+from cortex.gateway.runtime_api import Runtime
 from cortex.home import Home
-from gateway.upstream import Client, World, ask, backend, eventually, run, world
+from harness.servers.upstream import Client, World, ask, backend, eventually, run, world
 
 ONE, EVERY, OTHER = "ck_one_" + "a" * 43, "ck_every_" + "b-_" * 14, "ck_other_" + "c" * 43
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortex.gateway.runtime import (
+from cortex.gateway.runtime_api import (
     BackendState,
     ServerState,
     WantedServer,

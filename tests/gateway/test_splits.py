@@ -12,9 +12,9 @@ import pytest
 
 from cortex.gateway.maps import SLOTS_MAP, fixed_maps, live_maps
 from cortex.gateway.routes import Backend, RoutingTable, Share, Split
-from cortex.gateway.runtime import Runtime
+from cortex.gateway.runtime_api import Runtime
 from cortex.home import Home
-from gateway.upstream import Client, World, ask, backend, eventually, run, world
+from harness.servers.upstream import Client, World, ask, backend, eventually, run, world
 
 SPLIT = Split("ab", "/ab", (Share("a", 30), Share("b", 70)))
 

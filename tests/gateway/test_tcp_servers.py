@@ -10,19 +10,18 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-from upstream import Client, World, ask, backend, eventually, run, table, world
 
 from cortex.errors import GatewayError
 from cortex.gateway.backends import Sockets
 from cortex.gateway.config import GatewaySettings, render
 from cortex.gateway.routes import Server
 from cortex.home import Home
+from harness import TESTS
+from harness.servers.upstream import Client, World, ask, backend, eventually, run, table, world
 
 SECRET = "5ec2e7" * 8
-FOLDER = Path(__file__).parent
 
 
 @contextlib.asynccontextmanager
@@ -197,7 +196,7 @@ def _can_make_namespaces() -> bool:
 @pytest.mark.skipif(not _can_make_namespaces(), reason="no network namespaces can be made here")
 @pytest.mark.parametrize("kind", ["cold", "warm"])
 def test_a_machine_that_vanishes_costs_no_request_but_those_that_it_may_have_seen(kind: str) -> None:
-    command = ["unshare", "-rn", sys.executable, str(FOLDER / "vanishing.py"), kind]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), str(FOLDER.parent)])}
+    command = ["unshare", "-rn", sys.executable, str(TESTS / "harness" / "servers" / "vanishing.py"), kind]
+    environ = {**os.environ, "PYTHONPATH": str(TESTS)}
     result = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
     assert result.returncode == 0, result.stderr[-4000:]

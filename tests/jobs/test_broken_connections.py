@@ -14,9 +14,9 @@ from sqlalchemy import Connection, text
 from cortex.errors import DatabaseUnavailableError
 from cortex.jobs.writer import Writer
 from cortex.state.database import open_jobs
-from postgres import Postgres
-from tcp_proxy import Deed, TcpProxy
-from wait import wait_until
+from harness.servers.postgres import Postgres
+from harness.servers.tcp_proxy import Deed, TcpProxy
+from harness.wait import wait_until
 
 
 @pytest.fixture

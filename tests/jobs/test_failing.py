@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.jobs.failing import Failed, Fate, delay_s, fate, split_payload
+from cortex.jobs.retry_policy import Failed, Fate, delay_s, fate, split_payload
 from cortex.jobs.spec import BatchFailure
 
 

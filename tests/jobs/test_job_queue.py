@@ -3,19 +3,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from job_checks import check_jobs, dump, open_seqs, put_job
 from sqlalchemy import Connection, delete, select
 
 from cortex.errors import InputError
 from cortex.jobs.exchange import Leased
+from cortex.jobs.lease_expiry import Blame, expire, release, renew
 from cortex.jobs.ledger import open_ledger
 from cortex.jobs.queue import LEASE_S, exchange
 from cortex.jobs.records import read_job
-from cortex.jobs.releasing import Blame, expire, release, renew
 from cortex.jobs.spec import BatchFailure, JobRecord, Lease, Report
 from cortex.lifecycle import JobStatus
 from cortex.state.database import Where, open_jobs
 from cortex.state.job_tables import batches, dead_letters, leases, pending
+from harness.jobs.job_checks import check_jobs, dump, open_seqs, put_job
 
 NOW = 1000.0
 ME = ("w", 1)

@@ -18,18 +18,18 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from job_checks import check_jobs, dump, open_seqs, put_job
 from sqlalchemy import Connection, Engine, select
 
 from cortex.jobs.exchange import Leased
+from cortex.jobs.lease_expiry import Blame, expire, release, renew
 from cortex.jobs.ledger import open_ledger
 from cortex.jobs.queue import LEASE_S, exchange
-from cortex.jobs.releasing import Blame, expire, release, renew
 from cortex.jobs.spec import BatchFailure, Report
 from cortex.lifecycle import JobStatus
 from cortex.state.database import JOB_MIGRATIONS, open_jobs, open_sqlite
 from cortex.state.job_tables import dead_letters, first_key, jobs, results
-from postgres import Postgres
+from harness.jobs.job_checks import check_jobs, dump, open_seqs, put_job
+from harness.servers.postgres import Postgres
 
 WORKERS = [("one", 11), ("one", 12), ("two", 21), ("three", 31)]
 

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from job_checks import ORIGIN, new_batches, options
-from store_place import Place, run
 
 from cortex.errors import ConflictError, InputError, NotFoundError
 from cortex.jobs.records import Presence, insert_job
@@ -17,6 +15,8 @@ from cortex.jobs.spec import TASK_BATCH, BatchFailure, NewBatch, Report
 from cortex.lifecycle import ApiKind, JobStatus
 from cortex.state.database import Where, open_jobs_sqlite
 from cortex.state.job_tables import batches, job_inputs, jobs
+from harness.jobs.job_checks import ORIGIN, new_batches, options
+from harness.jobs.store_place import Place, run
 
 
 def test_the_database_is_private_and_durable_and_gives_space_back(tmp_path: Path) -> None:

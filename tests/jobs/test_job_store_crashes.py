@@ -12,14 +12,15 @@ import threading
 from collections import defaultdict
 from pathlib import Path
 
-from job_checks import check_jobs
 from sqlalchemy import Connection, select
 
 from cortex.jobs.records import Presence
 from cortex.lifecycle import JobStatus
 from cortex.state.database import Where, open_jobs, open_jobs_sqlite
 from cortex.state.job_tables import first_key, jobs, results
-from postgres import Postgres
+from harness import HARNESS
+from harness.jobs.job_checks import check_jobs
+from harness.servers.postgres import Postgres
 
 KILLS = 8
 
@@ -56,7 +57,7 @@ class Acknowledged:
 
 
 def running_store(database: Where, seed: int, *arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, str(Path(__file__).parent / "crashing_store.py"), str(database), str(seed), *arguments]
+    command = [sys.executable, str(HARNESS / "jobs" / "crashing_store.py"), str(database), str(seed), *arguments]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, env=environ)
 

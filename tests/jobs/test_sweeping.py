@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from job_checks import ORIGIN, options
-from store_place import Place, run
 
 from cortex.jobs.exchange import Leased
 from cortex.jobs.spec import BatchFailure, NewBatch, Report
 from cortex.lifecycle import JobStatus
 from cortex.state.database import Where
 from cortex.state.job_tables import batches, dead_letters, job_marks, job_metadata, jobs, pending, results
+from harness.jobs.job_checks import ORIGIN, options
+from harness.jobs.store_place import Place, run
 
 
 def test_a_deleted_job_is_out_of_sight_at_once_and_then_gone(where: Where) -> None:
@@ -68,7 +68,7 @@ def test_cleaning_drops_payloads_of_jobs_that_are_over_and_the_oldest_of_these(w
 
 
 def test_space_goes_back_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cortex.jobs.sweeping.KEPT_PAGES", 16)
+    monkeypatch.setattr("cortex.jobs.cleanup.KEPT_PAGES", 16)
 
     async def use(place: Place) -> None:
         big = [NewBatch(1, b'["' + b"x" * 100_000 + b'"]')] * 100

@@ -6,16 +6,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from job_checks import ORIGIN, new_batches, options
 from sqlalchemy import inspect
-from store_place import Place, run
 
 from cortex.errors import ConflictError
-from cortex.jobs import ticks
-from cortex.jobs.ticks import Ticks
-from cortex.jobs.view import SCHEDULED_FOR
+from cortex.jobs import schedule_state as ticks
+from cortex.jobs.http.view import SCHEDULED_FOR
+from cortex.jobs.schedule_state import Ticks
 from cortex.lifecycle import JobStatus
 from cortex.state.database import JOB_MIGRATIONS, Where, open_jobs_sqlite, open_sqlite
+from harness.jobs.job_checks import ORIGIN, new_batches, options
+from harness.jobs.store_place import Place, run
 
 
 def begun() -> partial[None]:

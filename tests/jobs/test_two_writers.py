@@ -9,22 +9,22 @@ from functools import partial
 from typing import TypeVar
 
 import pytest
-from job_checks import ORIGIN, check_jobs, new_batches, options, put_job
 from sqlalchemy import Connection, Engine, select
 
 from cortex.errors import ConflictError
-from cortex.jobs import ticks
+from cortex.jobs import schedule_state as ticks
 from cortex.jobs.exchange import Leased
+from cortex.jobs.lease_expiry import expire
 from cortex.jobs.queue import exchange
 from cortex.jobs.records import Presence, hide
-from cortex.jobs.releasing import expire
 from cortex.jobs.spec import Lease, Report
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import JobStatus
 from cortex.state.database import open_jobs
 from cortex.state.job_tables import jobs, leases
-from postgres import Postgres
-from wait import wait_until
+from harness.jobs.job_checks import ORIGIN, check_jobs, new_batches, options, put_job
+from harness.servers.postgres import Postgres
+from harness.wait import wait_until
 
 NOW = 1000.0
 T, U = TypeVar("T"), TypeVar("U")

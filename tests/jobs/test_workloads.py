@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import update
-from store_place import Place, run
 
 from cortex.errors import InputError
 from cortex.jobs.exchange import Leased
@@ -20,6 +19,7 @@ from cortex.jobs.workloads import KEPT_S
 from cortex.lifecycle import WorkloadStatus
 from cortex.state.database import Where
 from cortex.state.job_tables import KEYS_PER_JOB, batches, dead_letters, jobs, pending, results, workloads
+from harness.jobs.store_place import Place, run
 
 
 @given(body=st.binary(), content_type=st.text(st.characters(exclude_categories=["Cs", "Cc"])))

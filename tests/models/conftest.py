@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cortex.home import Home
-from model_agents import RunningAgent, put
-from registry_bench import Bench, with_models
+from harness.models.model_agents import RunningAgent, put
+from harness.models.registry_bench import Bench, with_models
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-from buckets import BUCKET
 from cortex.home import Home
 from cortex.models.protocol import Failed, Fetched, Release, Watch
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelPath, ModelSource
-from model_agents import POLL_S, AgentClient, RunningAgent, latest, of_dir, of_path, put, read_latest
-from s3 import SwiftServer
-from slow_proxy import SlowProxy
-from wait import PATIENCE_S, wait_until
+from harness.models.model_agents import POLL_S, AgentClient, RunningAgent, latest, of_dir, of_path, put, read_latest
+from harness.servers.buckets import BUCKET
+from harness.servers.s3 import SwiftServer
+from harness.servers.slow_proxy import SlowProxy
+from harness.wait import PATIENCE_S, wait_until
 
 # What watchers are told.
 

@@ -6,12 +6,12 @@ import os
 import shutil
 from pathlib import Path
 
-from buckets import BUCKET
 from cortex.models.spec import DEFAULT_MODEL, Catalogue
-from model_agents import AgentClient, RunningAgent, latest, of_dir, of_path, read_latest
-from s3 import SwiftServer
-from slow_proxy import SlowProxy
-from wait import wait_until
+from harness.models.model_agents import AgentClient, RunningAgent, latest, of_dir, of_path, read_latest
+from harness.servers.buckets import BUCKET
+from harness.servers.s3 import SwiftServer
+from harness.servers.slow_proxy import SlowProxy
+from harness.wait import wait_until
 
 
 def test_storage_that_is_down_keeps_what_was_confirmed_and_comes_back(agent: RunningAgent, swift: SwiftServer) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from cortex.models.announcing import announced, digests_to_keep, find_content, needed
+from cortex.models.announcements import announced, digests_to_keep, find_content, needed
 from cortex.models.spec import Catalogue, Model, ModelSource, Problem, Version
 
 SOURCE = ModelSource("python", dir="/models")

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cortex.errors import ModelError
+from cortex.models.handles import call_scope
 from cortex.models.registry import Registry
-from cortex.models.scope import call_scope
 from cortex.models.spec import ModelSource
-from local_models import FolderFetcher, PickleLoader, Store, Told
+from harness.models.local_models import FolderFetcher, PickleLoader, Store, Told
 
 MODELS = ("a", "b", "c", "d")
 NUMBERS = ("1", "2")

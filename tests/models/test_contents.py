@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cortex.errors import StorageError
-from cortex.models import contents as contents_module
-from cortex.models.contents import Contents, Order
+from cortex.models import content_store as contents_module
+from cortex.models.content_store import Contents, Order
 from cortex.telemetry import Logger
 
 Gate = asyncio.Event

@@ -14,8 +14,8 @@ from cortex.models import fetcher as fetcher_module
 from cortex.models.fetcher import Fetcher
 from cortex.models.protocol import Fetch, Fetched, Release, read_request, write
 from cortex.models.spec import ModelSource, Version
-from model_agents import AgentClient, RunningAgent
-from wait import wait_until
+from harness.models.model_agents import AgentClient, RunningAgent
+from harness.wait import wait_until
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.models.layout import catalogue_models, describe_invalid, expected_tree
-from cortex.models.listed import MAX_FILES, Listing, ListingTally, Prefix, prefixes
+from cortex.models.listing import MAX_FILES, Listing, ListingTally, Prefix, prefixes
 from cortex.models.spec import Layout, Model, ModelPath, ModelSource, Problem
-from cortex.storage_entries import StoredObject, flaw_of_name, printable
+from cortex.storage.entries import StoredObject, flaw_of_name, printable
 
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
 SAVED_MODEL = ("saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00002")
@@ -179,7 +179,7 @@ def test_too_many_files_are_a_problem_of_their_version() -> None:
 
 
 def test_too_many_models_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cortex.models.listed.MAX_MODELS", 3)
+    monkeypatch.setattr("cortex.models.listing.MAX_MODELS", 3)
     models, [problem] = judge_dir("python", "a/x", "b/x", "c/x", "d/x")
     assert versions(models) == {"a": ["1"], "b": ["1"], "c": ["1"]}
     assert (problem.model, problem.version) == ("", None)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from cortex.errors import StorageError
-from cortex.models.listed import Listing, Prefix
-from cortex.models.lister import Lister
+from cortex.models.listing import Listing, Prefix
+from cortex.models.poller import Lister
 from cortex.telemetry import Logger
 
 PREFIX = Prefix("s3://b/m")
@@ -122,7 +122,7 @@ def test_a_listing_with_a_surprise_in_it_is_an_error_and_not_the_end() -> None:
 
 def test_a_slow_store_is_busy_with_us_for_a_tenth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(lister: Lister, store: Store) -> None:
-        monkeypatch.setattr("cortex.models.lister.SLOW_LISTING_S", 0.1)
+        monkeypatch.setattr("cortex.models.poller.SLOW_LISTING_S", 0.1)
         store.takes_s = 0.15
         listener = Listener(0.05)
         lister.add(listener)

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from cortex.errors import StorageError
+from cortex.models.fetch_listing import download_version, list_models, sample_names
 from cortex.models.layout import catalogue_models
-from cortex.models.listed import Listing, ListingTally, Prefix, newest_file, prefixes
-from cortex.models.listing import download_version, list_models, sample_names
+from cortex.models.listing import Listing, ListingTally, Prefix, newest_file, prefixes
 from cortex.models.spec import ModelPath, ModelSource
-from cortex.storage_entries import StoredObject
-from s3 import PAGE_KEYS, SwiftServer
+from cortex.storage.entries import StoredObject
+from harness.servers.s3 import PAGE_KEYS, SwiftServer
 
 
 class Place:
@@ -269,7 +269,7 @@ def test_a_file_that_changes_while_it_is_copied_is_not_taken(tmp_path: Path, mon
         with file.open("a") as more:
             more.write("more")
 
-    monkeypatch.setattr("cortex.storage_files.shutil.copyfileobj", copy_while_it_grows)
+    monkeypatch.setattr("cortex.storage.local_files.shutil.copyfileobj", copy_while_it_grows)
     content = asyncio.run(list_models(Prefix(str(tmp_path), is_dir=True), {})).models["m"].versions["1"]
     with pytest.raises(StorageError, match="m/1/f changed while it was read; try again"):
         asyncio.run(download_version(str(tmp_path / "m/1"), content.digest, tmp_path / "out/x", {}))
@@ -285,7 +285,7 @@ def test_a_folder_that_vanishes_while_it_is_listed_is_an_error(tmp_path: Path, m
             Path(folder).rmdir()
         return real(folder)
 
-    monkeypatch.setattr("cortex.storage_files.os.scandir", scandir)
+    monkeypatch.setattr("cortex.storage.local_files.os.scandir", scandir)
     with pytest.raises(StorageError, match="m/1 was removed while it was listed"):
         asyncio.run(list_models(Prefix(str(tmp_path), is_dir=True), {}))
 

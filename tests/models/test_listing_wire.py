@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.models.listed import Content, Folder, Marks, Prefix
-from cortex.models.listing_wire import (
+from cortex.models.listing import Content, Folder, Marks, Prefix
+from cortex.models.listing_codec import (
     MAX_MODELS_BYTES,
     Answer,
     List,

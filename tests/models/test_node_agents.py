@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from buckets import BUCKET
 from cortex.home import Home
 from cortex.models.spec import DEFAULT_MODEL, ModelPath, ModelSource
-from model_agents import AgentClient, RunningAgent
-from s3 import SwiftServer
-from slow_proxy import SlowProxy
-from wait import PATIENCE_S, wait_until
+from harness.models.model_agents import AgentClient, RunningAgent
+from harness.servers.buckets import BUCKET
+from harness.servers.s3 import SwiftServer
+from harness.servers.slow_proxy import SlowProxy
+from harness.wait import PATIENCE_S, wait_until
 
 POLL_S = 0.5
 NODES = 4

@@ -9,7 +9,7 @@ import pytest
 
 from cortex.models import priority
 from cortex.models.priority import enter_background, in_background, leave_background
-from wait import wait_until
+from harness.wait import wait_until
 
 
 def threads() -> list[int]:

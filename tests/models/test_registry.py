@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from cortex.errors import ModelError, UserError
-from cortex.models import failures
+from cortex.models import failed_loads as failures
 from cortex.models.loading import LoadRequest
 from cortex.models.spec import DEFAULT_MODEL, ModelPath, ModelSource
-from registry_bench import Bench, in_threads
-from wait import wait_until
+from harness.models.registry_bench import Bench, in_threads
+from harness.wait import wait_until
 
 
 class TestWithoutCaching:

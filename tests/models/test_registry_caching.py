@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from cortex.errors import ModelError
+from cortex.models.handles import call_scope, in_scope
 from cortex.models.loading import LoadRequest
-from cortex.models.scope import call_scope, in_scope
-from registry_bench import Bench, in_threads
-from wait import PATIENCE_S, wait_until
+from harness.models.registry_bench import Bench, in_threads
+from harness.wait import PATIENCE_S, wait_until
 
 MIB = 1024 * 1024
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from cortex.errors import ModelError
-from cortex.models import failures, room
+from cortex.models import failed_loads as failures
+from cortex.models import memory_budget as room
+from cortex.models.handles import call_scope
 from cortex.models.loading import LoadRequest
-from cortex.models.scope import call_scope
-from registry_bench import Bench
-from wait import wait_until
+from harness.models.registry_bench import Bench
+from harness.wait import wait_until
 
 
 class TestUpdatesWithCaching:

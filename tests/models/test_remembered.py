@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from cortex.models.remembered import Remembered
+from cortex.models.last_catalogue import Remembered
 from cortex.models.spec import Catalogue, Model, ModelSource, Problem, Version
 
 SOURCE = ModelSource("python", dir="s3://bucket/models")

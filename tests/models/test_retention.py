@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.models.retention import Held, choose_victim, unneeded
+from cortex.models.eviction import Held, choose_victim, unneeded
 
 held_contents = st.lists(
     st.builds(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cortex.models.scope import Holder, call_scope, current, in_scope, scope_of_any_thread
+from cortex.models.handles import Holder, call_scope, current, in_scope, scope_of_any_thread
 
 
 class Pins:

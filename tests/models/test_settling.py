@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.models.listed import Listing, ListingTally, Prefix, prefixes
-from cortex.models.settling import Settling, quick_interval_s, settle
+from cortex.models.debounce import Settling, quick_interval_s, settle
+from cortex.models.listing import Listing, ListingTally, Prefix, prefixes
 from cortex.models.spec import Catalogue, Model, ModelPath, ModelSource, Version
-from cortex.storage_entries import StoredObject
+from cortex.storage.entries import StoredObject
 
 DIR = ModelSource("python", dir="s3://b/m", poll_interval_s=10)
 ONNX = ModelSource("onnx", dir="s3://b/m", poll_interval_s=10)

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from cortex.errors import StorageError
-from cortex.models.asking import Asker
-from cortex.models.listed import Content, Folder, Listing, Marks, Prefix
-from cortex.models.lister import Asked
-from cortex.models.shared_listings import SharedListings
+from cortex.models.listing import Content, Folder, Listing, Marks, Prefix
+from cortex.models.listing_client import Asker
+from cortex.models.listing_server import SharedListings
+from cortex.models.poller import Asked
 from cortex.telemetry import Logger
-from wait import PATIENCE_S
+from harness.wait import PATIENCE_S
 
 PREFIX = Prefix("s3://bucket/models", is_dir=True)
 FOLDER = Folder({"1": Content("ab", 1, 1, 0.0, Marks(0), 0, "model.pkl", None)}, None)

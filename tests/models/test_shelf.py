@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.models.scope import Holder
-from cortex.models.shelf import Entry, Shelf, choose
+from cortex.models.handles import Holder
+from cortex.models.loaded_models import Entry, Shelf, choose
 from cortex.models.spec import Version
 
 HERE, ELSEWHERE = "here", "elsewhere"

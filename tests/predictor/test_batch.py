@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from catalogues import source_of, write_models
-from user_project import Spec, UserProject, user_project
 
 from cortex.errors import ModelError, UserError
 from cortex.models.spec import DEFAULT_MODEL, Catalogue
 from cortex.predictor.batch import BatchCode, BoundBatch, load_batch_code
-from cortex.predictor.frames import format_user_traceback
 from cortex.predictor.interface import GENERATIONS
-from model_makers import onnx_model, python_model, tensorflow_model
+from cortex.predictor.tracebacks import format_user_traceback
+from harness.models.catalogues import source_of, write_models
+from harness.models.model_makers import onnx_model, python_model, tensorflow_model
+from harness.models.user_project import Spec, UserProject, user_project
 
 JOB = {"job_id": "0a1b", "workers": 2}
 API = {"name": "iris", "kind": "BatchAPI"}

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from user_project import UserProject, user_project
 
 from cortex.errors import UserError
+from harness.models.user_project import UserProject, user_project
 
 BASE = "class Base:\n    def __init__(self, config): ...\n"
 #: What the check of the source can't see through.

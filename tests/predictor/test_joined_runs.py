@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from cortex.errors import ModelError
+from cortex.predictor.clients.servable import SignatureInfo
+from cortex.predictor.clients.tensors import Array, TensorSpec
 from cortex.predictor.joined_runs import JoinedRuns
-from cortex.predictor.servable import SignatureInfo
-from cortex.predictor.tensors import Array, TensorSpec
-from wait import wait_until
+from harness.wait import wait_until
 
 DEADLINE_S = 20.0
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from user_project import Spec, UserProject, user_project
 
 from cortex.errors import UserError
 from cortex.predictor.code import UserCode, import_code
 from cortex.predictor.interface import ASYNC, TASK
 from cortex.predictor.source import inspect_source
+from harness.models.user_project import Spec, UserProject, user_project
 
 TASK_CLASS = """
     class Task:

@@ -4,10 +4,10 @@ import sys
 
 import dill
 import pytest
-from user_project import user_project
 
 from cortex.predictor.interface import GENERATIONS
 from cortex.predictor.loader import format_user_traceback, result_kind, split_callback
+from harness.models.user_project import user_project
 
 FUNCTIONS = """
     import numpy as np

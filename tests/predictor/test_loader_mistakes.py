@@ -3,9 +3,9 @@
 import sys
 
 import pytest
-from user_project import user_project
 
 from cortex.errors import UserError
+from harness.models.user_project import user_project
 
 
 @pytest.fixture

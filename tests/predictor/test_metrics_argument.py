@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from user_project import Spec, UserProject, user_project
 
 from cortex.predictor.batch import load_batch_code
 from cortex.predictor.loader import load
+from harness.models.user_project import Spec, UserProject, user_project
 
 CLASS = """
     class {name}:

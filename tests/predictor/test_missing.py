@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortex.predictor.missing import suggest
+from cortex.predictor.missing_modules import suggest
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from user_project import Spec, UserProject, user_project
 
 from cortex.errors import UserError
 from cortex.predictor.batch import BatchCode, load_batch_code
-from cortex.predictor.frames import format_user_traceback
+from cortex.predictor.tracebacks import format_user_traceback
+from harness.models.user_project import Spec, UserProject, user_project
 
 Run = Callable[..., Any]
 

@@ -7,8 +7,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from replicas import new_request_id, running_replica
-from wait import wait_until
+from harness.replicas.replicas import new_request_id, running_replica
+from harness.wait import wait_until
 
 
 def test_each_verb_has_its_method_and_others_get_405() -> None:

@@ -6,8 +6,8 @@ import json
 import socket
 import time
 
-from replicas import running_replica
-from wait import wait_until
+from harness.replicas.replicas import running_replica
+from harness.wait import wait_until
 
 
 def test_generator_is_streamed_while_it_runs() -> None:

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from cortex.replica.batches import Parts
 from cortex.replica.metric_file import read_metrics
 from cortex.replica.series import SeriesKind, series_key
-from replicas import Answer, Replica, new_request_id, read, running_replica
-from wait import wait_until
+from harness.replicas.replicas import Answer, Replica, new_request_id, read, running_replica
+from harness.wait import wait_until
 
 #: The first call waits at the gate, so that all that were sent meanwhile make up the second.
 SOURCE = """

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from replicas import running_replica
+from harness.replicas.replicas import running_replica
 
 SOURCE = """
 import time

@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from cortex.lifecycle import DeathCause, ProcessState
-from replicas import Replica, new_request_id, running_replica
-from wait import wait_until
+from harness.replicas.replicas import Replica, new_request_id, running_replica
+from harness.wait import wait_until
 
 HANDLER = """
     import asyncio, ctypes, os, socket, sys, threading, time

@@ -8,8 +8,8 @@ from email.utils import parsedate_to_datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.replica.heads import _date
-from replicas import running_replica
+from cortex.replica.response_head import _date
+from harness.replicas.replicas import running_replica
 
 ECHO = "def predict(sample, metadata):\n    return sample\n"
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from cortex.replica import kept
-from cortex.replica.kept import KeptRequests
+from cortex.replica import request_journal as kept
+from cortex.replica.request_journal import KeptRequests
 
 SIZE = 1024
 

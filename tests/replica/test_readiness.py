@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cortex.lifecycle import ProcessState
-from replicas import running_replica
+from harness.replicas.replicas import running_replica
 
 HANDLER = """
     class Handler:

@@ -9,8 +9,8 @@ from pathlib import Path
 from cortex.replica.metric_file import MetricFile, read_metrics
 from cortex.replica.recorder import BatchRecorder, Recorder
 from cortex.replica.series import SeriesKind, merge, parse_key
-from replicas import new_request_id, running_replica
-from wait import wait_until
+from harness.replicas.replicas import new_request_id, running_replica
+from harness.wait import wait_until
 
 SOURCE = """
     class Handler:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cortex.replica.shortened import MAX_CHARACTERS, shortened
+from cortex.replica.short_repr import MAX_CHARACTERS, shortened
 
 
 class Hostile:

@@ -9,7 +9,7 @@ import test_app_requests as app_requests
 import test_app_streams as app_streams
 import test_hostile_code as hostile_code
 
-import replicas
+from harness.replicas import replicas
 
 
 @pytest.mark.parametrize(

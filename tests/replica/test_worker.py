@@ -10,8 +10,8 @@ from pathlib import Path
 
 from cortex.jobs.spec import batch_id
 from cortex.lifecycle import ProcessState
-from job_workers import JobReplica, running_job_worker
-from wait import wait_until
+from harness.jobs.job_workers import JobReplica, running_job_worker
+from harness.wait import wait_until
 
 HANDLER = """
     import json, os, sys, time

@@ -3,7 +3,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from cortex.state.database import Where, open_state
-from cortex.state.facts import FactStore
+from cortex.state.key_values import FactStore
 
 
 def test_a_fact_is_settled_once_by_whoever_comes_first(where: Where) -> None:

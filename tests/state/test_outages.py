@@ -12,8 +12,8 @@ from cortex.config.schema import Api
 from cortex.errors import DatabaseUnavailableError
 from cortex.state.apis import WRITE_S, ApiStore, Change, Target
 from cortex.state.database import open_state
-from postgres import Postgres
-from wait import wait_until
+from harness.servers.postgres import Postgres
+from harness.wait import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,11 @@ from cortex.state.database import (
     parse_where,
     shown,
 )
-from cortex.state.facts import FactStore
-from cortex.state.fence import SupersededError
+from cortex.state.fencing import SupersededError
 from cortex.state.job_tables import job_metadata
+from cortex.state.key_values import FactStore
 from cortex.state.tables import facts, metadata, schema_version
-from postgres import Postgres
+from harness.servers.postgres import Postgres
 
 
 @pytest.fixture

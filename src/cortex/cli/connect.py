@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from cortex.cli.context import Context
-from cortex.client.api import Client
+from cortex.client.client import Client
 from cortex.client.environments import LOCAL, Environments
 
 
@@ -25,7 +25,7 @@ def start_local_operator(client: Client, context: Context) -> bool:
     if client.environment.name != LOCAL:
         return False
     # Loaded here, as commands are: while an operator runs, nobody needs it.
-    process: Any = importlib.import_module("cortex.client.operator_process")
+    process: Any = importlib.import_module("cortex.client.local_operator")
     context.console.progress("starting the operator")
     operator, is_new = process.start(context.home, process.Settings())
     if is_new:

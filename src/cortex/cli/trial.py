@@ -13,8 +13,6 @@ from pathlib import Path
 from cortex.client.transport import Answer, read, reason
 from cortex.config.project import archive, unpack
 from cortex.config.schema import Api
-from cortex.control.diagnose import Diagnosis
-from cortex.control.replica_specs import replica_spec
 from cortex.engine.local import LocalEngine
 from cortex.engine.log_files import SUPERVISOR
 from cortex.engine.logs import read_logs
@@ -23,6 +21,8 @@ from cortex.engine.preparing import prepare_revision
 from cortex.errors import CortexError, UserError
 from cortex.home import Home
 from cortex.models.source import loads_models
+from cortex.operator.deploy.diagnose import Diagnosis
+from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.state.apis import Target
 from cortex.telemetry import Logger

@@ -11,7 +11,7 @@ from cortex.cli.context import Context
 from cortex.cli.job_progress import Pace, Progress, bar, progress_line
 from cortex.cli.jobs_table import batches_table, ending, error_lines, head_lines, workers_table
 from cortex.cli.tasks_table import is_task
-from cortex.client.api import Client
+from cortex.client.client import Client
 from cortex.client.jobs import PATIENCE_S, is_over
 from cortex.errors import CortexError, OperatorUnavailableError
 

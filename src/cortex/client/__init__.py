@@ -9,7 +9,7 @@ import os
 import sys
 from types import ModuleType
 
-from cortex.client.api import Client
+from cortex.client.client import Client
 from cortex.client.environments import Environments
 
 __all__ = ["Client", "client", "env_delete", "env_list", "new_client"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cortex.client.running import local_trust, read_operator
+from cortex.client.operator_info import local_trust, read_operator
 from cortex.client.transport import Transport, Trust
 from cortex.errors import InputError, NotFoundError, OperatorUnavailableError
 from cortex.home import Home

@@ -13,17 +13,17 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from cortex.cluster.access import Access as Access
 from cortex.cluster.archives import Archives
+from cortex.cluster.credentials import Access as Access
 from cortex.cluster.known_nodes import KnownNodes
-from cortex.cluster.link import Leader, NodeLink
-from cortex.cluster.mirror import REFRESH_S, Mirror
-from cortex.cluster.placing import AGENT_PREFIX, NodeAddress, Placement, Placer
-from cortex.cluster.rebase import homes, rebase
-from cortex.cluster.relay import JOBS, LISTINGS, OperatorPort
+from cortex.cluster.metrics_mirror import REFRESH_S, Mirror
+from cortex.cluster.node.relay import JOBS, LISTINGS, OperatorPort
+from cortex.cluster.node_client import Leader, NodeLink
+from cortex.cluster.path_mapping import homes, rebase
+from cortex.cluster.placement import AGENT_PREFIX, NodeAddress, Placement, Placer
 from cortex.cluster.remote import Remote, any_devices, spec_of_folder
 from cortex.cluster.reserving import UNREACHABLE_S, lack_of, newest_addresses, reserve_again, unreached
-from cortex.cluster.wire import WireError, derived
+from cortex.cluster.transport import WireError, derived
 from cortex.engine.devices import Inventory
 from cortex.engine.local import first_status
 from cortex.errors import EngineError

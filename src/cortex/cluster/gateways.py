@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from cortex.cluster.gateway_link import GatewayLink, Stats
+from cortex.cluster.gateway_client import GatewayLink, Stats
 from cortex.cluster.gateway_totals import GatewayTotals
-from cortex.cluster.link import NodeLink
-from cortex.cluster.node_gateway import NodeGatewaySettings
-from cortex.cluster.placing import AGENT_PREFIX, ClusterResources, NodeAddress, Placement, Resources
-from cortex.cluster.wire import WireError
+from cortex.cluster.node.gateway import NodeGatewaySettings
+from cortex.cluster.node_client import NodeLink
+from cortex.cluster.placement import AGENT_PREFIX, ClusterResources, NodeAddress, Placement, Resources
+from cortex.cluster.transport import WireError
 from cortex.gateway.addresses import numeric
 from cortex.gateway.base import AnyGateway
 from cortex.gateway.routes import RoutingTable

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
-from cortex.cluster.placing import NodeAddress
+from cortex.cluster.placement import NodeAddress
 from cortex.errors import CortexError
-from cortex.state.facts import FactStore
+from cortex.state.key_values import FactStore
 
 #: Nodes that were known last; of those that are gone for good, the oldest are forgotten first.
 _MOST = 10_000

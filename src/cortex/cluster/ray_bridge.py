@@ -29,11 +29,11 @@ import ray.util
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cortex import __version__
-from cortex.cluster.node_start import NodeStart, RunningAgent, agent_environ, ensure_agent, is_over, reserve
+from cortex.cluster.node.start import NodeStart, RunningAgent, agent_environ, ensure_agent, is_over, reserve
 from cortex.cluster.priority import Priority
 from cortex.cluster.ray_token import check_token
 from cortex.errors import CortexError
-from cortex.identity import Identity
+from cortex.processes.identity import Identity
 
 #: A share of a node group small enough for a thousand replicas on a node.
 GROUP_SHARE = 0.001

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cortex.cluster.lacks import choose_group
-from cortex.cluster.node_start import NodeStart
-from cortex.cluster.placing import Amounts, ClusterResources, NodeAddress, NodeResources, Placement, Resources
+from cortex.cluster.node.start import NodeStart
+from cortex.cluster.placement import Amounts, ClusterResources, NodeAddress, NodeResources, Placement, Resources
+from cortex.cluster.unschedulable import choose_group
 from cortex.telemetry import Logger
 
 STARTUP_TIMEOUT_S = 20.0

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from cortex.cluster.link import NodeLink
-from cortex.cluster.placing import Resources
+from cortex.cluster.node_client import NodeLink
+from cortex.cluster.placement import Resources
 from cortex.engine.devices import Inventory
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 

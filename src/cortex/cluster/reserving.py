@@ -6,10 +6,10 @@ import math
 import time
 from collections.abc import Callable, Iterable
 
-from cortex.cluster.lacks import lack, seems_free
-from cortex.cluster.link import SILENCE_S
-from cortex.cluster.placing import NodeAddress, Placement, Placer
+from cortex.cluster.node_client import SILENCE_S
+from cortex.cluster.placement import NodeAddress, Placement, Placer
 from cortex.cluster.remote import Remote
+from cortex.cluster.unschedulable import lack, seems_free
 
 #: A replica may run so long without its reservation, which is asked for again on its node.
 UNRESERVED_S = 30.0

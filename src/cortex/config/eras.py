@@ -26,7 +26,7 @@ from cortex.config.generations import (
     Generation,
 )
 from cortex.config.kinds import choose, find_key
-from cortex.config.listed import read_entries
+from cortex.config.list_entries import read_entries
 from cortex.config.model_forms import misplaced_section, read_models, section_fix
 from cortex.config.unsupported import UNSUPPORTED_KEYS, instead_of
 from cortex.config.values import dashed, nearest, quote

@@ -17,7 +17,7 @@ from cortex.config.generations import (
     OLDER_MODEL_KEYS,
     Generation,
 )
-from cortex.config.listed import read_entries
+from cortex.config.list_entries import read_entries
 from cortex.config.values import quote
 from cortex.errors import Diagnostic
 

@@ -15,11 +15,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from cortex.config.checked import Checked
+from cortex.config.cross_api_rules import clashes_between, clashes_with_deployed, splitter_problems
 from cortex.config.document import Document, parse
 from cortex.config.draft import Draft
 from cortex.config.eras import translate
 from cortex.config.generations import TASK
-from cortex.config.neighbours import clashes_between, clashes_with_deployed, splitter_problems
 from cortex.config.project import ProjectFiles
 from cortex.config.rules import field_violations, project_violations
 from cortex.config.schema import Api

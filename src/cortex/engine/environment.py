@@ -25,8 +25,8 @@ from packaging.utils import canonicalize_name
 
 from cortex.engine.installer import Installer, InstallerFailedError, uv_settings
 from cortex.errors import EnvironmentBuildError
-from cortex.filelock import locked
 from cortex.home import Home
+from cortex.processes.filelock import locked
 
 #: What replica processes import besides the standard library; a project must not bring versions they can't use.
 REPLICA_REQUIREMENTS = ("httptools", "orjson", "python-multipart", "starlette", "uvloop")

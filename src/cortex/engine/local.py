@@ -20,11 +20,11 @@ from pathlib import Path
 
 from cortex.engine.devices import DEVICE_DIR, Inventory, assign, find_devices
 from cortex.engine.logs import LogWriter
-from cortex.engine.session import has_workers, kill_session
 from cortex.errors import EngineError
 from cortex.home import Home, write_private
-from cortex.identity import Identity
 from cortex.lifecycle import ProcessState
+from cortex.processes.identity import Identity
+from cortex.processes.session import has_workers, kill_session
 from cortex.replica.devices import gpu_environ
 from cortex.replica.spec import (
     ORPHAN_UNTENDED_S,
@@ -179,7 +179,7 @@ class LocalEngine:
     def _spawn(self, spec: ReplicaSpec, run_dir: Path) -> subprocess.Popen[bytes]:
         with (run_dir / _OUTPUT_FILE).open("wb") as output:
             return subprocess.Popen(
-                [spec.python, "-P", "-m", "cortex.engine.supervisor", str(run_dir / SPEC_FILE)],
+                [spec.python, "-P", "-m", "cortex.supervisor.supervisor", str(run_dir / SPEC_FILE)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

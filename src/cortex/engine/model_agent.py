@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cortex.engine.local import replica_environ
-from cortex.engine.session import kill_session
 from cortex.errors import EngineError
 from cortex.home import Home
-from cortex.identity import Identity
+from cortex.processes.identity import Identity
+from cortex.processes.session import kill_session
 from cortex.telemetry import Logger
 
 START_TIMEOUT_S = 10.0

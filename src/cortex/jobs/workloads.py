@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from cortex.jobs import queueing
+from cortex.jobs import async_queue as queueing
+from cortex.jobs.async_queue import Standing
 from cortex.jobs.exchange import Leased
-from cortex.jobs.queueing import Standing
 from cortex.jobs.spec import Report
 from cortex.jobs.workload import Workload, WorkloadView
 from cortex.jobs.writer import Writer

@@ -24,19 +24,19 @@ from pathlib import Path
 
 from cortex.errors import CortexError, StorageError
 from cortex.home import Home
-from cortex.models.asking import Asker
 from cortex.models.clients import Client
-from cortex.models.contents import Contents
-from cortex.models.feed import FILE_GRACE_S, Feed
-from cortex.models.listed import Listing, Prefix
-from cortex.models.lister import Lister
-from cortex.models.listing import download_version, list_models
+from cortex.models.content_store import Contents
+from cortex.models.fetch_listing import download_version, list_models
+from cortex.models.last_catalogue import Remembered
+from cortex.models.listing import Listing, Prefix
+from cortex.models.listing_client import Asker
+from cortex.models.listing_server import SharedListings
+from cortex.models.poller import Lister
 from cortex.models.priority import enter_background, leave_background
 from cortex.models.protocol import Failed, Fetch, Fetched, Release, Request, Using, Watch
-from cortex.models.remembered import Remembered
-from cortex.models.shared_listings import SharedListings
+from cortex.models.source_monitor import FILE_GRACE_S, Feed
 from cortex.models.spec import ModelSource
-from cortex.storage import is_remote
+from cortex.storage.client import is_remote
 from cortex.telemetry import Logger, configure
 
 #: The exit code where another agent runs for this home.

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cortex.models.listed import MAX_FILES, MAX_MODELS, Content, Folder, Listing, Marks, Prefix, model_prefix, prefixes
+from cortex.models.listing import MAX_FILES, MAX_MODELS, Content, Folder, Listing, Marks, Prefix, model_prefix, prefixes
 from cortex.models.spec import Layout, Model, ModelSource, Problem, Version
-from cortex.storage_entries import printable
+from cortex.storage.entries import printable
 
 _SHOWN = 50
 _UNVERSIONED = "1"

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any, Generic
 
 from cortex.errors import ModelError
+from cortex.models.handles import current
+from cortex.models.loaded_models import Shelf
+from cortex.models.loader import Loads
 from cortex.models.loading import Events, Fetcher, Key, Loader, LoadRequest, T
-from cortex.models.loads import Loads
 from cortex.models.renewals import Renewals
-from cortex.models.scope import current
-from cortex.models.shelf import Shelf
 from cortex.models.spec import LATEST, Catalogue, Model, ModelSource, Version
 from cortex.models.versions import find, latest
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cortex.models.shelf import Shelf
+from cortex.models.loaded_models import Shelf
 
 #: How often it looks whether what has left is still in use; ever more rarely, up to the limit.
 _FIRST_LOOK_S, _MAX_LOOK_S = 0.1, 5.0

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from cortex.models.spec import Catalogue
 from cortex.predictor.binding import result_kind
-from cortex.predictor.checking import declared_names
 from cortex.predictor.code import LoadSpec, UserCode, build_clients, import_code
 from cortex.predictor.interface import ON_JOB_COMPLETE, TASK
+from cortex.predictor.source_checks import declared_names
 from cortex.predictor.task import task_call, unless_it_exits
 
 if TYPE_CHECKING:
     from cortex.models.loading import Events, Fetcher
-    from cortex.predictor.clients import Clients
+    from cortex.predictor.clients.python import Clients
 
 BatchCall = Callable[[Any, str], Any]
 

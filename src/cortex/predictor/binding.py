@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from cortex.models.scope import in_scope
-from cortex.predictor.checking import declared_names
+from cortex.models.handles import in_scope
 from cortex.predictor.interface import Generation
+from cortex.predictor.source_checks import declared_names
 
 Kind = Literal["sync", "async", "generator", "async_generator"]
 Call = Callable[[Any, Any, Any], Any]

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cortex.models.scope import call_scope
+from cortex.models.handles import call_scope
 from cortex.models.spec import Catalogue, ModelSource
-from cortex.predictor.checking import check_members, find_class, is_defined
 from cortex.predictor.construct import construct
-from cortex.predictor.frames import user_code
 from cortex.predictor.importing import import_user_file
 from cortex.predictor.interface import GENERATIONS, Generation
+from cortex.predictor.source_checks import check_members, find_class, is_defined
+from cortex.predictor.tracebacks import user_code
 
 if TYPE_CHECKING:
     from cortex.models.loading import Events, Fetcher
-    from cortex.predictor.clients import Clients
+    from cortex.predictor.clients.python import Clients
 
 
 class LoadSpec(Protocol):
@@ -92,6 +92,6 @@ def build_clients(
     """Build what the constructor gets at its models with; None without models. Raises: UserError."""
     if spec.models is None:
         return None
-    from cortex.predictor import clients  # noqa: PLC0415 - others start sooner without
+    from cortex.predictor.clients import python  # noqa: PLC0415 - others start sooner without
 
-    return clients.build_clients(spec, catalogue, fetcher, events)
+    return python.build_clients(spec, catalogue, fetcher, events)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cortex.predictor.checking import declared_names
-from cortex.predictor.frames import user_code
 from cortex.predictor.interface import Generation
+from cortex.predictor.source_checks import declared_names
+from cortex.predictor.tracebacks import user_code
 
 
 def initialize(module: Any, generation: Generation, model_path: str | None, metadata: dict[str, Any]) -> None:

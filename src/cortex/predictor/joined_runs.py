@@ -16,8 +16,8 @@ import numpy as np
 
 from cortex.errors import ModelError
 from cortex.models.loading import LoadRequest
-from cortex.predictor.servable import Backend, Servable, SignatureInfo
-from cortex.predictor.tensors import Array
+from cortex.predictor.clients.servable import Backend, Servable, SignatureInfo
+from cortex.predictor.clients.tensors import Array
 
 S = TypeVar("S", bound=Servable)
 

@@ -24,13 +24,13 @@ from cortex.predictor.binding import (
 )
 from cortex.predictor.code import LoadSpec, UserCode, build_clients, import_code
 from cortex.predictor.construct import initialize
-from cortex.predictor.frames import format_user_traceback
 from cortex.predictor.interface import Generation
+from cortex.predictor.tracebacks import format_user_traceback
 
 if TYPE_CHECKING:
     from cortex.models.loading import Events, Fetcher
     from cortex.models.registry import Registry
-    from cortex.predictor.clients import Clients
+    from cortex.predictor.clients.python import Clients
 
 __all__ = [
     "BoundMethod",

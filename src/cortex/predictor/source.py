@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 
 from cortex.errors import Diagnostic
 from cortex.predictor.batched import batched_name, batching_problem
-from cortex.predictor.belonging import find_foreign_class, find_foreign_method, find_method_of_kind
 from cortex.predictor.interface import GENERATIONS, Generation, Signature
+from cortex.predictor.misplaced_members import find_foreign_class, find_foreign_method, find_method_of_kind
 from cortex.predictor.outline import FunctionNode, Scope, Source, arguments_of, is_generator, scope_of
 from cortex.predictor.signature import find_problems, nearest
 

@@ -9,8 +9,8 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cortex.predictor.checking import declared_names
 from cortex.predictor.code import UserCode
+from cortex.predictor.source_checks import declared_names
 
 
 def task_call(code: UserCode, values: Mapping[str, Any]) -> Callable[[Any, str], Any]:

@@ -9,20 +9,20 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from cortex.predictor.loader import BoundMethod, BoundPredictor
-from cortex.replica.after import AfterCalls
 from cortex.replica.asgi import open_response
+from cortex.replica.background_tasks import AfterCalls
 from cortex.replica.batcher import ASYNC_GRACE_NS, Batcher
 from cortex.replica.batches import BatchCaller, batched_method, for_one
 from cortex.replica.calls import Answered, Caller, Failed, Outcome, Tracks, Unfinished
-from cortex.replica.cells import ConnectionState
 from cortex.replica.errors import error_body
-from cortex.replica.heads import Header
 from cortex.replica.http import Connection
 from cortex.replica.metric_file import MetricFile
 from cortex.replica.payload import JSON, encode_json
 from cortex.replica.recorder import BatchRecorder, Recorder
 from cortex.replica.request_log import REQUEST
+from cortex.replica.response_head import Header
 from cortex.replica.runner import Runner
+from cortex.replica.shared_state import ConnectionState
 from cortex.replica.spec import Limits, ReplicaSpec
 from cortex.replica.streams import Stream
 

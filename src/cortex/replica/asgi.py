@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cortex.errors import UserError
-from cortex.replica.after import contained
+from cortex.replica.background_tasks import contained
 from cortex.replica.payload import checked_head
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from cortex.errors import UserError
-from cortex.predictor.frames import describe
 from cortex.predictor.loader import BoundMethod, BoundPredictor, result_kind
+from cortex.predictor.tracebacks import describe
 from cortex.replica.calls import Arguments, Caller, Failed, Outcome
 from cortex.replica.errors import write_log
 from cortex.replica.http import Connection

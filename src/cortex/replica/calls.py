@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from cortex.errors import ModelError, UserError
-from cortex.predictor.frames import format_user_traceback
 from cortex.predictor.loader import BoundMethod, BoundPredictor, Kind, result_kind, split_callback
+from cortex.predictor.tracebacks import format_user_traceback
 from cortex.replica.errors import write_log
 from cortex.replica.http import Connection
 from cortex.replica.payload import BadBody, Encoded, encode, make_headers, make_query_params, parse
 from cortex.replica.request_log import REQUEST
-from cortex.replica.shortened import shortened
+from cortex.replica.short_repr import shortened
 
 _PLAIN = frozenset({dict, list, str, bytes, int, float, bool, tuple, type(None)})
 

@@ -8,10 +8,10 @@ import socket
 from collections.abc import Callable
 
 from cortex.replica.app import App
-from cortex.replica.cells import MAX_CONNECTIONS, Cells
 from cortex.replica.channel import Channel
 from cortex.replica.gateway_clock import GatewayClock
 from cortex.replica.http import READ_BYTES, Connection
+from cortex.replica.shared_state import MAX_CONNECTIONS, Cells
 from cortex.replica.spec import Limits
 
 #: The supervisor reads at once unless very many connections close together.

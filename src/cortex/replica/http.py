@@ -15,9 +15,9 @@ from collections.abc import Callable
 from httptools import HttpRequestParser
 
 from cortex.replica.application import Application
-from cortex.replica.cells import Cells, ConnectionState
 from cortex.replica.gateway_clock import GatewayClock
-from cortex.replica.heads import BODILESS, SECRET_HEADER, Header, head
+from cortex.replica.response_head import BODILESS, SECRET_HEADER, Header, head
+from cortex.replica.shared_state import Cells, ConnectionState
 
 #: Size of the buffer that all connections of a process read into; a fresh one per read would cost page faults.
 READ_BYTES = 256 * 1024

@@ -15,7 +15,6 @@ from cortex.models.spec import Catalogue
 from cortex.predictor.loader import BoundPredictor, load
 from cortex.replica.app import App
 from cortex.replica.batches import batched_method
-from cortex.replica.cells import Cells
 from cortex.replica.channel import Channel
 from cortex.replica.connections import Connections
 from cortex.replica.metric_file import MetricFile
@@ -25,6 +24,7 @@ from cortex.replica.payload import make_headers
 from cortex.replica.process import enter_project, open_metrics, run_exit_hooks, tell_failure
 from cortex.replica.readiness import answer_sample
 from cortex.replica.runner import Runner
+from cortex.replica.shared_state import Cells
 from cortex.replica.spec import ReplicaSpec
 from cortex.replica.tracker import Tracker
 from cortex.replica.user_metrics import MetricsClient, metrics_client

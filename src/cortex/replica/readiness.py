@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from cortex.errors import UserError
-from cortex.predictor.frames import describe, format_user_traceback
 from cortex.predictor.loader import BoundMethod, BoundPredictor, result_kind, split_callback
+from cortex.predictor.tracebacks import describe, format_user_traceback
 from cortex.replica.batches import batched_method, for_one
 from cortex.replica.channel import Channel
 from cortex.replica.payload import JSON, BadBody, encode, encode_chunk, make_headers, make_query_params, parse

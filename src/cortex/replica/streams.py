@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any
 
 from cortex.replica.errors import error_body
-from cortex.replica.heads import Header
 from cortex.replica.http import Connection
 from cortex.replica.payload import encode_chunk, stream_media_type
 from cortex.replica.recorder import Recorder
+from cortex.replica.response_head import Header
 from cortex.replica.runner import Runner
 
 MAX_UNSENT_BYTES = 8 * 1024 * 1024

@@ -12,8 +12,9 @@ from sqlalchemy import Connection, Engine, insert, inspect, select, update
 from sqlalchemy.exc import DatabaseError
 
 from cortex.errors import CortexError
-from cortex.state import fence, postgresql
-from cortex.state.fence import READ_ONLY
+from cortex.state import fencing as fence
+from cortex.state import postgresql
+from cortex.state.fencing import READ_ONLY
 from cortex.state.migrations import JOB_MIGRATIONS, MIGRATIONS, Migration
 from cortex.state.postgresql import DatabaseAddressError
 from cortex.state.sqlite import JOB_PRAGMAS, PRAGMAS, sqlite_engine

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from cortex.errors import DatabaseUnavailableError, InputError
-from cortex.state.outages import DatabaseAwayError, Outage, Watchdog
+from cortex.state.circuit_breaker import DatabaseAwayError, Outage, Watchdog
 
 if TYPE_CHECKING:
     import psycopg

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from cortex.state.fence import READ_ONLY
+from cortex.state.fencing import READ_ONLY
 
 #: How long a statement waits for another process's write before it fails.
 BUSY_TIMEOUT_MS = 10_000

@@ -11,10 +11,10 @@ from typing import Any
 from cortex.cli.context import Context
 from cortex.cli.report import located
 from cortex.cli.samples import read_sample
-from cortex.client.package import DEFAULT_CONFIG, find_config
-from cortex.control.diagnose import Diagnosis, Surroundings, diagnose
+from cortex.client.packaging import DEFAULT_CONFIG, find_config
 from cortex.errors import ConfigError, InputError
 from cortex.lifecycle import ApiKind
+from cortex.operator.deploy.diagnose import Diagnosis, Surroundings, diagnose
 
 _NOT_TRIED = {
     ApiKind.ASYNC: "answers later",

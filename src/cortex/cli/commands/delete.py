@@ -8,7 +8,7 @@ import sys
 from cortex.cli.arguments import add_api, add_env, add_job, add_output
 from cortex.cli.connect import client_of
 from cortex.cli.context import Context
-from cortex.client.api import Client
+from cortex.client.client import Client
 from cortex.errors import InputError
 
 #: Deleting an API with more ready replicas than this is asked about.

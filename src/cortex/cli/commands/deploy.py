@@ -14,8 +14,8 @@ from cortex.cli.arguments import add_env, add_output
 from cortex.cli.connect import client_of, start_local_operator
 from cortex.cli.context import Context
 from cortex.cli.report import located
-from cortex.client.api import Client
-from cortex.client.package import DEFAULT_CONFIG, Package, find_config, pack_file
+from cortex.client.client import Client
+from cortex.client.packaging import DEFAULT_CONFIG, Package, find_config, pack_file
 from cortex.errors import ConfigError, InputError, NotFoundError, OperatorUnavailableError
 from cortex.lifecycle import ApiKind
 

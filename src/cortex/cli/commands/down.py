@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from cortex.cli.context import Context
-from cortex.client.leftovers import stop_all
+from cortex.client.cleanup import stop_all
 from cortex.telemetry import configure as configure_logs
 
 

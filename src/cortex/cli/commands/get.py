@@ -18,7 +18,7 @@ from cortex.cli.scaling_table import show_scaling
 from cortex.cli.tasks_table import schedule_lines, task_apis_table, tasks_table
 from cortex.cli.tracker_table import show_tracker
 from cortex.cli.watch import exit_code, show_job, watch
-from cortex.client.api import Client
+from cortex.client.client import Client
 from cortex.errors import UserError
 from cortex.lifecycle import ApiKind
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from cortex.cli.arguments import add_env, add_output
 from cortex.cli.connect import client_of
 from cortex.cli.context import Context
-from cortex.client.api import Client
+from cortex.client.client import Client
 
 Action = Callable[[argparse.Namespace, Client, Context], None]
 

@@ -7,10 +7,10 @@ import argparse
 from cortex.cli.arguments import UsageError, add_api, add_env, add_job, add_output
 from cortex.cli.connect import client_of
 from cortex.cli.context import Context
-from cortex.client.api import Client
-from cortex.control.log_view import DEFAULT_TAIL, MAX_TAIL
+from cortex.client.client import Client
 from cortex.errors import NotFoundError
 from cortex.lifecycle import ApiKind
+from cortex.operator.http.log_view import DEFAULT_TAIL, MAX_TAIL
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from cortex.cli.arguments import add_env, add_output
 from cortex.cli.connect import client_of
 from cortex.cli.context import Context
 from cortex.cli.report import located
-from cortex.client.package import DEFAULT_CONFIG, find_config, read_config
+from cortex.client.packaging import DEFAULT_CONFIG, find_config, read_config
 from cortex.errors import ConfigError
 
 

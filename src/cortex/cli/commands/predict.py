@@ -11,7 +11,7 @@ from cortex.cli.arguments import add_api, add_env
 from cortex.cli.connect import client_of
 from cortex.cli.context import Context
 from cortex.cli.samples import read_sample
-from cortex.client.api import Client, open_api
+from cortex.client.client import Client, open_api
 from cortex.client.transport import reason
 from cortex.errors import CortexError
 from cortex.lifecycle import ApiKind

@@ -15,14 +15,14 @@ from cortex.cli.context import Context
 from cortex.cli.output import Console
 from cortex.cli.plot import panel, time_axis
 from cortex.cli.report import located
-from cortex.client.package import DEFAULT_CONFIG, find_config
+from cortex.client.packaging import DEFAULT_CONFIG, find_config
 from cortex.config.schema import Api
 from cortex.config.values import duration_s
-from cortex.control.diagnose import diagnose
-from cortex.control.queueing import Service
-from cortex.control.simulation import Assumptions, Outcome, simulate, slots
-from cortex.control.traffic import SHAPES, Trace, read_trace, shaped
 from cortex.errors import ConfigError, InputError
+from cortex.operator.autoscaling.queueing_theory import Service
+from cortex.operator.autoscaling.simulation import Assumptions, Outcome, simulate, slots
+from cortex.operator.autoscaling.traffic import SHAPES, Trace, read_trace, shaped
+from cortex.operator.deploy.diagnose import diagnose
 
 _MS_PER_S = 1000.0
 

@@ -8,9 +8,9 @@ from typing import Any
 from cortex.cli.arguments import add_output
 from cortex.cli.connect import environments_of
 from cortex.cli.context import Context
-from cortex.client.api import Client
+from cortex.client.cleanup import observe
+from cortex.client.client import Client
 from cortex.client.environments import LOCAL
-from cortex.client.leftovers import observe
 from cortex.errors import OperatorUnavailableError
 
 

@@ -17,7 +17,7 @@ from cortex.cli.connect import client_of
 from cortex.cli.context import Context
 from cortex.cli.job_progress import counted, short
 from cortex.cli.watch import exit_code, tell_end, watch
-from cortex.client.api import Client
+from cortex.client.client import Client
 from cortex.errors import InputError
 from cortex.lifecycle import ApiKind
 

@@ -12,8 +12,8 @@ from cortex.cli.commands.status import lack_of_cluster
 from cortex.cli.connect import client_of
 from cortex.cli.context import Context
 from cortex.client.environments import LOCAL
-from cortex.client.operator_process import Settings, foreground_command, leader_instead, start
-from cortex.client.running import read_operator
+from cortex.client.local_operator import Settings, foreground_command, leader_instead, start
+from cortex.client.operator_info import read_operator
 from cortex.errors import ConflictError, CortexError, InputError
 from cortex.installation import Installation
 from cortex.tls import CertificateFiles

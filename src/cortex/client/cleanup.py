@@ -1,0 +1,129 @@
+"""Stops everything of one home, and shows what is left while no operator answers: the others outlive it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cortex.client.environments import connect_local
+from cortex.client.operator_info import OperatorIdentity, last_operator, operator_file, read_operator
+from cortex.engine.local import LocalEngine
+from cortex.engine.model_agent import ModelAgent, model_agent_file
+from cortex.errors import CortexError
+from cortex.gateway.haproxy import Gateway, GatewaySettings
+from cortex.home import Home
+from cortex.processes.identity import Identity
+from cortex.replica.spec import ReplicaSpec, ReplicaStatus
+from cortex.telemetry import Logger
+
+_ANSWER_TIMEOUT_S = 2.0
+_ASK_TIMEOUT_S = 5.0
+_OPERATOR_STOP_TIMEOUT_S = 60.0  #: it lets requests finish first
+_TERM_TIMEOUT_S = 5.0
+_DRAIN_S = 5.0
+_STOP_TIMEOUT_S = 30.0
+_PAUSE_S = 0.02
+
+
+def observe(home: Home) -> dict[str, Any]:
+    """Return what `Client.operator_status` does, with `operator` None, from files and the supervisors themselves."""
+    return {"operator": None, "gateway": _gateway(home), "models": _models(home), "replicas": _replicas(home)}
+
+
+def stop_all(home: Home) -> bool:
+    """Stop the operator, the gateway, the model agent and all replicas; return whether anything ran."""
+    if not home.run_dir.is_dir():
+        return False
+    found = _stop_operator(home)
+    found = asyncio.run(_stop_rest(home)) or found
+    operator_file(home).unlink(missing_ok=True)
+    return found
+
+
+def _stop_operator(home: Home) -> bool:
+    operator = read_operator(home)
+    if operator is None:
+        return False
+    try:
+        connect_local(home).call("POST", "/v1/shutdown", query={"all": True}, timeout_s=_ASK_TIMEOUT_S)
+        timeout_s = _OPERATOR_STOP_TIMEOUT_S
+    except CortexError:
+        _signal(operator, signal.SIGTERM)  # too busy or too broken to listen; what it leaves is stopped after it
+        timeout_s = _TERM_TIMEOUT_S
+    if not _wait_until_gone(operator, timeout_s):
+        _signal(operator, signal.SIGKILL)
+        _wait_until_gone(operator, _TERM_TIMEOUT_S)
+    return True
+
+
+def _signal(operator: OperatorIdentity, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(operator.pid, number)
+
+
+def _wait_until_gone(operator: OperatorIdentity, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while operator.is_running():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE_S)
+    return True
+
+
+async def _stop_rest(home: Home) -> bool:
+    gateway = Gateway(home, GatewaySettings())
+    found = _gateway(home) is not None or _models(home) is not None
+    await gateway.stop()
+    engine = LocalEngine(home, {}, Logger(__name__))
+    engine.on_end = lambda spec: None  # the next operator adds up what they counted
+    try:
+        await engine.startup()
+        for replica in engine.replicas():
+            found = True
+            await engine.stop(replica, _DRAIN_S)
+        async with asyncio.timeout(_STOP_TIMEOUT_S):
+            while engine.replicas():
+                await asyncio.sleep(_PAUSE_S)
+            await engine.end_orphans(_DRAIN_S)
+    finally:
+        await engine.shutdown()
+    await ModelAgent(home, {}, Logger(__name__)).stop()
+    return found
+
+
+def _gateway(home: Home) -> dict[str, Any] | None:
+    identity = Identity.read(home.run_dir / "gateway" / "identity.json")
+    if identity is None or not identity.is_alive():
+        return None
+    operator = last_operator(home)
+    return {"pid": identity.pid, "url": operator.gateway_url if operator else None}
+
+
+def _models(home: Home) -> dict[str, Any] | None:
+    identity = Identity.read(model_agent_file(home))
+    return {"pid": identity.pid} if identity and identity.is_alive() else None
+
+
+def _replicas(home: Home) -> list[dict[str, Any]]:
+    found = []
+    for file in sorted(home.replicas_dir.glob("*/spec.json")):
+        status = _ask(file)
+        if status is not None:
+            found += status.describe_processes()
+    return found
+
+
+def _ask(spec_file: Path) -> ReplicaStatus | None:
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_ANSWER_TIMEOUT_S)
+            connection.connect(ReplicaSpec.read(spec_file).control_socket)
+            return ReplicaStatus.from_json(connection.makefile().readline())
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

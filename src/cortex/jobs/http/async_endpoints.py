@@ -1,0 +1,126 @@
+"""The routes that callers of an AsyncAPI use through the gateway: send a workload, ask what became of it.
+
+The gateway says in headers, which no client can set, which API is meant and which workload the path names.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from datetime import UTC, datetime
+from typing import Protocol
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cortex.errors import CortexError, InputError
+from cortex.jobs.http.gateway_routes import API_HEADER, JOB_HEADER, GatewayRoutes, MethodNotAllowedError
+from cortex.jobs.intake.request_body import Memory, read_body
+from cortex.jobs.workload import Workload, WorkloadView
+from cortex.lifecycle import WorkloadStatus
+from cortex.telemetry import Logger
+
+#: How long a caller may wait for the end of a workload in one request.
+MAX_WAIT_S = 300.0
+#: So many may wait at once, over all APIs; others are answered at once, so that those who submit find a connection.
+MAX_WAITING = 256
+
+
+class WorkloadsPort(Protocol):
+    """What these routes need; all of it raises NotFoundError for an API that is gone."""
+
+    def is_async(self, api: str) -> bool: ...
+
+    def max_body_bytes(self, api: str) -> int: ...
+
+    async def add(self, api: str, workload: Workload) -> None: ...
+
+    async def get(self, api: str, name: uuid.UUID, wait_s: float) -> WorkloadView | None: ...
+
+
+class UnknownWorkloadError(CortexError):
+    """There is no workload of that id, or not any more."""
+
+    code = "not_found"
+    http_status = 404
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"id {name} not found")
+
+
+class AsyncRoutes(GatewayRoutes):
+    """The ASGI application of them."""
+
+    def __init__(self, workloads: WorkloadsPort, logger: Logger) -> None:
+        super().__init__(logger)
+        self._workloads = workloads
+        self._memory = Memory()
+        self._waiting = 0
+
+    async def _answer(self, request: Request) -> Response:
+        api, name = request.headers[API_HEADER], request.headers.get(JOB_HEADER)
+        if request.method == "POST" and name is None:
+            return _json({"id": str(await self._submit(request, api))})
+        if request.method in ("GET", "HEAD") and name is not None:
+            return _json(await self._look(request, api, name))
+        if name is None:
+            raise MethodNotAllowedError(request.method, "POST", ", and GET with the id of a workload behind")
+        raise MethodNotAllowedError(request.method, "GET")
+
+    def _refusal(self, request: Request, error: CortexError) -> Response:
+        return Response(f"error: {error}", error.http_status, media_type="text/plain")
+
+    async def _submit(self, request: Request, api: str) -> uuid.UUID:
+        content_type = request.headers.get("content-type", "").strip()
+        if not content_type:
+            raise InputError("the header Content-Type is missing; say what the body is, as application/json")
+        with self._memory.share() as share:
+            body = await read_body(
+                request, self._workloads.max_body_bytes(api), share.take, "raise networking.max_body_size of the API"
+            )
+            workload = Workload(uuid.uuid4(), content_type, body)
+            await self._workloads.add(api, workload)
+        return workload.id
+
+    async def _look(self, request: Request, api: str, name: str) -> dict[str, object]:
+        wait_s = _wait_s(request.query_params.get("wait", "0"))
+        try:
+            parsed = uuid.UUID(name)
+        except ValueError:
+            raise UnknownWorkloadError(name[:100]) from None
+        if self._waiting >= MAX_WAITING:
+            wait_s = 0.0
+        waits = int(wait_s > 0)
+        self._waiting += waits
+        try:
+            found = await self._workloads.get(api, parsed, wait_s)
+        finally:
+            self._waiting -= waits
+        if found is None:
+            raise UnknownWorkloadError(name)
+        return workload_json(found)
+
+
+def workload_json(view: WorkloadView) -> dict[str, object]:
+    """Return what a caller reads of a workload, for orjson."""
+    shown: dict[str, object] = {"id": str(view.id), "status": view.status.value}
+    if view.ended_at is not None:
+        is_completed = view.status is WorkloadStatus.COMPLETED
+        shown |= {"result": orjson.Fragment(view.value)} if is_completed else {"error": view.value.decode()}
+        shown["timestamp"] = datetime.fromtimestamp(view.ended_at, UTC).isoformat(timespec="milliseconds")
+    return shown
+
+
+def _json(data: dict[str, object]) -> Response:
+    return Response(orjson.dumps(data), media_type="application/json")
+
+
+def _wait_s(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:  # NaN is in no range
+        raise InputError(f"wait: must be a number of seconds (got {text[:50]}); write wait=30")
+    return min(seconds, MAX_WAIT_S)

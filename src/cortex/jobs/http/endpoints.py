@@ -1,0 +1,185 @@
+"""The routes that users of an API with jobs call through the gateway: submit a job, see it, stop it.
+
+The gateway says in headers, which no client can set, which API is meant and which job the path names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from cortex.errors import CortexError, InputError, SubmissionError
+from cortex.jobs.http.gateway_routes import API_HEADER, JOB_HEADER, GatewayRoutes, MethodNotAllowedError
+from cortex.jobs.http.view import JobView, job_json, submitted_json
+from cortex.jobs.intake.items import split_lines
+from cortex.jobs.intake.request_body import Memory, read_body
+from cortex.jobs.intake.submission import SubmissionLimits, parse_upload
+from cortex.jobs.intake.task_submission import parse_body
+from cortex.jobs.spec import JobRecord, Submission
+from cortex.telemetry import Logger
+
+#: Content types of an upload: one JSON value per line, however many.
+LINES = frozenset({"application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"})
+#: A larger body is parsed in a thread.
+_LARGE_BYTES = 64 * 1024
+#: Of a dry run; its first piece is waited for, so what is wrong with the first files is told with a 400.
+_LINES_PER_PIECE = 200
+_TRUE, _FALSE = frozenset({"true", "1", "t", "yes"}), frozenset({"false", "0", "f", "no", ""})
+_IF_TOO_LARGE = (
+    "raise networking.max_body_size of the API, or send the items as lines of JSON: `cortex submit API --items FILE`,"
+    " or the content type application/x-ndjson"
+)
+
+
+class JobsPort(Protocol):
+    """What these routes need of the jobs; all of it raises CortexError for what is wrong."""
+
+    async def submit(
+        self, api: str, submission: Submission, items: AsyncIterator[bytes] | None = None
+    ) -> JobRecord: ...
+
+    def dry_run(self, api: str, submission: Submission) -> AsyncIterator[str]: ...
+
+    async def get(self, api: str, job_id: str) -> JobView: ...
+
+    async def stop(self, api: str, job_id: str) -> None: ...
+
+    def limits(self, api: str) -> SubmissionLimits: ...
+
+
+class UserRoutes(GatewayRoutes):
+    """The ASGI application of them."""
+
+    def __init__(self, jobs: JobsPort, logger: Logger) -> None:
+        super().__init__(logger)
+        self._jobs = jobs
+        self._memory = Memory()
+
+    async def _answer(self, request: Request) -> Response:
+        api = request.headers[API_HEADER]
+        job_id = request.headers.get(JOB_HEADER)
+        match request.method:
+            case "POST" if job_id is None:
+                if flag(request, "dryRun"):
+                    return await dry_run(request, self._jobs, api, self._memory)
+                record = await submit(request, self._jobs, api, self._memory)
+                return answer(submitted_json(record))
+            case "GET" | "HEAD":
+                return answer(job_json(await self._jobs.get(api, job_id or _named_job(request))))
+            case "DELETE":
+                job_id = job_id or _named_job(request)
+                await self._jobs.stop(api, job_id)
+                return answer({"message": f"stopped job {job_id}"})
+        raise MethodNotAllowedError(request.method, "GET, DELETE" if job_id else "POST, GET, DELETE")
+
+    def _refusal(self, request: Request, error: CortexError) -> Response:
+        body = {
+            "kind": error.code,
+            "message": str(error),
+            "error": str(error),
+            "request_id": request.headers.get("x-cortex-request-id", ""),
+        }
+        return answer(body, error.http_status)
+
+
+async def submit(request: Request, jobs: JobsPort, api: str, memory: Memory) -> JobRecord:
+    """Submit the job of a request's body. Raises: CortexError, ClientDisconnect; then nothing is stored."""
+    with memory.share() as share:
+        submission, items = await _read_submission(request, jobs.limits(api), share.take)
+        return await jobs.submit(api, submission, items)
+
+
+async def dry_run(request: Request, jobs: JobsPort, api: str, memory: Memory) -> Response:
+    """Say what a submission would read, as lines of text; what is wrong with it is text too."""
+    try:
+        limits = jobs.limits(api)
+        with memory.share() as share:
+            submission, pieces = await _read_submission(request, limits, share.take)
+            if pieces is not None:
+                async for _ in split_lines(pieces, _batch_size(submission), limits.max_batch_bytes):
+                    pass
+            lines = await begun(_told(jobs.dry_run(api, submission)))
+    except CortexError as error:
+        return Response(f"{error}\n", error.http_status, media_type="text/plain; charset=utf-8")
+    return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
+
+
+async def begun(items: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Wait for the first of `items` and return all: what is wrong from the start is raised here, not in the stream."""
+    try:
+        first = [await anext(items)]
+    except StopAsyncIteration:
+        first = []
+    return _after(first, items)
+
+
+def answer(data: Any, status: int = 200) -> Response:
+    """Return data as JSON. The standard library's: configurations may hold what orjson refuses, as large integers."""
+    return Response(json.dumps(data), status, media_type="application/json")
+
+
+def flag(request: Request, name: str) -> bool:
+    """Return a boolean of the query. Raises: InputError."""
+    value = request.query_params.get(name, "").lower()
+    if value not in _TRUE | _FALSE:
+        raise InputError(f"{name}: must be true or false (got {value[:50]}); write {name}=true")
+    return value in _TRUE
+
+
+async def _read_submission(
+    request: Request, limits: SubmissionLimits, take: Callable[[int], None]
+) -> tuple[Submission, AsyncIterator[bytes] | None]:
+    """Read a submission; one of lines comes with the pieces of its body, which are still to be read.
+
+    Raises: SubmissionError, TooLargeError, BusyError; and, as its pieces do, ClientDisconnect when the caller is gone.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind in LINES:
+        if limits.is_task:
+            raise SubmissionError('a task has no items; send something like {"config": {"key": "value"}} as JSON')
+        return parse_upload(dict(request.query_params), limits), request.stream()
+    body = await read_body(request, limits.max_body_bytes, take, _IF_TOO_LARGE)
+    if len(body) > _LARGE_BYTES:
+        return await asyncio.to_thread(parse_body, body, limits), None
+    return parse_body(body, limits), None
+
+
+def _named_job(request: Request) -> str:
+    job_id = request.query_params.get("jobID", "")
+    if not job_id:
+        raise InputError("query param required: jobID; write <endpoint>?jobID=<job id>")
+    return job_id
+
+
+def _batch_size(submission: Submission) -> int:
+    return getattr(submission.source, "batch_size", 1)
+
+
+async def _told(lines: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Join lines into pieces; a mistake after the first is the last line: by then the status is sent."""
+    pieces: list[str] = []
+    is_sent = False
+    try:
+        async for line in lines:
+            pieces.append(f"{line}\n")
+            if len(pieces) >= _LINES_PER_PIECE:
+                yield "".join(pieces)
+                is_sent = True
+                pieces.clear()
+    except CortexError as error:
+        if not is_sent:
+            raise
+        pieces.append(f"{error}\n")
+    yield "".join(pieces)
+
+
+async def _after(first: list[Any], items: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    for item in first:
+        yield item
+    async for item in items:
+        yield item

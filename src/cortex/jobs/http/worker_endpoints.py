@@ -1,0 +1,149 @@
+"""The routes that workers call: join a job, exchange reports for batches, renew leases, end the hook.
+
+Hundreds of exchanges come in per second, so this is plain ASGI. Each worker has a token of its own: the user's code,
+which runs in its process, can speak for no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from cortex.errors import CortexError, NotFoundError, TooLargeError, UnauthorizedError
+from cortex.jobs.exchange import Exchanged, Renewed, Stop
+from cortex.jobs.http import wire
+from cortex.jobs.spec import Assignment, Report
+from cortex.telemetry import Logger
+
+PREFIX = "/worker/"
+#: How long a worker is left waiting at most.
+MAX_WAIT_S = 20.0
+
+
+class WorkersPort(Protocol):
+    """What these routes need; all of it raises NotFoundError for an unknown worker, ConflictError for an old pid."""
+
+    async def join(self, worker: str, pid: int, wait_s: float) -> Assignment | Stop | None: ...
+
+    async def exchange(
+        self,
+        worker: str,
+        pid: int,
+        job_id: str,
+        reports: Sequence[Report],
+        max_batches: int,
+        max_bytes: int,
+        wait_s: float,
+    ) -> Exchanged: ...
+
+    async def renew(self, worker: str, pid: int, tokens: Sequence[str], is_all: bool = False) -> Renewed: ...
+
+    async def hook_done(
+        self, worker: str, pid: int, job_id: str, token: str, error: str | None, traceback: str
+    ) -> None: ...
+
+
+def worker_token(operator_token: str, worker: str) -> str:
+    """Return what a worker has to show; it says nothing of the token that it is made from."""
+    return hmac.new(operator_token.encode(), worker.encode(), "sha256").hexdigest()
+
+
+class WorkerRoutes:
+    """The ASGI application of them. `token` returns the token of a worker."""
+
+    def __init__(self, workers: WorkersPort, token: Callable[[str], str], logger: Logger) -> None:
+        self._workers = workers
+        self._token = token
+        self._logger = logger
+        self._actions: dict[str, Callable[[str, bytes], Coroutine[Any, Any, bytes]]] = {
+            "join": self._join,
+            "exchange": self._exchange,
+            "renew": self._renew,
+            "hook": self._hook,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of any method and path below the prefix."""
+        try:
+            answer = await self._answer(scope, receive)
+            if answer is None:
+                return
+            status = 200
+        except CortexError as error:
+            status, answer = error.http_status, orjson.dumps({"error": str(error), "code": error.code})
+        except Exception as error:
+            self._logger.error("request of a worker failed", exc_info=error, path=scope["path"])
+            status, answer = 500, b'{"error":"internal error","code":"internal"}'
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+
+    async def _answer(self, scope: Scope, receive: Receive) -> bytes | None:
+        worker, _, name = scope["path"].removeprefix(PREFIX).partition("/")
+        given = next((value for key, value in scope["headers"] if key == b"authorization"), b"")
+        if not hmac.compare_digest(given, f"Bearer {self._token(worker)}".encode()):
+            raise UnauthorizedError("the worker's token is missing or wrong")
+        action = self._actions.get(name)
+        if action is None or scope["method"] != "POST":
+            raise NotFoundError("workers have no such route")
+        body = await _read(receive)
+        return None if body is None else await _unless_gone(receive, action(worker, body))
+
+    async def _join(self, worker: str, body: bytes) -> bytes:
+        return wire.write_joined(await self._workers.join(worker, wire.parse_join(body), MAX_WAIT_S))
+
+    async def _exchange(self, worker: str, body: bytes) -> bytes:
+        asked = wire.parse_exchange(body)
+        wait_s = min(asked.wait_s, MAX_WAIT_S)
+        return wire.write_exchanged(
+            await self._workers.exchange(
+                worker, asked.pid, asked.job_id, asked.reports, asked.max_batches, asked.max_bytes, wait_s
+            )
+        )
+
+    async def _renew(self, worker: str, body: bytes) -> bytes:
+        asked = wire.parse_renew(body)
+        return wire.write_renewed(await self._workers.renew(worker, asked.pid, asked.tokens, asked.is_all))
+
+    async def _hook(self, worker: str, body: bytes) -> bytes:
+        done = wire.parse_hook(body)
+        await self._workers.hook_done(worker, done.pid, done.job_id, done.token, done.error, done.traceback)
+        return b"{}"
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """Read the body; None if the worker is gone before its end. Raises: TooLargeError."""
+    pieces: list[bytes] = []
+    total = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        pieces.append(message.get("body", b""))
+        total += len(pieces[-1])
+        if total > wire.MAX_BODY_BYTES:
+            raise TooLargeError(f"the body is larger than {wire.MAX_BODY_BYTES} bytes")
+        if not message.get("more_body"):
+            return b"".join(pieces)
+
+
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, bytes]) -> bytes | None:
+    """Await an answer; None if the worker hangs up first, so that nothing is leased to one that is dead."""
+    answer = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+        return answer.result() if answer.done() else None
+    finally:
+        answer.cancel()
+        gone.cancel()
+
+
+async def _disconnected(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

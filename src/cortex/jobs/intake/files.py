@@ -1,0 +1,204 @@
+"""Makes batches of files: of their paths, or of the JSON values in them, streamed in bounded memory.
+
+A listing of 20,000 small files is read some files ahead, in the order of the listing; large ones piece by piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import orjson
+
+from cortex.errors import StorageError, SubmissionError
+from cortex.jobs.intake.globs import Globs
+from cortex.jobs.intake.gzip_stream import Unpacker, is_packed
+from cortex.jobs.intake.items import Batcher
+from cortex.jobs.intake.json_stream import JsonStream
+from cortex.jobs.spec import DelimitedFiles, FilePathLister, NewBatch
+from cortex.storage.entries import StoredObject, flaw_of_name, printable
+from cortex.storage.listing import walk_prefix
+from cortex.storage.local_files import CIRCLE
+from cortex.storage.streams import Reader, check_writable
+
+#: Files up to this size are read ahead of their turn, so many of them.
+_SMALL_BYTES = 256 * 1024
+_AHEAD = 16
+
+#: A file with its path as users know it.
+_File = tuple[str, StoredObject]
+
+
+async def check_output(prefix: str, environ: Mapping[str, str]) -> None:
+    """Make sure that results can be written below `prefix`. Raises: SubmissionError."""
+    try:
+        await check_writable(prefix, environ)
+    except StorageError as error:
+        raise SubmissionError(f"output: {error}; mend that, or name another place") from error
+
+
+async def list_paths(source: FilePathLister, environ: Mapping[str, str]) -> AsyncGenerator[list[str], None]:
+    """Yield the paths of the files that a source means, as they are listed. Close it if you leave early.
+
+    Raises: StorageError; SubmissionError if there is none at all.
+    """
+    async with aclosing(_files(source, environ)) as found:
+        async for files in found:
+            yield [path for path, _ in files]
+
+
+async def batches_of(
+    source: FilePathLister, environ: Mapping[str, str], max_bytes: int
+) -> AsyncGenerator[list[NewBatch], None]:
+    """Yield the batches of a source as they arrive. Raises: as `list_paths`, and for what is no JSON, or too large."""
+    async with aclosing(located_batches(source, environ, max_bytes)) as found:
+        async for _, batches in found:
+            yield batches
+
+
+async def located_batches(
+    source: FilePathLister, environ: Mapping[str, str], max_bytes: int
+) -> AsyncGenerator[tuple[str, list[NewBatch]], None]:
+    """Yield what `batches_of` does, with the path of the file that the last item is of."""
+    batcher = Batcher(source.batch_size, max_bytes)
+    path = ""
+    if isinstance(source, DelimitedFiles):
+        reading = _Reading(Reader(environ), batcher, max_bytes)
+        async with aclosing(_files(source, environ)) as found, aclosing(reading.batches(found)) as filled:
+            async for path, batches in filled:
+                if batches:
+                    yield path, batches
+    else:
+        async with aclosing(list_paths(source, environ)) as listed:
+            async for paths in listed:
+                path = paths[-1]
+                if batches := batcher.add(list(map(orjson.dumps, paths))):
+                    yield path, batches
+    if rest := batcher.rest():
+        yield path, rest
+
+
+async def _files(source: FilePathLister, environ: Mapping[str, str]) -> AsyncGenerator[list[_File], None]:
+    globs = Globs(source.includes, source.excludes)
+    is_read = isinstance(source, DelimitedFiles)
+    is_empty, passed, example = True, 0, ""
+    for prefix in _distinct(source.paths):
+        scheme, separator, rest = prefix.partition("://")
+        root = f"{scheme}://{rest.partition('/')[0]}/" if separator else "/"
+        async with aclosing(walk_prefix(prefix, environ)) as listing:
+            async for objects in listing:
+                files = [(root + item.key, item) for item in objects]
+                chosen = [(path, item) for path, item in files if _is_meant(path, item, globs, is_read)]
+                if chosen:
+                    is_empty = False
+                    yield chosen
+                elif is_empty:
+                    passed, example = passed + len(files), example or files[0][0]
+    if is_empty:
+        raise SubmissionError(f"no s3 files match search criteria; {_why_none(source, passed, example)}")
+
+
+def _why_none(source: FilePathLister, passed: int, example: str) -> str:
+    """Say what is wrong with a search that found nothing, but passed so many files, one of which is the example."""
+    if passed:
+        begin = "begins" if passed == 1 else "begin"
+        return (
+            f"{passed:,} {begin} with one of the paths, {printable(example)} for one, but includes and excludes leave"
+            " none of them; they are compared with the whole path, so that **.json is each"
+            " that ends in .json"
+        )
+    first, others = source.paths[0], len(source.paths) - 1
+    rest = f" or one of the {others:,} other paths" if others > 1 else " or the other path" if others else ""
+    nothing = f"none begins with {printable(first)}{rest}"
+    globs = [path for path in source.paths if set(path) & set("*?{[")]
+    if globs:
+        return f"{nothing}; {printable(globs[0])} is taken literally: globs belong into includes"
+    where = "is it on the operator's machine?" if first.startswith("/") else "correct the path, or list what is there"
+    return f"{nothing}; {where}"
+
+
+def _distinct(prefixes: Sequence[str]) -> list[str]:
+    """Leave out prefixes that begin with another one: each file is read once."""
+    kept: list[str] = []
+    for number, prefix in enumerate(prefixes):
+        others = [other for place, other in enumerate(prefixes) if other != prefix or place < number]
+        if not any(map(prefix.startswith, others)):
+            kept.append(prefix)
+    return kept
+
+
+def _is_meant(path: str, item: StoredObject, globs: Globs, is_read: bool) -> bool:
+    """Tell whether a file belongs to a job. Raises: StorageError if it does, but can't be read or named."""
+    if item.flaw is None:
+        return globs.selects(path)
+    if item.flaw == CIRCLE or globs.excludes(path):
+        return False
+    is_local = path.startswith("/")
+    is_about_name = item.flaw == flaw_of_name(item.name)
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise StorageError(f"{printable(path)}: its name is no UTF-8; rename it, or exclude it") from None
+    if (is_local and not is_about_name) or (not is_local and is_read and globs.selects(path)):
+        raise StorageError(f"{printable(path)} can't be read: {item.flaw}; exclude it, or put it elsewhere")
+    return globs.selects(path)
+
+
+@dataclass
+class _Reading:
+    """Reads files and puts the values in them into batches."""
+
+    reader: Reader
+    batcher: Batcher
+    max_bytes: int
+    _ahead: deque[tuple[_File, asyncio.Task[bytes] | None]] = field(default_factory=deque)
+
+    async def batches(self, listing: AsyncIterator[list[_File]]) -> AsyncGenerator[tuple[str, list[NewBatch]], None]:
+        """Yield the batches that each piece of each file fills."""
+        try:
+            async for files in listing:
+                for file in files:
+                    self._ahead.append((file, self._begin(file)))
+                    if len(self._ahead) > _AHEAD:
+                        async for found in self._next():
+                            yield found
+            while self._ahead:
+                async for found in self._next():
+                    yield found
+        finally:
+            tasks = [task for _, task in self._ahead if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self, file: _File) -> asyncio.Task[bytes] | None:
+        path, item = file
+        return asyncio.create_task(self._whole(path)) if item.size_bytes <= _SMALL_BYTES else None
+
+    async def _whole(self, path: str) -> bytes:
+        async with aclosing(self.reader.chunks(path)) as pieces:
+            return b"".join([piece async for piece in pieces])
+
+    async def _next(self) -> AsyncIterator[tuple[str, list[NewBatch]]]:
+        (path, _), task = self._ahead[0]
+        stream = JsonStream(printable(path), self.max_bytes - len(b"[]"))
+        if task is not None and not is_packed(content := await task):
+            self._ahead.popleft()
+            yield path, self.batcher.add(stream.feed(content) + stream.end())
+            return
+        unpacker = Unpacker(printable(path))
+        self._ahead.popleft()
+        async with aclosing(self.reader.chunks(path)) as pieces:
+            async for piece in pieces:
+                unpacked = unpacker.feed(piece)
+                while plain := await asyncio.to_thread(next, unpacked, b""):
+                    yield path, await asyncio.to_thread(self._fill, stream, plain)
+        for plain in unpacker.end():
+            yield path, self._fill(stream, plain)
+        yield path, self.batcher.add(stream.end())
+
+    def _fill(self, stream: JsonStream, piece: bytes) -> list[NewBatch]:
+        return self.batcher.add(stream.feed(piece))

@@ -1,0 +1,374 @@
+"""Brings every job from its submission to its end: load, plan (pure), apply, again after each change.
+
+Which workers jobs get is decided in `job_plan.py`; what the dead leave behind is `job_crews.py`'s, how a job ends
+`job_completion.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+from cortex.config.schema import Api
+from cortex.engine.base import Engine
+from cortex.errors import ComputeUnavailableError, CortexError, DatabaseUnavailableError, EngineError
+from cortex.home import Home
+from cortex.jobs.intake.intake import enqueue
+from cortex.jobs.intake.sources import source_from_json
+from cortex.jobs.spec import Assignment, FilePathLister, JobRecord, Upload
+from cortex.jobs.store import JobStore
+from cortex.lifecycle import ApiKind, JobStatus
+from cortex.operator.error_log import Complaint
+from cortex.operator.jobs.assignments import assignment_of
+from cortex.operator.jobs.capacity import JobRoom
+from cortex.operator.jobs.completion import Completion
+from cortex.operator.jobs.dispatcher import Dispatcher
+from cortex.operator.jobs.log import JobLog
+from cortex.operator.jobs.plan import (
+    Action,
+    Assign,
+    EndJob,
+    Note,
+    PlannedJob,
+    StartWorker,
+    StopWorker,
+    Worker,
+    plan_jobs,
+)
+from cortex.operator.jobs.workers import Crews
+from cortex.operator.replicas.plan import Preparation, Stage
+from cortex.operator.replicas.preparations import Preparations
+from cortex.operator.replicas.replica_specs import worker_compute, worker_spec
+from cortex.state.apis import ApiStore, Target
+from cortex.state.circuit_breaker import DatabaseAwayError
+from cortex.telemetry import Logger
+
+#: Deadlines, retries and idle workers are looked at this often while there is any job or worker.
+TICK_S = 1.0
+#: Finished jobs lose their payloads, and the oldest of them are deleted, this often.
+_CLEAN_S = 60.0
+_EXPIRE_S = 5.0
+#: An upload that nobody looks after any more is deleted once it is so old: it may just have been stored.
+_ABANDONED_S = 60.0
+
+
+class JobSupervisor:
+    """The control loop of jobs. `wake` after each change; the engine wakes it after its own."""
+
+    def __init__(
+        self,
+        home: Home,
+        apis: ApiStore,
+        store: JobStore,
+        engine: Engine,
+        preparations: Preparations,
+        environ: Mapping[str, str],
+        worker_token: Callable[[str], str],
+        logger: Logger,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._home = home
+        self._apis = apis
+        self._store = store
+        self._engine = engine
+        self._preparations = preparations
+        self._environ = environ
+        self._worker_token = worker_token
+        self._logger = logger
+        self._clock = clock
+        self.log = JobLog(home)
+        self.dispatcher = Dispatcher(store, self.wake, clock)
+        self.crews = Crews(engine, store, self.dispatcher, self.log.line, logger, clock)
+        self.completion = Completion(store, self.dispatcher, self.log, environ, logger)
+        self._jobs: dict[str, JobRecord] = {}
+        self._targets: dict[str, Target] = {}
+        self._submitting: list[Target] = []
+        self._uploads: set[str] = set()
+        self._enqueuing: dict[str, asyncio.Task[None]] = {}
+        self._awake = asyncio.Event()
+        self._next_clean = 0.0
+        self._next_expiry = 0.0
+        self._cleaning: asyncio.Task[None] | None = None
+        self._without_logs: set[str] = set()  #: jobs that are deleted
+        self._complaint = Complaint(logger, "supervising jobs failed")
+
+    def wake(self) -> None:
+        """Have a pass made soon."""
+        self._awake.set()
+
+    def targets(self) -> list[Target]:
+        """Return the revisions that jobs still need."""
+        targets = list(self._submitting)
+        for job in self._jobs.values():
+            with suppress(ValueError):  # what can't be read needs nothing; the next pass ends the job
+                targets.append(self._target(job))
+        return targets
+
+    @contextmanager
+    def submitting(self, target: Target) -> Iterator[None]:
+        """Keep what a job needs that is being stored; `add` it before the end."""
+        self._submitting.append(target)
+        try:
+            yield
+        finally:
+            self._submitting.remove(target)
+
+    @contextmanager
+    def uploading(self, job: JobRecord) -> Iterator[None]:
+        """Look after a job whose items are coming in, and whose submission will delete it if they break off."""
+        self._uploads.add(job.id)
+        self.add(job)
+        try:
+            yield
+        finally:
+            self._uploads.discard(job.id)
+
+    def add(self, job: JobRecord) -> None:
+        """Look after a job that was stored."""
+        self._jobs[job.id] = job
+        self.wake()
+
+    def workers(self, job_id: str) -> list[Worker]:
+        """Return the workers that a job has now."""
+        return [worker for worker in self.crews.all() if worker.job_id == job_id]
+
+    async def startup(self) -> None:
+        """Take up what an earlier operator left; before anything else asks for a worker."""
+        await self._store.startup()
+        for job in await self._store.active():
+            if job.status is JobStatus.ENQUEUING and isinstance(source_from_json(job.source), Upload):
+                await self._store.delete_job(job.id)  # its submission was never acknowledged
+            else:
+                self._jobs[job.id] = job
+        for worker, job_id in (await self.crews.startup()).items():
+            record = self._jobs.get(job_id)
+            self.dispatcher.assign(worker, self._assignment(record, worker))
+        for worker_entry in self.crews.all():
+            if worker_entry.job_id is None:
+                self.dispatcher.assign(worker_entry.spec.id, None)
+        await self.completion.startup()
+
+    async def run(self) -> None:
+        """Make passes until cancelled."""
+        try:
+            while True:
+                await self._one_pass()
+                is_idle = not (self._jobs or self.crews.all() or self._store.workloads.apis)
+                try:
+                    async with asyncio.timeout(_CLEAN_S if is_idle else TICK_S):
+                        await self._awake.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            tasks = [*self._enqueuing.values(), *([self._cleaning] if self._cleaning else [])]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.completion.shutdown()
+
+    async def end(self, job_id: str, status: JobStatus, message: str, traceback: str = "") -> bool:
+        """End a job; False if it was over already."""
+        if not await self._store.change(job_id, status, message, traceback):
+            return False
+        self.dispatcher.wake(job_id)
+        self.wake()
+        return True
+
+    async def _one_pass(self) -> None:
+        self._awake.clear()
+        try:
+            await self._supervise()
+            self._complaint.passed()
+        except Exception as error:  # one bad pass must not end the control loop
+            self._complaint.failed(error)
+
+    async def _supervise(self) -> None:
+        await self.crews.note_deaths()
+        await self._expire()
+        jobs = await self._store.active()
+        await self._note_ends(jobs)
+        self._jobs |= {job.id: job for job in jobs}
+        await self._stop_orphans()
+        planned = [plan for job in jobs if (plan := await self._planned(job))]
+        workers = [self._judged(worker) for worker in self.crews.all()]
+        for action in plan_jobs(planned, workers, self._room(), self._clock()):
+            try:
+                await self._apply(action)
+            except DatabaseUnavailableError:
+                raise
+            except Exception as error:  # what can't be done for one job must not hold up the others
+                self._logger.error("supervising a job failed", exc_info=error, action=type(action).__name__)
+        for job in jobs:
+            if job.status is JobStatus.ENQUEUING:
+                await self._enqueue(job)
+            elif job.status is JobStatus.COMPLETING:
+                self.completion.begin(job, self.wake)
+        await self._delete_late_logs()
+        self._clean()
+
+    def _judged(self, worker: Worker) -> Worker:
+        """Say of a worker without a job whether its code is still deployed."""
+        if worker.job_id in self._jobs:
+            return worker
+        record = self._apis.get(worker.spec.api)
+        return replace(worker, is_current=record is not None and record.revision == worker.spec.revision)
+
+    def _room(self) -> JobRoom:
+        return JobRoom.of(self._engine.devices(), [spec for spec, _ in self._engine.replicas().values()])
+
+    async def _planned(self, job: JobRecord) -> PlannedJob | None:
+        """Return what the plan has to know of a job; one that this version can't run is ended."""
+        try:
+            target = self._target(job)
+        except ValueError as error:
+            await self.end(job.id, JobStatus.UNEXPECTED_ERROR, f"its API can't be read by this version: {error}")
+            return None
+        compute = worker_compute(target.spec)
+        preparation = self._preparations.states().get((job.origin.api, job.origin.revision), Preparation())
+        if preparation.stage is Stage.NEEDED and self._clock() >= preparation.hold_until:
+            self._preparations.begin(target)
+        waits_for = f"its environment can't be built: {preparation.failure.message}" if preparation.failure else ""
+        return PlannedJob(job, compute, preparation.stage is Stage.DONE, waits_for, preparation.failures)
+
+    async def _apply(self, action: Action) -> None:
+        match action:
+            case StartWorker(job_id):
+                await self._start_worker(self._jobs[job_id])
+            case Assign(worker_id, job_id):
+                record = self._jobs.get(job_id or "")
+                await self.crews.assign(worker_id, job_id)
+                self.dispatcher.assign(worker_id, self._assignment(record, worker_id))
+            case StopWorker(worker_id, drain_s):
+                await self.crews.stop(worker_id, drain_s)
+            case EndJob(job_id, status, message, traceback):
+                await self.end(job_id, status, message, traceback)
+            case Note(job_id, message):
+                await self._store.note(job_id, message)
+
+    def _target(self, job: JobRecord) -> Target:
+        """Return what a job runs; reading its spec anew in each pass would be dear."""
+        if job.id not in self._targets:
+            spec = Api.read_stored(job.origin.spec)
+            self._targets[job.id] = Target(job.origin.revision, spec, job.origin.project_hash)
+        return self._targets[job.id]
+
+    def _assignment(self, job: JobRecord | None, worker: str) -> Assignment | None:
+        """Return what a worker is told of a job; None if there is none, or it can't be read and will be ended."""
+        try:
+            return assignment_of(job, worker, self._home) if job is not None else None
+        except ValueError as error:
+            self._logger.error("a job can't be read", worker=worker, error=error)
+            return None
+
+    async def _start_worker(self, job: JobRecord) -> None:
+        target = self._target(job)
+        prepared = self._preparations.prepared(target)
+        if prepared is None:
+            return
+        spec = worker_spec(self._home, target, prepared, job.id)
+        spec = replace(spec, jobs_token=self._worker_token(spec.id))
+        await self.crews.assign(spec.id, job.id)  # first: whatever runs is known
+        self.dispatcher.assign(spec.id, assignment_of(job, spec.id, self._home))
+        try:
+            await self._engine.start(spec)
+            self._logger.info("worker started", api=spec.api, job=job.id, worker=spec.id)
+        except ComputeUnavailableError:
+            await self.crews.forget(spec.id)  # what is being stopped still holds it; its end wakes us
+        except EngineError as error:
+            await self.crews.forget(spec.id)
+            self._preparations.start_failed(target, error)
+            self._logger.error("worker could not be started", api=spec.api, job=job.id, error=error)
+
+    async def _enqueue(self, job: JobRecord) -> None:
+        """Cut a job's files into batches, in the background; after a crash of the operator from the beginning."""
+        source = source_from_json(job.source)
+        is_old = self._clock() - job.created_at > _ABANDONED_S
+        if isinstance(source, Upload) and job.id not in self._uploads and is_old:
+            await self._store.delete_job(job.id)  # its submission broke off, and could not do so
+        if job.id in self._enqueuing or not isinstance(source, FilePathLister):
+            return
+        max_bytes = self._target(job).spec.networking.max_batch_size
+
+        async def run() -> None:
+            try:
+                await enqueue(self._store, job, source, self._environ, max_bytes, self.log.of(job))
+            except DatabaseAwayError as error:
+                self._logger.warning("enqueuing waits for the database", job=job.id, error=error)
+                self._enqueuing.pop(job.id, None)  # the next pass begins anew
+                return
+            except Exception as error:
+                self._logger.error("enqueuing failed", exc_info=error, job=job.id)
+                known = isinstance(error, CortexError)
+                try:
+                    message = str(error) if known else f"{type(error).__name__}: {error}"
+                    await self.end(job.id, JobStatus.ENQUEUE_FAILED, message)
+                except DatabaseUnavailableError:
+                    self._enqueuing.pop(job.id, None)  # the next pass begins anew
+                    return
+            self.wake()
+
+        self._enqueuing[job.id] = asyncio.create_task(run(), name=f"enqueue {job.id}")
+
+    async def _note_ends(self, jobs: Sequence[JobRecord]) -> None:
+        """Let go of what jobs had that are over now."""
+        for job_id in set(self._jobs) - {job.id for job in jobs}:
+            record = await self._store.get(job_id)
+            if record is not None and not record.status.is_over:
+                continue  # it was added meanwhile
+            del self._jobs[job_id]
+            self._targets.pop(job_id, None)
+            if task := self._enqueuing.pop(job_id, None):
+                task.cancel()
+            self.completion.cancel(job_id)
+            if record is not None:
+                self.completion.announce(record)
+
+    async def _stop_orphans(self) -> None:
+        """Stop the jobs of APIs that are gone, and drop queues that no API has any more."""
+        for job in list(self._jobs.values()):
+            if self._apis.get(job.origin.api) is None:
+                await self.end(job.id, JobStatus.STOPPED, "its API was deleted")
+        for api in self._store.workloads.apis:
+            record = self._apis.get(api)
+            if record is None or record.spec.kind is not ApiKind.ASYNC:
+                await self._store.workloads.close(api)
+
+    async def _expire(self) -> None:
+        if (self._jobs or self._store.workloads.apis) and time.monotonic() >= self._next_expiry:
+            self._next_expiry = time.monotonic() + _EXPIRE_S
+            self.dispatcher.expire()
+            if await self._store.expire():
+                self.dispatcher.wake()
+
+    def _clean(self) -> None:
+        is_running = self._cleaning is not None and not self._cleaning.done()
+        if is_running or time.monotonic() < self._next_clean:
+            return
+        self._next_clean = time.monotonic() + _CLEAN_S
+        self._cleaning = asyncio.create_task(self._clean_store(), name="clean jobs")
+
+    async def _clean_store(self) -> None:
+        try:
+            await self.delete_logs(await self._store.clean())
+        except Exception as error:
+            self._logger.error("old jobs can't be cleaned up", exc_info=error)
+
+    async def delete_logs(self, job_ids: Collection[str]) -> None:
+        """Delete the logs of jobs that are no more, and again what their workers still write while they end."""
+        self._without_logs.update(job_ids)
+        await self._delete_folders(job_ids)
+
+    async def _delete_late_logs(self) -> None:
+        gone = self._without_logs - {worker.job_id for worker in self.crews.all()}
+        self._without_logs -= gone
+        await self._delete_folders(gone)
+
+    async def _delete_folders(self, job_ids: Collection[str]) -> None:
+        wanted = set(job_ids)
+        folders = [f for f in self._home.logs_dir.glob("*/*") if f.name in wanted and f.is_dir()] if wanted else []
+        for folder in folders:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)

@@ -1,0 +1,146 @@
+"""What `cortex get` tells of an API's predictions: from what was counted to JSON. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from math import isfinite, sqrt
+from typing import Any
+
+from cortex.config.schema import Tracker
+from cortex.operator.monitoring.drift import Drift, Window
+from cortex.replica.prediction_series import (
+    BUCKETS,
+    COUNT_KEY,
+    MAX_KEY,
+    MIN_KEY,
+    PREDICTIONS,
+    RELATIVE_ERROR,
+    SUM_KEY,
+    UNTRACKED_KEY,
+    value_of,
+)
+from cortex.replica.series import encodable, parse_key
+from cortex.replica.tracker import CLASSIFICATION
+from cortex.state.predictions import Errors
+
+#: The largest classes, by name.
+SHOWN_CLASSES = 20
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_HOUR_S = 3600
+
+Json = dict[str, Any]
+Numbers = Mapping[str, float]
+
+
+def categories(numbers: Numbers, counts_classes: bool) -> dict[str, int]:
+    """Return how often each class was predicted, or a number of each bucket."""
+    name, label = (PREDICTIONS, "class") if counts_classes else (BUCKETS, "bucket")
+    found: dict[str, int] = {}
+    for key, value in numbers.items():
+        series = parse_key(key) if name in key else None
+        if series is not None and series.name == name and value > 0:
+            for text in (encodable(text) for of, text in series.labels if of == label):
+                found[text] = found.get(text, 0) + int(value)
+    return found
+
+
+def summarize(numbers: Numbers, tracker: Tracker) -> Json:
+    """Return what was predicted since the API was deployed."""
+    counts_classes = tracker.model_type == CLASSIFICATION
+    counts = categories(numbers, counts_classes)
+    summary: Json = {
+        "key": tracker.key,
+        "model_type": tracker.model_type,
+        "predictions": sum(counts.values()),
+        "untracked": int(numbers.get(UNTRACKED_KEY, 0)),
+    }
+    if not counts_classes:
+        return summary | {"regression": _regression(numbers, counts)}
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return summary | {"classes": dict(ranked[:SHOWN_CLASSES]), "class_count": len(ranked)}
+
+
+def _regression(numbers: Numbers, counts: Mapping[str, int]) -> Json | None:
+    count = int(numbers.get(COUNT_KEY, 0))
+    if not count or not counts:
+        return None
+    low, high = numbers[MIN_KEY], numbers[MAX_KEY]
+    return {
+        "count": count,
+        "min": low,
+        "max": high,
+        "avg": _finite(numbers.get(SUM_KEY, 0.0) / count),
+        "quantiles": {str(q): min(max(quantile(counts, q), low), high) for q in QUANTILES},
+        "relative_error": RELATIVE_ERROR,
+    }
+
+
+def quantile(counts: Mapping[str, int], q: float) -> float:
+    """Return the number of which a share `q` of all is not larger, within `RELATIVE_ERROR`, by counts per bucket."""
+    ranked = sorted((int(bucket), count) for bucket, count in counts.items())
+    left = q * sum(count for _, count in ranked)
+    for bucket, count in ranked:
+        left -= count
+        if left <= 0:
+            return value_of(bucket)
+    return value_of(ranked[-1][0])
+
+
+def describe_drift(drift: Drift | None, pending: int, tracker: Tracker) -> Json:
+    """Return the last comparison, and what it is of; `pending` predictions are part of no window yet."""
+    last = drift.last if drift else None
+    return {
+        "baseline": tracker.baseline or "the first predictions",
+        "problem": drift.problem if drift else "",
+        "baseline_count": sum(drift.baseline.values()) if drift else 0,
+        "window": tracker.window,
+        "pending": pending,
+        "false_alarm_rate": tracker.false_alarm_rate,
+        "is_drift": last.is_drift if last else None,
+        "psi": last.psi if last else None,
+        "threshold": last.threshold if last else None,
+        "windows": drift.compared if drift else 0,
+        "windows_with_drift": drift.drifted if drift else 0,
+        "last_windows": [_window(window) for window in drift.windows] if drift else [],
+    }
+
+
+def _window(window: Window) -> Json:
+    return {
+        "at": datetime.fromtimestamp(window.at, UTC).isoformat(),
+        "count": window.count,
+        "psi": window.psi,
+        "threshold": window.threshold,
+        "is_drift": window.is_drift,
+    }
+
+
+def describe_truth(hours: Mapping[int, Errors], tracker: Tracker) -> Json | None:
+    """Return how right the predictions were, of those whose truth was posted; None if none was."""
+    if not hours:
+        return None
+    figures = _accuracy if tracker.model_type == CLASSIFICATION else _errors
+    by_hour = [
+        {"hour": datetime.fromtimestamp(hour * _HOUR_S, UTC).isoformat(), **figures(sums)}
+        for hour, sums in hours.items()
+    ]
+    return {**figures(sum(hours.values(), Errors())), "hours": by_hour}
+
+
+def _accuracy(sums: Errors) -> Json:
+    return {"count": sums.told, "accuracy": 1 - sums.absolute / sums.told}
+
+
+def _errors(sums: Errors) -> Json:
+    return {
+        "count": sums.told,
+        "mean_error": _finite(sums.error / sums.told),
+        "mean_absolute_error": _finite(sums.absolute / sums.told),
+        "root_mean_squared_error": _finite(sqrt(max(0.0, sums.squared / sums.told))),
+    }
+
+
+def _finite(value: float) -> float | None:
+    """Return the value, or None where its sum has become too large to be a number: JSON has no infinity."""
+    return value if isfinite(value) else None

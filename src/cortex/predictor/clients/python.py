@@ -1,0 +1,203 @@
+"""Build what a constructor of the user's is given to get at its models: the registry with its loader, and the client.
+
+It must not know what the models are made of; the module of each type does, and is imported for that type alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from cortex.errors import ModelError, UserError
+from cortex.models.loading import Events, Fetcher, Loader, LoadRequest
+from cortex.models.registry import Registry
+from cortex.models.spec import Catalogue, ModelSource, Version
+from cortex.predictor.interface import LOAD_MODEL
+from cortex.predictor.missing_modules import suggest
+from cortex.predictor.tracebacks import user_code
+
+
+class ClientSpec(Protocol):
+    """What is read of a replica's spec."""
+
+    @property
+    def type(self) -> str: ...
+    @property
+    def models(self) -> ModelSource | None: ...
+    @property
+    def sockets(self) -> tuple[str, ...]: ...
+    @property
+    def tensorflow_serving(self) -> str | None: ...
+    @property
+    def gpu_ids(self) -> tuple[str, ...]: ...
+    @property
+    def max_batch_size(self) -> int: ...
+    @property
+    def isolates_failures(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Clients:
+    """An API's models as its code sees them."""
+
+    registry: Registry[Any] | None  #: None: a server elsewhere has the models
+    client: object  #: what the constructor gets
+    describe: Callable[[], dict[str, Any]]  #: the `model_metadata` of a GET
+    bind: Callable[[object], None] | None = None  #: gives the loader the user's object; call it before `__init__`
+    end: Callable[[], None] | None = None  #: ends what runs the models
+
+    def close(self) -> None:
+        """Unload everything."""
+        if self.registry is not None:
+            self.registry.close()
+        if self.end is not None:
+            self.end()
+
+
+class ModelClient:
+    """The `python_client` and `model_client` of Python code; any thread may call it."""
+
+    def __init__(self, registry: Registry[Any]) -> None:
+        self._registry = registry
+
+    def get_model(self, model_name: str | None = None, model_version: str = "latest") -> Any:
+        """Return what `load_model` returned for a version of a model; "latest" is the highest. Raises: ModelError."""
+        return self._registry.get(model_name, model_version)
+
+    def describe(self) -> dict[str, Any]:
+        """Return versions and timestamps of each model."""
+        return {
+            name: {"versions": entry["versions"], "timestamps": entry["timestamps"]}
+            for name, entry in self._registry.describe().items()
+        }
+
+
+class PythonLoader:
+    """Has the user's `load_model` load models for the registry."""
+
+    def __init__(self) -> None:
+        self._load_model: Callable[..., Any] | None = None
+
+    def bind(self, instance: object) -> None:
+        """Learn whose `load_model` to call."""
+        self._load_model = getattr(instance, LOAD_MODEL)
+
+    def load(self, request: LoadRequest) -> Any:
+        """Return what the user's code makes of a folder. Raises: UserError with the user's frames."""
+        if self._load_model is None:
+            raise ModelError(f"{LOAD_MODEL}() can't be called before the object exists")
+        with user_code(f"by {LOAD_MODEL}()"):
+            model = self._load_model(model_path=request.path)
+        if inspect.iscoroutine(model):
+            model.close()
+            raise ModelError(f"{LOAD_MODEL}() must be a plain function, not `async def`")
+        return model
+
+    def unload(self, model: Any) -> None:
+        """Do nothing: what the user's code made is gone with the last reference to it."""
+
+
+#: By type and module: where what needs the module is missing as well.
+_FIXES = {
+    ("tensorflow", "numpy"): "add tensorflow-cpu to requirements.txt, or, for models in a TensorFlow Serving server, "
+    "grpcio, protobuf and numpy"
+}
+
+
+def build_clients(
+    spec: ClientSpec, catalogue: Catalogue | None = None, fetcher: Fetcher | None = None, events: Events | None = None
+) -> Clients | None:
+    """Build the clients of an API; None if it has no models. Nothing is loaded yet.
+
+    Without `fetcher`, only versions whose files are here already can be loaded; without `events`, nobody is told.
+
+    Raises: UserError if what runs such models is not installed.
+    """
+    if spec.models is None:
+        return None
+    source = spec.models
+
+    def registry_of(loader: Loader[Any]) -> Registry[Any]:
+        return Registry(source, catalogue or Catalogue(()), loader, fetcher or _NoFetcher(), events or _NoEvents())
+
+    try:
+        return _BUILDERS[spec.type](spec, registry_of, _count(source, catalogue))
+    except ModuleNotFoundError as exc:
+        module = exc.name or ""
+        fix = _FIXES.get((spec.type, module)) or suggest(module)
+        raise UserError(f"type: {spec.type} needs {module}, which is not installed; {fix}") from exc
+
+
+_RegistryOf = Callable[[Loader[Any]], Registry[Any]]
+
+
+def _python(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clients:
+    loader = PythonLoader()
+    registry = registry_of(loader)
+    client = ModelClient(registry)
+    return Clients(registry, client, client.describe, loader.bind)
+
+
+def _onnx(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clients:
+    from cortex.predictor.clients import onnx  # noqa: PLC0415 - needs onnxruntime
+
+    loader = onnx.OnnxLoader(bool(spec.gpu_ids), onnx.choose_threads(len(spec.sockets), count))
+    registry = registry_of(loader)
+    client = onnx.OnnxClient(registry, loader)
+    return Clients(registry, client, client.describe)
+
+
+def _tensorflow(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clients:
+    from cortex.predictor.clients import servable, tensorflow_client  # noqa: PLC0415 - needs numpy
+
+    address = spec.tensorflow_serving
+    if address is not None and spec.models is not None and tensorflow_client.is_external(address):
+        client = tensorflow_client.TensorFlowClient(tensorflow_client.external_models(address, spec.models))
+        return Clients(None, client, client.describe)
+    backend = tensorflow_client.choose_backend(address)
+    if spec.max_batch_size:
+        from cortex.predictor import joined_runs  # noqa: PLC0415 - as above
+
+        backend = joined_runs.JoiningBackend(backend, spec.max_batch_size, spec.isolates_failures)
+    loader = servable.TensorFlowLoader(backend)
+    registry = registry_of(loader)
+    client = tensorflow_client.TensorFlowClient(registry, loader)
+    return Clients(registry, client, client.describe, end=backend.close)
+
+
+_BUILDERS: Mapping[str, Callable[[ClientSpec, _RegistryOf, int], Clients]] = {
+    "python": _python,
+    "onnx": _onnx,
+    "tensorflow": _tensorflow,
+}
+
+
+def _count(source: ModelSource, catalogue: Catalogue | None) -> int:
+    """Estimate how many models will be in memory at a time."""
+    models = max(len(source.paths), len(catalogue.models) if catalogue else 0)
+    return models if source.cache_size is None else min(models, source.cache_size)
+
+
+class _NoFetcher:
+    def fetch(self, model: str, version: Version) -> Path:
+        raise ModelError(f"the files of version {version.number} are not on this machine, and nobody fetches them")
+
+    def release(self, version: Version) -> None:
+        pass
+
+
+class _NoEvents:
+    def loading(self, model: str, version: Version) -> None:
+        pass
+
+    def asked(self, model: str, version: Version) -> None:
+        pass
+
+    def loaded(self, versions: Sequence[tuple[str, Version]]) -> None:
+        pass
+
+    def failed(self, model: str, version: Version, message: str, detail: str) -> None:
+        pass

@@ -1,0 +1,100 @@
+"""Show what the user's code raised with the user's frames only: ours and the import machinery's are left out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cortex.errors import ModelError, UserError
+from cortex.predictor.missing_modules import suggest
+
+_OUR_FOLDER = str(Path(__file__).resolve().parent.parent) + os.sep
+_EVENT_LOOP = str(Path(asyncio.__file__).parent) + os.sep
+_IMPORT_MACHINERY = (
+    "<frozen importlib",
+    "<frozen runpy",
+    "<frozen zipimport",
+    "/importlib/__init__.py",
+)
+_MESSAGE_LIMIT = 1000
+
+
+def format_user_traceback(exc: BaseException) -> str:
+    """Format an exception as Python does, without our frames; files of the project relative to it."""
+    shown = traceback.TracebackException.from_exception(exc, compact=True)
+    _strip(shown, str(Path.cwd()) + os.sep, set())
+    return "".join(shown.format())
+
+
+def describe(exc: BaseException) -> str:
+    """Return one line, `ValueError: bad weights`, with what to do where we know it."""
+    name = type(exc).__name__
+    try:
+        lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    except (
+        BaseException
+    ):  # a broken `__str__` of the user's must not hide that something was raised, nor say sys.exit()
+        lines = []
+    message = f"{name}: {lines[0][:_MESSAGE_LIMIT]}" if lines else name
+    if isinstance(exc, ModuleNotFoundError) and exc.name:
+        hint = suggest(exc.name)
+        message += f"; {hint}" if hint else ""
+    return message
+
+
+@contextmanager
+def user_code(doing: str) -> Iterator[None]:
+    """Turn whatever the user's code raises into a UserError; `doing` says what was being done."""
+    try:
+        yield
+    except UserError as exc:
+        if isinstance(exc, ModelError) and not exc.traceback:  # raised by a client: the user's frames say by which call
+            exc.traceback = format_user_traceback(exc)
+        raise
+    except SystemExit as exc:
+        code = "" if exc.code is None else repr(exc.code)
+        message = f"sys.exit({code}) was called {doing}; raise an exception to refuse to start"
+        raise UserError(message, format_user_traceback(exc)) from exc
+    except Exception as exc:
+        raise UserError(describe(exc), format_user_traceback(exc)) from exc
+
+
+def _strip(shown: traceback.TracebackException, project: str, seen: set[int]) -> None:
+    """Drop frames in place; chained exceptions and groups may share members, and may be cyclic."""
+    if id(shown) in seen:
+        return
+    seen.add(id(shown))
+    cause = shown.__cause__
+    if cause is not None and cause.exc_type is UserError and cause.__cause__ is not None:
+        shown.__cause__ = cause.__cause__  # ours, between what a user raised and what the user's call is told
+    if shown.stack is not None:
+        begin = _first_of_user(shown.stack)
+        shown.stack[:] = [frame for frame in shown.stack[begin:] if not _is_ours(frame.filename)]
+        for frame in shown.stack:
+            frame.filename = frame.filename.removeprefix(project)
+        if not shown.stack:
+            shown.stack = None  # type: ignore[assignment]  # else an empty "Traceback" heading is printed
+    if getattr(shown, "filename", None):  # a SyntaxError names its file itself
+        shown.filename = shown.filename.removeprefix(project)
+    for linked in (shown.__cause__, shown.__context__, *(shown.exceptions or ())):
+        if linked is not None:
+            _strip(linked, project, seen)
+
+
+def _first_of_user(stack: traceback.StackSummary) -> int:
+    """Return how many frames there are before the user's; those of the event loop may stand between ours."""
+    count = 0
+    for number, frame in enumerate(stack, 1):
+        if _is_ours(frame.filename):
+            count = number
+        elif not frame.filename.startswith(_EVENT_LOOP):
+            break
+    return count
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith((_OUR_FOLDER, *_IMPORT_MACHINERY[:3])) or filename.endswith(_IMPORT_MACHINERY[3])

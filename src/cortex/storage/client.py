@@ -1,0 +1,158 @@
+"""Lists, reads, writes and downloads at s3://, gs:// and local paths; knows nothing of models or APIs.
+
+Only this module and its neighbours `storage_*` know the library. What others set up for their own tools holds: see
+`storage_settings`. Local files are listed and copied by `storage_files`; what doesn't fit into memory is for
+`storage_streams`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.store import LocalStore, ObjectStore
+
+from cortex.errors import StorageError
+from cortex.processes.filelock import locked
+from cortex.storage.entries import StoredObject, printable
+from cortex.storage.listing import walk
+from cortex.storage.local_files import copy
+from cortex.storage.locations import SCHEMES, Place
+
+__all__ = ["download", "download_objects", "fetch", "is_remote", "list_objects", "read", "walk", "write"]
+
+_PARALLEL_DOWNLOADS = 8
+_CHUNK_BYTES = 4 * 1024 * 1024
+
+
+def is_remote(path: str) -> bool:
+    """Tell whether `path` is in an object store."""
+    return urlsplit(path).scheme in SCHEMES
+
+
+async def list_objects(url: str, environ: Mapping[str, str]) -> list[StoredObject]:
+    """Return the object at `url`, or all below it as a folder, sorted by key; nothing there is an empty list.
+
+    Raises: StorageError.
+    """
+    found = [item async for batch in walk(url, environ) for item in batch]
+    return sorted(found, key=lambda item: item.key)
+
+
+async def read(url: str, environ: Mapping[str, str]) -> bytes:
+    """Return the content of the object at `url`. Raises: StorageError."""
+    place = Place.of(url)
+
+    async def get(store: ObjectStore) -> bytes:
+        return bytes(await (await obstore.get_async(store, place.key)).bytes_async())
+
+    return await place.run(environ, get)
+
+
+async def write(url: str, data: bytes, environ: Mapping[str, str]) -> None:
+    """Create or replace the object at `url`; readers see all of it or what was there. Raises: StorageError."""
+    place = Place.of(url)
+    await place.run(environ, lambda store: obstore.put_async(store, place.key, data), "write")
+
+
+async def download(url: str, destination: Path, environ: Mapping[str, str]) -> None:
+    """Download the object, or the folder of objects, at `url` to the new path `destination`, all of it or nothing.
+
+    Raises: StorageError, also if something is already at `destination` or an object changes meanwhile.
+    """
+    await download_objects(url, await _existing(url, environ), destination, environ)
+
+
+async def download_objects(
+    url: str, objects: Sequence[StoredObject], destination: Path, environ: Mapping[str, str]
+) -> None:
+    """Download just these objects, as they were listed at `url`, to the new path `destination`: all or nothing.
+
+    An object that is `url` itself becomes the file `destination`. Raises: StorageError as `download`.
+    """
+    place = Place.of(url)
+    await place.run(environ, lambda store: _download(store, objects, destination))
+
+
+async def fetch(url: str, cache: Path, environ: Mapping[str, str]) -> Path:
+    """Download what is at `url`, unless its present content is in `cache`; return where it is there.
+
+    However many ask at once, in however many processes, it is downloaded once. Raises: StorageError.
+    """
+    place = Place.of(url)
+    objects = await _existing(url, environ)
+    folder = cache / _digest(url, objects)
+    found = folder / (PurePosixPath(place.key).name or "model")
+    if not found.exists():
+        async with locked(cache / f"{folder.name}.lock"):
+            if not found.exists():
+                await place.run(environ, lambda store: _download(store, objects, found))
+    return found
+
+
+async def _existing(url: str, environ: Mapping[str, str]) -> list[StoredObject]:
+    objects = await list_objects(url, environ)
+    if not objects:
+        raise StorageError(f"{url} does not exist, or is an empty folder")
+    return objects
+
+
+async def _download(store: ObjectStore, objects: Sequence[StoredObject], destination: Path) -> None:
+    if flawed := next((item for item in objects if item.flaw), None):
+        raise StorageError(f"{printable(flawed.key)} can't be downloaded: {flawed.flaw}")
+    destination.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=".part-", dir=destination.parent))
+    waiting = iter(objects)
+
+    async def take_turns() -> None:
+        for item in waiting:
+            target = part / "content" / item.name
+            try:
+                await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
+                if isinstance(store, LocalStore):
+                    await asyncio.to_thread(copy, item, target)
+                else:
+                    await _get(store, item, target)
+            except (FileExistsError, NotADirectoryError, IsADirectoryError):
+                raise StorageError(f"{item.key} is both a file and a folder, which no disk can hold") from None
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_PARALLEL_DOWNLOADS):
+                group.create_task(take_turns())
+        if destination.exists():
+            raise StorageError(f"{destination} is already there")
+        (part / "content").rename(destination)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
+
+
+async def _get(store: ObjectStore, item: StoredObject, target: Path) -> None:
+    try:
+        answer = await obstore.get_async(store, item.key)
+    except FileNotFoundError:
+        if not item.size_bytes:
+            return  # the mark of a folder without anything in it
+        raise StorageError(f"{item.key} was removed while it was read; try again") from None
+    if (answer.meta["size"], (answer.meta["e_tag"] or "").strip('"')) != (item.size_bytes, item.etag):
+        raise StorageError(f"{item.key} changed while it was read; try again")
+    size_bytes = 0
+    with target.open("xb") as file:
+        async for chunk in answer.stream(min_chunk_size=_CHUNK_BYTES):
+            size_bytes += len(chunk)
+            await asyncio.to_thread(file.write, chunk)
+    if size_bytes != item.size_bytes:
+        raise StorageError(f"{item.key} was cut off while it was read; try again")
+
+
+def _digest(url: str, objects: Sequence[StoredObject]) -> str:
+    marks = [(item.key, item.size_bytes, item.mark) for item in objects]
+    return hashlib.sha256(repr([url.rstrip("/"), marks]).encode()).hexdigest()[:32]

@@ -1,0 +1,140 @@
+"""Where something is: a URL taken apart, and the store behind it, opened with the library.
+
+Turns the library's errors into plain words. What others set up for their own tools holds: see `storage_settings`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import GCSStore, LocalStore, ObjectStore, S3Store
+
+from cortex.errors import StorageError
+from cortex.storage.credentials import StoreSettings, endpoint_name, gs_settings, s3_settings
+
+T = TypeVar("T")
+
+SCHEMES = ("s3", "gs")
+_RETRIES: Any = {"max_retries": 3}
+#: Big objects take as long as they take; silence does not.
+_TIMEOUTS: Any = {"connect_timeout": "5s", "read_timeout": "60s", "timeout": "24h"}
+#: The error of S3 and of what speaks its protocol.
+_ANSWER = re.compile(r"<Code>([^<]+)</Code>\s*<Message>([^<]*)</Message>")
+_PARTICIPLES = {"read": "read", "write": "written"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A URL taken apart; local paths are keys below the root of the file system."""
+
+    url: str
+    scheme: str
+    bucket: str
+    key: str
+
+    @classmethod
+    def of(cls, url: str) -> Place:
+        parts = urlsplit(url)
+        if parts.scheme in SCHEMES:
+            if not parts.netloc:
+                raise StorageError(f"{url} names no bucket")
+            # Not parts.path: `?` and `#` are letters like others in a key.
+            return cls(url, parts.scheme, parts.netloc, url.partition(f"//{parts.netloc}")[2].strip("/"))
+        if parts.scheme == "file":
+            path = Path(unquote(parts.path))
+        elif "://" in url and not url.startswith("/"):
+            raise StorageError(f"{url}: {parts.scheme}:// is not supported; use s3://, gs:// or a local path")
+        else:
+            path = Path(url).expanduser().absolute()
+        return cls(url, "file", "", str(path).strip("/"))
+
+    @property
+    def base(self) -> str:
+        """What the keys below begin with."""
+        return f"{self.key}/" if self.key else ""
+
+    async def run(
+        self, environ: Mapping[str, str], action: Callable[[ObjectStore], Awaitable[T]], verb: str = "read"
+    ) -> T:
+        """Do something in the store, once more without a signature if the bucket may be a public one.
+
+        Raises: StorageError, in plain words.
+        """
+        settings = StoreSettings()
+        try:
+            settings = await asyncio.to_thread(self.settings, environ)
+            try:
+                return await action(self.open(settings))
+            except BaseError as error:
+                if not (settings.may_be_unsigned and is_without_credentials(error)):
+                    raise
+                return await action(self.open(settings.unsigned()))
+        except (BaseError, OSError, ValueError) as error:
+            raise StorageError(self.explain(error, settings, verb)) from error
+
+    def settings(self, environ: Mapping[str, str]) -> StoreSettings:
+        """Return how it is reached; may ask S3 for a region, so it blocks."""
+        if self.scheme == "s3":
+            return s3_settings(self.bucket, environ)
+        return gs_settings(environ) if self.scheme == "gs" else StoreSettings()
+
+    def open(self, settings: StoreSettings) -> ObjectStore:
+        """Return the store."""
+        options: Any = {"allow_http": settings.allow_http, **_TIMEOUTS}
+        config: Any = dict(settings.config)
+        if self.scheme == "s3":
+            return S3Store(self.bucket, config=config, client_options=options, retry_config=_RETRIES)
+        if self.scheme == "gs":
+            return GCSStore(self.bucket, config=config, client_options=options, retry_config=_RETRIES)
+        return LocalStore("/", mkdir=True)
+
+    def explain(self, error: Exception, settings: StoreSettings, verb: str = "read") -> str:
+        """Say in plain words why something here can't be read, or written."""
+        text = str(error)
+        host = endpoint_name(settings, self.scheme)
+        if "NoSuchBucket" in text or "The specified bucket does not exist" in text:
+            return f"{self.url}: there is no bucket {self.bucket} at {host}"
+        if isinstance(error, FileNotFoundError):
+            return f"{self.url} does not exist"
+        if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError) or any(
+            mark in text for mark in ("AccessDenied", "status code: 403", "status code: 401")
+        ):
+            who = host if self.bucket else "the file system"
+            return f"{self.url}: {who} denies access; {self._credentials_hint(verb)}"
+        if is_without_credentials(error):
+            return f"{self.url}: there are no credentials for {host}; {self._credentials_hint(verb)}"
+        if "error sending request" in text or "error trying to connect" in text:
+            return f"{self.url}: {host} can't be reached"
+        return f"{self.url} can't be {_PARTICIPLES[verb]}: {_told(text) or type(error).__name__}"
+
+    def _credentials_hint(self, verb: str) -> str:
+        return {
+            "s3": "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE) of the operator",
+            "gs": "check GOOGLE_APPLICATION_CREDENTIALS of the operator",
+        }.get(self.scheme, f"check who may {verb} it")
+
+
+def is_without_credentials(error: Exception) -> bool:
+    """Tell whether the library looked for the credentials of a cloud's machine, and we are on none."""
+    text = str(error)
+    return "169.254." in text or "metadata.google.internal" in text
+
+
+def _told(text: str) -> str:
+    """Return what the store itself said, or how the error begins."""
+    if found := _ANSWER.search(text):
+        code, message = (html.unescape(part) for part in found.groups())
+        return f"{code}: {message}"[:500] if message else code
+    return _first_line(text)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:500]

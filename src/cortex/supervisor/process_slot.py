@@ -1,0 +1,297 @@
+"""The slot of one process of a replica, as its supervisor holds it: fork, readiness, limits, death, successor.
+
+Processes come and go in a slot. What they do, and what of it outlives them, is the business of its subclasses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from cortex.lifecycle import DeathCause, ProcessState
+from cortex.replica.channel import Channel
+from cortex.replica.spec import Death, Failure, ProcessStatus, ReplicaSpec
+from cortex.supervisor.exit_reasons import (
+    count_kernel_oom_kills,
+    name_death,
+    over_memory_limit,
+    resident_bytes,
+    restart_delay_s,
+)
+from cortex.supervisor.worker_models import WorkerModels
+
+#: A process that served for less than this before it died is counted as dying quickly.
+QUICK_DEATH_S = 1.0
+#: How long the user's exit hooks may take.
+EXIT_S = 2.0
+#: A process that dies closes its end of the channel a moment before its death is known.
+_CHANNEL_LOST_S = 1.0
+
+#: Forks; returns (pid, read end of stdout, read end of stderr) in the parent and never in the child.
+Fork = Callable[["Slot", Channel], tuple[int, int, int]]
+
+
+class Slot(ABC):
+    """One process and, once it has died, the next."""
+
+    def __init__(self, spec: ReplicaSpec, index: int, fork: Fork, is_standby: bool = False) -> None:
+        self.index = index
+        self.is_standby = is_standby  #: a death is final
+        self.models = WorkerModels()
+        self.state = ProcessState.BACKING_OFF
+        self.pid: int | None = None
+        self.slots = spec.threads
+        self.channel: Channel | None = None
+        self.outputs: dict[int, str] = {}  #: the read ends of what the process prints, and which stream each is
+        self._spec = spec
+        self._fork = fork
+        self._killed_for: Death | None = None
+        self._death: Death | None = None
+        self._failure: Failure | None = None
+        self._restarts = 0
+        self._failed_starts = 0
+        self._quick_deaths = 0
+        self._is_forgiven = False  #: the last start failed, but another is about to follow that may not
+        self._ready_at = 0.0
+        self._start_at = 0.0
+        self._oom_kills_before = 0
+        self._drain_until: float | None = None
+        self._channel_lost_at: float | None = None
+
+    @abstractmethod
+    def run(self, channel: Channel) -> int:
+        """Be the process: called in the fork, returns its exit code."""
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """Descriptors of the supervisor's that the process keeps open."""
+        return ()
+
+    @property
+    @abstractmethod
+    def is_busy(self) -> bool:
+        """Tell whether deadlines or limits have to be watched closely."""
+
+    @abstractmethod
+    def take_inside(self) -> str:
+        """Name what was inside the process that died, once; empty if nothing was."""
+
+    @property
+    def status(self) -> ProcessStatus:
+        """Return what the engine is told."""
+        return ProcessStatus(
+            index=self.index,
+            socket=self._spec.sockets[self.index],
+            state=ProcessState.STARTING if self._is_starting_again else self.state,
+            pid=self.pid,
+            restarts=self._restarts,
+            failed_starts=self._failed_starts,
+            death=self._death,
+            failure=self._failure,
+        )
+
+    @property
+    def _is_starting_again(self) -> bool:
+        return self._is_forgiven and self.state is ProcessState.BACKING_OFF
+
+    # Start and messages.
+
+    def start(self) -> None:
+        """Fork a process."""
+        self._oom_kills_before = count_kernel_oom_kills()
+        self._killed_for = None
+        self._is_forgiven = False
+        self._channel_lost_at = None
+        self._on_start()
+        self.models.on_start()
+        try:
+            self.channel, theirs = Channel.pair()
+            try:
+                self.pid, stdout, stderr = self._fork(self, theirs)
+            finally:
+                theirs.close()
+        except OSError as error:  # no more processes, descriptors or memory: others may end
+            self._start_refused(error)
+            return
+        self.outputs = {stdout: "o", stderr: "e"}
+        self.state = ProcessState.STARTING
+
+    def _start_refused(self, error: OSError) -> None:
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+        self._failed_starts += 1
+        self._failure = Failure(f"the process could not be started: {error.strerror or error}")
+        self._start_at = time.monotonic() + restart_delay_s(self._failed_starts, 0)
+        self.state = ProcessState.BACKING_OFF
+
+    def on_message(self, message: dict[str, Any]) -> None:
+        """Take a message of the process. Raises: KeyError, TypeError, ValueError if our code did not write it."""
+        kind = message["kind"]
+        if kind == "ready" and self.state is ProcessState.STARTING:
+            self._on_ready(message)
+        elif kind == "failed":
+            self._failure = Failure(str(message["message"]), str(message["traceback"]))
+        else:
+            self.models.on_message(message)
+
+    def _on_ready(self, message: dict[str, Any]) -> None:
+        self.state = ProcessState.READY
+        self.models.loading = None
+        self._failed_starts = 0
+        self._failure = None
+        self._ready_at = time.monotonic()
+
+    def on_channel_lost(self) -> None:
+        """Learn that the process closed its end: it is dying, or the user's code closed what was not its own."""
+        self._channel_lost_at = time.monotonic()
+
+    def configure(self, spec: ReplicaSpec) -> None:
+        """Take changed limits over, and tell the process."""
+        self._spec = spec
+        if self.channel is not None:
+            self.channel.send("configure", timeout_s=spec.timeout_s, max_body_bytes=spec.max_body_bytes)
+
+    def refuse_start(self, reason: str) -> None:
+        """Take it that no process can be started, and try no more; `reason` is what users are told."""
+        self._failed_starts += 1
+        self._failure = Failure(reason)
+        self._start_at = math.inf
+        self.state = ProcessState.BACKING_OFF
+
+    # Waiting and models.
+
+    def wait(self, reason: str | None) -> None:
+        """Put the first start off until `start` is called; `reason` is what is wrong, if anything is."""
+        self._is_forgiven = False
+        self._failure = Failure(reason) if reason else None
+        self.state = ProcessState.BACKING_OFF if reason else ProcessState.STARTING
+        self._start_at = math.inf
+
+    def forgive_start(self) -> None:
+        """Take it that the start which just failed was none: it is repeated at once, with other models."""
+        self._failed_starts = max(self._failed_starts - 1, 0)
+        self._failure = None
+        self._is_forgiven = True
+
+    # Time.
+
+    def tick(self, now: float) -> None:
+        """Enforce deadlines and limits, restart what is due, carry on with a stop."""
+        if self.state is ProcessState.BACKING_OFF:
+            self._tend_without_process()
+            if now >= self._start_at:
+                self.start()
+            return
+        if self.state in (ProcessState.READY, ProcessState.STOPPING):
+            self._tend(now)
+            if self.channel is not None:
+                self.models.tell(self.channel)
+        if self._channel_lost_at is not None and now - self._channel_lost_at > _CHANNEL_LOST_S:
+            self.kill(Death(DeathCause.KILLED, "killed: it closed the socket to its supervisor", time.time()))
+        if self._spec.mem_limit_bytes and self.pid is not None:
+            used = resident_bytes(self.pid)
+            if used > self._spec.mem_limit_bytes:
+                self.kill(over_memory_limit(used, self._spec.mem_limit_bytes))
+        if self.state is ProcessState.STOPPING:
+            self._carry_on_stop(now)
+
+    # Stop and death.
+
+    def stop(self, now: float, drain_s: float) -> None:
+        """Finish what is inside, then end; whoever has not ended after `drain_s` is killed."""
+        if self.state in (ProcessState.STOPPING, ProcessState.STOPPED):
+            return
+        if self.state is ProcessState.BACKING_OFF:
+            self._become_stopped()
+            return
+        starting = self.state is ProcessState.STARTING
+        self.state = ProcessState.STOPPING
+        self._drain_until = now + drain_s
+        if starting and self.pid is None:
+            self._become_stopped()
+        elif starting:
+            self.kill()
+
+    def kill(self, reason: Death | None = None) -> None:
+        """Kill the process and whatever it started; its death is handled when the kernel reports it."""
+        if self.pid is None:
+            return
+        if self._killed_for is None:
+            self._killed_for = reason
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(OSError):  # gone already, or not yet the leader of its group
+                kill(self.pid, signal.SIGKILL)
+
+    def on_death(self, wait_status: int) -> Death:
+        """Name the death, see to what was inside, and plan the next start."""
+        assert self.pid is not None
+        with contextlib.suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)  # what the user's code started must not outlive it
+        oom_kills = count_kernel_oom_kills() - self._oom_kills_before
+        death = replace(name_death(wait_status, oom_kills, self._killed_for), pid=self.pid)
+        self.pid = None
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+        death = self._on_dead(death)
+        if self.state is ProcessState.STOPPING:
+            self._become_stopped()
+            return death
+        now = time.monotonic()
+        if self.state is ProcessState.STARTING:
+            self._failed_starts += 1
+            self._failure = self._failure or Failure(f"the process ended while it started: {death.message}")
+            if death.cause is not DeathCause.EXITED:
+                self._note_death(death)
+        else:
+            self._note_death(death)
+            self._restarts += 1
+            self._quick_deaths = self._quick_deaths + 1 if self._is_quick(death, now) else 0
+        if self.is_standby:
+            self._become_stopped()
+            return death
+        delay = restart_delay_s(self._failed_starts, self._quick_deaths)
+        self._start_at = now + delay
+        self.state = ProcessState.BACKING_OFF
+        if delay == 0:
+            self.start()
+        return death
+
+    def _note_death(self, death: Death) -> None:
+        self._death = death
+
+    def _is_quick(self, death: Death, now: float) -> bool:
+        return self._killed_for is None and now - self._ready_at < QUICK_DEATH_S
+
+    def _become_stopped(self) -> None:
+        self.state = ProcessState.STOPPED
+
+    # What subclasses add.
+
+    @abstractmethod
+    def _on_start(self) -> None:
+        """Forget what was known of the process before."""
+
+    @abstractmethod
+    def _tend_without_process(self) -> None:
+        """Do at each tick what a slot that backs off has to do."""
+
+    @abstractmethod
+    def _tend(self, now: float) -> None:
+        """Do at each tick what a process that is ready, or being stopped, needs."""
+
+    @abstractmethod
+    def _carry_on_stop(self, now: float) -> None:
+        """Take the next step of a stop."""
+
+    @abstractmethod
+    def _on_dead(self, death: Death) -> Death:
+        """See to what was inside; returns the death with what is known of that."""

@@ -1,0 +1,148 @@
+"""Starting the agent of a node, without Ray: who asks is a process that may be killed at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from cortex import __version__
+from cortex.cluster.node.start import (
+    IDENTITY_FILE,
+    NodeStart,
+    RunningAgent,
+    agent_environ,
+    ensure_agent,
+    is_over,
+    reserve,
+)
+from cortex.cluster.priority import Priority
+from cortex.errors import EngineError
+from cortex.processes.identity import Identity
+from cortex.processes.session import kill_session
+from harness.wait import wait_until
+
+HOST = "127.0.0.1"
+SECRET = "a secret of this test"
+ASK = """
+import json, os, sys
+from cortex.cluster.node.start import NodeStart, ensure_agent
+agent = ensure_agent(NodeStart(**json.loads(sys.stdin.readline())), "127.0.0.1", os.environ)
+print(agent.port, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[NodeStart]:
+    start = NodeStart("0123456789ab", SECRET, __version__, home=str(tmp_path / "nodes"))
+    yield start
+    with contextlib.suppress(OSError):
+        kill_session(identity(start))
+
+
+def identity(start: NodeStart) -> Identity:
+    told = json.loads((start.folder(HOST, {}) / "run" / IDENTITY_FILE).read_text())
+    return Identity.from_json(json.loads(told["identity"]))
+
+
+def test_agent_has_the_priority_that_it_is_given(start: NodeStart) -> None:
+    ours = Priority.of(os.getpid())
+    wanted = Priority(min(ours.niceness + 2, 19), min(ours.oom_score + 50, 1000))
+    ensure_agent(start, HOST, os.environ, wanted)
+    assert Priority.of(identity(start).pid) == wanted
+    assert Priority.of(os.getpid()) == ours
+
+
+def test_there_is_one_agent_however_many_ask(start: NodeStart) -> None:
+    found: list[RunningAgent] = []
+    askers = [threading.Thread(target=lambda: found.append(ensure_agent(start, HOST, os.environ))) for _ in range(4)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    assert len(found) == 4
+    assert {agent.port for agent in found} == {found[0].port}
+    assert found[0].version == __version__
+
+
+def test_the_agent_outlives_who_asked_and_is_nobodys_child(start: NodeStart) -> None:
+    asker = subprocess.Popen(
+        [sys.executable, "-c", ASK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert asker.stdin is not None and asker.stdout is not None
+    asker.stdin.write(json.dumps(asdict(start)) + "\n")
+    asker.stdin.flush()
+    port = int(asker.stdout.readline())
+    agent = identity(start)
+    assert os.getsid(agent.pid) == agent.pid, "a session of its own"
+    os.killpg(asker.pid, signal.SIGKILL)
+    asker.communicate()
+    assert agent.is_alive()
+    assert ensure_agent(start, HOST, os.environ).port == port
+
+
+def test_an_agent_that_died_is_started_again(start: NodeStart) -> None:
+    ensure_agent(start, HOST, os.environ)
+    first = identity(start)
+    kill_session(first)
+    wait_until(lambda: not first.is_alive())
+    ensure_agent(start, HOST, os.environ)
+    assert identity(start) != first
+
+
+def test_the_secret_is_in_no_command_line_and_no_environment(start: NodeStart) -> None:
+    ensure_agent(start, HOST, os.environ)
+    process = Path(f"/proc/{identity(start).pid}")
+    shown = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+    assert SECRET.encode() not in shown
+
+
+def test_a_reservation_lasts_as_long_as_its_connection(start: NodeStart) -> None:
+    agent = ensure_agent(start, HOST, os.environ)
+    first = reserve(agent, "iris-1", ())
+    second = reserve(agent, "iris-1", ())
+    assert is_over(first), "another actor holds it now"
+    first.close()
+    kill_session(identity(start))
+    assert not is_over(second), "the agent was killed"
+    second.close()
+
+
+def test_another_version_is_refused(start: NodeStart) -> None:
+    newer = NodeStart(start.cluster_id, SECRET, "99.0.0", home=start.home)
+    with pytest.raises(EngineError, match="operator is cortex 99.0.0 and the Python of Ray has"):
+        ensure_agent(newer, HOST, os.environ)
+
+
+def test_an_agent_that_ends_at_its_start_says_why(start: NodeStart) -> None:
+    nobody = NodeStart(start.cluster_id, "", start.version, home=start.home)
+    with pytest.raises(EngineError, match="ended at its start: .*secret is expected"):
+        ensure_agent(nobody, HOST, os.environ)
+
+
+def test_a_folder_that_cannot_be_made_is_named(start: NodeStart, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EngineError, match=f"can't be started in {tmp_path / 'file'}"):
+        ensure_agent(NodeStart("c", SECRET, __version__, home=str(tmp_path / "file")), HOST, os.environ)
+
+
+def test_the_agent_has_the_environment_of_the_node_without_what_is_rays() -> None:
+    worker = {"PATH": "/bin", "RAY_AUTH_TOKEN": "token", "CUDA_VISIBLE_DEVICES": "1", "OMP_NUM_THREADS": "1"}
+    ray = {"PATH": "/other", "RAY_AUTH_TOKEN": "token", "CUDA_VISIBLE_DEVICES": "0,1"}
+    assert agent_environ(worker, ray) == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0,1"}
+
+
+def test_the_folder_comes_from_the_node_where_nothing_is_said() -> None:
+    start = NodeStart("c", SECRET, __version__)
+    assert start.folder("10.0.0.2", {"CORTEX_NODE_HOME": "/data"}) == Path("/data/c/10.0.0.2")
+    assert start.folder("10.0.0.2", {}) == Path.home() / ".cortex/nodes/c/10.0.0.2"

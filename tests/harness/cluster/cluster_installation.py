@@ -1,0 +1,224 @@
+"""An installation of the test's own whose replicas run on a real Ray cluster; its operator is on one of the machines.
+
+    with cluster_installation() as on_ray:
+        on_ray.cortex.cortex("deploy", folder)      # in the head's namespaces
+        on_ray.node_of("doubler").kill()
+
+All machines see the same files, but for what `ray_cluster.py` makes their own, and reach this one by `outside`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cortex.client.client import Client
+from cortex.client.environments import Environments
+from cortex.home import Home
+from cortex.installation import Installation as Made
+from harness.cluster.machines import Network
+from harness.cluster.ray_cluster import RayCluster, RayNode, ray_cluster, start_all
+from harness.installations.installation import Installation
+from harness.ports import free_port
+from harness.wait import wait_until
+
+#: The environment that leads to the operator from outside of the head's namespaces.
+FROM_HERE = "cluster"
+#: What a process of each kind has in its command line.
+OPERATOR, BRIDGE, NODE_AGENT = b"cortex.operator.main", b"cortex.cluster.ray_bridge", b"cortex.cluster.node.agent\0"
+SUPERVISOR, MODEL_AGENT, HAPROXY = b"cortex.supervisor.supervisor", b"cortex.models.agent", b"haproxy"
+#: All that is ours and not Ray's, nor a command that somebody runs.
+OURS = (OPERATOR, BRIDGE, NODE_AGENT, SUPERVISOR, MODEL_AGENT, HAPROXY)
+
+
+@dataclass
+class OnRay:
+    """A cluster and what is installed on it."""
+
+    cluster: RayCluster
+    cortex: Installation
+
+    @property
+    def client(self) -> Client:
+        """The Python client, on this machine."""
+        return Client(Environments.from_environ(self.cortex.environ).get(FROM_HERE))
+
+    def replicas(self, api: str) -> list[dict[str, Any]]:
+        """Return the processes of an API's replicas that are ready, as `cortex status` has them."""
+        found = [each for each in self.cortex.status()["replicas"] if each["api"] == api]
+        return [each for each in found if each["state"] == "ready"]
+
+    def live(self, api: str, count: int, but: set[str] | frozenset[str] = frozenset()) -> list[dict[str, Any]]:
+        """Wait until an API has so many ready processes, none of them of the replicas `but`; return them."""
+
+        def there() -> list[dict[str, Any]] | None:
+            found = self.replicas(api)
+            return found if len(found) == count and not but & {each["id"] for each in found} else None
+
+        try:
+            return wait_until(there, 60) or []
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.trace()}") from None
+
+    def node_of(self, api: str) -> RayNode:
+        """Return a node that has a ready replica of an API."""
+        return self.nodes_of(api)[0]
+
+    def nodes_of(self, api: str) -> list[RayNode]:
+        """Return the nodes with a supervisor of an API's replicas."""
+        return [node for node in self.cluster.nodes if self.supervisors(node, api)]
+
+    def supervisors(self, node: RayNode, api: str = "") -> list[int]:
+        """Return the supervisors, and the workers that they forked, of an API's replicas on a node."""
+        return pids(node, SUPERVISOR, f"/{api}-".encode() if api else b"")
+
+    def kill(self, node: RayNode, what: bytes, with_text: bytes = b"") -> list[int]:
+        """Kill what runs on a node; returns which processes that were. Raises: AssertionError if there are none."""
+        found = pids(node, what, with_text)
+        assert found, f"no {what.decode()} on {node.machine.name}"
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not set(found) & set(pids(node, what, with_text)))
+        return found
+
+    def restore(self, node: RayNode) -> None:
+        """Have a node that was killed, or whose Ray was, serve again. Not from a thread that ends."""
+        if not node.machine.is_up:
+            node.machine.start()
+        node.restart()
+
+    def left(self) -> list[str]:
+        """Return the command lines of all that is ours and runs on any machine."""
+        found = []
+        for node in (self.cluster.head, *self.cluster.nodes):
+            if node.machine.is_up:
+                for pid in node.machine.pids():
+                    command = _command(pid)
+                    if any(each in command for each in OURS):
+                        found.append(f"{node.machine.name}: {command.replace(bytes(1), b' ').decode()[:200]}")
+        return found
+
+    def said(self) -> Callable[[], str]:
+        """Return what returns all that the operator logs from now on."""
+        log = self.cortex.home / "logs" / "operator.log"
+        size = log.stat().st_size
+        return lambda: log.read_bytes()[size:].decode()
+
+    def trace(self) -> str:
+        """Return the last words of all that writes a log."""
+        folders = [self.cortex.home, *(Path(node.environ["CORTEX_NODE_HOME"]) for node in self.cluster.nodes)]
+        files = [file for folder in folders for file in folder.glob("**/*") if file.name in _LOGS]
+        return "\n".join(f"== {file}\n{file.read_text(errors='replace')[-4000:]}" for file in files)
+
+
+_LOGS = ("operator.log", "ray.log", "node.log", "node.output")
+
+
+@contextlib.contextmanager
+def cluster_installation(
+    nodes: int = 3,
+    cpus: int = 4,
+    variables: Callable[[Network], Mapping[str, str]] = lambda network: {},
+    database: Callable[[Network], str | None] = lambda network: None,
+    is_head_durable: bool = True,
+    groups: Mapping[int, Sequence[str]] | None = None,
+) -> Iterator[OnRay]:
+    """Start a cluster and an operator; everything of both is gone afterwards.
+
+    `variables` are those of nodes and operator, `database` is the operator's; both may name the network's `host`, at
+    which machines reach this one. `groups` names node groups by the index of the node. Skips the test where there can
+    be no cluster.
+    """
+    with ray_cluster(nodes=0, is_head_durable=is_head_durable) as cluster:
+        cluster.environ.update(variables(cluster.network))
+        for index in range(nodes):
+            cluster.add_node(cpus, (groups or {}).get(index, ()))
+        start_all(cluster.nodes)
+        with installed(cluster, database(cluster.network)) as on_ray:
+            yield on_ray
+
+
+@contextlib.contextmanager
+def installed(cluster: RayCluster, database: str | None = None, place: RayNode | None = None) -> Iterator[OnRay]:
+    """Start an operator on a machine of a cluster, the head if none is given."""
+    place = place or cluster.head
+    home = Path(tempfile.mkdtemp(prefix="cx-"))
+    made = Made(engine="ray", ray_address=cluster.address, advertise=place.host, database=database)
+    replace(made, node_port=free_port()).write(Home(home))
+    cortex = Installation(
+        home,
+        free_port(),
+        free_port(),
+        {**cluster.environ, **place.environ},
+        place.host,
+        tuple(place.machine.command([])),
+        ("--host", place.host),
+    )
+    try:
+        cortex.up()
+        _know_from_here(cortex)
+        yield OnRay(cluster, cortex)
+    finally:
+        cortex.down()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _know_from_here(cortex: Installation) -> None:
+    """Have the Python client reach the operator also from outside of the head's namespaces, as a laptop does."""
+    token = (cortex.home / "token").read_text().strip()
+    url = f"http://{cortex.host}:{cortex.operator_port}"
+    cortex.cortex("env", "configure", FROM_HERE, "--operator", url, "--token", token)
+
+
+def pids(node: RayNode, what: bytes, with_text: bytes = b"") -> list[int]:
+    """Return the processes on a node with both in their command lines, by their numbers outside."""
+    running = node.machine.pids() if node.machine.is_up else []
+    return [pid for pid in running if what in (command := _command(pid)) and with_text in command]
+
+
+def _command(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+@contextlib.contextmanager
+def outside(network: Network, port: int) -> Iterator[int]:
+    """Let machines reach what listens on a port of this machine's loopback address; yields the port they use."""
+    with socket.create_server((network.host, 0)) as listener:
+        threading.Thread(target=_accept, args=(listener, port), daemon=True).start()
+        yield int(listener.getsockname()[1])
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+def _accept(listener: socket.socket, port: int) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            client, _ = listener.accept()
+            try:
+                server = socket.create_connection(("127.0.0.1", port))
+            except OSError:
+                client.close()
+                continue
+            for source, target in ((client, server), (server, client)):
+                threading.Thread(target=_pass_on, args=(source, target), daemon=True).start()
+
+
+def _pass_on(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+    for end in (source, target):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)

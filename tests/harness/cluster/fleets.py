@@ -1,0 +1,116 @@
+"""An operator's side of gateways on real node agents, for tests: HAProxy beside the operator, and one per node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cortex.cluster.engine import Access, ClusterEngine
+from cortex.cluster.gateways import Fleet, FleetSettings
+from cortex.cluster.known_nodes import NodesFile
+from cortex.cluster.transport import derived
+from cortex.gateway.haproxy import Gateway, GatewaySettings
+from cortex.gateway.routes import Server
+from cortex.home import Home
+from cortex.telemetry import Logger
+from harness.cluster.local_nodes import SECRET, LocalNode, StaticPlacer
+from harness.ports import free_port
+from harness.servers.upstream import Answer, Client, Upstream
+
+
+@dataclass
+class Operator:
+    """One operator's gateways. What it started stays when it goes."""
+
+    fleet: Fleet
+    own: Gateway
+    placer: StaticPlacer
+    engine: ClusterEngine
+
+    def reasons(self) -> dict[str, str]:
+        return {each["node"]: each["reason"] for each in self.fleet.describe()}
+
+    async def all_serve(self) -> None:
+        """Wait until every node has a gateway with the newest table."""
+        await until(lambda: len(self.reasons()) == len(self.placer.nodes) and not any(self.reasons().values()))
+
+
+@dataclass
+class Site:
+    """A home, nodes, servers, and one port for the gateways of all of them."""
+
+    home: Home
+    nodes: list[LocalNode]
+    port: int = field(default_factory=free_port)
+    upstreams: dict[str, Upstream] = field(default_factory=dict)
+
+    async def server(self, name: str) -> Server:
+        """Return a server over TCP, which answers from now on."""
+        if name not in self.upstreams:
+            self.upstreams[name] = await Upstream(self.home.sockets_dir / name, "127.0.0.1").start()
+        return Server(name, self.upstreams[name].address, 10)
+
+    @contextlib.asynccontextmanager
+    async def operator(self, where: str = "all", epoch: int = 1) -> AsyncIterator[Operator]:
+        """Run an operator without a table; its gateways serve on afterwards."""
+        placer = StaticPlacer([node.address for node in self.nodes])
+        access = Access(SECRET, "127.0.0.1", 0, epoch)
+        known = NodesFile(self.home.run_dir / "nodes.json")
+        engine = ClusterEngine(self.home, placer, access, known, Logger("test"))
+        own = Gateway(self.home, GatewaySettings(port=self.port))
+        settings = FleetSettings(where, "127.0.0.1", self.port, operator_host="127.0.0.1")
+        key = derived(SECRET, "node")
+        fleet = Fleet(own, engine, placer, settings, key, epoch, self.home.run_dir, Logger("test"))
+        await engine.startup()
+        try:
+            yield Operator(fleet, own, placer, engine)
+        finally:
+            await fleet.shutdown()
+            await engine.shutdown()
+
+    async def client(self, node: LocalNode | None) -> Client:
+        """Return a client that is connected with the gateway of a node, or that beside the operator."""
+        client = Client(self.port)
+        client.reader, client.writer = await asyncio.open_connection(node.host if node else "127.0.0.1", self.port)
+        return client
+
+    async def ask(self, node: LocalNode | None, target: str, method: str = "GET", body: bytes = b"") -> Answer:
+        """Ask the gateway of a node, or that beside the operator."""
+        client = await self.client(node)
+        try:
+            return await client.request(method, target, body, {})
+        finally:
+            client.close()
+
+
+@contextlib.asynccontextmanager
+async def site(home: Home, nodes: list[LocalNode]) -> AsyncIterator[Site]:
+    """Give a test a site; its gateways end afterwards, the nodes stay."""
+    made = Site(home, nodes)
+    try:
+        yield made
+    finally:
+        try:
+            async with made.operator(epoch=99) as last:
+                await last.fleet.startup(last.fleet.table)
+                await last.fleet.stop()
+        finally:
+            for upstream in made.upstreams.values():
+                await upstream.stop()
+
+
+async def until(condition: Callable[[], Any], timeout_s: float = 40) -> Any:
+    async with asyncio.timeout(timeout_s):
+        while not (found := condition()):
+            await asyncio.sleep(0.02)
+    return found
+
+
+async def eventually(condition: Callable[[], Awaitable[Any]], timeout_s: float = 40) -> Any:
+    async with asyncio.timeout(timeout_s):
+        while not (found := await condition()):
+            await asyncio.sleep(0.02)
+    return found

@@ -1,0 +1,208 @@
+"""A batch API whose items say what is done with them, in a real installation, and its jobs."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cortex.client.client import Client
+from cortex.client.environments import Environments
+from harness.installations.installation import Installation, Reply, write_project
+from harness.wait import wait_until
+
+#: An item is returned with a note of who had it; one that is an object says what is done first.
+HANDLER = """
+    import ctypes, json, os, pathlib, time
+
+    VERSION = "{version}"
+
+    class Handler:
+        def __init__(self, config, job_spec):
+            self.folder = pathlib.Path(config["folder"])
+            self.job_id = job_spec["job_id"]
+            self.note("constructed")
+            if config.get("broken"):
+                raise RuntimeError("no weights")
+
+        def handle_batch(self, payload, batch_id):
+            self.note("called " + batch_id)
+            for item in payload:
+                if isinstance(item, dict):
+                    self.act(item)
+            return [{{"item": item, "version": VERSION, "pid": os.getpid()}} for item in payload]
+
+        def act(self, item):
+            do = item.get("do")
+            if do == "raise" and VERSION in item.get("until", VERSION):
+                raise ValueError("can't do " + str(item["number"]))
+            elif do == "exit":
+                os._exit(3)
+            elif do == "close descriptors":
+                os.closerange(3, 4096)
+            elif do == "null dereference":
+                ctypes.string_at(0)
+            elif do == "sleep":
+                time.sleep(item["s"])
+            elif do == "wait":
+                gate = self.folder / item["gate"]
+                while not gate.exists():
+                    time.sleep(0.01)
+            elif do == "print":
+                print(item["text"], flush=True)
+
+        def on_job_complete(self):
+            self.note("completed")
+            end = self.folder / (self.job_id + ".end")
+            if end.exists():
+                gate = end.read_text()
+                if gate == "raise":
+                    raise ValueError("the end can't be done")
+                while not (self.folder / gate).exists():
+                    time.sleep(0.01)
+
+        def note(self, what):
+            with open(self.folder / (self.job_id + ".notes"), "a") as notes:
+                notes.write(what + " " + str(os.getpid()) + " " + VERSION + "\\n")
+"""
+
+CONFIG = """
+    - name: {name}
+      kind: BatchAPI
+      handler:
+        type: python
+        path: handler.py
+        config:
+          folder: {notes}
+      networking:
+        local_paths: [{temporary}]
+      compute:
+        cpu: {cpu}
+"""
+
+
+@dataclass
+class BatchApi:
+    """One API, and what callers do with it."""
+
+    cortex: Installation
+    name: str
+    folder: Path  #: of the project, with the notes and gates of its batches in a folder inside
+
+    @classmethod
+    def deployed(
+        cls, cortex: Installation, folder: Path, name: str, version: str = "1", cpu: str | float = "20m"
+    ) -> BatchApi:
+        """Deploy it, or a new version of it."""
+        api = cls(cortex, name, folder)
+        api.notes.mkdir(parents=True, exist_ok=True)
+        config = CONFIG.format(name=name, notes=api.notes, cpu=cpu, temporary=tempfile.gettempdir())
+        write_project(folder / "project", HANDLER.format(version=version), config)
+        cortex.cortex("deploy", folder / "project")
+        return api
+
+    @property
+    def notes(self) -> Path:
+        """Where batches leave notes and look for gates."""
+        return self.folder / "notes"
+
+    @property
+    def client(self) -> Client:
+        """The Python client of this installation."""
+        return Client(Environments.from_environ(self.cortex.environ).get("local"))
+
+    def post(self, submission: Any, query: str = "", **more: Any) -> Reply:
+        """Submit by HTTP, at the gateway."""
+        return self.cortex.post(f"/{self.name}{query}", submission, **more)
+
+    def submit(self, items: list[Any], workers: int = 1, batch_size: int = 1, **fields: Any) -> str:
+        """Submit a list of items; return the job's id."""
+        listed = {"items": items, "batch_size": batch_size}
+        return self.accepted({"workers": workers, "item_list": listed, **fields})
+
+    def accepted(self, submission: Any) -> str:
+        """Submit what must be accepted; return the job's id."""
+        reply = self.post(submission)
+        assert reply.status == 200, reply
+        return str(reply.json["job_id"])
+
+    def status(self, job: str) -> dict[str, Any]:
+        """Return a job's `job_status`, as the gateway has it."""
+        reply = self.cortex.post(f"/{self.name}?jobID={job}", method="GET")
+        assert reply.status == 200, reply
+        status: dict[str, Any] = reply.json["job_status"]
+        return status
+
+    def ended(self, job: str, wanted: str = "succeeded", timeout_s: float = 40) -> dict[str, Any]:
+        """Wait until a job is over; its counts must add up and its status be the wanted one."""
+
+        def over() -> dict[str, Any] | None:
+            status = self.status(job)
+            return status if status["end_time"] else None
+
+        try:
+            status = wait_until(over, timeout_s) or {}
+        except AssertionError:
+            raise AssertionError(self.trace(job)) from None
+        assert status["status"] == wanted, self.trace(job)
+        metrics = status["batch_metrics"]
+        if wanted in ("succeeded", "completed_with_failures"):
+            assert metrics["succeeded"] + metrics["failed"] == status["total_batch_count"], status
+            assert (metrics["failed"] > 0) == (wanted == "completed_with_failures"), status
+        return status
+
+    def reached(self, job: str, wanted: str, timeout_s: float = 20) -> dict[str, Any]:
+        """Wait until a job has a status."""
+
+        def there() -> dict[str, Any] | None:
+            status = self.status(job)
+            return status if status["status"] == wanted else None
+
+        try:
+            return wait_until(there, timeout_s) or {}
+        except AssertionError:
+            raise AssertionError(self.trace(job)) from None
+
+    def noted(self, job: str, what: str = "") -> list[list[str]]:
+        """Return the notes that batches of a job left, word by word."""
+        path = self.notes / f"{job}.notes"
+        lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        return [line for line in lines if line and line[0].startswith(what)]
+
+    def wait_for_notes(self, job: str, what: str, count: int = 1, timeout_s: float = 20) -> list[list[str]]:
+        """Wait until there are so many notes of a kind."""
+        try:
+            return wait_until(lambda: len(found := self.noted(job, what)) >= count and found, timeout_s) or []
+        except AssertionError:
+            raise AssertionError(self.trace(job)) from None
+
+    def open(self, gate: str) -> None:
+        """Let batches that wait at a gate go on."""
+        (self.notes / gate).touch()
+
+    def results(self, job: str) -> list[dict[str, Any]]:
+        """Return the results, batch by batch."""
+        return list(self.client.job_results(self.name, job))
+
+    def dead_letters(self, job: str) -> list[dict[str, Any]]:
+        """Return the dead letters."""
+        return list(self.client.dead_letters(self.name, job))
+
+    def returned(self, job: str) -> list[Any]:
+        """Return the items that came back, which must be in the order of the input, none of them twice."""
+        lines = self.results(job)
+        seqs = [line["seq"] for line in lines]
+        assert seqs == sorted(set(seqs))
+        return [returned["item"] for line in lines for returned in line["result"]]
+
+    def trace(self, job: str) -> str:
+        """Say all that is known of a job, for a test that fails."""
+        done = self.cortex.cortex("logs", self.name, job, check=False)
+        status = json.dumps(
+            self.cortex.post(f"/{self.name}?jobID={job}", method="GET").json.get("job_status"), indent=1
+        )
+        notes = "\n".join(map(" ".join, self.noted(job)[-20:]))
+        return textwrap.indent(f"{status}\n{notes}\n{done.stdout[-3000:]}{done.stderr}\n{self.cortex.log()}", "  ")

@@ -1,0 +1,174 @@
+"""A real installation for end-to-end tests: its own CORTEX_HOME and ports, driven by the real command line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.ports import free_port
+from harness.wait import wait_until
+
+ROOT = Path(__file__).resolve().parents[3]
+Done = subprocess.CompletedProcess[str]
+CORTEX = [sys.executable, "-m", "cortex.cli.main"]
+#: A project that answers what it is sent.
+ECHO_SOURCE = """
+    class Handler:
+        def __init__(self, config):
+            pass
+
+        def handle_post(self, payload):
+            return payload
+"""
+ECHO_CONFIG = """
+    - name: echo
+      kind: RealtimeAPI
+      handler: {type: python, path: handler.py}
+"""
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    seconds: float
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Installation:
+    """An operator and a gateway of the test's own."""
+
+    home: Path
+    gateway_port: int
+    operator_port: int
+    variables: Mapping[str, str] = field(default_factory=dict)  #: of the operator, beside those of the test run
+    host: str = "127.0.0.1"  #: where operator and gateway are reached
+    prefix: tuple[str, ...] = ()  #: in front of each command: runs it on another machine
+    flags: tuple[str, ...] = ()  #: of `cortex up`
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {**os.environ, **self.variables, "CORTEX_HOME": str(self.home), "NO_COLOR": "1"}
+
+    def cortex(
+        self, *arguments: str | Path, check: bool = True, timeout_s: float = 90
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the command line."""
+        done = subprocess.run(
+            [*self.prefix, *CORTEX, *map(str, arguments)],
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+        if check and done.returncode:
+            raise AssertionError(
+                f"cortex {arguments}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.log()}"
+            )
+        return done
+
+    def up(self) -> None:
+        ports = ["--gateway-port", str(self.gateway_port), "--operator-port", str(self.operator_port)]
+        self.cortex("up", *ports, *self.flags)
+
+    def down(self) -> None:
+        self.cortex("down", check=False)
+
+    def status(self) -> Any:
+        return json.loads(self.cortex("status", "-o", "json").stdout)
+
+    def get(self, api: str) -> Any:
+        return json.loads(self.cortex("get", api, "-o", "json").stdout)
+
+    def pids(self, api: str) -> set[int]:
+        return {replica["pid"] for replica in self.status()["replicas"] if replica["api"] == api}
+
+    def url(self, path: str) -> str:
+        return f"http://{self.host}:{self.gateway_port}{path}"
+
+    def post(
+        self, path: str, payload: Any = None, *, body: bytes | None = None, method: str = "POST", **headers: str
+    ) -> Reply:
+        """Send one request to the gateway."""
+        data = body if body is not None else json.dumps(payload).encode()
+        sent = {"content-type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}}
+        request = urllib.request.Request(self.url(path), data if method != "GET" else None, sent, method=method)
+        started = time.monotonic()
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return Reply(answer.status, _lower(answer.headers), answer.read(), time.monotonic() - started)
+        except urllib.error.HTTPError as error:
+            return Reply(error.code, _lower(error.headers), error.read(), time.monotonic() - started)
+
+    def log(self) -> str:
+        path = self.home / "logs" / "operator.log"
+        return path.read_text()[-4000:] if path.exists() else ""
+
+    @contextlib.contextmanager
+    def load(self, path: str, rate: float, connections: int = 16) -> Iterator[dict[str, Any]]:
+        """Send a constant load while the block runs; the dict is filled with its summary afterwards."""
+        command = [
+            sys.executable,
+            str(Path(__file__).with_name("load.py")),
+            self.url(path),
+            str(rate),
+            str(connections),
+        ]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        summary: dict[str, Any] = {}
+        try:
+            yield summary
+        finally:
+            try:
+                output, _ = process.communicate(timeout=60)
+                summary.update(json.loads(output))
+            finally:
+                process.kill()
+
+
+def _lower(headers: Any) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+@contextlib.contextmanager
+def installation(variables: Mapping[str, str] | None = None) -> Iterator[Installation]:
+    """Start an installation; everything of it is gone afterwards."""
+    home = Path(tempfile.mkdtemp(prefix="cx-"))
+    made = Installation(home, free_port(), free_port(), variables or {})
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def write_project(folder: Path, source: str, config: str) -> Path:
+    """Write a project of one Python file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "handler.py").write_text(textwrap.dedent(source))
+    (folder / "cortex.yaml").write_text(textwrap.dedent(config))
+    return folder
+
+
+def served(installation: Installation, path: str, payload: Any) -> Reply:
+    """Return the first answer that is not an error of a gateway without replicas."""
+    return wait_until(lambda: (reply := installation.post(path, payload)).status != 503 and reply)

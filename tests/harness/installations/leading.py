@@ -1,0 +1,56 @@
+"""A process that wants to lead: `python leading.py URL NAME [HELD_S]`. Says on stdout, as JSON, what becomes of it.
+
+Once it leads it writes a fact each time that a line comes in on stdin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import replace
+
+from cortex.errors import CortexError
+from cortex.operator.leader_election import Leadership, Timing
+from cortex.state.database import open_state
+from cortex.state.key_values import FactStore
+from cortex.state.leader_election import Leader
+from cortex.telemetry import Logger, configure
+
+FAST = Timing(look_s=0.1, check_s=0.2, answer_s=1.0, held_s=1.5, session_s=2.0)
+
+
+def tell(what: str, **more: object) -> None:
+    os.write(1, (json.dumps({"what": what} | more) + "\n").encode())
+
+
+def write_when_asked(url: str, name: str, epoch: int) -> None:
+    store = FactStore(open_state(url, epoch))
+    tell("ready")
+    for line in sys.stdin:
+        try:
+            store.put_if_absent(line.strip(), name)
+            tell("written")
+        except CortexError as error:
+            tell("refused", error=str(error))
+
+
+async def main() -> None:
+    configure(None)
+    url, name, *held_s = sys.argv[1:]
+    timing = replace(FAST, held_s=float(held_s[0]), session_s=float(held_s[0]) + 1) if held_s else FAST
+    me = Leader("host", os.getpid(), f"http://{name}", "http://gateway", time.time())
+    leadership = Leadership(url, me, Logger("test"), timing)
+    epoch = await leadership.acquire(is_patient=True)
+    tell("leads", epoch=epoch)
+    threading.Thread(target=write_when_asked, args=(url, name, epoch), daemon=True).start()
+    await leadership.lost()
+    tell("lost")
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

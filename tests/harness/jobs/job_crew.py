@@ -1,0 +1,94 @@
+"""Jobs and workers as data, for tests of what is decided about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cortex.config.schema import Compute
+from cortex.jobs.spec import Counts, JobOrigin, JobRecord, Options
+from cortex.lifecycle import DeathCause, JobStatus, ProcessState
+from cortex.models.spec import ModelSource
+from cortex.operator.jobs.capacity import JobRoom
+from cortex.operator.jobs.plan import PlannedJob, Worker
+from cortex.operator.replicas.capacity import Room
+from cortex.replica.spec import Death, Failure, ProcessStatus, ReplicaSpec, ReplicaStatus
+
+NOW = 1_000_000.0
+
+
+def job(
+    name: str,
+    workers: int = 1,
+    *,
+    status: JobStatus = JobStatus.PENDING,
+    batches: int = 100,
+    cpu: float = 1.0,
+    mem: int | None = None,
+    revision: str = "r1",
+    deadline_at: float | None = None,
+    is_prepared: bool = True,
+    message: str = "",
+    waits_for: str = "",
+) -> PlannedJob:
+    """A job of the API `sum` that is not over."""
+    origin = JobOrigin("sum", "api-id", "spec-id", revision, "project", "{}")
+    options = Options(workers, timeout_s=None if deadline_at is None else 60)
+    record = JobRecord(name, 1, origin, options, {}, status, NOW, deadline_at=deadline_at, message=message)
+    record = replace(record, counts=Counts(batches=batches, items=batches))
+    return PlannedJob(record, Compute(cpu=cpu, mem=mem), is_prepared, waits_for)
+
+
+def worker(
+    name: str,
+    job_id: str | None,
+    *,
+    state: ProcessState = ProcessState.READY,
+    cpu: float = 1.0,
+    revision: str = "r1",
+    failed_starts: int = 0,
+    failure: str = "",
+    restarts: int = 0,
+    death: DeathCause | None = None,
+    deaths: Sequence[str] = (),
+    after: str = "",
+    models: bool = False,
+    idle_since: float | None = None,
+    is_leaving: bool = False,
+) -> Worker:
+    """A worker that runs."""
+    spec = ReplicaSpec(
+        id=name,
+        api="sum",
+        revision=revision,
+        interface="predictor",
+        project_dir="/p",
+        path="p.py",
+        python="python",
+        run_dir="/r",
+        sockets=("/s",),
+        control_socket="/c",
+        log_path="/l",
+        cpu=cpu,
+        jobs_socket="/jobs",
+        models=ModelSource(layout="onnx") if models else None,
+    )
+    fault = Death(DeathCause.SEGMENTATION_FAULT, "segmentation fault", NOW, after=after)
+    past = tuple(replace(fault, inside=inside) for inside in deaths)
+    process = ProcessStatus(
+        0,
+        "/s",
+        state,
+        restarts=restarts,
+        failed_starts=failed_starts,
+        failure=Failure(failure, "File p.py") if failure else None,
+        death=Death(death, death.value, NOW) if death else past[-1] if past else None,
+        deaths=past,
+    )
+    status = ReplicaStatus(name, "sum", revision, 1, NOW, (process,))
+    return Worker(spec, status, job_id, idle_since, is_leaving)
+
+
+def room(cores: float, *, of: float = 4.0, memory: int = 8 * 1024**3) -> JobRoom:
+    """What a machine without devices has left."""
+    return JobRoom(cores, memory, Room(), of, 8 * 1024**3)

@@ -1,0 +1,57 @@
+"""Jobs as the operator shows them, made by what makes its answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from cortex.jobs.http.view import JobView, WorkerCounts, job_json
+from cortex.jobs.spec import Counts, JobOrigin, JobRecord, Options
+from cortex.lifecycle import JobStatus
+
+#: When every job here was submitted.
+BEGAN = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+JOB_ID = "7ffff0000000abcd"
+
+_RECORD = JobRecord(
+    id=JOB_ID,
+    number=1,
+    origin=JobOrigin("sum", "a1", "s1", "r1", "p1", '{"name": "sum", "kind": "BatchAPI"}'),
+    options=Options(workers=2),
+    source={},
+    status=JobStatus.RUNNING,
+    created_at=BEGAN.timestamp(),
+    started_at=BEGAN.timestamp() + 1,
+    counts=Counts(batches=100, items=1000),
+)
+
+
+def job(status: JobStatus = JobStatus.RUNNING, workers: WorkerCounts | None = None, **changes: Any) -> dict[str, Any]:
+    """Return a job of 100 batches and 1000 items; `changes` are of its record, or of its counts."""
+    counts = {name: changes.pop(name) for name in list(changes) if name in Counts.__dataclass_fields__}
+    if status.is_over:
+        changes.setdefault("ended_at", _RECORD.created_at + 20)
+    record = replace(_RECORD, status=status, counts=replace(_RECORD.counts, **counts), **changes)
+    return job_json(JobView(record, "http://127.0.0.1:8888/sum", workers or WorkerCounts(running=2)))
+
+
+def status(status: JobStatus = JobStatus.RUNNING, **changes: Any) -> dict[str, Any]:
+    """Return the `job_status` of such a job."""
+    shown: dict[str, Any] = job(status, **changes)["job_status"]
+    return shown
+
+
+def letter(seq: int, error: str, items: int = 10) -> dict[str, Any]:
+    """Return a dead letter."""
+    return {
+        "batch_id": f"b{seq}",
+        "seq": seq,
+        "first_item": seq * items,
+        "items": items,
+        "attempts": 3,
+        "error": error,
+        "traceback": f"Traceback\n{error}\n",
+        "failed_at": BEGAN.isoformat(),
+        "payload": [0] * items,
+    }

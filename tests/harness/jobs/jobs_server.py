@@ -1,0 +1,257 @@
+"""The application on a real private socket, as the operator serves it, with plain objects behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import tempfile
+import threading
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from cortex.errors import ConflictError, NotFoundError
+from cortex.jobs.exchange import Exchanged, Renewed, Stop
+from cortex.jobs.http.app import create_jobs_app
+from cortex.jobs.http.view import JobView, WorkerCounts
+from cortex.jobs.http.worker_endpoints import worker_token
+from cortex.jobs.intake.items import split_items, split_lines
+from cortex.jobs.intake.submission import SubmissionLimits, source_to_json
+from cortex.jobs.spec import Assignment, Counts, ItemList, JobOrigin, JobRecord, Report, Submission, Upload
+from cortex.jobs.workload import Workload, WorkloadView
+from cortex.lifecycle import JobStatus
+from cortex.operator.http.server import create_jobs_server, listen_privately
+from cortex.telemetry import Logger
+
+LIMITS = SubmissionLimits(max_body_bytes=1024 * 1024, max_batch_bytes=1000)
+SPEC = {"name": "sum", "kind": "BatchAPI", "handler": {"path": "sum.py", "env": {"KEY": "swordfish"}}}
+
+
+class MemoryJobs:
+    """Jobs of one API, `sum`, in memory."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, JobRecord] = {}
+        self.batches: dict[str, list[bytes]] = {}
+        self.uploads = 0  #: going on
+        self.paths = ["s3://bucket/a", "s3://bucket/b"]
+        self.fails_with: Exception | None = None
+
+    def limits(self, api: str) -> SubmissionLimits:
+        self._require_api(api)
+        return LIMITS
+
+    async def submit(self, api: str, submission: Submission, items: AsyncIterator[bytes] | None = None) -> JobRecord:
+        self._require_api(api)
+        source, payloads = submission.source, []
+        if isinstance(source, Upload):
+            assert items is not None
+            self.uploads += 1
+            try:
+                async for batches in split_lines(items, source.batch_size, LIMITS.max_batch_bytes):
+                    payloads += [batch.payload for batch in batches]
+            finally:
+                self.uploads -= 1
+        elif isinstance(source, ItemList):
+            payloads = [batch.payload for batch in split_items(source.items, source.batch_size, LIMITS.max_batch_bytes)]
+        record = JobRecord(
+            id=f"{len(self.records):016x}",
+            number=len(self.records),
+            origin=JobOrigin("sum", "a1", "s1", "r1", "p1", json.dumps(SPEC)),
+            options=submission.options,
+            source=source_to_json(source),
+            status=JobStatus.PENDING,
+            created_at=1_700_000_000.0,
+            counts=Counts(batches=len(payloads)),
+        )
+        self.records[record.id], self.batches[record.id] = record, payloads
+        return record
+
+    async def dry_run(self, api: str, submission: Submission) -> AsyncIterator[str]:
+        self._require_api(api)
+        for path in self.paths:
+            yield path
+        if self.fails_with:
+            raise self.fails_with
+        yield "validations passed"
+
+    async def get(self, api: str, job_id: str) -> JobView:
+        return JobView(self._require(api, job_id), "http://localhost:8888/sum", WorkerCounts(pending=1))
+
+    async def stop(self, api: str, job_id: str) -> None:
+        self._require(api, job_id)
+        del self.records[job_id]
+
+    def _require_api(self, api: str) -> None:
+        if self.fails_with:
+            raise self.fails_with
+        if api != "sum":
+            raise NotFoundError(f"{api} is not deployed")
+
+    def _require(self, api: str, job_id: str) -> JobRecord:
+        self._require_api(api)
+        if job_id not in self.records:
+            raise NotFoundError(f"unable to find BatchAPI job {job_id} ({api} api)")
+        return self.records[job_id]
+
+
+class MemoryWorkers:
+    """Answers what a test lays down; notes what came."""
+
+    def __init__(self) -> None:
+        self.joined: Assignment | Stop | None = None
+        self.exchanged = Exchanged()
+        self.hangs = False
+        self.waiting = 0
+        self.seen: list[tuple[Any, ...]] = []
+
+    async def join(self, worker: str, pid: int, wait_s: float) -> Assignment | Stop | None:
+        self._see("join", worker, pid, wait_s)
+        return self.joined
+
+    async def exchange(
+        self,
+        worker: str,
+        pid: int,
+        job_id: str,
+        reports: Sequence[Report],
+        max_batches: int,
+        max_bytes: int,
+        wait_s: float,
+    ) -> Exchanged:
+        self._see("exchange", worker, pid, job_id, reports, max_batches, max_bytes, wait_s)
+        if self.hangs:
+            self.waiting += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.waiting -= 1
+        return self.exchanged
+
+    async def renew(self, worker: str, pid: int, tokens: Sequence[str], is_all: bool = False) -> Renewed:
+        self._see("renew", worker, pid, tokens)
+        return Renewed(lost=tuple(tokens[1:]))
+
+    async def hook_done(
+        self, worker: str, pid: int, job_id: str, token: str, error: str | None, traceback: str
+    ) -> None:
+        self._see("hook", worker, pid, job_id, token, error, traceback)
+
+    def _see(self, *call: Any) -> None:
+        if call[1] == "gone":
+            raise NotFoundError("gone is not a worker of this operator")
+        if call[2] == 13:
+            raise ConflictError("there is a newer process than 13")
+        if call[2] == 14:
+            raise RuntimeError("a bug")
+        self.seen.append(call)
+
+
+class MemoryWorkloads:
+    """Workloads of one AsyncAPI, `greet`, in memory; one is what the test says it is."""
+
+    def __init__(self) -> None:
+        self.added: list[Workload] = []
+        self.views: dict[uuid.UUID, WorkloadView] = {}
+        self.waited: list[float] = []
+        self.may_end = threading.Event()  #: who waits is answered while it is set
+        self.may_end.set()
+        self.fails_with: Exception | None = None
+
+    def is_async(self, api: str) -> bool:
+        return api == "greet"
+
+    def max_body_bytes(self, api: str) -> int:
+        return LIMITS.max_body_bytes
+
+    async def add(self, api: str, workload: Workload) -> None:
+        if self.fails_with:
+            raise self.fails_with
+        self.added.append(workload)
+
+    async def get(self, api: str, name: uuid.UUID, wait_s: float) -> WorkloadView | None:
+        self.waited.append(wait_s)
+        if wait_s:
+            await asyncio.to_thread(self.may_end.wait)
+        return self.views.get(name)
+
+
+class Connection(HTTPConnection):
+    """A client of a unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=30)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(30)
+        self.sock.connect(str(self._path))
+
+
+class JobsServer:
+    """The running application."""
+
+    def __init__(self, path: Path, jobs: MemoryJobs, workers: MemoryWorkers, workloads: MemoryWorkloads) -> None:
+        self.path = path
+        self.workloads = workloads
+        self.jobs = jobs
+        self.workers = workers
+
+    def send(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Return status, headers and body of one request."""
+        connection = Connection(self.path)
+        try:
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
+        finally:
+            connection.close()
+
+    def as_user(self, method: str, query: str = "", body: Any = None, **headers: str) -> tuple[int, Any]:
+        """Return status and JSON (or text) of a request as the gateway passes it on."""
+        given = {"x-cortex-api": "sum", "x-cortex-request-id": "r-1"}
+        given |= {name.replace("_", "-"): value for name, value in headers.items()}
+        status, answered, data = self.send(method, f"/sum{query}", body, given)
+        is_json = answered["content-type"] == "application/json"
+        return status, json.loads(data) if is_json else data.decode()
+
+    def as_worker(self, action: str, body: bytes, worker: str = "sum-1", token: str | None = None) -> tuple[int, bytes]:
+        """Return status and body of a worker's request."""
+        token = worker_token("secret", worker) if token is None else token
+        status, _, data = self.send("POST", f"/worker/{worker}/{action}", body, {"authorization": f"Bearer {token}"})
+        return status, data
+
+
+@contextlib.contextmanager
+def jobs_server() -> Iterator[JobsServer]:
+    """Serve the application of the jobs socket."""
+    jobs, workers = MemoryJobs(), MemoryWorkers()
+    workloads = MemoryWorkloads()
+    app = create_jobs_app(jobs, workloads, workers, lambda worker: worker_token("secret", worker), Logger("test"))
+    with served(app) as path:
+        yield JobsServer(path, jobs, workers, workloads)
+
+
+@contextlib.contextmanager
+def served(app: ASGIApp) -> Iterator[Path]:
+    """Serve on a socket in a folder of its own, from a thread."""
+    with tempfile.TemporaryDirectory(prefix="cortex-") as folder:
+        path = Path(folder) / "jobs"
+        server = create_jobs_server(app)
+        listener = listen_privately(path)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+        thread.start()
+        try:
+            yield path
+        finally:
+            server.should_exit = True
+            thread.join(10)

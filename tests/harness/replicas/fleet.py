@@ -1,0 +1,79 @@
+"""Builds desired APIs and replicas in any state, for tests of what decides on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from cortex.config.schema import Api
+from cortex.lifecycle import DeathCause, ProcessState
+from cortex.operator.replicas.plan import Replica
+from cortex.replica.spec import Death, Failure, ProcessStatus, ReplicaSpec, ReplicaStatus
+from cortex.state.apis import ApiRecord, Target
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+BROKEN = Failure("ValueError: bad weights", 'File "handler.py", line 3')
+
+
+def api(name: str = "iris", replicas: int = 1, processes: int = 1, **sections: Any) -> Api:
+    return Api.model_validate(
+        {
+            "name": name,
+            "handler": {
+                "interface": "handler",
+                "type": "python",
+                "path": "handler.py",
+                "processes_per_replica": processes,
+            },
+            **sections,
+            "autoscaling": {"min_replicas": replicas, **sections.get("autoscaling", {})},
+        }
+    )
+
+
+def target(revision: str = "r1", spec: Api | None = None) -> Target:
+    return Target(revision, spec or api(), f"project-of-{revision}")
+
+
+def record(newest: Target, serving: Target | None = None, **changes: Any) -> ApiRecord:
+    spec = newest.spec
+    base = ApiRecord(spec.name, spec.kind, None, newest, "nonce", "spec", "api-id", NOW, NOW, serving)
+    return replace(base, **changes)
+
+
+def process(index: int = 0, state: ProcessState = ProcessState.READY, **changes: Any) -> ProcessStatus:
+    return ProcessStatus(index, f"/sockets/{index}", state, pid=100 + index, **changes)
+
+
+READY = process()
+STARTING = process(state=ProcessState.STARTING)
+RESTARTING = process(
+    state=ProcessState.STARTING, restarts=1, death=Death(DeathCause.SEGMENTATION_FAULT, "segmentation fault", 0)
+)
+FAILED = process(state=ProcessState.BACKING_OFF, restarts=1, failed_starts=1, failure=BROKEN)
+
+
+def replica(
+    id: str,
+    *processes: ProcessStatus,
+    revision: str = "r1",
+    name: str = "iris",
+    started_at: float = 0.0,
+    slots: int = 1,
+) -> Replica:
+    numbered = tuple(replace(item, index=index) for index, item in enumerate(processes or (READY,)))
+    spec = ReplicaSpec(
+        id=id,
+        api=name,
+        revision=revision,
+        interface="handler",
+        project_dir="/project",
+        path="handler.py",
+        python="python",
+        run_dir=f"/run/{id}",
+        sockets=tuple(f"/sockets/{id}-{item.index}" for item in numbered),
+        control_socket=f"/sockets/{id}",
+        log_path=f"/logs/{id}.log",
+    )
+    return Replica(spec, ReplicaStatus(id, name, revision, 1, started_at, numbered, slots))

@@ -1,0 +1,205 @@
+"""Real replicas for tests: a supervisor process for a project written on the spot, and a client for its sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any
+
+from cortex.lifecycle import ProcessState
+from cortex.processes.identity import Identity
+from cortex.processes.session import kill_session
+from cortex.replica.spec import ReplicaSpec, ReplicaStatus
+from harness.wait import wait_until
+
+
+class UnixConnection(HTTPConnection):
+    """HTTP over a unix socket."""
+
+    def __init__(self, path: str, timeout_s: float = 20.0) -> None:
+        super().__init__("replica", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class TcpConnection(HTTPConnection):
+    """HTTP over TCP, with the secret in each request, as the gateway sends it."""
+
+    def __init__(self, address: str, secret: str) -> None:
+        host, _, port = address.rpartition(":")
+        super().__init__(host.strip("[]"), int(port), timeout=20)
+        self._secret = secret
+
+    def putrequest(self, *args: Any, **options: Any) -> None:
+        super().putrequest(*args, **options)
+        if self._secret:
+            self.putheader("X-Cortex-Gateway", self._secret)
+
+
+@dataclass
+class Answer:
+    """An answer, read whole."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    seconds: float
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Replica:
+    """A running supervisor."""
+
+    spec: ReplicaSpec
+    process: subprocess.Popen[bytes]
+
+    def connection(self, index: int = 0) -> HTTPConnection:
+        if not self.spec.listen_host:
+            return UnixConnection(self.spec.sockets[index])
+        return TcpConnection(self.status().processes[index].socket, self.spec.gateway_secret)
+
+    def request(
+        self,
+        payload: Any = None,
+        *,
+        method: str = "POST",
+        path: str = "/",
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        request_id: str = "",
+        index: int = 0,
+    ) -> Answer:
+        """Send one request on a connection of its own; `payload` goes as JSON."""
+        sent = {"content-type": "application/json", "x-cortex-request-id": request_id or new_request_id()}
+        connection = self.connection(index)
+        started = time.monotonic()
+        data = json.dumps(payload).encode() if body is None and method != "GET" else body
+        connection.request(method, path, data, {**sent, **(headers or {})})
+        response = connection.getresponse()
+        answer = read(response, started)
+        connection.close()
+        return answer
+
+    def status(self) -> ReplicaStatus:
+        """Ask the supervisor as the engine does."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(10)
+            sock.connect(self.spec.control_socket)
+            return ReplicaStatus.from_json(sock.makefile().readline())
+
+    @contextlib.contextmanager
+    def statuses(self) -> Iterator[Iterator[ReplicaStatus]]:
+        """Follow what the supervisor tells, to its end."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(20)
+            sock.connect(self.spec.control_socket)
+            yield (ReplicaStatus.from_json(line) for line in sock.makefile())
+
+    def command(self, **fields: Any) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.connect(self.spec.control_socket)
+            sock.sendall(json.dumps(fields).encode() + b"\n")
+            sock.settimeout(5)
+            sock.makefile().readline()
+
+    def wait_ready(self) -> ReplicaStatus:
+        return wait_until(lambda: (status := self.try_status()) and status.is_ready and status, message=self.log())
+
+    def try_status(self) -> ReplicaStatus | None:
+        with contextlib.suppress(OSError):
+            return self.status()
+        return None
+
+    def wait_state(self, state: ProcessState) -> ReplicaStatus:
+        def reached() -> ReplicaStatus | None:
+            status = self.try_status()
+            return status if status and all(p.state is state for p in status.processes) else None
+
+        status = wait_until(reached, message=f"{state}: {self.log()}")
+        assert status is not None
+        return status
+
+    @property
+    def pid(self) -> int:
+        pid = self.status().processes[0].pid
+        assert pid is not None
+        return pid
+
+    def log(self) -> str:
+        path = Path(self.spec.log_path)
+        return path.read_text() if path.exists() else ""
+
+
+def new_request_id(ago_s: float = 0.0) -> str:
+    """Make an id as the gateway does; it begins with the arrival in UNIX milliseconds."""
+    return f"{int((time.time() - ago_s) * 1000)}-1-{os.urandom(3).hex()}"
+
+
+def read(response: HTTPResponse, started: float) -> Answer:
+    body = response.read()
+    return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, body, time.monotonic() - started)
+
+
+#: Fields that every replica of `running_replica` gets besides its own.
+DEFAULTS: dict[str, Any] = {}
+
+
+@contextlib.contextmanager
+def running_replica(source: str, interface: str = "handler", processes: int = 1, **fields: Any) -> Iterator[Replica]:
+    """Run a project of one file; the folder is short-named because unix sockets need short paths."""
+    with tempfile.TemporaryDirectory(prefix="cx-") as folder:
+        root = Path(folder)
+        project = root / "project"
+        project.mkdir()
+        (project / "handler.py").write_text(textwrap.dedent(source))
+        spec = replace(
+            ReplicaSpec(
+                id="api-00000000-000001",
+                api="api",
+                revision="00000000",
+                interface=interface,
+                project_dir=str(project),
+                path="handler.py",
+                python=sys.executable,
+                run_dir=str(root),
+                sockets=tuple(str(root / f"{index}.sock") for index in range(processes)),
+                control_socket=str(root / "control.sock"),
+                log_path=str(root / "replica.log"),
+            ),
+            **(DEFAULTS | fields),
+        )
+        (root / "spec.json").write_text(spec.to_json())
+        command = [sys.executable, "-P", "-m", "cortex.supervisor.supervisor", str(root / "spec.json")]
+        process = subprocess.Popen(command, start_new_session=True)
+        identity = Identity.of(process.pid)
+        try:
+            wait_until(lambda: Path(spec.control_socket).exists() or process.poll() is not None)
+            assert process.poll() is None
+            yield Replica(spec, process)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+            kill_session(identity)  # workers too: some may outlive their supervisor
+            process.wait(5)

@@ -1,0 +1,35 @@
+"""Where tests that use a database have it: each of them runs on every kind that there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cortex.state.database import Where
+from harness.servers.postgres import Postgres
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A server for all tests of a process."""
+    with Postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def postgresql_url(postgres: Postgres) -> Iterator[str]:
+    """An empty database of the test's own."""
+    url = postgres.new_database()
+    yield url
+    postgres.drop_database(url)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Where:
+    """An empty database of the test's own, of each kind."""
+    if request.param == "sqlite":
+        return tmp_path / "database.db"
+    url: str = request.getfixturevalue("postgresql_url")
+    return url

@@ -1,0 +1,186 @@
+"""Results as lines, and as files under a job's output: complete, in order, the same whenever they are written again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from cortex.errors import StorageError
+from cortex.jobs import output
+from cortex.jobs.output import dead_letter_line, result_line, write_results
+from cortex.jobs.spec import Counts, DeadLetter, JobOrigin, JobRecord, Options, Result, batch_id
+from cortex.lifecycle import JobStatus
+from cortex.storage.client import list_objects, read
+from harness.servers.buckets import RemoteBucket
+from harness.servers.s3 import SwiftServer
+
+JOB = "6a1f3b7c00000000"
+
+
+@dataclass
+class Kept:
+    """Results in memory, read page by page as from the database."""
+
+    kept: list[Result] = field(default_factory=list)
+    letters: list[DeadLetter] = field(default_factory=list)
+    marked: dict[str, str] = field(default_factory=dict)
+    fails_after: int | None = None  #: results whose reading ends the operator
+
+    async def results(self, job_id: str, after: int = -1, limit: int = 1000) -> Sequence[Result]:
+        if self.fails_after is not None and after >= self.fails_after:
+            raise ConnectionError
+        return [result for result in self.kept if result.seq > after][:7]
+
+    async def dead_letters(self, job_id: str, after: int = -1, limit: int = 1000) -> Sequence[DeadLetter]:
+        return [letter for letter in self.letters if letter.seq > after][:limit]
+
+    async def marks(self, job_id: str) -> Mapping[str, str]:
+        return dict(self.marked)
+
+    async def set_mark(self, job_id: str, name: str, value: str) -> None:
+        self.marked[name] = value
+
+
+def result(seq: int, size_bytes: int = 5) -> Result:
+    return Result(seq, seq * 10, 10, json.dumps("x" * size_bytes).encode())
+
+
+def letter(seq: int) -> DeadLetter:
+    return DeadLetter(seq, seq * 10, 2, 3, "ValueError: no", "Traceback …\n  here", 1763690000.5, b'[1,"\\u00e9"]')
+
+
+def job(place: str | None, failed: int = 0) -> JobRecord:
+    origin = JobOrigin("api", "id", "spec", "revision", "hash", "{}")
+    counts = Counts(batches=20, items=200, succeeded=20 - failed, failed=failed, results=20)
+    return JobRecord(JOB, 1, origin, Options(1, output=place), {}, JobStatus.COMPLETING, 0.0, counts=counts)
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / JOB).iterdir()}
+
+
+def run(store: Kept, record: JobRecord, environ: Mapping[str, str] | None = None) -> int:
+    return asyncio.run(write_results(store, record, environ or {}))
+
+
+@pytest.fixture
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "PART_BYTES", 500)
+
+
+@pytest.fixture(scope="module")
+def bucket(swift: SwiftServer) -> RemoteBucket:
+    return RemoteBucket("s3://models", swift)
+
+
+def test_result_is_one_line_with_its_place_in_the_input() -> None:
+    line = result_line(JOB, Result(3, 30, 10, b'{"a":[1.5,null]}'))
+    assert line.endswith(b"\n") and line.count(b"\n") == 1
+    assert json.loads(line) == {
+        "batch_id": batch_id(JOB, 3),
+        "seq": 3,
+        "first_item": 30,
+        "items": 10,
+        "result": {"a": [1.5, None]},
+    }
+
+
+def test_dead_letter_is_one_line_with_its_items_and_error() -> None:
+    line = dead_letter_line(JOB, letter(4))
+    assert line.count(b"\n") == 1
+    assert json.loads(line) == {
+        "batch_id": batch_id(JOB, 4),
+        "seq": 4,
+        "first_item": 40,
+        "items": 2,
+        "attempts": 3,
+        "error": "ValueError: no",
+        "traceback": "Traceback …\n  here",
+        "failed_at": "2025-11-21T01:53:20.500+00:00",
+        "payload": [1, "é"],
+    }
+
+
+def test_job_without_output_writes_nothing(tmp_path: Path) -> None:
+    assert run(Kept([result(0)]), job(None)) == 0
+
+
+@pytest.mark.usefixtures("_small_parts")
+def test_parts_hold_all_results_in_order_and_success_comes_with_the_counts(tmp_path: Path) -> None:
+    store = Kept([result(seq) for seq in range(20)], [letter(20), letter(21)])
+    assert run(store, job(f"{tmp_path}/", failed=2)) == 20
+    files = written(tmp_path)
+    parts = sorted(name for name in files if name.startswith("part"))
+    assert parts == [f"part-{number:05}.ndjson" for number in range(len(parts))]
+    assert len(parts) > 3
+    assert b"".join(files[name] for name in parts) == b"".join(result_line(JOB, each) for each in store.kept)
+    assert files["dead-letters.ndjson"] == b"".join(dead_letter_line(JOB, each) for each in store.letters)
+    assert json.loads(files["_SUCCESS"]) == {
+        "job_id": JOB,
+        "api_name": "api",
+        "batches": 20,
+        "succeeded": 18,
+        "failed": 2,
+        "items": 200,
+        "succeeded_items": 0,
+        "failed_items": 0,
+        "results": 20,
+        "parts": len(parts),
+    }
+
+
+@pytest.mark.usefixtures("_small_parts")
+def test_begun_anew_after_a_crash_it_ends_with_the_same_files(tmp_path: Path) -> None:
+    whole = Kept([result(seq) for seq in range(20)], [letter(20)])
+    run(whole, job(str(tmp_path / "whole"), failed=1))
+    for fails_after in (0, 6, 13, 19):
+        place = tmp_path / f"{fails_after}"
+        store = replace(whole, marked={}, fails_after=fails_after)
+        with pytest.raises(ConnectionError):
+            run(store, job(str(place), failed=1))
+        assert not (place / JOB / "_SUCCESS").exists()
+        store.fails_after = None
+        assert run(store, job(str(place), failed=1)) == 20
+        assert written(place) == written(tmp_path / "whole")
+    # Written a second time in full, the files replace themselves.
+    whole.marked.clear()
+    assert run(whole, job(str(tmp_path / "0"), failed=1)) == 20
+    assert written(tmp_path / "0") == written(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("_small_parts")
+def test_result_larger_than_a_part_has_one_of_its_own(tmp_path: Path) -> None:
+    run(Kept([result(0, 2000), result(1, 2000)]), job(str(tmp_path)))
+    assert {name for name in written(tmp_path) if name.startswith("part")} == {"part-00000.ndjson", "part-00001.ndjson"}
+
+
+def test_job_without_results_has_only_success(tmp_path: Path) -> None:
+    run(Kept(), job(str(tmp_path)))
+    assert set(written(tmp_path)) == {"_SUCCESS"}
+
+
+def test_place_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match=str(tmp_path / "file")):
+        run(Kept([result(0)]), job(str(tmp_path / "file")))
+
+
+@pytest.mark.usefixtures("_small_parts")
+def test_bucket_holds_the_same(bucket: RemoteBucket, tmp_path: Path) -> None:
+    store = Kept([result(seq) for seq in range(20)], [letter(20)])
+    run(store, job(str(tmp_path), failed=1))
+    store.marked.clear()
+    place = f"{bucket.url}/results/of é"
+    environ = bucket.environ
+    run(store, job(place, failed=1), environ)
+
+    async def content() -> dict[str, bytes]:
+        found = await list_objects(f"{place}/{JOB}", environ)
+        return {item.name: await read(f"{place}/{JOB}/{item.name}", environ) for item in found}
+
+    assert asyncio.run(content()) == written(tmp_path)

@@ -1,0 +1,71 @@
+"""Jobs as JSON: both names where older documents and behaviour differ, no secrets, nothing invented."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from cortex.jobs.http.view import JobView, WorkerCounts, job_json, jobs_json, spec_json
+from cortex.jobs.spec import Counts, JobOrigin, JobRecord, Options
+from cortex.lifecycle import JobStatus
+
+SPEC = {"name": "sum", "kind": "BatchAPI", "handler": {"path": "sum.py", "env": {"KEY": "secret"}}}
+RECORD = JobRecord(
+    id="68ad3f6c5cbb5c00",
+    number=1,
+    origin=JobOrigin("sum", "a1", "s1", "r1", "p1", json.dumps(SPEC)),
+    options=Options(workers=2, config={"x": 1}, timeout_s=60),
+    source={"item_list": {"batch_size": 2}},
+    status=JobStatus.RUNNING,
+    created_at=1_700_000_000.0,
+    started_at=1_700_000_001.5,
+    counts=Counts(batches=10, items=20, succeeded=4, succeeded_items=8, failed=1, failed_items=2, seconds=2.0),
+)
+VIEW = JobView(RECORD, "http://localhost:8888/sum", WorkerCounts(pending=1, running=1))
+
+
+def test_a_job_is_shown_with_its_api_and_where_it_is() -> None:
+    shown = job_json(VIEW)
+    assert shown["endpoint"] == "http://localhost:8888/sum"
+    status = shown["job_status"]
+    assert (status["job_id"], status["api_name"], status["kind"]) == ("68ad3f6c5cbb5c00", "sum", "BatchAPI")
+    assert (status["status"], status["batches_in_queue"], status["total_batch_count"]) == ("running", 5, 10)
+    assert status["start_time"] == status["created_time"] == "2023-11-14T22:13:20+00:00"
+    assert status["predictor_id"] == status["handler_id"] == "r1"
+    assert status["batch_metrics"] == {
+        "succeeded": 4, "failed": 1, "average_time_per_batch": 0.5, "avg_time_per_batch": 0.5
+    }  # fmt: skip
+    assert status["worker_counts"] == {
+        "pending": 1, "initializing": 0, "running": 1, "succeeded": 0, "failed": 0, "stalled": 0, "unknown": 0
+    }  # fmt: skip
+    assert status["items"] == {"total": 20, "succeeded": 8, "failed": 2}
+    assert status["end_time"] is None
+
+
+def test_the_values_of_environment_variables_are_not_shown() -> None:
+    shown = job_json(VIEW)
+    assert shown["api_spec"]["handler"] == {"path": "sum.py", "env": {"KEY": "********"}}
+    assert "secret" not in json.dumps(shown)
+
+
+def test_a_job_that_is_over_has_nothing_in_its_queue() -> None:
+    over = replace(RECORD, status=JobStatus.STOPPED, ended_at=1_700_000_009.0)
+    status = job_json(replace(VIEW, record=over))["job_status"]
+    assert (status["status"], status["batches_in_queue"]) == ("stopped", 0)
+    assert status["end_time"] == "2023-11-14T22:13:29+00:00"
+
+
+def test_callers_know_no_completing() -> None:
+    assert (
+        job_json(replace(VIEW, record=replace(RECORD, status=JobStatus.COMPLETING)))["job_status"]["status"]
+        == "running"
+    )
+
+
+def test_a_list_shows_each_job_as_it_is_shown_alone() -> None:
+    assert jobs_json([VIEW]) == [job_json(VIEW)]
+
+
+def test_a_submission_is_answered_with_what_was_asked_for() -> None:
+    assert spec_json(RECORD).items() <= job_json(VIEW)["job_status"].items()
+    assert spec_json(RECORD)["config"] == {"x": 1}

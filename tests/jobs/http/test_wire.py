@@ -1,0 +1,185 @@
+"""Bodies of the worker routes: what one side writes the other reads, and nothing else passes."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cortex.jobs.exchange import Exchanged, Renewed, Stop
+from cortex.jobs.http.wire import (
+    Exchange,
+    HookDone,
+    Renewal,
+    WireError,
+    parse_exchange,
+    parse_exchanged,
+    parse_hook,
+    parse_join,
+    parse_joined,
+    parse_renew,
+    parse_renewed,
+    write_exchange,
+    write_exchanged,
+    write_hook,
+    write_join,
+    write_joined,
+    write_renew,
+    write_renewed,
+)
+from cortex.jobs.spec import Assignment, BatchFailure, Lease, LeasedBatch, Report
+
+texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20)
+json_values = st.recursive(st.none() | st.integers(-(2**53), 2**53) | texts, lambda inner: st.lists(inner, max_size=3))
+payloads = json_values.map(orjson.dumps)
+seqs = st.lists(st.integers(0, 2**32), unique=True, max_size=6).map(sorted)
+
+
+@st.composite
+def reports(draw: st.DrawFn) -> Report:
+    failed, returned = draw(seqs), draw(seqs)
+    return Report(
+        token=draw(texts),
+        upto=max([*failed, *returned, draw(st.integers(0, 2**32))]),
+        failures=tuple(BatchFailure(seq, draw(texts), draw(texts)) for seq in failed),
+        results=tuple((seq, draw(payloads)) for seq in returned),
+        seconds=draw(st.floats(0, 1e9)),
+    )
+
+
+@given(st.lists(reports(), max_size=4), st.integers(1, 2**22), texts, st.floats(0, 20))
+def test_an_exchange_is_read_as_it_was_written(sent: list[Report], pid: int, job_id: str, wait_s: float) -> None:
+    exchange = Exchange(pid, job_id, tuple(sent), max_batches=512, max_bytes=1 << 20, wait_s=wait_s)
+    assert parse_exchange(write_exchange(exchange)) == exchange
+
+
+@given(st.none() | st.tuples(texts, st.lists(payloads, min_size=1, max_size=5)), st.lists(texts), st.none() | texts)
+def test_the_answer_to_an_exchange_is_read_as_it_was_written(
+    leased: tuple[str, list[bytes]] | None, lost: list[str], hook: str | None
+) -> None:
+    lease = Lease(leased[0], tuple(LeasedBatch(7 + n, p) for n, p in enumerate(leased[1]))) if leased else None
+    answer = Exchanged(lease, tuple(lost), is_done=lease is None, hook=hook, stop=bool(lost))
+    assert parse_exchanged(write_exchanged(answer)) == answer
+
+
+ASSIGNMENT = Assignment(
+    job_id="7fff",
+    config={"big": 2**70, "name": "naïve\n"},
+    job_spec={"job_id": "7fff", "workers": 3},
+    api_spec={"name": "sum"},
+    log_path="/logs/sum/7fff/sum-1.log",
+    lease_s=30.0,
+    batch_timeout_s=2.5,
+)
+
+
+@pytest.mark.parametrize("answer", [ASSIGNMENT, Stop(), None], ids=["job", "stop", "nothing"])
+def test_an_assignment_is_read_as_it_was_written(answer: Assignment | Stop | None) -> None:
+    assert parse_joined(write_joined(answer)) == answer
+
+
+def test_an_assignment_keeps_not_a_number() -> None:
+    answer = parse_joined(write_joined(Assignment("7fff", {"x": math.nan}, {}, {}, "", 30)))
+    assert isinstance(answer, Assignment)
+    assert math.isnan(answer.config["x"])
+
+
+@pytest.mark.parametrize(
+    "done",
+    [HookDone(4, "7fff", "t"), HookDone(4, "7fff", "t", "ValueError: no", "Traceback …\n")],
+    ids=["well", "error"],
+)
+def test_the_end_of_the_hook_is_read_as_it_was_written(done: HookDone) -> None:
+    assert parse_hook(write_hook(done)) == done
+
+
+def test_small_bodies_are_read_as_they_were_written() -> None:
+    assert parse_join(write_join(4711)) == 4711
+    assert parse_renew(write_renew(Renewal(4711, ("a", "b")))) == Renewal(4711, ("a", "b"))
+    assert parse_renewed(write_renewed(Renewed(("a",), stop=True))) == Renewed(("a",), stop=True)
+
+
+def test_an_error_with_half_a_surrogate_pair_is_told_all_the_same() -> None:
+    failure = BatchFailure(0, "ValueError: \ud800 in it", "at \udfff")
+    report = parse_exchange(write_exchange(Exchange(1, "7fff", (Report("t", 0, (failure,)),)))).reports[0]
+    assert report.failures == (BatchFailure(0, "ValueError: ? in it", "at ?"),)
+    assert parse_hook(write_hook(HookDone(1, "7fff", "t", "\ud800"))).error == "?"
+
+
+def test_a_line_break_in_what_is_a_line_is_refused_by_its_writer() -> None:
+    with pytest.raises(WireError, match="line break"):
+        write_exchange(Exchange(1, "7fff", (Report("t", 0, results=((0, b"[1,\n2]"),)),)))
+    with pytest.raises(WireError, match="line break"):
+        write_exchanged(Exchanged(Lease("t", (LeasedBatch(0, b"[1]\n"),))))
+
+
+HEAD = {"pid": 1, "job": "7fff", "reports": [], "max_batches": 1, "max_bytes": 1, "wait_s": 0}
+REPORT = {"token": "t", "upto": 3, "failures": [], "seconds": 0.5, "results": 1}
+
+
+def _body(lines: list[bytes], **changes: object) -> bytes:
+    return b"\n".join([orjson.dumps({**HEAD, **changes}), *lines])
+
+
+def _failures(*batches: int) -> list[dict[str, object]]:
+    return [{"seq": seq, "error": "", "traceback": ""} for seq in batches]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "not a JSON object"),
+        (b"{}", "reports"),
+        (_body([], pid=True), "pid"),
+        (_body([], pid=-1), "pid"),
+        (_body([], max_batches=2**60), "max_batches"),
+        (_body([], max_batches=2**64 - 1), "max_batches"),
+        (_body([], wait_s="1"), "wait_s"),
+        (_body([], wait_s=-1), "wait_s"),
+        (_body([], job=None), "job"),
+        (_body([], reports=[1]), "objects expected"),
+        (_body([], reports=[REPORT]), "lines of results"),
+        (_body([], reports=[{**REPORT, "results": 2**50}]), "lines of results"),
+        (_body([b"1 1", b"2 2"], reports=[REPORT]), "speak of 1 lines of results, 2 came"),
+        (_body([b"1"], reports=[REPORT]), "<seq> <json>"),
+        (_body([b"-1 1"], reports=[REPORT]), "<seq> <json>"),
+        (_body([b"9" * 5000 + b" 1"], reports=[REPORT]), "<seq> <json>"),
+        (_body([b"4 1"], reports=[REPORT]), "ascend"),
+        (_body([b"1 1", b"1 1"], reports=[{**REPORT, "results": 2}]), "ascend"),
+        (_body([], reports=[{**REPORT, "results": 0, "failures": _failures(4)}]), "ascend"),
+        (_body([], reports=[{**REPORT, "results": 0, "failures": _failures(2, 1)}]), "ascend"),
+        (_body([], reports=[{**REPORT, "results": 0, "failures": [{"seq": 1}]}]), "error"),
+    ],
+)
+def test_a_body_that_is_no_exchange_is_refused(body: bytes, message: str) -> None:
+    with pytest.raises(WireError, match=message):
+        parse_exchange(body)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_make_a_parser_fail_otherwise(body: bytes) -> None:
+    for parse in (parse_join, parse_joined, parse_exchange, parse_exchanged, parse_renew, parse_renewed, parse_hook):
+        try:
+            parse(body)
+        except WireError:
+            continue
+
+
+def test_an_answer_that_was_cut_off_is_refused() -> None:
+    body = write_exchanged(Exchanged(Lease("t", (LeasedBatch(0, b"[0]"), LeasedBatch(1, b"[1]")))))
+    with pytest.raises(WireError, match="2 batches came with 1 payloads"):
+        parse_exchanged(body[: body.rindex(b"\n")])
+
+
+def test_a_worker_may_import_it() -> None:
+    heavy = "pydantic", "starlette", "fastapi", "sqlalchemy", "uvicorn", "asyncio"
+    script = f"import sys, cortex.jobs.http.wire; print([name for name in {heavy!r} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"

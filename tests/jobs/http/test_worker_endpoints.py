@@ -1,0 +1,152 @@
+"""The worker routes over a real socket: what they pass on, and whom they refuse."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cortex.jobs.exchange import Exchanged, Renewed, Stop
+from cortex.jobs.http import wire
+from cortex.jobs.http.wire import Exchange, HookDone, Renewal
+from cortex.jobs.http.worker_endpoints import worker_token
+from cortex.jobs.spec import Assignment, BatchFailure, Lease, LeasedBatch, Report
+from cortex.operator.http.server import listen_privately
+from harness.jobs.jobs_server import Connection, JobsServer, jobs_server
+from harness.wait import wait_until
+
+
+@pytest.fixture
+def server() -> Iterator[JobsServer]:
+    with jobs_server() as running:
+        yield running
+
+
+def test_a_worker_joins_and_is_given_a_job(server: JobsServer) -> None:
+    server.workers.joined = Assignment("7fff", {"x": 1}, {"job_id": "7fff"}, {}, "/logs/w.log", 30.0)
+    status, body = server.as_worker("join", wire.write_join(4711))
+    assert (status, wire.parse_joined(body)) == (200, server.workers.joined)
+    assert server.workers.seen == [("join", "sum-1", 4711, 20.0)]
+    server.workers.joined = Stop()
+    assert wire.parse_joined(server.as_worker("join", wire.write_join(4711))[1]) == Stop()
+
+
+def test_an_exchange_passes_reports_on_and_brings_the_next_lease(server: JobsServer) -> None:
+    reports = (Report("t0", 5, (BatchFailure(4, "ValueError: no", "…"),), ((3, b'{"a":1}'), (5, b"2")), 0.25),)
+    server.workers.exchanged = Exchanged(Lease("t1", (LeasedBatch(6, b"[1]"), LeasedBatch(9, b"[2]"))), ("t9",))
+    status, body = server.as_worker("exchange", wire.write_exchange(Exchange(4711, "7fff", reports, 8, 1000, 0.5)))
+    assert (status, wire.parse_exchanged(body)) == (200, server.workers.exchanged)
+    assert server.workers.seen == [("exchange", "sum-1", 4711, "7fff", reports, 8, 1000, 0.5)]
+
+
+def test_leases_are_renewed_and_the_hook_ends(server: JobsServer) -> None:
+    status, body = server.as_worker("renew", wire.write_renew(Renewal(4711, ("a", "b"))))
+    assert (status, wire.parse_renewed(body)) == (200, Renewed(lost=("b",)))
+    assert server.as_worker("hook", wire.write_hook(HookDone(4711, "7fff", "t", "E", "tb"))) == (200, b"{}")
+    assert server.workers.seen[1] == ("hook", "sum-1", 4711, "7fff", "t", "E", "tb")
+
+
+def test_nobody_waits_longer_than_the_operator_lets_them(server: JobsServer) -> None:
+    server.as_worker("exchange", wire.write_exchange(Exchange(4711, "7fff", wait_s=1e9)))
+    assert server.workers.seen[0][-1] == 20.0
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "é", worker_token("secret", "sum-2"), worker_token("other", "sum-1")])
+def test_a_worker_speaks_for_itself_only(server: JobsServer, token: str) -> None:
+    for action in ("join", "exchange", "renew", "hook", "other"):
+        assert server.as_worker(action, wire.write_join(1), token=token)[0] == 401
+    assert server.send("POST", "/worker/sum-1/join", wire.write_join(1))[0] == 401
+    assert server.send("GET", "/")[0] == 401
+    assert server.workers.seen == []
+
+
+def test_a_user_reaches_no_worker_route(server: JobsServer) -> None:
+    headers = {"x-cortex-api": "sum", "authorization": f"Bearer {worker_token('secret', 'sum-1')}"}
+    assert server.send("POST", "/worker/sum-1/join", wire.write_join(1), headers)[0] == 400
+    assert server.workers.seen == []
+
+
+@pytest.mark.parametrize(
+    ("worker", "action", "body", "status", "code"),
+    [
+        ("gone", "join", wire.write_join(1), 404, "not_found"),
+        ("sum-1", "renew", wire.write_renew(Renewal(13, ())), 409, "conflict"),
+        ("sum-1", "join", wire.write_join(14), 500, "internal"),
+        ("sum-1", "other", b"", 404, "not_found"),
+        ("sum-1", "join/x", b"", 404, "not_found"),
+        ("sum-1", "join", b"", 400, "bad_wire"),
+        ("sum-1", "join", b"[]", 400, "bad_wire"),
+        ("sum-1", "exchange", b"{}\n1 1", 400, "bad_wire"),
+        ("sum-1", "renew", b'{"pid":1,"tokens":[1]}', 400, "bad_wire"),
+        ("sum-1", "hook", b"\xff", 400, "bad_wire"),
+        ("x" * 5000, "join", b"\xff", 400, "bad_wire"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    server: JobsServer, worker: str, action: str, body: bytes, status: int, code: str
+) -> None:
+    answer = server.as_worker(action, body, worker)
+    assert (answer[0], json.loads(answer[1])["code"]) == (status, code)
+
+
+def test_other_methods_are_no_routes(server: JobsServer) -> None:
+    token = worker_token("secret", "sum-1")
+    assert server.send("GET", "/worker/sum-1/join", headers={"authorization": f"Bearer {token}"})[0] == 404
+
+
+def test_a_body_without_end_is_refused(server: JobsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_BODY_BYTES", 100_000)
+    answer = server.as_worker("join", b"x" * 100_001)
+    assert (answer[0], json.loads(answer[1])["code"]) == (413, "too_large")
+
+
+def test_a_worker_that_dies_while_it_waits_is_noticed(server: JobsServer) -> None:
+    server.workers.hangs = True
+    body = wire.write_exchange(Exchange(4711, "7fff", (), 1, 1, 20.0))
+    head = (
+        f"POST /worker/sum-1/exchange HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+        f"authorization: Bearer {worker_token('secret', 'sum-1')}\r\n\r\n"
+    )
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(server.path))
+        connection.sendall(head.encode() + body)
+        wait_until(lambda: server.workers.waiting == 1)
+    wait_until(lambda: server.workers.waiting == 0)
+
+
+def test_a_token_tells_nothing_of_the_operators() -> None:
+    assert worker_token("a", "w") == worker_token("a", "w") != worker_token("b", "w")
+    assert len(bytes.fromhex(worker_token("a", "w"))) == 32
+
+
+def test_the_socket_is_private_and_takes_the_place_of_a_dead_one(tmp_path: Path) -> None:
+    path = tmp_path / "jobs"
+    left = listen_privately(path)
+    left.close()
+    assert path.exists()
+    listener = listen_privately(path)
+    try:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+        assert [entry.name for entry in tmp_path.iterdir()] == ["jobs"]
+    finally:
+        listener.close()
+
+
+def test_hundreds_of_exchanges_are_answered_per_second(server: JobsServer) -> None:
+    """A floor far below what is measured: a change by a factor is noticed, a busy machine is not."""
+    body = wire.write_exchange(Exchange(4711, "7fff", (Report("t", 511, seconds=0.2),), 512, 1 << 20, 0.0))
+    server.workers.exchanged = Exchanged(Lease("t1", tuple(LeasedBatch(n, b"[1,2,3]") for n in range(512))))
+    headers = {"authorization": f"Bearer {worker_token('secret', 'sum-1')}"}
+    connection, began = Connection(server.path), time.process_time()
+    for _ in range(200):
+        connection.request("POST", "/worker/sum-1/exchange", body, headers)
+        assert connection.getresponse().read()
+    connection.close()
+    assert time.process_time() - began < 2.0

@@ -1,0 +1,150 @@
+"""Batches hold all items, in their order, within the limits."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cortex.errors import SubmissionError
+from cortex.jobs.intake.items import Batcher, split_items, split_lines
+from cortex.jobs.spec import NewBatch
+
+VALUES = st.recursive(
+    st.none() | st.integers(-(2**63), 2**63) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+)
+
+
+def lines(content: bytes, cuts: Sequence[int] = (), batch_size: int = 2, limit: int = 10**6) -> list[NewBatch]:
+    async def chunks() -> AsyncIterator[bytes]:
+        begin = 0
+        for cut in sorted(cut % (len(content) + 1) for cut in cuts):
+            yield content[begin:cut]
+            begin = cut
+        yield content[begin:]
+
+    async def all_of_it() -> list[NewBatch]:
+        return [batch async for batches in split_lines(chunks(), batch_size, limit) for batch in batches]
+
+    return asyncio.run(all_of_it())
+
+
+def items_of(batches: Sequence[NewBatch]) -> list[Any]:
+    assert all(batch.items == len(json.loads(batch.payload)) for batch in batches)
+    assert not any(b"\n" in batch.payload or b"\r" in batch.payload for batch in batches)
+    return [item for batch in batches for item in json.loads(batch.payload)]
+
+
+@given(st.lists(VALUES, min_size=1, max_size=20), st.integers(1, 7))
+def test_a_list_is_cut_into_batches_of_the_size(items: list[Any], batch_size: int) -> None:
+    batches = list(split_items(items, batch_size, 10**6))
+    assert items_of(batches) == items
+    assert all(batch.items == batch_size for batch in batches[:-1])
+
+
+@given(
+    st.lists(VALUES, max_size=20),
+    st.integers(1, 7),
+    st.sampled_from(["\n", "\r\n", "\n\n", " \n", "\n \r\n"]),
+    st.booleans(),
+    st.lists(st.integers(0, 10**6), max_size=5),
+)
+@example([1, 2], 2, "\r\n", False, [2])
+def test_lines_are_cut_into_batches_of_the_size(
+    items: list[Any], batch_size: int, end: str, is_ended: bool, cuts: list[int]
+) -> None:
+    content = end.join(map(json.dumps, items)).encode() + (end.encode() if is_ended else b"")
+    batches = lines(content, cuts, batch_size)
+    assert items_of(batches) == items
+    assert all(batch.items == batch_size for batch in batches[:-1])
+
+
+def test_lines_of_many_pieces_keep_their_order() -> None:
+    content = b"".join(b"%d\n" % number for number in range(300_000))
+    batches = lines(content, range(0, len(content), 65_536), 100)
+    assert items_of(batches) == list(range(300_000))
+    assert len(batches) == 3000
+
+
+def test_no_lines_are_no_batches() -> None:
+    assert lines(b"") == lines(b"\n\n \r\n") == []
+
+
+def test_a_byte_order_mark_is_no_item() -> None:
+    assert items_of(lines(b"\xef\xbb\xbf1\n2")) == [1, 2]
+
+
+LINES = [
+    (b"1\n\n2,3\n", "line 3 is invalid JSON (2,3): "),
+    (b"[1,\n2]\n", "line 1 is invalid JSON ([1,): "),
+    (b'{"a": 1}\n{"a": }\n', 'line 2 is invalid JSON ({"a": }): '),
+    (b"1\r\nNaN", "line 2 is invalid JSON (NaN): "),
+    (b'1\n"\xff"', 'line 2 is invalid JSON ("\ufffd"): it is no UTF-8; each line must be one JSON value by itself'),
+    (b"1\n" * 400_000 + b"x", "line 400001 is invalid JSON (x): "),
+    (b"1\n" * 400_000 + b"x\n" + b"1\n" * 400_000, "line 400001 is invalid JSON (x): "),
+    (
+        b'1\n\n"' + b"x" * 1000 + b'"\n',
+        "line 3 has size 1002 bytes which exceeds the limit (1000 bytes); reduce its size",
+    ),
+    (b"1\n" + b"x" * 1_000_000, "line 2 has size 1000000 bytes"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), LINES)
+def test_a_line_that_is_no_item_is_named(content: bytes, message: str) -> None:
+    with pytest.raises(SubmissionError) as caught:
+        lines(content, limit=1000)
+    assert str(caught.value).startswith(message)
+
+
+def test_lines_that_are_packed_are_said_to_be_so() -> None:
+    with pytest.raises(
+        SubmissionError, match=r"^line 1 is invalid JSON \(.*\): it is packed or binary; each line must"
+    ):
+        lines(gzip.compress(b"1\n2\n"))
+
+
+def test_an_item_beyond_the_limit_is_named() -> None:
+    with pytest.raises(SubmissionError, match=r"item 2 has size 102 bytes which exceeds the limit \(100 bytes\)"):
+        list(split_items([1, 2, "x" * 100, 3], 2, 100))
+    with pytest.raises(SubmissionError, match="item 5 has size 102 bytes"):
+        Batcher(3, 100).add([b"1", b"2", b"3", b"4", b"5", b'"' + b"x" * 100 + b'"'])
+
+
+def test_a_batch_beyond_the_limit_is_refused_with_its_size() -> None:
+    message = (
+        "cannot enqueue message because its size of 161 bytes exceeds the 100 bytes limit; use a smaller batch size"
+    )
+    with pytest.raises(SubmissionError, match=message):
+        list(split_items(["x" * 77] * 2, 2, 100))
+    with pytest.raises(SubmissionError, match="cannot enqueue message because its size of"):
+        lines(b"12345678\n" * 20, batch_size=1000, limit=100)
+
+
+def test_a_batch_of_exactly_the_limit_is_taken() -> None:
+    [batch] = split_items(["x" * 96], 1, 100)
+    assert len(batch.payload) == 100
+
+
+def test_a_batch_that_can_never_be_full_is_refused_before_all_is_read() -> None:
+    batcher = Batcher(10**9, 1000)
+    with pytest.raises(SubmissionError, match="cannot enqueue message"):
+        for _ in range(100):
+            batcher.add([b"12345678"] * 10)
+
+
+def test_numbers_of_lines_are_kept_as_they_were_written() -> None:
+    [batch] = lines(b"1.0\n12345678901234567890123\n1e2\n", batch_size=3)
+    assert batch.payload == b"[1.0,12345678901234567890123,1e2]"
+
+
+def test_what_json_has_no_word_for_is_refused() -> None:
+    with pytest.raises(SubmissionError, match=r"item_list\.items: items 2 to 3 can't be written as JSON"):
+        list(split_items([1, 2, 3, object()], 2, 100))

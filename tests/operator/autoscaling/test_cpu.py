@@ -1,0 +1,72 @@
+"""CPU time of real processes, below a supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from cortex.engine.cpu import CpuMeter
+from cortex.replica.spec import ReplicaStatus
+from harness.replicas.fleet import READY, STARTING, replica
+from harness.wait import wait_until
+
+#: A process with a child that keeps a core busy.
+PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+
+
+@pytest.fixture
+def supervisor() -> Iterator[int]:
+    process = subprocess.Popen([sys.executable, "-c", PARENT], start_new_session=True)
+    yield process.pid
+    subprocess.run(["kill", "--", f"-{process.pid}"], check=True)
+    process.wait()
+
+
+def cores(meter: CpuMeter, *statuses: ReplicaStatus) -> dict[str, float]:
+    return dict(asyncio.run(meter.cores(statuses)))
+
+
+def test_what_runs_below_a_ready_replica_counts(supervisor: int) -> None:
+    ready = replace(replica("a", READY).status, supervisor_pid=supervisor)
+    starting = replace(replica("b", STARTING, name="other").status, supervisor_pid=supervisor)
+    meter = CpuMeter()
+    assert cores(meter, ready, starting) == {}  # what came before does not count
+    used = wait_until(lambda: cores(meter, ready, starting).get("iris"))
+    assert 0 < used < 2
+    assert "other" not in cores(meter, ready, starting)
+
+
+def test_a_process_that_ended_is_no_error() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    status = replace(replica("a", READY).status, supervisor_pid=gone.pid)
+    meter = CpuMeter()
+    cores(meter, status)
+    assert cores(meter, status) == {"iris": 0.0}
+
+
+def test_what_was_used_before_does_not_count_when_the_clock_of_the_machine_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # What the kernel says of the machine's start changes with its clock.
+    process = subprocess.Popen([sys.executable, "-c", "import time; print(sum(range(10**7))); time.sleep(1000)"])
+    try:
+        wait_until(lambda: sum(psutil.Process(process.pid).cpu_times()[:2]) > 0.1)
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+        status = replace(replica("a", READY).status, supervisor_pid=process.pid)
+        meter = CpuMeter()
+        assert cores(meter, status) == {}
+        began = psutil.boot_time()
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda: began + 1)
+        assert cores(meter, status) == {"iris": 0.0}
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,82 @@
+"""Both models of a queue against what is known of queues, and against each other."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from cortex.operator.autoscaling.queueing_theory import ExactQueue, FluidQueue, Latencies, Queue, Service, Step
+
+ROOM = 1e9
+
+
+def run(queue: Queue, rate: float, servers: int, seconds: int, room: float = ROOM) -> Latencies:
+    latencies = Latencies()
+    for second in range(seconds):
+        latencies.merge(queue.advance(second, second + 1, rate, servers, room).latencies)
+    return latencies
+
+
+def exact(service: Service, timeout_s: float = 60.0, seed: int = 1) -> ExactQueue:
+    return ExactQueue(service, timeout_s, random.Random(seed))
+
+
+def test_one_server_with_equal_calls_waits_as_long_as_the_theory_says() -> None:
+    # M/D/1 at a load of 0.8: on average 2 service times are waited for.
+    latencies = run(exact(Service(0.01)), 80.0, 1, 2000)
+    assert mean(latencies) == pytest.approx(0.03, rel=0.1)
+
+
+def test_service_times_have_the_mean_and_the_spread_that_were_asked_for() -> None:
+    service, chance = Service(0.2, 0.7), random.Random(1)
+    drawn = [service.draw(chance) for _ in range(20_000)]
+    average = sum(drawn) / len(drawn)
+    spread = math.sqrt(sum((value - average) ** 2 for value in drawn) / len(drawn))
+    assert (average, spread / average) == (pytest.approx(0.2, rel=0.03), pytest.approx(0.7, rel=0.05))
+    assert sum(share for _, share in service.parts()) == pytest.approx(1)
+    assert sum(time * share for time, share in service.parts()) == pytest.approx(0.2, rel=0.01)
+
+
+@pytest.mark.parametrize("cv", [0.0, 0.5])
+def test_amounts_come_to_what_single_requests_do_where_servers_are_many(cv: float) -> None:
+    service = Service(0.1, cv)
+    found = []
+    for queue in (exact(service), FluidQueue(service, 60.0)):
+        latencies = run(queue, 800.0, 100, 20)
+        for second in range(20, 40):  # more comes than is served, then less
+            latencies.merge(queue.advance(second, second + 1, 1500.0, 100, ROOM).latencies)
+        for second in range(40, 60):
+            latencies.merge(queue.advance(second, second + 1, 400.0, 130, ROOM).latencies)
+        found.append([latencies.total, *(latencies.quantile(share) for share in (0.5, 0.95, 0.99))])
+    assert found[1] == pytest.approx(found[0], rel=0.08)
+
+
+@pytest.mark.parametrize("queue", [exact(Service(0.1)), FluidQueue(Service(0.1), 60.0)], ids=["exact", "fluid"])
+def test_what_finds_no_room_is_refused_and_nothing_is_lost(queue: Queue) -> None:
+    steps = [queue.advance(second, second + 1, 100.0, 2, 50.0) for second in range(10)]
+    began = sum(step.latencies.total for step in steps)
+    refused = sum(step.refused for step in steps)
+    assert began == pytest.approx(200, rel=0.05)
+    assert steps[-1].waiting == pytest.approx(48, abs=2)
+    assert began + refused + steps[-1].waiting == pytest.approx(1000, rel=0.1)
+
+
+@pytest.mark.parametrize("queue", [exact(Service(0.1), 2.0), FluidQueue(Service(0.1), 2.0)], ids=["exact", "fluid"])
+def test_who_waits_for_longer_than_the_timeout_leaves(queue: Queue) -> None:
+    steps = [queue.advance(second, second + 1, 20.0, 0, ROOM) for second in range(4)]
+    assert sum(step.timed_out for step in steps) > 0
+    assert steps[-1].waiting == pytest.approx(40, abs=25)
+    assert queue.advance(4, 5, 0.0, 1000, ROOM).waiting == 0
+
+
+def test_a_server_that_goes_finishes_its_call() -> None:
+    queue = exact(Service(5.0))
+    busy: list[Step] = [queue.advance(0, 1, 100.0, 4, ROOM), queue.advance(1, 2, 0.0, 1, ROOM)]
+    assert [step.busy for step in busy] == [4, 4]
+
+
+def mean(latencies: Latencies) -> float:
+    quantiles = [latencies.quantile((index + 0.5) / 1000) or 0.0 for index in range(1000)]
+    return sum(quantiles) / 1000

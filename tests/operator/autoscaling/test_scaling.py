@@ -1,0 +1,276 @@
+"""The autoscaler's loop: what it samples, when it decides, and what it stores."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cortex.config.schema import Api
+from cortex.engine.devices import Inventory
+from cortex.errors import GatewayError
+from cortex.operator.autoscaling.sampler import KEPT_DECISIONS, Scaling, Sources, Timing
+from cortex.operator.replicas.plan import wanted_replicas
+from cortex.replica.spec import ReplicaSpec, ReplicaStatus
+from cortex.state.apis import ApiStore, Change
+from cortex.state.database import open_sqlite
+from cortex.telemetry import Logger
+from harness.replicas.fleet import READY, api, replica, target
+
+
+class World:
+    """A store, figures that the test sets, and a clock that it moves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.database = folder / "state.db"
+        self.store = ApiStore(open_sqlite(self.database))
+        self.now = 1000.0
+        self.requests: dict[str, int] = {}
+        self.workloads: dict[str, int] = {}
+        self.cores: dict[str, float] = {}
+        self.is_deaf = False
+        self.is_broken = False
+        self.looks = 0
+        self.running: dict[str, tuple[ReplicaSpec, ReplicaStatus]] = {}
+        self.inventory = Inventory()
+        self.changes = 0
+        self.scaling = self.operator()
+
+    def operator(self, timing: Timing = Timing()) -> Scaling:  # noqa: B008 - it is frozen
+        """Return the loop of an operator that starts now."""
+        sources = Sources(self._requests, lambda name: self.workloads.get(name), self._cores)
+        return Scaling(
+            self.store, _Engine(self), sources, self._changed, Logger("test"), timing=timing, clock=lambda: self.now
+        )
+
+    def deploy(self, spec: Api, revision: str = "r1", is_proven: bool = True) -> None:
+        self.store.write([Change(target(revision, spec), "nonce", "spec")])
+        if is_proven:
+            self.store.mark_serving(spec.name, target(revision, spec))
+
+    def live(self, seconds: float, step_s: float = 1.0) -> None:
+        """Let time pass."""
+
+        async def run() -> None:
+            for _ in range(round(seconds / step_s)):
+                self.now += step_s
+                await self.scaling.step()
+
+        asyncio.run(run())
+
+    def replicas(self, name: str = "iris") -> int:
+        record = self.store.get(name)
+        assert record
+        return wanted_replicas(record)
+
+    def reasons(self, name: str = "iris") -> list[str]:
+        return [decision.reason for decision in self.scaling.decisions(name)]
+
+    def replicas_of(self, count: int, **changes: object) -> None:
+        """Have so many replicas run."""
+        for number in range(count):
+            made = replica(f"iris-{number}", READY)
+            self.running[made.spec.id] = (replace(made.spec, **changes), made.status)  # type: ignore[arg-type]
+
+    async def _requests(self) -> Mapping[str, int]:
+        self.looks += 1
+        if self.is_deaf:
+            raise GatewayError("HAProxy does not answer")
+        if self.is_broken:
+            raise OSError("too many open files")
+        return self.requests
+
+    async def _cores(self, statuses: Iterable[ReplicaStatus]) -> Mapping[str, float]:
+        return self.cores
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+
+class _Engine:
+    """What the loop asks of an engine, answered by a world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def devices(self) -> Inventory:
+        return self._world.inventory
+
+    def replicas(self) -> dict[str, tuple[ReplicaSpec, ReplicaStatus]]:
+        return self._world.running
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def scaled(**autoscaling: object) -> Api:
+    return api(autoscaling={"window_s": 10, "upscale_stabilization_period_s": 0, **autoscaling})
+
+
+def test_load_makes_replicas_and_idleness_ends_them(world: World) -> None:
+    world.deploy(scaled(downscale_stabilization_period_s=0, max_replicas=3))
+    world.requests = {"iris": 9}
+    world.live(60)
+    assert (world.replicas(), world.changes) == (3, 2)
+    world.requests = {"iris": 0}
+    world.live(60)
+    assert (world.replicas(), world.changes) == (1, 4)
+
+
+def test_a_gateway_that_does_not_answer_changes_nothing(world: World) -> None:
+    world.deploy(scaled())
+    world.store.set_replicas("iris", 5)
+    world.is_deaf = True
+    world.live(600)
+    assert world.replicas() == 5
+    assert set(world.reasons()) == {"no figures of the last 10 s"}
+
+
+def test_another_operator_keeps_the_number_and_begins_anew(world: World) -> None:
+    world.deploy(scaled(downscale_stabilization_period_s=100))
+    world.store.set_replicas("iris", 5)
+    world.requests = {"iris": 0}
+    world.live(90)
+    world.scaling = world.operator()
+    world.live(90)
+    assert world.replicas() == 5
+    world.live(60)
+    assert world.replicas() == 4
+
+
+def test_a_deploy_begins_anew_with_the_load_that_is_known(world: World) -> None:
+    world.deploy(scaled(downscale_stabilization_period_s=50))
+    world.store.set_replicas("iris", 5)
+    world.requests = {"iris": 0}
+    world.live(40)
+    world.deploy(scaled(downscale_stabilization_period_s=50, max_replicas=4), revision="r2")
+    assert world.replicas() == 4
+    world.live(40)
+    assert world.replicas() == 4
+    assert len(world.reasons()) == 8  # those before it are kept too
+
+
+def test_what_waits_at_no_replica_is_seen_at_once(world: World) -> None:
+    world.deploy(scaled(min_replicas=0))
+    world.store.set_replicas("iris", 0)
+    world.requests = {"iris": 0}
+    world.live(30)
+    assert world.replicas() == 0
+    world.requests = {"iris": 1000}
+    world.live(0.1, step_s=0.1)
+    assert world.replicas() == 1
+    assert world.reasons() == ["1000 waiting at no replica: one is started at once"]
+
+
+def test_an_idle_api_ends_its_last_replica_after_the_downscale_stabilization_period(world: World) -> None:
+    world.deploy(scaled(min_replicas=0, downscale_stabilization_period_s=30))
+    world.requests = {"iris": 1}
+    world.live(60)
+    world.requests = {"iris": 0}
+    world.live(29)
+    assert world.replicas() == 1
+    world.live(1)
+    assert world.replicas() == 0
+
+
+def test_a_revision_that_never_served_keeps_one_replica(world: World) -> None:
+    world.deploy(scaled(min_replicas=0, downscale_stabilization_period_s=0), is_proven=False)
+    world.requests = {"iris": 0}
+    world.live(60)
+    assert world.replicas() == 1
+
+
+def test_workloads_of_an_async_api_and_cores_count_in_place_of_requests(world: World) -> None:
+    world.deploy(api("jobs", kind="AsyncAPI", autoscaling={"window_s": 10, "upscale_stabilization_period_s": 0}))
+    world.deploy(api("old", deployment="d", autoscaling={"window_s": 10}))
+    world.requests = {"jobs": 0, "old": 0}
+    world.workloads = {"jobs": 2}
+    world.cores = {"old": 0.45}
+    world.live(30)
+    assert (world.replicas("jobs"), world.replicas("old")) == (2, 3)
+
+
+def test_the_machine_bounds_the_number_and_says_so(world: World) -> None:
+    world.deploy(scaled(max_upscale_factor=10))
+    world.inventory = Inventory(cores=1.0, memory_bytes=2**40)
+    world.replicas_of(1, cpu=0.2)
+    world.requests = {"iris": 50}
+    world.live(30)
+    assert world.replicas() == 5
+    expected = "no room for more: a replica wants 0.2 cores, and 0 of this machine's 1 are free"
+    assert world.reasons()[0].endswith(expected)
+
+
+def test_slow_clients_are_no_load(world: World) -> None:
+    world.deploy(scaled())
+    made = replica("iris-1", replace(READY, lent=50))
+    world.running[made.spec.id] = (made.spec, made.status)
+    world.requests = {"iris": 51}
+    world.live(30)
+    assert world.replicas() == 1
+
+
+def test_cores_of_jobs_are_there_for_who_serves_and_their_memory_is_not(world: World) -> None:
+    world.deploy(scaled(max_upscale_factor=10))
+    world.inventory = Inventory(cores=1.0, memory_bytes=2**40)
+    world.replicas_of(1, cpu=1.0, kind="BatchAPI", api="jobs")
+    world.requests = {"iris": 50}
+    world.live(30)
+    assert world.replicas() == 5
+
+
+def test_an_api_of_one_size_is_left_alone_and_decisions_are_bounded(world: World) -> None:
+    world.deploy(scaled(min_replicas=2, max_replicas=2))
+    world.requests = {"iris": 50}
+    world.live(30)
+    assert world.reasons() == []
+    world.deploy(scaled(max_replicas=2), revision="r2")
+    world.live(10 * KEPT_DECISIONS + 50)
+    assert len(world.reasons()) == KEPT_DECISIONS
+
+
+def test_an_api_that_is_gone_is_forgotten(world: World) -> None:
+    world.deploy(scaled())
+    world.requests = {"iris": 1}
+    world.live(20)
+    world.store.write([], deletions=["iris"])
+    world.live(20)
+    assert world.reasons() == []
+
+
+def test_a_look_that_fails_is_made_again_after_a_pause(world: World) -> None:
+    async def scenario() -> None:
+        running = asyncio.create_task(world.operator(Timing(sample_s=3600)).run())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        running.cancel()
+
+    world.deploy(scaled())
+    world.is_broken = True
+    asyncio.run(scenario())
+    assert world.looks == 1
+
+
+def test_a_database_that_can_not_be_read_does_not_end_the_loop(world: World) -> None:
+    async def scenario() -> None:
+        with contextlib.closing(sqlite3.connect(world.database, isolation_level=None)) as database:
+            database.execute("ALTER TABLE apis RENAME TO elsewhere")
+            running = asyncio.create_task(world.operator(Timing(sample_s=0.001)).run())
+            for _ in range(100):
+                await asyncio.sleep(0)
+            database.execute("ALTER TABLE elsewhere RENAME TO apis")
+        async with asyncio.timeout(20):
+            while not world.looks:
+                assert not running.done()
+                await asyncio.sleep(0.001)
+        running.cancel()
+
+    world.deploy(scaled())
+    asyncio.run(scenario())

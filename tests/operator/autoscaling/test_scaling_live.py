@@ -1,0 +1,78 @@
+"""The number of replicas follows the load of real requests, and none of them fails. Time passes faster for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cortex.home import Home
+from harness.installations.running import Load, RunningOperator, running_operator
+from harness.wait import wait_until
+
+pytestmark = pytest.mark.e2e
+
+HANDLER = """
+import time
+class Handler:
+    def __init__(self, config):
+        pass
+    def handle_post(self, payload):
+        time.sleep(0.05)
+        return {"answer": "one"}
+"""
+SCALED = """
+- name: iris
+  kind: RealtimeAPI
+  handler: {{type: python, path: handler.py}}
+  compute: {{cpu: 20m}}
+  autoscaling:
+    min_replicas: {low}
+    max_replicas: 3
+    init_replicas: 1
+    window: 10s
+    upscale_stabilization_period: 0s
+    downscale_stabilization_period: 20s
+"""
+
+
+@pytest.fixture
+def operator(home: Home) -> Iterator[RunningOperator]:
+    with running_operator(home, "--autoscaler-speed", "20") as running:
+        yield running
+
+
+def ready(operator: RunningOperator) -> int:
+    return sum(item["state"] == "ready" for item in operator.replicas())
+
+
+def test_a_step_of_load_makes_replicas_and_its_end_ends_them_without_a_failed_request(
+    operator: RunningOperator,
+) -> None:
+    operator.deploy(SCALED.format(low=1), HANDLER)
+    operator.wait()
+    with Load(operator, threads=1) as rest:
+        with Load(operator, threads=7) as step:
+            wait_until(lambda: ready(operator) == 3, 30, "three replicas")
+        wait_until(lambda: len(operator.replicas()) == 1, 30, "one replica")
+    assert (rest.failures, step.failures) == ([], [])
+    decisions = operator.call("GET", "/v1/apis/iris/scaling")[1]["decisions"]
+    assert {(made["current"], made["requested"]) for made in decisions} >= {(1, 2), (2, 3), (3, 2), (2, 1)}
+    up = next(made for made in decisions if (made["current"], made["requested"]) == (2, 3))
+    assert up["reason"].startswith("in flight averaged over 10 s: ")
+
+
+def test_an_idle_api_ends_its_last_replica_and_a_burst_to_it_loses_no_request(operator: RunningOperator) -> None:
+    operator.deploy(SCALED.format(low=0), HANDLER)
+    operator.wait()
+    assert operator.predict({})[0] == 200
+    wait_until(lambda: not operator.replicas(), 30, "no replica")
+    assert operator.api()["status"]["status_code"] == "live"
+    with ThreadPoolExecutor(40) as clients:
+        statuses = list(clients.map(lambda _: operator.predict({})[0], range(40)))
+    assert statuses == [200] * 40
+    decisions = operator.call("GET", "/v1/apis/iris/scaling")[1]["decisions"]
+    woken = next(made for made in decisions if made["current"] == 0)
+    assert woken["requested"] == 1
+    assert woken["reason"].endswith("waiting at no replica: one is started at once")

@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from cortex.errors import ConfigError, ConflictError, InputError, NotFoundError
+from cortex.home import Home
+from cortex.operator.deploy.deployer import Deployer, Result
+from cortex.operator.deploy.projects import ProjectFolders
+from cortex.state.apis import ApiRecord, ApiStore
+from cortex.state.database import open_sqlite
+from harness.installations.running import HANDLER, config, project
+
+FUNCTIONS = "def predict(sample, metadata):\n    return sample\n"
+
+
+@dataclass
+class Desk:
+    """A deployer with its store, and what the reconciler would tell it."""
+
+    home: Home
+    updating: set[str] = field(default_factory=set)
+    changes: int = 0
+    failing: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.store = ApiStore(open_sqlite(self.home.database_file))
+        self.projects = ProjectFolders(self.home)
+        self.deployer = Deployer(
+            self.store,
+            self.projects,
+            is_updating=lambda record: record.name in self.updating,
+            is_failing=lambda record: record.name in self.failing,
+            on_change=self._changed,
+        )
+
+    def deploy(
+        self, yaml: str | None = None, handler: str = HANDLER, force: bool = False, **files: str
+    ) -> list[Result]:
+        archive = project(config() if yaml is None else yaml, handler, **files)
+        return asyncio.run(self.deployer.deploy(archive, "cortex.yaml", force))
+
+    def patch(self, yaml: str, force: bool = False) -> list[Result]:
+        return asyncio.run(self.deployer.patch(yaml.encode(), force))
+
+    def record(self, name: str = "iris") -> ApiRecord:
+        record = self.store.get(name)
+        assert record is not None
+        return record
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+
+@pytest.fixture
+def desk(home: Home) -> Desk:
+    return Desk(home)
+
+
+def test_a_first_deploy_creates_and_a_second_changes_nothing(desk: Desk) -> None:
+    assert desk.deploy() == [Result("iris", "creating iris (RealtimeAPI)")]
+    before = desk.record()
+    assert desk.deploy() == [Result("iris", "iris (RealtimeAPI) is up to date")]
+    assert (desk.record(), desk.changes) == (before, 1)
+    desk.updating.add("iris")
+    assert desk.deploy() == [Result("iris", "iris (RealtimeAPI) is already updating")]
+
+
+def test_an_unchanged_deploy_of_an_api_that_fails_tries_it_anew(desk: Desk) -> None:
+    desk.deploy()
+    before = desk.record()
+    desk.failing.add("iris")
+    assert desk.deploy() == [Result("iris", "updating iris (RealtimeAPI)")]
+    after = desk.record()
+    assert (after.spec, after.target.project_hash) == (before.spec, before.target.project_hash)
+    assert after.revision != before.revision
+
+
+def test_the_project_is_kept_by_its_hash_without_its_configuration(desk: Desk) -> None:
+    desk.deploy(data="1,2")
+    (folder,) = desk.home.projects_dir.iterdir()
+    assert folder.name == desk.record().target.project_hash
+    assert sorted(path.name for path in folder.iterdir()) == ["data", "handler.py"]
+
+
+@pytest.mark.parametrize(
+    ("yaml", "restarts"),
+    [
+        (config(answer="two"), True),
+        (config(extra="  compute: {cpu: 1}"), True),
+        (config(extra="  networking: {timeout: 5s, max_body_size: 1Mi}"), False),
+        (config(extra="  networking: {endpoint: /other}"), False),
+        (config(replicas=3), False),
+        (config(extra="  update_strategy: {max_surge: 2}"), False),
+        (config(extra="  networking: {access_log: true}"), False),
+        (config(extra="  tracker: {model_type: regression}"), True),
+    ],
+)
+def test_only_what_replicas_are_told_at_their_start_changes_the_revision(desk: Desk, yaml: str, restarts: bool) -> None:
+    desk.deploy()
+    before = desk.record()
+    assert desk.deploy(yaml) == [Result("iris", "updating iris (RealtimeAPI)")]
+    after = desk.record()
+    assert (after.revision != before.revision) == restarts
+    assert after.spec_id != before.spec_id
+    assert after.api_id < before.api_id
+
+
+def test_what_drift_is_measured_by_restarts_nothing(desk: Desk) -> None:
+    desk.deploy(config(extra="  tracker: {model_type: regression}"))
+    before = desk.record()
+    desk.deploy(config(extra="  tracker: {model_type: regression, window: 200, false_alarm_rate: 0.01}"))
+    assert desk.record().revision == before.revision
+
+
+def test_a_changed_file_of_the_project_changes_the_revision(desk: Desk) -> None:
+    desk.deploy()
+    before = desk.record()
+    desk.deploy(handler=HANDLER + "\n# changed\n")
+    assert desk.record().revision != before.revision
+
+
+def test_an_api_that_is_updating_is_changed_by_force_only(desk: Desk) -> None:
+    desk.deploy()
+    before = desk.record()
+    desk.updating.add("iris")
+    error = "iris is updating (override with --force)"
+    assert desk.deploy(config(answer="two")) == [Result("iris", error=error)]
+    assert desk.patch(config(answer="two")) == [Result("iris", error=error)]
+    with pytest.raises(ConflictError, match="is updating"):
+        asyncio.run(desk.deployer.refresh("iris"))
+    assert desk.record() == before
+    assert desk.deploy(config(answer="two"), force=True) == [Result("iris", "updating iris (RealtimeAPI)")]
+
+
+def test_a_mistake_changes_nothing_and_leaves_nothing(desk: Desk) -> None:
+    desk.deploy()
+    before = desk.record()
+    wrong = config(answer="two") + config("Other").replace("handler.py", "missing.py")
+    with pytest.raises(ConfigError) as caught:
+        desk.deploy(wrong, handler="class Handler:\n    pass\n")
+    assert len(caught.value.diagnostics) >= 2
+    assert desk.record() == before
+    assert len(list(desk.home.projects_dir.iterdir())) == 1
+
+
+def test_mistakes_in_the_source_are_found_before_anything_runs(desk: Desk) -> None:
+    with pytest.raises(ConfigError, match=r"handler\.py:\d+:\d+"):
+        desk.deploy(handler="class Handler:\n    def handle_post(self, payload)\n        pass\n")
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "../cortex.yaml", "a\\b"])
+def test_the_name_of_the_configuration_is_a_plain_one(desk: Desk, name: str) -> None:
+    with pytest.raises(InputError, match="not the name of a file"):
+        asyncio.run(desk.deployer.deploy(project(config()), name))
+
+
+def test_what_is_no_archive_is_refused(desk: Desk) -> None:
+    with pytest.raises(InputError, match="zip"):
+        asyncio.run(desk.deployer.deploy(b"hello", "cortex.yaml"))
+
+
+def test_a_patch_keeps_each_apis_own_project(desk: Desk) -> None:
+    desk.deploy(config("one"))
+    desk.deploy(config("two"), handler=HANDLER + "\n# another project\n")
+    hashes = [desk.record(name).target.project_hash for name in ("one", "two")]
+    results = desk.patch(config("two", replicas=2) + config("one", answer="new"))
+    assert results == [
+        Result("two", "updating two (RealtimeAPI)"),
+        Result("one", "updating one (RealtimeAPI)"),
+    ]
+    assert [desk.record(name).target.project_hash for name in ("one", "two")] == hashes
+    assert desk.record("two").spec.autoscaling.min_replicas == 2
+
+
+def test_an_api_of_another_kind_wants_the_old_one_deleted_first(desk: Desk) -> None:
+    jobs = config().replace("RealtimeAPI", "BatchAPI").split("  autoscaling")[0]
+    handler = HANDLER + "\n    def handle_batch(self, payload):\n        return payload\n"
+    desk.deploy(handler=handler)
+    for change in (
+        lambda: desk.deploy(jobs, handler),
+        lambda: desk.patch(jobs),
+        lambda: desk.deploy(jobs, handler, True),
+    ):
+        with pytest.raises(
+            ConfigError, match=r'cannot change the kind .* \(run "cortex delete iris" and deploy again\)'
+        ):
+            change()
+    assert desk.record().spec.kind == "RealtimeAPI"
+    asyncio.run(desk.deployer.delete("iris"))
+    assert desk.deploy(jobs, handler) == [Result("iris", "creating iris (BatchAPI)")]
+
+
+def test_a_patch_is_checked_as_a_deploy_is(desk: Desk) -> None:
+    desk.deploy()
+    with pytest.raises(ConfigError, match="missing.py"):
+        desk.patch(config().replace("handler.py", "missing.py"))
+    with pytest.raises(NotFoundError, match="other is not deployed"):
+        desk.patch(config("other"))
+    with pytest.raises(ConfigError):
+        desk.patch("not: [valid")
+
+
+def test_a_refresh_makes_a_new_revision_of_the_same_spec(desk: Desk) -> None:
+    desk.deploy()
+    before = desk.record()
+    assert asyncio.run(desk.deployer.refresh("iris")) == Result("iris", "updating iris (RealtimeAPI)")
+    after = desk.record()
+    assert after.revision != before.revision
+    assert after.spec == before.spec
+    assert desk.deploy() == [Result("iris", "iris (RealtimeAPI) is up to date")]
+
+
+def test_a_deleted_api_is_gone_and_deleting_it_again_is_an_error(desk: Desk) -> None:
+    desk.deploy()
+    assert asyncio.run(desk.deployer.delete("iris")) == Result("iris", "deleting iris")
+    assert desk.store.records() == ()
+    with pytest.raises(NotFoundError, match="iris is not deployed"):
+        asyncio.run(desk.deployer.delete("iris"))
+
+
+def test_a_deploy_leaves_the_apis_of_other_files_alone(desk: Desk) -> None:
+    desk.deploy(config("one"))
+    desk.deploy(config("two"))
+    assert [record.name for record in desk.store.records()] == ["one", "two"]
+
+
+def deployment(*names: str) -> str:
+    apis = "".join(f"- kind: api\n  name: {name}\n  predictor: {{path: handler.py}}\n" for name in names)
+    return "- kind: deployment\n  name: flowers\n" + apis
+
+
+def test_apis_missing_from_a_later_deploy_of_their_deployment_are_deleted(desk: Desk) -> None:
+    desk.deploy(config("other"))
+    created = desk.deploy(deployment("a", "b"), FUNCTIONS)
+    assert [result.message for result in created] == ["creating a api", "creating b api"]
+    later = desk.deploy(deployment("b", "c"), FUNCTIONS)
+    assert [result.message for result in later] == ["b api is up to date", "creating c api", "deleting a api"]
+    assert [record.name for record in desk.store.records()] == ["b", "c", "other"]
+    same = desk.deploy(deployment("b", "c"), FUNCTIONS)
+    assert {result.message for result in same} == {"flowers deployment is up to date"}
+
+
+SPLITTER = "- name: split\n  kind: TrafficSplitter\n  apis: [{name: iris, weight: 100}]\n"
+
+
+def test_what_a_splitter_uses_stays_until_nobody_uses_it(desk: Desk) -> None:
+    with pytest.raises(ConfigError, match='"iris" is neither in this file nor deployed'):
+        desk.deploy(SPLITTER)
+    desk.deploy()
+    assert desk.deploy(SPLITTER) == [Result("split", "creating split (TrafficSplitter)")]
+    with pytest.raises(ConflictError, match=r"used by the following TrafficSplitter\(s\): split"):
+        asyncio.run(desk.deployer.delete("iris"))
+    with pytest.raises(InputError, match="has no replicas"):
+        asyncio.run(desk.deployer.refresh("split"))
+    with pytest.raises(ConfigError, match="must sum up to 100"):
+        desk.patch(SPLITTER.replace("100", "90"))
+    asyncio.run(desk.deployer.delete("split"))
+    asyncio.run(desk.deployer.delete("iris"))
+
+
+def test_a_deployment_keeps_what_a_splitter_uses(desk: Desk) -> None:
+    desk.deploy(deployment("a", "b"), FUNCTIONS)
+    desk.deploy(SPLITTER.replace("iris", "a"))
+    assert desk.deploy(deployment("b"), FUNCTIONS) == [
+        Result("a", error="cannot delete a because it is used by the following TrafficSplitter(s): split")
+    ]
+    assert [record.name for record in desk.store.records()] == ["a", "b", "split"]
+
+
+def test_what_a_schedule_submits_is_checked_as_a_submission_is(desk: Desk) -> None:
+    text = "- name: jobs\n  kind: BatchAPI\n  handler: {type: python, path: handler.py}\n"
+    schedule = "  schedule:\n    cron: '0 3 * * *'\n    submission: {workers: 0, item_list: {items: [1]}}\n"
+    with pytest.raises(ConfigError) as raised:
+        desk.deploy(text + schedule)
+    said = "cortex.yaml:6:5: jobs.schedule.submission: workers: must be at least 1 (got 0)"
+    assert str(raised.value).startswith(said)
+
+
+def test_a_deployment_that_is_updating_is_not_changed_in_part(desk: Desk) -> None:
+    desk.deploy(deployment("a", "b"), FUNCTIONS)
+    before = desk.store.records()
+    desk.updating.add("a")
+    results = desk.deploy(deployment("a", "b"), FUNCTIONS + "\n# changed\n")
+    assert {result.error for result in results} == {"previous flowers deployment is updating (override with --force)"}
+    assert desk.store.records() == before
+
+
+def test_a_huge_upload_does_not_hold_up_the_operator(desk: Desk) -> None:
+    archive = project(config(), HANDLER, zeros="\0" * (250 * 1024**2))
+
+    async def scenario() -> float:
+        deploying = asyncio.create_task(desk.deployer.deploy(archive, "cortex.yaml"))
+        longest, last = 0.0, time.thread_time()  # what the loop's own thread does: another's work may delay it
+        while not deploying.done():
+            await asyncio.sleep(0.005)
+            longest, last = max(longest, time.thread_time() - last), time.thread_time()
+        await deploying
+        return longest
+
+    assert asyncio.run(scenario()) < 0.4

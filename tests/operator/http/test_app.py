@@ -1,0 +1,158 @@
+"""The operator's routes over HTTP, with a real operator behind them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from typing import Any
+
+import pytest
+
+from cortex.home import Home
+from harness.installations.running import RunningOperator, config, project, running_operator
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningOperator]:
+    home = Home(tmp_path_factory.mktemp("operator") / "home")
+    home.create()
+    with running_operator(home) as running:
+        yield running
+
+
+def request(
+    operator: RunningOperator, method: str, path: str, body: bytes | None = None, **headers: str
+) -> tuple[int, str]:
+    connection = HTTPConnection("127.0.0.1", operator.port, timeout=30)
+    try:
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+def all_routes(operator: RunningOperator) -> list[tuple[str, str]]:
+    """List method and path of every route, those of the documentation included."""
+    schema: dict[str, Any] = operator.call("GET", "/openapi.json")[1]
+    routes = [(method.upper(), path) for path, item in schema["paths"].items() for method in item]
+    return [*routes, ("GET", "/openapi.json"), ("GET", "/docs"), ("GET", "/other")]
+
+
+def test_every_route_but_liveness_needs_the_token(operator: RunningOperator) -> None:
+    routes = all_routes(operator)
+    assert ("POST", "/v1/deploy") in routes
+    for method, path in routes:
+        path = re.sub(r"\{.*?\}", "iris", path)
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {operator.token}"}):
+            status, body = request(operator, method, path, **headers)
+            if path == "/livez":
+                assert status == 200
+            else:
+                assert (status, "token" in body) == (401, True), (method, path)
+
+
+@pytest.mark.parametrize("path", ["/livez/", "//livez", "/livez/../v1/status", "/LIVEZ", "/v1/status?x=/livez"])
+def test_nothing_that_resembles_liveness_is_open(operator: RunningOperator, path: str) -> None:
+    assert request(operator, "GET", path)[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"host": "localhost:8889"}, 200),
+        ({"host": "[::1]:8889"}, 200),
+        ({"host": "evil.example"}, 403),
+        ({"host": "localhost.evil.example"}, 403),
+        ({"host": ""}, 403),
+        ({"host": "localhost", "origin": "http://evil.example"}, 403),
+        ({"host": "localhost", "origin": "null"}, 403),
+        ({"host": "localhost", "origin": "http://["}, 403),
+        ({"host": "localhost:8889", "origin": "http://localhost:8889"}, 200),
+        ({"host": "localhost:8889", "origin": "http://localhost:1234"}, 403),
+    ],
+)
+def test_requests_of_foreign_pages_are_refused(
+    operator: RunningOperator, headers: dict[str, str], expected: int
+) -> None:
+    authorization = {"authorization": f"Bearer {operator.token}"}
+    assert request(operator, "GET", "/v1/status", **authorization, **headers)[0] == expected
+
+
+def test_the_routes_are_described_to_programs_with_the_token(operator: RunningOperator) -> None:
+    assert request(operator, "GET", "/openapi.json", authorization=f"Bearer {operator.token}")[0] == 200
+    assert request(operator, "GET", "/docs", authorization=f"Bearer {operator.token}")[0] == 200
+
+
+def test_mistakes_come_back_as_diagnostics(operator: RunningOperator) -> None:
+    yaml = config().replace("handler.py", "missing.py")
+    status, answer = operator.call("POST", "/v1/deploy?config=cortex.yaml", project(yaml))
+    assert (status, answer["code"]) == (400, "bad_config")
+    (found,) = answer["diagnostics"]
+    assert (found["file"], found["line"]) == ("cortex.yaml", 6)
+    assert "missing.py" in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("GET", "/v1/apis/none", None, 404, "not_found"),
+        ("GET", "/v1/apis/none/wait", None, 404, "not_found"),
+        ("GET", "/v1/apis/none/logs", None, 404, "not_found"),
+        ("GET", "/v1/apis/..%2f..%2fetc/logs", None, 404, "not_found"),
+        ("DELETE", "/v1/apis/none", None, 404, "not_found"),
+        ("POST", "/v1/apis/none/refresh", None, 404, "not_found"),
+        ("GET", "/v1/nothing", None, 404, "not_found"),
+        ("PUT", "/v1/deploy", None, 405, "method_not_allowed"),
+        ("POST", "/v1/deploy", b"hello", 400, "bad_input"),
+        ("POST", "/v1/deploy?force=perhaps", b"", 400, "bad_input"),
+        ("POST", "/v1/patch", b"x" * (1024 * 1024 + 1), 413, "too_large"),
+    ],
+)
+def test_errors_have_a_code_and_a_message(
+    operator: RunningOperator, method: str, path: str, body: bytes | None, status: int, code: str
+) -> None:
+    answer = operator.call(method, path, body)
+    assert (answer[0], answer[1]["code"]) == (status, code)
+    assert answer[1]["error"]
+
+
+def test_an_upload_that_says_it_is_too_large_is_refused_unread(operator: RunningOperator) -> None:
+    connection = HTTPConnection("127.0.0.1", operator.port, timeout=30)
+    connection.putrequest("POST", "/v1/deploy")
+    connection.putheader("authorization", f"Bearer {operator.token}")
+    connection.putheader("content-length", str(10 * 1024**3))
+    connection.endheaders()
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_an_api_is_described_without_the_values_of_its_variables(operator: RunningOperator) -> None:
+    yaml = config("secretive").replace("path: handler.py", "path: handler.py\n    env: {KEY: swordfish}")
+    operator.deploy(yaml)
+    answer = operator.wait("secretive")
+    assert answer["spec"]["handler"]["env"] == {"KEY": "********"}
+    assert answer["api_versions"][0]["api_id"] == answer["api_id"]
+    assert set(answer["metrics"]) == {"requests", "in_flight", "queued", "average_ms"}
+    assert [item["spec"]["name"] for item in operator.call("GET", "/v1/apis")[1]] == ["secretive"]
+    assert "swordfish" not in (operator.home.logs_dir / "operator.log").read_text()
+    (replica,) = [item for item in operator.replicas() if item["api"] == "secretive"]
+    assert replica["state"] == "ready"
+
+
+def test_a_splitter_is_described_without_what_only_code_has(operator: RunningOperator) -> None:
+    shares = "- {name: split, kind: TrafficSplitter, apis: [{name: iris, weight: 100}]}\n"
+    operator.deploy(config() + shares)
+    assert operator.wait("split")["spec"].keys().isdisjoint({"handler", "compute", "autoscaling"})
+    assert operator.api("split")["spec"]["apis"][0]["name"] == "iris"
+    assert operator.wait("iris")["spec"].keys() >= {"handler", "compute", "autoscaling"}
+    for name in ("split", "iris"):
+        operator.call("DELETE", f"/v1/apis/{name}")
+
+
+def test_a_deploy_without_the_configuration_inside_says_so(operator: RunningOperator) -> None:
+    status, answer = operator.call("POST", "/v1/deploy?config=other.yaml", project(config()))
+    assert (status, answer["diagnostics"][0]["message"]) == (400, "file does not exist")

@@ -1,0 +1,16 @@
+"""The page that describes the operator's routes."""
+
+from __future__ import annotations
+
+from cortex.operator.http.docs_page import docs_page
+
+OPERATION = {"description": "Delete <it>.", "parameters": [{"name": "api", "in": "path"}]}
+DESCRIPTION = {"info": {"title": "operator", "version": "1"}, "paths": {"/v1/apis/{api}": {"delete": OPERATION}}}
+
+
+def test_page_names_each_route_and_loads_nothing_from_elsewhere() -> None:
+    page = docs_page(DESCRIPTION)
+    assert "<code>DELETE /v1/apis/{api}</code>" in page
+    assert "Delete &lt;it&gt;." in page
+    assert "<script" not in page
+    assert "http" not in page

@@ -1,0 +1,244 @@
+"""How workers get their jobs, their batches and the last lease."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from cortex.errors import ConflictError, NotFoundError
+from cortex.jobs.exchange import Stop
+from cortex.jobs.spec import Assignment, BatchFailure, JobOrigin, JobRecord, NewBatch, Options, Report
+from cortex.jobs.store import JobStore
+from cortex.jobs.workload import Workload
+from cortex.lifecycle import JobStatus
+from cortex.operator.jobs.dispatcher import Dispatcher
+from cortex.operator.jobs.hooks import HookLost, HookOutcome
+from harness.jobs.opened_store import opened_store
+
+ORIGIN = JobOrigin("sum", "api-id", "spec-id", "r1", "project", "{}")
+
+
+class Scene:
+    """A job of some batches, and a dispatcher before a real store."""
+
+    def __init__(self, store: JobStore, job: JobRecord) -> None:
+        self.store = store
+        self.job = job
+        self.resolved = 0
+        self.dispatcher = Dispatcher(store, self._on_resolved)
+
+    def _on_resolved(self) -> None:
+        self.resolved += 1
+
+    def assign(self, worker: str) -> None:
+        self.dispatcher.assign(worker, Assignment(self.job.id, {}, {}, {}, "/log", 30.0))
+
+    async def lease(self, worker: str, *reports: Report, wait_s: float = 0.0, batches: int = 1):  # type: ignore[no-untyped-def]
+        return await self.dispatcher.exchange(worker, 1, self.job.id, reports, batches, 10_000, wait_s)
+
+    async def resolve_all(self, worker: str) -> None:
+        while lease := (await self.lease(worker, batches=100)).lease:
+            await self.lease(worker, Report(lease.token, lease.batches[-1].seq), batches=0)
+
+
+def scene(test: Callable[[Scene], Awaitable[None]], folder: Path, batches: int = 2) -> None:
+    async def run() -> None:
+        async with opened_store(folder) as store:
+            job = await store.create(ORIGIN, Options(workers=2), {}, [NewBatch(1, b"[1]")] * batches)
+            await test(Scene(store, job))
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_joins_waits_for_its_job(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        scene.dispatcher.assign("w", None)
+        assert await scene.dispatcher.join("w", 1, 0.01) is None
+        joining = asyncio.create_task(scene.dispatcher.join("w", 1, 5))
+        await asyncio.sleep(0)
+        scene.assign("w")
+        answer = await joining
+        assert isinstance(answer, Assignment)
+        assert answer.job_id == scene.job.id
+
+    scene(test, tmp_path)
+
+
+def test_a_worker_that_is_not_needed_is_told_to_stop(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        scene.dispatcher.assign("w", None)
+        joining = asyncio.create_task(scene.dispatcher.join("w", 1, 5))
+        await asyncio.sleep(0)
+        scene.dispatcher.stop("w")
+        assert await joining == Stop()
+        assert (await scene.dispatcher.renew("w", 1, ())).stop
+
+    scene(test, tmp_path)
+
+
+def test_strangers_and_older_processes_are_refused(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        with pytest.raises(NotFoundError):
+            await scene.dispatcher.join("stranger", 1, 0)
+        scene.assign("w")
+        await scene.dispatcher.join("w", 2, 0)
+        with pytest.raises(ConflictError):
+            await scene.lease("w")
+
+    scene(test, tmp_path)
+
+
+def test_a_worker_known_from_an_earlier_operator_goes_on_without_joining_again(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        scene.assign("w")
+        assert (await scene.lease("w")).lease.batches[0].payload == b"[1]"
+
+    scene(test, tmp_path)
+
+
+def test_who_waits_gets_what_another_lets_go(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        scene.assign("w1")
+        scene.assign("w2")
+        assert (await scene.lease("w1", batches=2)).lease
+        waiting = asyncio.create_task(scene.lease("w2", wait_s=5))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await scene.store.release("w1", 1)
+        scene.dispatcher.wake()
+        assert (await waiting).lease.batches[0].seq == 0
+
+    scene(test, tmp_path)
+
+
+def test_a_retry_that_comes_due_is_leased_by_who_waits(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        scene.assign("w")
+        lease = (await scene.lease("w")).lease
+        report = Report(lease.token, 0, (BatchFailure(0, "ValueError"),))
+        assert (await scene.lease("w", report)).lease is None
+        assert (await scene.lease("w", wait_s=5)).lease.batches[0].seq == 0
+
+    scene(test, tmp_path, batches=1)
+
+
+def test_nothing_to_do_is_answered_after_the_wait(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        scene.assign("w1")
+        scene.assign("w2")
+        await scene.lease("w1", batches=2)
+        answer = await scene.lease("w2", wait_s=0.05)
+        assert (answer.lease, answer.is_done, answer.stop) == (None, False, False)
+
+    scene(test, tmp_path)
+
+
+def test_a_worker_that_has_another_job_reports_and_is_done_with_this_one(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        scene.assign("w")
+        lease = (await scene.lease("w")).lease
+        scene.dispatcher.assign("w", None)
+        answer = await scene.lease("w", Report(lease.token, 0))
+        assert answer.is_done
+        assert answer.lease is None
+        stored = await scene.store.get(scene.job.id)
+        assert stored is not None
+        assert stored.counts.succeeded == 1
+
+    scene(test, tmp_path)
+
+
+def test_exactly_one_worker_gets_the_last_lease(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        scene.assign("w1")
+        scene.assign("w2")
+        await scene.resolve_all("w1")
+        assert (await scene.lease("w1", batches=0)).hook is None
+        hook = asyncio.create_task(scene.dispatcher.run_hook(scene.job.id))
+        await asyncio.sleep(0)
+        first = await scene.lease("w1", wait_s=1)
+        second = await scene.lease("w2", wait_s=0.05)
+        assert first.hook
+        assert second.hook is None
+        with pytest.raises(ConflictError):
+            await scene.dispatcher.hook_done("w2", 1, scene.job.id, first.hook, None)
+        await scene.dispatcher.hook_done("w1", 1, scene.job.id, first.hook, "ValueError: x", "File p.py")
+        assert await hook == HookOutcome("ValueError: x", "File p.py")
+
+    scene(test, tmp_path)
+
+
+def test_a_worker_that_dies_with_the_last_lease_loses_it(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        scene.assign("w")
+        await scene.resolve_all("w")
+        assert scene.resolved
+        stored = await scene.store.get(scene.job.id)
+        assert stored is not None
+        assert stored.status is JobStatus.COMPLETING
+        hook = asyncio.create_task(scene.dispatcher.run_hook(scene.job.id))
+        await asyncio.sleep(0)
+        token = (await scene.lease("w", wait_s=1)).hook
+        scene.dispatcher.lose("w", 1, "segmentation fault")
+        assert await hook == HookLost("segmentation fault")
+        with pytest.raises(ConflictError):
+            await scene.dispatcher.hook_done("w", 1, scene.job.id, token or "", None)
+
+    scene(test, tmp_path)
+
+
+def test_a_lease_that_never_arrived_goes_to_another_worker_at_once(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        scene.assign("w1")
+        scene.assign("w2")
+        held = (await scene.lease("w1")).lease
+        await scene.lease("w1")  # the answer is lost on its way
+        waiting = asyncio.create_task(scene.lease("w2", wait_s=5))
+        await asyncio.sleep(0)
+        assert (await scene.dispatcher.renew("w1", 1, (held.token,), is_all=True)).lost == ()
+        assert (await waiting).lease.batches[0].seq == 1
+
+    scene(test, tmp_path)
+
+
+def test_as_many_as_there_is_something_for_are_woken(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        queue, dispatcher = await scene.store.workloads.open("greet"), scene.dispatcher
+        scene.store.workloads.on_added = dispatcher.offer
+        for worker in ("a", "b", "c"):
+            dispatcher.assign(worker, Assignment(queue.job_id, {}, {}, {}, "/log", 30.0))
+        asking = {
+            asyncio.create_task(dispatcher.exchange(worker, 1, queue.job_id, [], 8, 10_000, 5), name=worker)
+            for worker in ("a", "b", "c")
+        }
+        for left in (2, 1, 0):
+            await scene.store.workloads.add("greet", Workload(uuid.uuid4(), "text/plain", b"hello"))
+            done, asking = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+            (answer,) = [task.result() for task in done]
+            assert answer.lease is not None and len(answer.lease.batches) == 1
+            assert len(asking) == left
+
+    scene(test, tmp_path)
+
+
+def test_one_that_is_gone_passes_on_what_it_was_woken_for(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        queue, dispatcher = await scene.store.workloads.open("greet"), scene.dispatcher
+        for worker in ("a", "b"):
+            dispatcher.assign(worker, Assignment(queue.job_id, {}, {}, {}, "/log", 30.0))
+        first, second = (
+            asyncio.create_task(dispatcher.exchange(worker, 1, queue.job_id, [], 8, 10_000, 5)) for worker in ("a", "b")
+        )
+        await scene.store.renew("a", 1, [])  # both have asked by then, and wait
+        await asyncio.sleep(0)
+        await scene.store.workloads.add("greet", Workload(uuid.uuid4(), "text/plain", b"hello"))
+        dispatcher.offer(queue.job_id, 1)
+        first.cancel()
+        answer = await second
+        assert answer.lease is not None
+
+    scene(test, tmp_path)

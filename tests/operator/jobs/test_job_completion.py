@@ -1,0 +1,151 @@
+"""The end of a job when the database can't be written for a while, or the operator dies just after it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from cortex.home import Home
+from cortex.jobs.spec import Assignment, JobOrigin, JobRecord, NewBatch, Options, Report
+from cortex.jobs.store import JobStore
+from cortex.lifecycle import JobStatus
+from cortex.operator.jobs.completion import Completion
+from cortex.operator.jobs.dispatcher import Dispatcher
+from cortex.operator.jobs.log import JobLog
+from cortex.state.database import JOB_MIGRATIONS, open_sqlite
+from cortex.telemetry import Logger
+from harness.wait import PATIENCE_S
+
+ORIGIN = JobOrigin("sum", "api-id", "spec-id", "r1", "project", "{}")
+#: A database that is locked says so soon.
+PRAGMAS = ("busy_timeout = 20", "journal_mode = WAL")
+
+
+@dataclass
+class Scene:
+    """An operator without an engine, and the worker `w`, process 7."""
+
+    folder: Path
+    store: JobStore
+    dispatcher: Dispatcher
+    completion: Completion
+
+    async def resolved(self, options: Options) -> JobRecord:
+        """Return a job whose only batch has succeeded."""
+        job = await self.store.create(ORIGIN, options, {}, [NewBatch(1, b"[1]")])
+        self.dispatcher.assign("w", Assignment(job.id, {}, {}, {}, "log", 30.0))
+        leased = await self.dispatcher.exchange("w", 7, job.id, (), 1, 1000, 0)
+        assert leased.lease is not None
+        report = Report(leased.lease.token, 0, results=((0, b'"one"'),))
+        await self.dispatcher.exchange("w", 7, job.id, (report,), 0, 0, 0)
+        record = await self.store.get(job.id)
+        assert record is not None and record.status is JobStatus.COMPLETING
+        return record
+
+    async def ended(self, job: JobRecord) -> JobRecord:
+        """Complete a job as the control loop does, pass after pass, with its worker."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                record = await self.store.get(job.id)
+                assert record is not None
+                if record.status.is_over:
+                    return record
+                self.completion.begin(record, lambda: None)
+                asked = await self.dispatcher.exchange("w", 7, job.id, (), 1, 1000, 0.05)
+                if asked.hook:
+                    await self.dispatcher.hook_done("w", 7, job.id, asked.hook, None)
+
+
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[Scene]:
+    engine = open_sqlite(folder / "jobs.db", JOB_MIGRATIONS, PRAGMAS)
+    store, logger = JobStore(engine), Logger("test")
+    await store.startup()
+    dispatcher = Dispatcher(store, lambda: None)
+    completion = Completion(store, dispatcher, JobLog(Home(folder)), {}, logger)
+    try:
+        yield Scene(folder, store, dispatcher, completion)
+    finally:
+        await completion.shutdown()
+        await store.shutdown()
+        engine.dispose()
+
+
+def scene(test: Callable[[Scene], Awaitable[None]], folder: Path) -> None:
+    async def run() -> None:
+        async with opened(folder) as made:
+            await test(made)
+
+    asyncio.run(run())
+
+
+def test_job_whose_end_can_not_be_stored_is_ended_once_that_is_possible(tmp_path: Path) -> None:
+    async def test(made: Scene) -> None:
+        job = await made.resolved(Options(1, output=str(tmp_path / "out")))
+        with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            failed = asyncio.Event()
+            made.completion.begin(job, failed.set)
+            part = tmp_path / "out" / job.id / "part-00000.ndjson"
+            async with asyncio.timeout(PATIENCE_S):
+                while not part.exists():
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)  # what it has written can't be noted, nor any end
+            other.execute("ROLLBACK")
+        assert (await made.ended(job)).status is JobStatus.SUCCEEDED
+        assert json.loads(part.read_text())["result"] == "one"
+
+    scene(test, tmp_path)
+
+
+async def told(folder: Path, webhook: Callable[[str], Awaitable[None]]) -> bytes:
+    """Run `webhook` with an address and return what is posted there."""
+    bodies: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].split()[0])
+        bodies.put_nowait(await reader.readexactly(length))
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(receive, "127.0.0.1", 0) as server:
+        await webhook(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+        async with asyncio.timeout(PATIENCE_S):
+            return await bodies.get()
+
+
+def test_webhook_of_a_job_that_ended_as_the_operator_died_is_told_by_the_next(tmp_path: Path) -> None:
+    jobs: list[str] = []
+
+    async def run() -> None:
+        async def webhook(url: str) -> None:
+            async with opened(tmp_path) as first:
+                jobs.append((await first.ended(await first.resolved(Options(1, webhook=url)))).id)
+            second = await stack.enter_async_context(opened(tmp_path))
+            await second.completion.startup()
+
+        async with AsyncExitStack() as stack:
+            body = json.loads(await told(tmp_path, webhook))
+        assert body["job_status"]["job_id"] == jobs[0]
+        assert body["job_status"]["status"] == "succeeded"
+
+    asyncio.run(run())
+
+
+def test_webhook_is_told_of_a_job_with_numbers_of_any_size(tmp_path: Path) -> None:
+    async def run() -> None:
+        async def webhook(url: str) -> None:
+            made = await stack.enter_async_context(opened(tmp_path))
+            made.completion.announce(await made.ended(await made.resolved(Options(1, {"n": 10**40}, webhook=url))))
+
+        async with AsyncExitStack() as stack:
+            body = json.loads(await told(tmp_path, webhook))
+        assert body["job_status"]["config"] == {"n": 10**40}
+
+    asyncio.run(run())

@@ -1,0 +1,120 @@
+"""The last lease of a job: one process has it, also across operators, until it is done or dead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from cortex.errors import ConflictError
+from cortex.jobs.lease_expiry import UNHEARD
+from cortex.jobs.queue import LEASE_S
+from cortex.jobs.spec import JobOrigin, NewBatch, Options
+from cortex.jobs.store import JobStore
+from cortex.operator.jobs.hooks import HookLost, HookOutcome, Hooks
+from harness.jobs.opened_store import opened_store
+
+ORIGIN = JobOrigin("sum", "api-id", "spec-id", "r1", "project", "{}")
+WELL = HookOutcome()
+Test = Callable[[JobStore, str], Awaitable[None]]
+
+
+def scene(test: Test, folder: Path) -> None:
+    async def run() -> None:
+        async with opened_store(folder) as store:
+            job = await store.create(ORIGIN, Options(workers=2), {}, [NewBatch(1, b"[1]")])
+            await test(store, job.id)
+
+    asyncio.run(run())
+
+
+async def begun(hooks: Hooks, job: str, there: tuple[str, int] | None = None) -> asyncio.Task[HookOutcome | HookLost]:
+    """Begin to wait for the end of a job; `there` is the one process that may still be at it."""
+    opened = asyncio.Event()
+    task = asyncio.create_task(hooks.run(job, lambda worker, pid: (worker, pid) == there, opened.set))
+    await asyncio.wait([task, asyncio.create_task(opened.wait())], return_when=asyncio.FIRST_COMPLETED)
+    return task
+
+
+def test_next_operator_waits_for_the_process_that_is_at_it(tmp_path: Path) -> None:
+    async def test(store: JobStore, job: str) -> None:
+        first = Hooks(store)
+        killed = await begun(first, job)
+        token = await first.take(job, "w1", 7) or ""
+        killed.cancel()
+        second = Hooks(store)
+        waiting = await begun(second, job, there=("w1", 7))
+        assert second.renew("w1", 7, [token, "other"]) == {token}
+        assert second.renew("w2", 7, [token]) == set()
+        assert await second.take(job, "w2", 8) is None
+        assert await second.take(job, "w1", 9) is None
+        assert await second.take(job, "w1", 7) == token
+        await second.done(job, "w1", 7, token, WELL)
+        assert await waiting == WELL
+
+    scene(test, tmp_path)
+
+
+def test_end_that_is_told_before_the_next_operator_asks_is_not_repeated(tmp_path: Path) -> None:
+    async def test(store: JobStore, job: str) -> None:
+        first = Hooks(store)
+        killed = await begun(first, job)
+        token = await first.take(job, "w1", 7) or ""
+        killed.cancel()
+        outcome = HookOutcome("ValueError: x", "File p.py")
+        second = Hooks(store)
+        await second.done(job, "w1", 7, token, outcome)
+        for hooks in (second, Hooks(store)):
+            assert await (await begun(hooks, job)) == outcome
+
+    scene(test, tmp_path)
+
+
+def test_process_that_is_gone_makes_way_for_another(tmp_path: Path) -> None:
+    async def test(store: JobStore, job: str) -> None:
+        first = Hooks(store)
+        killed = await begun(first, job)
+        token = await first.take(job, "w1", 7) or ""
+        killed.cancel()
+        second = Hooks(store)
+        waiting = await begun(second, job, there=("w1", 8))
+        other = await second.take(job, "w2", 3)
+        assert other not in (None, token)
+        with pytest.raises(ConflictError):
+            await second.done(job, "w1", 7, token, WELL)
+        second.lose("w2", None, except_pid=3)
+        second.lose("w2", 4)
+        assert not waiting.done()
+        second.lose("w2", 3)
+        assert await waiting == HookLost()
+        again = await begun(second, job, there=("w2", 3))
+        assert await second.take(job, "w3", 1) is not None
+        again.cancel()
+
+    scene(test, tmp_path)
+
+
+def test_process_that_is_not_heard_of_makes_way_for_another(tmp_path: Path) -> None:
+    async def test(store: JobStore, job: str) -> None:
+        now = 0.0
+        hooks = Hooks(store, lambda: now)
+        waiting = await begun(hooks, job)
+        hooks.expire()  # nobody has it
+        token = await hooks.take(job, "w1", 7) or ""
+        now = LEASE_S
+        hooks.renew("w1", 7, [token])
+        now = 2 * LEASE_S
+        hooks.expire()
+        assert not waiting.done()
+        now += 1
+        hooks.expire()
+        assert await waiting == HookLost(UNHEARD)
+        again = await begun(hooks, job)
+        assert await hooks.take(job, "w2", 8)
+        with pytest.raises(ConflictError):
+            await hooks.done(job, "w1", 7, token, WELL)
+        again.cancel()
+
+    scene(test, tmp_path)

@@ -1,0 +1,239 @@
+"""Which workers jobs get."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cortex.lifecycle import DeathCause, JobStatus, ProcessState
+from cortex.operator.jobs.plan import (
+    WARM_S,
+    YIELD_DRAIN_S,
+    Assign,
+    EndJob,
+    Note,
+    PlannedJob,
+    StartWorker,
+    StopWorker,
+    plan_jobs,
+)
+from harness.jobs.job_crew import NOW, job, room, worker
+
+
+def test_a_job_gets_the_workers_it_asked_for() -> None:
+    assert plan_jobs([job("a", 3)], [], room(4), NOW) == [StartWorker("a")] * 3
+
+
+def test_no_more_workers_are_started_than_there_are_batches() -> None:
+    assert plan_jobs([job("a", 3, batches=2)], [], room(4), NOW) == [StartWorker("a")] * 2
+
+
+def test_what_is_there_already_is_not_started_again() -> None:
+    assert plan_jobs([job("a", 2)], [worker("w1", "a"), worker("w2", "a")], room(2), NOW) == []
+
+
+def test_a_job_that_is_still_being_enqueued_gets_no_worker() -> None:
+    assert plan_jobs([job("a", status=JobStatus.ENQUEUING)], [], room(4), NOW) == []
+
+
+def test_a_job_that_completes_needs_one_worker_for_its_hook() -> None:
+    completing = job("a", 3, status=JobStatus.COMPLETING, batches=0)
+    assert plan_jobs([completing], [], room(4), NOW) == [StartWorker("a")]
+    assert plan_jobs([completing], [worker("w", "a")], room(4), NOW) == []
+
+
+def test_each_job_gets_a_first_worker_before_any_gets_a_second() -> None:
+    actions = plan_jobs([job("a", 4), job("b", 4)], [], room(3), NOW)
+    assert Counter(action.job_id for action in actions if isinstance(action, StartWorker)) == {"a": 2, "b": 1}
+
+
+def test_a_job_without_room_says_what_it_waits_for() -> None:
+    lack = "a worker wants 3 cores, and 1 of this machine's 4 are free; it starts once there is room"
+    jobs, crew = [job("a", cpu=3), job("b", status=JobStatus.RUNNING)], [worker("w", "b")]
+    assert plan_jobs(jobs, crew, room(1), NOW) == [Note("a", lack)]
+    advice = " (replicas of APIs hold 2 cores: delete some, or lower their compute.cpu)"
+    assert plan_jobs(jobs, crew, replace(room(1), served_cores=2.0), NOW) == [Note("a", lack + advice)]
+    (hopeless,) = plan_jobs([job("a", cpu=8)], [], room(4), NOW)
+    assert hopeless == Note("a", "a worker wants 8 cores, and this machine has 4; lower its `compute`")
+
+
+def test_a_job_that_has_room_again_waits_for_nothing() -> None:
+    waiting = job("a", cpu=1, message="a worker wants …")
+    assert plan_jobs([waiting], [], room(4), NOW) == [StartWorker("a"), Note("a", "")]
+
+
+def test_replicas_that_hold_all_cores_do_not_keep_the_first_job_waiting() -> None:
+    served = replace(room(-1), served_cores=5.0)
+    assert plan_jobs([job("a", 2), job("b")], [], served, NOW)[0] == StartWorker("a")
+    assert plan_jobs([job("unprepared", is_prepared=False), job("b")], [], served, NOW) == [StartWorker("b")]
+    actions = plan_jobs([job("huge", cpu=8), job("b")], [], served, NOW)
+    assert [action for action in actions if isinstance(action, StartWorker)] == [StartWorker("b")]
+
+
+def test_only_one_worker_shares_the_cores_of_replicas() -> None:
+    served = replace(room(0), served_cores=4.0)
+    jobs = [job("a", 2, status=JobStatus.RUNNING), job("b", status=JobStatus.RUNNING)]
+    assert plan_jobs(jobs, [], served, NOW) == [StartWorker("a")]
+    assert plan_jobs(jobs, [worker("w", "a")], served, NOW) == []
+    assert plan_jobs(jobs, [worker("w", None, is_leaving=True)], served, NOW) == []
+
+
+def test_memory_that_replicas_hold_is_not_shared() -> None:
+    full = replace(room(0, memory=0), served_cores=4.0, served_memory_bytes=6 * 1024**3)
+    assert plan_jobs([job("a", mem=3 * 1024**3)], [], full, NOW) == [
+        Note(
+            "a",
+            "a worker wants 3 GiB, and 0 of this machine's 8 are free; it starts once there is room"
+            " (replicas of APIs hold 6 GiB: delete some, or lower their compute.mem)",
+        )
+    ]
+
+
+def test_memory_counts_too() -> None:
+    actions = plan_jobs([job("a", 2, mem=3 * 1024**3)], [], room(4, memory=4 * 1024**3), NOW)
+    assert actions == [StartWorker("a")]
+
+
+def test_a_job_without_any_worker_takes_one_of_the_largest_crew() -> None:
+    crew = [worker(f"w{number}", "a") for number in range(3)]
+    jobs = [job("a", 3, status=JobStatus.RUNNING), job("b", 2)]
+    stop, note = plan_jobs(jobs, crew, room(0), NOW)
+    assert stop == StopWorker("w2", YIELD_DRAIN_S)
+    assert isinstance(note, Note)
+
+
+def test_no_second_worker_has_to_leave_while_the_first_one_is_on_its_way() -> None:
+    crew = [worker("w0", "a"), worker("w1", "a"), worker("w2", "a", is_leaving=True)]
+    jobs = [job("a", 2, status=JobStatus.RUNNING), job("b", 1)]
+    assert [type(action) for action in plan_jobs(jobs, crew, room(0), NOW)] == [Note]
+
+
+def test_the_only_worker_of_a_job_is_left_to_it() -> None:
+    jobs = [job("a", 1, status=JobStatus.RUNNING), job("b", 1)]
+    assert [type(action) for action in plan_jobs(jobs, [worker("w", "a")], room(0), NOW)] == [Note]
+
+
+def test_nobody_leaves_for_a_job_that_can_never_run() -> None:
+    crew = [worker("w0", "a"), worker("w1", "a")]
+    jobs = [job("a", 2, status=JobStatus.RUNNING), job("b", 1, cpu=9)]
+    assert [type(action) for action in plan_jobs(jobs, crew, room(0), NOW)] == [Note]
+
+
+def test_workers_of_a_job_that_is_over_are_stopped() -> None:
+    assert plan_jobs([], [worker("w", "a")], room(4), NOW) == [StopWorker("w")]
+
+
+def test_a_worker_with_models_waits_warm_and_is_stopped_after_a_while() -> None:
+    assert plan_jobs([], [worker("w", "a", models=True, idle_since=NOW)], room(4), NOW) == [Assign("w", None)]
+    idle = worker("w", None, models=True, idle_since=NOW)
+    assert plan_jobs([], [idle], room(4), NOW + WARM_S) == []
+    assert plan_jobs([], [idle], room(4), NOW + WARM_S + 1) == [StopWorker("w")]
+
+
+def test_a_worker_whose_code_is_not_deployed_any_more_does_not_wait_warm() -> None:
+    outdated = replace(worker("w", None, models=True, idle_since=NOW), is_current=False)
+    assert plan_jobs([], [outdated], room(4), NOW) == [StopWorker("w")]
+    assert plan_jobs([job("b")], [outdated], room(0), NOW) == [Assign("w", "b")]
+
+
+def test_a_warm_worker_goes_to_the_next_job_of_its_revision_only() -> None:
+    warm = worker("w", None, models=True, idle_since=NOW)
+    assert plan_jobs([job("b")], [warm], room(0), NOW) == [Assign("w", "b")]
+    assert plan_jobs([job("b", revision="r2")], [warm], room(4), NOW) == [StartWorker("b")]
+
+
+@pytest.mark.parametrize("other", [job("huge", cpu=64.0), job("building", is_prepared=False)])
+def test_a_job_that_can_not_be_served_does_not_keep_others_from_growing(other: PlannedJob) -> None:
+    actions = plan_jobs([other, job("a", 3)], [worker("w", "a")], room(3), NOW)
+    assert [action for action in actions if isinstance(action, StartWorker)] == [StartWorker("a"), StartWorker("a")]
+
+
+def test_a_warm_worker_makes_room_for_a_job_that_it_can_not_take() -> None:
+    warm = worker("w", None, models=True, idle_since=NOW)
+    stop, _ = plan_jobs([job("b", revision="r2")], [warm], room(0), NOW)
+    assert stop == StopWorker("w")
+
+
+def test_a_job_none_of_whose_workers_can_start_fails_with_the_reason() -> None:
+    crew = [worker("w", "a", state=ProcessState.BACKING_OFF, failed_starts=3, failure="ValueError: bad weights")]
+    end, stop = plan_jobs([job("a")], crew, room(4), NOW)
+    message = "no worker can run: ValueError: bad weights"
+    assert end == EndJob("a", JobStatus.WORKER_ERROR, message, "File p.py")
+    assert stop == StopWorker("w")
+
+
+def test_a_job_whose_workers_run_out_of_memory_at_their_start_says_so() -> None:
+    crew = [
+        worker("w", "a", state=ProcessState.BACKING_OFF, failed_starts=3, failure="…", death=DeathCause.OUT_OF_MEMORY)
+    ]
+    end = plan_jobs([job("a")], crew, room(4), NOW)[0]
+    assert isinstance(end, EndJob)
+    assert end.status is JobStatus.WORKER_OOM
+
+
+def test_a_worker_that_ran_before_has_more_starts() -> None:
+    crew = [worker("w", "a", state=ProcessState.BACKING_OFF, failed_starts=9, restarts=1, failure="ValueError")]
+    assert plan_jobs([job("a")], crew, room(4), NOW) == []
+    crew = [worker("w", "a", state=ProcessState.BACKING_OFF, failed_starts=10, restarts=1, failure="ValueError")]
+    assert isinstance(plan_jobs([job("a")], crew, room(4), NOW)[0], EndJob)
+
+
+def test_workers_that_die_again_and_again_outside_of_any_batch_end_their_job() -> None:
+    assert plan_jobs([job("a")], [worker("w", "a", deaths=("a:1", *[""] * 9))], room(4), NOW) == []
+    after = worker("w", "a", deaths=[""] * 10, after="a:7")
+    assert plan_jobs([job("a")], [after], room(4), NOW) == []  # each costs that batch an attempt
+    end = plan_jobs([job("a")], [worker("w", "a", deaths=("a:1", *[""] * 10))], room(4), NOW)[0]
+    assert end == EndJob("a", JobStatus.WORKER_ERROR, "no worker can run: segmentation fault")
+
+
+@pytest.mark.parametrize("others", [worker("v", "a"), worker("v", "a", failed_starts=2, failure="ValueError")])
+def test_a_job_is_not_given_up_while_one_of_its_workers_may_still_start(others: object) -> None:
+    failed = worker("w", "a", state=ProcessState.BACKING_OFF, failed_starts=5, failure="ValueError")
+    assert plan_jobs([job("a", 2)], [failed, others], room(4), NOW) == []  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("status", [JobStatus.ENQUEUING, JobStatus.PENDING, JobStatus.RUNNING, JobStatus.COMPLETING])
+def test_a_late_job_times_out_whatever_it_is_at(status: JobStatus) -> None:
+    late = job("a", status=status, deadline_at=NOW)
+    assert plan_jobs([late], [], room(4), NOW)[0] == EndJob("a", JobStatus.TIMED_OUT, "timed out after 60 s")
+
+
+def test_a_job_whose_environment_is_not_there_waits_for_it() -> None:
+    assert plan_jobs([job("a", is_prepared=False)], [], room(4), NOW) == []
+    failing = job("a", is_prepared=False, waits_for="its environment can't be built: no such package")
+    assert plan_jobs([failing], [], room(4), NOW) == [Note("a", failing.waits_for)]
+
+
+def test_a_job_whose_environment_fails_again_and_again_fails_with_the_reason() -> None:
+    failing = replace(job("a", is_prepared=False, waits_for="no such package"), failed_preparations=2)
+    assert plan_jobs([failing], [], room(4), NOW) == [Note("a", "no such package")]
+    end = plan_jobs([replace(failing, failed_preparations=3)], [], room(4), NOW)
+    assert end == [EndJob("a", JobStatus.WORKER_ERROR, "no such package")]
+
+
+def test_thousands_of_workers_without_room_are_decided_quickly() -> None:
+    jobs = [job(f"j{number}", 10_000, batches=10_000) for number in range(20)]
+    started = time.process_time()
+    plan_jobs(jobs, [], room(4), NOW)
+    assert time.process_time() - started < 0.5
+
+
+@given(
+    wishes=st.lists(st.tuples(st.integers(1, 6), st.sampled_from([0.2, 0.5, 1.0, 2.0])), max_size=6),
+    cores=st.floats(0, 8),
+)
+def test_the_machine_is_never_overloaded_and_no_room_is_wasted(wishes: list[tuple[int, float]], cores: float) -> None:
+    jobs = [job(f"j{number}", workers, cpu=cpu) for number, (workers, cpu) in enumerate(wishes)]
+    started = Counter(
+        action.job_id for action in plan_jobs(jobs, [], room(cores, of=8), NOW) if isinstance(action, StartWorker)
+    )
+    taken = sum(started[item.record.id] * (item.compute.cpu or 0) for item in jobs)
+    assert taken <= cores + 1e-6 or sum(started.values()) == 1
+    for item in jobs:
+        is_short = started[item.record.id] < item.wanted
+        assert not is_short or (item.compute.cpu or 0) > cores - taken - 1e-6

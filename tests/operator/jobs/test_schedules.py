@@ -1,0 +1,283 @@
+"""Jobs by the clock: each run once, whatever dies; of missed runs the latest; what can't be submitted is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cortex.config.schema import Api
+from cortex.lifecycle import JobStatus
+from harness import TESTS
+from harness.jobs.scheduled import Scene, scene, task_api
+from harness.jobs.scheduling_crashes import BEGIN, STEP_S
+
+NOON = 1_750_000_800.0 // 86400 * 86400 + 43_200
+
+
+class Clock:
+    """A clock that tests set."""
+
+    def __init__(self) -> None:
+        self.now = NOON
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def play(folder: Path, test: Callable[[Scene, Clock], Awaitable[None]]) -> None:
+    async def run() -> None:
+        clock = Clock()
+        async with scene(folder, clock) as made:
+            await test(made, clock)
+
+    asyncio.run(run())
+
+
+def test_a_run_is_submitted_when_it_is_due_and_once(tmp_path: Path) -> None:
+    async def test(made: Scene, clock: Clock) -> None:
+        made.deploy(task_api(submission={"config": {"a": 1}, "timeout": 60}))
+        for clock.now in (NOON, NOON + 59, NOON + 60, NOON + 61, NOON + 119, NOON + 121):
+            await made.look()
+        assert await made.runs() == [NOON + 60, NOON + 120]
+        job = (await made.submitted())[0]
+        assert (job.status, job.options.config, job.options.timeout_s) == (JobStatus.PENDING, {"a": 1}, 60)
+
+    play(tmp_path, test)
+
+
+def test_of_runs_that_were_missed_the_latest_is_submitted(tmp_path: Path) -> None:
+    async def test(made: Scene, clock: Clock) -> None:
+        made.deploy(task_api(cron="0 * * * *"))
+        await made.look()
+        clock.now = NOON + 5.5 * 3600
+        await made.look()
+        await made.look()
+        assert await made.runs() == [NOON + 5 * 3600]
+
+    play(tmp_path, test)
+
+
+def test_an_operator_that_takes_over_goes_on_where_the_one_before_was(tmp_path: Path) -> None:
+    async def before(made: Scene, clock: Clock) -> None:
+        made.deploy(task_api(cron="0 * * * *"))
+        clock.now = NOON + 3600
+        await made.look()
+
+    async def after(made: Scene, clock: Clock) -> None:
+        clock.now = NOON + 3700
+        await made.look()
+        assert await made.runs() == [NOON + 3600]
+        clock.now = NOON + 7200
+        await made.look()
+        assert await made.runs() == [NOON + 3600, NOON + 7200]
+
+    play(tmp_path, before)
+    play(tmp_path, after)
+
+
+def test_another_schedule_begins_with_its_deployment_and_the_same_one_goes_on(tmp_path: Path) -> None:
+    async def test(made: Scene, clock: Clock) -> None:
+        made.deploy(task_api(cron="0 * * * *"))
+        await made.look()
+        clock.now = NOON + 5400
+        made.deploy(task_api(cron="0 * * * *", submission={"config": {"b": 2}}))  # what was missed counts still
+        await made.look()
+        made.deploy(task_api(cron="15 * * * *"))  # a quarter past was not a run of it
+        await made.look()
+        clock.now = NOON + 2 * 3600 + 900
+        await made.look()
+        assert await made.runs() == [NOON + 3600, NOON + 2 * 3600 + 900]
+
+    play(tmp_path, test)
+
+
+def test_each_api_has_its_own_schedule_and_one_without_is_left_alone(tmp_path: Path) -> None:
+    async def test(made: Scene, clock: Clock) -> None:
+        plain = task_api("plain").model_copy(update={"schedule": None})
+        made.deploy(task_api("one", cron="*/2 * * * *"), task_api("two", cron="*/3 * * * *"), plain)
+        for minute in range(7):
+            clock.now = NOON + 60 * minute
+            await made.look()
+        assert [len(await made.runs(name)) for name in ("one", "two", "plain")] == [3, 2, 0]
+        record = made.apis.get("plain")
+        assert record is not None and await made.schedules.describe(record) is None
+        made.apis.write([], ["one"])
+        await made.look()
+        assert set(await made.store.ticks()) == {"two"}
+
+    play(tmp_path, test)
+
+
+def test_a_run_is_skipped_while_one_before_is_not_over_where_that_is_wanted(tmp_path: Path) -> None:
+    async def before(made: Scene, clock: Clock) -> None:
+        made.deploy(task_api(overlap="skip"), task_api("cron", overlap="allow"))
+        for clock.now in (NOON + 60, NOON + 120, NOON + 121):
+            await made.look()
+        assert await made.runs() == [NOON + 60]
+        assert await made.runs("cron") == [NOON + 60, NOON + 120]
+
+    async def after(made: Scene, clock: Clock) -> None:
+        clock.now = NOON + 180
+        await made.look()
+        (job,) = await made.submitted()
+        record = made.apis.get("train")
+        assert record is not None
+        told = await made.schedules.describe(record)
+        assert told is not None
+        assert (told["overlap"], told["skipped_runs"], told["last_skipped_for"]) == ("skip", 2, job.id)
+        assert (told["last_run"], told["last_skipped"]) == ("2025-06-15T12:01:00+00:00", "2025-06-15T12:03:00+00:00")
+        await made.store.change(job.id, JobStatus.STOPPED)
+        await made.look()
+        assert await made.runs() == [NOON + 60]  # what was skipped is not made up for
+        clock.now = NOON + 240
+        await made.look()
+        assert await made.runs() == [NOON + 60, NOON + 240]
+
+    play(tmp_path, before)
+    play(tmp_path, after)
+
+
+def test_what_can_not_be_submitted_is_told_and_the_next_run_is_tried(tmp_path: Path) -> None:
+    async def test(made: Scene, clock: Clock) -> None:
+        made.deploy(task_api(submission={"timeout": "soon"}))
+        clock.now = NOON + 60
+        await made.look()
+        record = made.apis.get("train")
+        assert record is not None
+        told = await made.schedules.describe(record)
+        assert told is not None
+        assert told["error"].startswith("timeout: must be an integer")
+        assert (told["last_run"], told["next_run"]) == (None, "2025-06-15T12:02:00+00:00")
+        made.deploy(task_api())
+        clock.now = NOON + 120
+        await made.look()
+        told = await made.schedules.describe(made.apis.get("train") or record)
+        assert told is not None
+        (job,) = await made.submitted()
+        assert (told["error"], told["last_job_id"], told["last_run"]) == ("", job.id, "2025-06-15T12:02:00+00:00")
+
+    play(tmp_path, test)
+
+
+def test_what_fails_for_now_is_tried_again_and_nothing_is_lost(tmp_path: Path) -> None:
+    async def test(made: Scene, clock: Clock) -> None:
+        source = {"items": [1], "batch_size": 1}
+        blocked = tmp_path / "out"
+        blocked.write_text("a file where a folder should be")
+        submission = {"workers": 1, "item_list": source, "output": f"{blocked}/x"}
+        made.deploy(batch_api(submission))
+        clock.now = NOON + 60
+        await made.look()
+        ticks = (await made.store.ticks())["sum"]
+        assert ticks.error and ticks.handled_at == NOON
+        blocked.unlink()
+        await made.look()
+        assert await made.runs("sum") == []  # it is not tried all the time
+        clock.now += 11
+        await made.look()
+        assert await made.runs("sum") == [NOON + 60]
+        assert (await made.store.ticks())["sum"].error == ""
+
+    play(tmp_path, test)
+
+
+def test_a_clock_that_was_set_back_does_not_silence_a_schedule(tmp_path: Path) -> None:
+    async def test(made: Scene, clock: Clock) -> None:
+        made.deploy(task_api())
+        clock.now = NOON + 365 * 86400
+        await made.look()
+        clock.now = NOON
+        await made.look()
+        clock.now = NOON + 60
+        await made.look()
+        assert (await made.runs())[-1] == NOON + 60
+
+    play(tmp_path, test)
+
+
+def test_a_job_of_many_batches_comes_with_its_run_or_not_at_all(tmp_path: Path) -> None:
+    async def test(made: Scene, clock: Clock) -> None:
+        items = {"items": list(range(2500)), "batch_size": 1}
+        made.deploy(batch_api({"workers": 1, "item_list": items}))
+        clock.now = NOON + 60
+        await made.look()
+        (job,) = await made.submitted("sum")
+        assert job.counts.batches == 2500
+        assert (await made.store.ticks())["sum"].last_job_id == job.id
+
+    play(tmp_path, test)
+
+
+def test_every_run_is_submitted_once_whenever_the_operator_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, str(TESTS / "harness" / "jobs" / "scheduling_crashes.py"), str(tmp_path), "7", "15", "6"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(TESTS)}
+    )
+    assert done.returncode == 0, done.stderr
+    last_look = float(done.stdout) - STEP_S
+
+    async def check(made: Scene, _: Clock) -> None:
+        first = BEGIN // 60 * 60 + 60
+        due = [first + 60 * minute for minute in range(int((last_look - first) // 60) + 1)]
+        assert len(due) > 10
+        assert await made.runs() == due
+
+    play(tmp_path, check)
+
+
+def batch_api(submission: dict[str, object]) -> Api:
+    schedule = {"cron": "* * * * *", "submission": submission}
+    handler = {"interface": "handler", "type": "python", "path": "batch.py"}
+    return Api.model_validate(
+        {"name": "sum", "kind": "BatchAPI", "networking": {}, "handler": handler, "schedule": schedule}
+    )
+
+
+def test_a_time_zone_that_is_not_known_any_more_stops_no_other_schedule(tmp_path: Path) -> None:
+    async def test(made: Scene, clock: Clock) -> None:
+        lost = task_api("lost")
+        assert lost.schedule is not None
+        elsewhere = lost.schedule.model_copy(update={"timezone": "Mars/Olympus"})  # where it was deployed, it was known
+        made.deploy(lost.model_copy(update={"schedule": elsewhere}), task_api())
+        for clock.now in (NOON, NOON + 60):
+            await made.look()
+        assert (await made.runs("lost"), await made.runs()) == ([], [NOON + 60])
+        unreadable, told = [await made.schedules.describe(record) for record in made.apis.records()]
+        assert told is not None and unreadable is not None
+        assert told["last_run"] == "2025-06-15T12:01:00+00:00"
+        assert unreadable["next_run"] is None
+        assert "does not know the time zone Mars/Olympus" in unreadable["error"]
+
+    play(tmp_path, test)
+
+
+def test_time_zones_are_known_where_the_machine_has_no_files_of_them() -> None:
+    command = [sys.executable, "-c", "import zoneinfo; print(zoneinfo.ZoneInfo('Europe/Berlin'))"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONTZPATH": ""}, capture_output=True, text=True, check=True)
+    assert done.stdout == "Europe/Berlin\n"
+
+
+def test_a_job_whose_api_goes_before_it_is_stored_is_no_job(tmp_path: Path) -> None:
+    async def test(made: Scene, clock: Clock) -> None:
+        go = threading.Event()
+        threads = ThreadPoolExecutor(1)
+        threads.submit(go.wait)
+        asyncio.get_running_loop().set_default_executor(threads)  # in which items are cut into batches
+        made.deploy(batch_api({"workers": 1, "item_list": {"items": [1], "batch_size": 1}}))
+        clock.now = NOON + 60
+        (submitting,) = await made.schedules.look()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        made.apis.write([], ["sum"])
+        await made.jobs.api_deleted("sum", keep=True)
+        go.set()
+        await submitting
+        assert await made.submitted("sum") == []
+
+    play(tmp_path, test)

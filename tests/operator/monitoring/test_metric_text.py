@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from cortex.operator.monitoring.metric_text import HELP, Point, counter, gauge, points_of, to_text
+from cortex.replica.metric_file import MetricFile, read_metrics
+from cortex.replica.series import Histogram, SeriesKind, series_key
+
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
+
+
+def lines(*points: Point) -> list[str]:
+    return [line for line in to_text(points).decode().splitlines() if not line.startswith("#")]
+
+
+def test_counters_and_gauges_keep_their_names_and_come_in_one_family_each() -> None:
+    text = to_text(
+        [
+            counter("cortex_requests_total", 3, api="a", code="2xx"),
+            gauge("cortex_queue_length", 1, api="a"),
+            counter("cortex_requests_total", 4, api="b", code="2xx"),
+        ]
+    ).decode()
+    assert text.count("# TYPE cortex_requests_total counter") == 1
+    assert text.count("# TYPE cortex_queue_length gauge") == 1
+    assert [line for line in text.splitlines() if not line.startswith("#")] == [
+        'cortex_requests_total{api="a",code="2xx"} 3.0',
+        'cortex_requests_total{api="b",code="2xx"} 4.0',
+        'cortex_queue_length{api="a"} 1.0',
+    ]
+
+
+def test_a_histogram_is_cumulated_and_its_count_is_the_last_bucket(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    histogram = Histogram(MetricFile(path), "cortex_batch_size", (1.0, 2.0, 16.0), {"model": "m"})
+    for value in (1, 2, 2, 99):
+        histogram.observe(value)
+    assert lines(*points_of("iris", read_metrics(path))) == [
+        'cortex_batch_size_bucket{api="iris",le="1",model="m"} 1.0',
+        'cortex_batch_size_bucket{api="iris",le="2",model="m"} 3.0',
+        'cortex_batch_size_bucket{api="iris",le="16",model="m"} 3.0',
+        'cortex_batch_size_bucket{api="iris",le="+Inf",model="m"} 4.0',
+        'cortex_batch_size_sum{api="iris",model="m"} 104.0',
+        'cortex_batch_size_count{api="iris",model="m"} 4.0',
+    ]
+
+
+def test_what_is_hidden_or_internal_is_not_shown() -> None:
+    numbers = {
+        series_key(SeriesKind.COUNTER, "_sketch", {"bucket": "3"}): 1.0,
+        series_key(SeriesKind.GAUGE, "level"): 2.5,
+        series_key(SeriesKind.SET_AT, "level"): 1_700_000_000.0,
+        series_key(SeriesKind.MAX, "value"): 9.0,
+        "nothing of ours": 1.0,
+    }
+    assert lines(*points_of("iris", numbers)) == ['level{api="iris"} 2.5', 'value_max{api="iris"} 9.0']
+
+
+def test_labels_with_any_text_are_read_back() -> None:
+    label = 'a "quoted" \\ word\nand a line'
+    (family,) = text_string_to_metric_families(to_text([gauge("x", 1, api="iris", tag=label)]).decode())
+    assert [(sample.name, sample.labels, sample.value) for sample in family.samples] == [
+        ("x", {"api": "iris", "tag": label}, 1.0)
+    ]
+
+
+def test_the_same_name_with_two_meanings_is_still_valid_text() -> None:
+    points = [
+        counter("hits", 1, api="a"),
+        gauge("hits", 2, api="b"),
+        gauge("hits", 3, api="b"),
+        counter("calls", 4, api="a"),
+    ]
+    text = to_text(points).decode()
+    families = list(text_string_to_metric_families(text))
+    assert [family.name for family in families] == ["hits", "calls"]
+    assert lines(*points) == ['hits{api="a"} 1.0', 'hits{api="b"} 2.0', 'calls{api="a"} 4.0']
+
+
+NAMES = st.sampled_from(["a", "b"]), st.sampled_from(["", "_sum", "_count", "_bucket", "_total", "_sum_total"])
+KINDS = st.sampled_from([SeriesKind.COUNTER, SeriesKind.GAUGE, SeriesKind.BUCKET])
+SOME_SERIES = st.sets(st.tuples(st.sampled_from(["x", "y"]), KINDS, st.builds(str.__add__, *NAMES)))
+
+
+@given(SOME_SERIES)
+@example({("x", SeriesKind.BUCKET, "a"), ("x", SeriesKind.GAUGE, "a_sum")})
+@example({("x", SeriesKind.COUNTER, "a_total"), ("y", SeriesKind.GAUGE, "a")})
+@example({("x", SeriesKind.BUCKET, "a"), ("y", SeriesKind.GAUGE, "a"), ("x", SeriesKind.COUNTER, "a_sum_total")})
+def test_whatever_names_are_used_the_page_has_each_family_and_line_once(
+    found: set[tuple[str, SeriesKind, str]],
+) -> None:
+    points: list[Point] = []
+    for api, kind, name in sorted(found):
+        labels = {"le": "1"} if kind is SeriesKind.BUCKET else {}
+        points += points_of(api, {series_key(kind, name, labels): 1.0})
+
+    families = list(text_string_to_metric_families(to_text(points).decode()))
+
+    assert len({family.name for family in families}) == len(families)
+    lines = [(sample.name, *sample.labels.items()) for family in families for sample in family.samples]
+    assert len(set(lines)) == len(lines)
+    assert {family.name for family in families} >= {name for _, kind, name in found if kind is SeriesKind.BUCKET} - {
+        name for _, kind, name in found if kind is not SeriesKind.BUCKET
+    }
+
+
+def test_what_was_stored_though_utf_8_can_not_say_it_is_escaped() -> None:
+    numbers = {series_key(SeriesKind.GAUGE, "x", {"tag": "a\ud800"}): 1.0}
+
+    (family,) = text_string_to_metric_families(to_text(points_of("iris", numbers)).decode())
+
+    assert family.samples[0].labels == {"api": "iris", "tag": r"a\ud800"}
+
+
+def test_the_reference_has_every_name() -> None:
+    assert set(re.findall(r"`(cortex_\w+)`", REFERENCE.read_text())) == set(HELP)

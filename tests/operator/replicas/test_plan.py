@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cortex.config.schema import Api
+from cortex.lifecycle import ProcessState
+from cortex.operator.replicas.plan import (
+    Action,
+    Preparation,
+    Prepare,
+    Promote,
+    Replica,
+    Retire,
+    Stage,
+    Start,
+    plan,
+    wanted_replicas,
+)
+from cortex.state.apis import ApiRecord, StoredFailure
+from harness.replicas.fleet import BROKEN, FAILED, READY, RESTARTING, STARTING, api, process, record, replica, target
+
+DONE = Preparation(Stage.DONE)
+
+
+def decide(desired: ApiRecord, replicas: list[Replica], now: float = 0.0, **preparations: Preparation) -> list[Action]:
+    by_revision = {"r1": DONE, "r2": DONE, **preparations}
+    return plan([desired], replicas, {("iris", revision): value for revision, value in by_revision.items()}, now)
+
+
+def started(actions: list[Action]) -> list[str]:
+    return [action.target.revision for action in actions if isinstance(action, Start)]
+
+
+def retired(actions: list[Action]) -> list[str]:
+    return [action.replica_id for action in actions if isinstance(action, Retire)]
+
+
+def test_a_new_api_is_prepared_before_anything_starts() -> None:
+    newest = target()
+    assert decide(record(newest), [], r1=Preparation()) == [Prepare(newest)]
+    assert decide(record(newest), [], r1=Preparation(Stage.RUNNING)) == []
+
+
+def test_all_replicas_of_a_new_api_start_at_once() -> None:
+    assert started(decide(record(target(spec=api(replicas=3))), [])) == ["r1"] * 3
+
+
+def test_what_runs_as_wanted_is_left_alone() -> None:
+    assert decide(record(target(), target()), [replica("a")]) == []
+
+
+def test_a_revision_is_promoted_once_all_its_replicas_are_ready() -> None:
+    newest = target(spec=api(replicas=2))
+    assert decide(record(newest), [replica("a"), replica("b", STARTING)]) == []
+    assert decide(record(newest), [replica("a"), replica("b")]) == [Promote(newest)]
+
+
+def test_a_changed_spec_of_the_same_revision_is_promoted_and_restarts_nothing() -> None:
+    newest = target(spec=api(networking={"endpoint": "/other"}))
+    assert decide(record(newest, target()), [replica("a")]) == [Promote(newest)]
+
+
+def test_an_update_starts_the_new_before_the_old_goes() -> None:
+    desired = record(target("r2"), target("r1"))
+    assert decide(desired, [replica("old")]) == [Start(target("r2"))]
+    assert decide(desired, [replica("old"), replica("new", STARTING, revision="r2")]) == []
+    ready = decide(desired, [replica("old"), replica("new", revision="r2")])
+    assert ready == [Promote(target("r2")), Retire("old")]
+
+
+def test_an_update_of_many_replaces_them_within_the_surge() -> None:
+    desired = record(target("r2", api(replicas=8)), target("r1", api(replicas=8)))
+    assert len(started(decide(desired, [replica(f"o{i}") for i in range(8)]))) == 2
+
+
+def test_without_surge_old_replicas_make_room() -> None:
+    strategy = {"max_surge": "0", "max_unavailable": "50%"}
+    desired = record(target("r2", api(replicas=4, update_strategy=strategy)), target("r1", api(replicas=4)))
+    olds = [replica(f"o{i}", started_at=i) for i in range(4)]
+    assert decide(desired, olds, r2=Preparation()) == [Prepare(desired.target)]
+    actions = decide(desired, olds)
+    assert retired(actions) == ["o2", "o3"]
+    assert started(actions) == ["r2", "r2"]
+
+
+def test_while_the_new_revision_fails_the_old_keeps_its_full_number() -> None:
+    desired = record(target("r2", api(replicas=3)), target("r1", api(replicas=3)))
+    failing = replica("new", FAILED, revision="r2")
+    assert decide(desired, [replica("a"), replica("b"), replica("c"), failing]) == []
+    assert started(decide(desired, [replica("a"), replica("b"), failing])) == ["r1"]
+
+
+def test_while_the_new_environment_cannot_be_built_the_old_keeps_its_full_number() -> None:
+    desired = record(target("r2"), target("r1"))
+    broken = Preparation(Stage.NEEDED, BROKEN, hold_until=10)
+    assert decide(desired, [replica("a")], r2=broken) == []
+    assert started(decide(desired, [], r2=broken)) == ["r1"]
+    assert decide(desired, [replica("a")], now=10, r2=broken) == [Prepare(target("r2"))]
+
+
+def test_an_old_replica_lost_during_an_update_is_replaced() -> None:
+    desired = record(target("r2"), target("r1"))
+    actions = decide(desired, [replica("new", STARTING, revision="r2")])
+    assert started(actions) == ["r1"]
+
+
+def test_only_one_failing_replica_is_kept() -> None:
+    desired = record(target(spec=api(replicas=3)))
+    actions = decide(desired, [replica(name, FAILED, started_at=at) for at, name in enumerate("abc")])
+    assert actions == [Retire("b"), Retire("c")]
+
+
+def test_a_failing_process_beside_ready_ones_is_no_reason_to_stop_them() -> None:
+    desired = record(target(spec=api(replicas=2)))
+    half = [replica("a", READY, FAILED), replica("b", READY, FAILED)]
+    assert decide(desired, half) == []
+
+
+def test_scaling_down_keeps_the_oldest_ready_ones() -> None:
+    desired = record(target(), target())
+    replicas = [replica("a", STARTING), replica("b", started_at=2), replica("c", started_at=1)]
+    assert retired(decide(desired, replicas)) == ["b", "a"]
+
+
+def test_a_lost_replica_is_replaced_after_its_back_off() -> None:
+    desired = record(target(), target())
+    held = Preparation(Stage.DONE, hold_until=5.0)
+    assert decide(desired, [], now=4.9, r1=held) == []
+    assert started(decide(desired, [], now=5.0, r1=held)) == ["r1"]
+
+
+def test_replicas_of_a_deleted_api_are_retired() -> None:
+    assert plan([], [replica("a"), replica("b")], {}, 0) == [Retire("a"), Retire("b")]
+
+
+def test_a_start_that_a_newer_deploy_overtook_is_stopped() -> None:
+    desired = record(target("r3"), target("r1"))
+    actions = decide(desired, [replica("old"), replica("mid", STARTING, revision="r2")], r3=DONE)
+    assert retired(actions) == ["mid"]
+    assert started(actions) == ["r3"]
+
+
+def test_an_old_process_that_is_being_started_again_is_kept() -> None:
+    desired = record(target("r2"), target("r1"))
+    assert retired(decide(desired, [replica("old", RESTARTING), replica("new", STARTING, revision="r2")])) == []
+
+
+# Whole histories: a world in which replicas start, fail, vanish and recover while specs change.
+
+
+@dataclass
+class World:
+    """Applies actions as the reconciler would, and lets things happen to replicas."""
+
+    desired: ApiRecord
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
+    prepared: set[str] = field(default_factory=set)
+    serial: int = 0
+
+    def serving(self) -> int:
+        return sum(item.is_ready for item in self.replicas.values())
+
+    def act(self) -> list[Action]:
+        preparations = {("iris", revision): DONE for revision in self.prepared}
+        before, wanted = self.serving(), self.desired.spec.autoscaling.init_replicas
+        actions = plan([self.desired], self.replicas.values(), preparations, 0.0)
+        for action in actions:
+            self.apply(action)
+        assert self.serving() >= min(before, wanted)
+        stuck = [item for item in self.replicas.values() if item.is_stuck and self.is_newest(item)]
+        assert len(stuck) <= 1
+        return actions
+
+    def apply(self, action: Action) -> None:
+        match action:
+            case Prepare(wanted):
+                self.prepared.add(wanted.revision)
+            case Start(wanted):
+                self.serial += 1
+                name = f"{self.serial:04d}"
+                self.replicas[name] = replica(name, STARTING, revision=wanted.revision, started_at=self.serial)
+            case Retire(name):
+                del self.replicas[name]
+            case Promote(wanted):
+                self.desired = replace(self.desired, serving=wanted, failure=None)
+
+    def is_newest(self, item: Replica) -> bool:
+        return item.spec.revision == self.desired.revision
+
+    def deploy(self, revision: str, count: int) -> None:
+        self.desired = replace(self.desired, target=target(revision, api(replicas=count)))
+
+    def finish_starts(self, limit: int) -> None:
+        for item in [item for item in self.replicas.values() if not item.is_ready][:limit]:
+            self.settle(item)
+
+    def settle(self, item: Replica) -> None:
+        outcome = FAILED if item.spec.revision in self.broken else READY
+        self.become(item, outcome.state, failed_starts=outcome.failed_starts, failure=outcome.failure)
+
+    def become(self, item: Replica, state: ProcessState, **changes: object) -> None:
+        old = item.status.processes[0]
+        process = replace(old, state=state, **changes)  # type: ignore[arg-type]
+        processes = tuple(process if other is old else other for other in item.status.processes)
+        status = replace(item.status, processes=processes)
+        self.replicas[item.spec.id] = Replica(item.spec, status)
+
+    def crash(self, position: int) -> None:
+        ready = [item for item in self.replicas.values() if item.is_ready]
+        if ready:
+            item = ready[position % len(ready)]
+            self.become(item, ProcessState.STARTING, restarts=item.status.processes[0].restarts + 1)
+
+    def vanish(self, position: int) -> None:
+        if self.replicas:
+            del self.replicas[sorted(self.replicas)[position % len(self.replicas)]]
+
+
+revisions = st.sampled_from(["r1", "r2", "r3"])
+events = st.one_of(
+    st.tuples(st.just("deploy"), revisions, st.integers(1, 5)),
+    st.tuples(st.just("finish"), st.integers(1, 5)),
+    st.tuples(st.just("crash"), st.integers(0, 9)),
+    st.tuples(st.just("vanish"), st.integers(0, 9)),
+    st.tuples(st.just("act")),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(events, max_size=30), st.sets(revisions))
+def test_no_history_serves_less_than_before_and_every_history_converges(
+    history: list[tuple[str, ...]], broken: set[str]
+) -> None:
+    world = World(record(target("r1", api(replicas=2))), broken=broken)
+    for name, *arguments in history:
+        match name:
+            case "deploy":
+                world.deploy(*arguments)  # type: ignore[arg-type]
+            case "finish":
+                world.finish_starts(*arguments)  # type: ignore[arg-type]
+            case "crash":
+                world.crash(*arguments)  # type: ignore[arg-type]
+            case "vanish":
+                world.vanish(*arguments)  # type: ignore[arg-type]
+        world.act()
+    for _ in range(60):
+        world.finish_starts(99)
+        if not world.act() and all(item.is_ready or item.has_failed for item in world.replicas.values()):
+            break
+    else:
+        raise AssertionError("does not come to rest")
+    check_at_rest(world)
+
+
+def check_at_rest(world: World) -> None:
+    wanted = world.desired.spec.autoscaling.init_replicas
+    newest = [item for item in world.replicas.values() if world.is_newest(item)]
+    if world.desired.revision not in world.broken:
+        assert len(world.replicas) == wanted == world.serving()
+        assert len(newest) == wanted
+        return
+    assert len([item for item in newest if item.has_failed]) == 1
+    serving = world.desired.serving
+    if serving and serving.revision not in world.broken:
+        assert world.serving() == wanted
+
+
+@pytest.mark.parametrize("state", [ProcessState.BACKING_OFF, ProcessState.STARTING])
+def test_a_replica_that_keeps_dying_after_it_served_is_not_stopped(state: ProcessState) -> None:
+    desired = record(target(spec=api(replicas=2)), target(spec=api(replicas=2)))
+    dying = [replica(name, process(state=state, restarts=5)) for name in "ab"]
+    assert decide(desired, dying) == []
+
+
+def test_a_splitter_has_nothing_to_prepare() -> None:
+    split = Api.model_validate({"name": "iris", "kind": "TrafficSplitter", "apis": [{"name": "one", "weight": 100}]})
+    newest = target(spec=split)
+    assert plan([record(newest)], [], {}, 0.0) == [Promote(newest)]
+    assert plan([record(newest, newest)], [], {}, 0.0) == []
+
+
+def test_an_api_without_replicas_has_one_while_its_revision_is_to_show_that_it_can_serve() -> None:
+    newest = target("r2", api(autoscaling={"min_replicas": 0}))
+    idle = record(newest, newest, replicas=0)
+    assert wanted_replicas(idle) == 0
+    assert wanted_replicas(replace(idle, serving=target("r1"))) == 1
+    # Callers read why it fails and are not held, so that none of them would wake it.
+    assert wanted_replicas(replace(idle, failure=StoredFailure("ValueError: bad weights"))) == 1

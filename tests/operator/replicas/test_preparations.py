@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from cortex.engine.preparing import Prepared
+from cortex.errors import EnvironmentBuildError
+from cortex.operator.replicas.plan import Preparation, Stage
+from cortex.operator.replicas.preparations import Preparations
+from cortex.replica.spec import Failure
+from cortex.state.apis import Target
+from cortex.telemetry import Logger
+from harness.replicas.fleet import target
+
+KEY = ("iris", "r1")
+PREPARED = Prepared("python", {})
+
+
+@dataclass
+class Desk:
+    """Preparations whose outcome and clock the test decides."""
+
+    outcomes: list[Prepared | Exception] = field(default_factory=list)
+    now: float = 0.0
+    changes: int = 0
+
+    def __post_init__(self) -> None:
+        self.preparations = Preparations(self._prepare, self._changed, lambda: self.now, Logger("test"))
+
+    async def _prepare(self, _: Target) -> Prepared:
+        await asyncio.sleep(0)
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    async def attempt(self) -> Preparation:
+        before = self.changes
+        self.preparations.begin(target())
+        while self.changes == before:
+            await asyncio.sleep(0)
+        return self.state
+
+    @property
+    def state(self) -> Preparation:
+        return self.preparations.states()[KEY]
+
+
+def run(test: Callable[[Desk], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        await test(desk)
+        await desk.preparations.shutdown()
+
+    asyncio.run(scenario())
+
+
+def test_what_was_prepared_is_there_and_is_prepared_once() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.outcomes = [PREPARED]
+        assert await desk.attempt() == Preparation(Stage.DONE)
+        desk.preparations.begin(target())
+        assert desk.preparations.prepared(target()) == PREPARED
+
+    run(scenario)
+
+
+def test_a_failure_is_kept_while_the_next_attempt_runs_and_delays_it_longer_each_time() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.outcomes = [EnvironmentBuildError("no such package"), RuntimeError("disk"), PREPARED]
+        failed = await desk.attempt()
+        assert failed == Preparation(Stage.NEEDED, Failure("no such package"), hold_until=10.0, failures=1)
+        desk.preparations.begin(target())
+        assert (desk.state.stage, desk.state.failure) == (Stage.RUNNING, Failure("no such package"))
+        while desk.changes < 2:
+            await asyncio.sleep(0)
+        assert desk.state.hold_until == 20.0
+        assert await desk.attempt() == Preparation(Stage.DONE)
+
+    run(scenario)
+
+
+def test_lost_replicas_are_replaced_later_and_later_until_a_while_goes_well() -> None:
+    async def scenario(desk: Desk) -> None:
+        delays = []
+        for _ in range(9):
+            desk.preparations.lost(KEY, was_ready=True)
+            delays.append(desk.state.hold_until - desk.now)
+            desk.now += delays[-1]
+            desk.now += 1
+        assert delays == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+        desk.now += 1000
+        desk.preparations.lost(KEY, was_ready=True)
+        assert desk.state.hold_until == desk.now
+        assert desk.state.failure is None
+
+    run(scenario)
+
+
+def test_replicas_lost_at_one_blow_are_replaced_at_once() -> None:
+    async def scenario(desk: Desk) -> None:
+        for _ in range(20):
+            desk.preparations.lost(KEY, was_ready=True)
+            desk.now += 0.01
+        assert desk.state.hold_until <= desk.now
+
+    run(scenario)
+
+
+def test_a_replica_that_ends_before_it_is_ready_is_a_failure_until_one_becomes_ready() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.preparations.lost(KEY, was_ready=False)
+        assert desk.state.failure is not None
+        desk.preparations.became_ready(KEY)
+        assert desk.state.failure is None
+
+    run(scenario)
+
+
+def test_a_revision_nobody_wants_is_forgotten_with_what_is_done_for_it() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.outcomes = [PREPARED]
+        desk.preparations.begin(target())
+        desk.preparations.keep_only(())
+        assert desk.preparations.states() == {}
+        await asyncio.sleep(0.01)
+        assert desk.outcomes == [PREPARED]
+
+    run(scenario)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+
+from cortex.errors import GatewayError
+from cortex.gateway.routes import Backend, RoutingTable
+from cortex.operator.replicas.publisher import LATE_AFTER_S, TOLD_AFTER_S, RoutePublisher
+from cortex.telemetry import Logger
+from harness.wait import PATIENCE_S
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def table(name: str) -> RoutingTable:
+    return RoutingTable((Backend(name, f"/{name}", 60, 1, 1, "starting"),))
+
+
+class Recorder:
+    """A gateway that takes tables when the test lets it."""
+
+    def __init__(self) -> None:
+        self.applied: list[str] = []
+        self.errors = 0
+        self.error: Exception = GatewayError("not now")
+        self.gate = asyncio.Event()
+
+    async def apply(self, table: RoutingTable) -> None:
+        await self.gate.wait()
+        if self.errors:
+            self.errors -= 1
+            raise self.error
+        self.applied.append(table.backends[0].api)
+
+    async def drained(self, names: Collection[str]) -> set[str]:
+        return set(names)
+
+
+def run(test: Callable[[Recorder, RoutePublisher], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        gateway = Recorder()
+        publisher = RoutePublisher(gateway, lambda: None, Logger("test"))
+        task = asyncio.create_task(publisher.run())
+        await asyncio.wait_for(test(gateway, publisher), PATIENCE_S)
+        task.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_tables_that_are_overtaken_are_skipped() -> None:
+    async def scenario(gateway: Recorder, publisher: RoutePublisher) -> None:
+        publisher.publish(table("a"))
+        await asyncio.sleep(0)
+        publisher.publish(table("b"))
+        publisher.publish(table("c"))
+        assert not publisher.is_settled
+        gateway.gate.set()
+        await publisher.applied()
+        assert gateway.applied == ["a", "c"]
+        assert publisher.is_settled
+
+    run(scenario)
+
+
+def test_the_same_table_is_applied_once_unless_it_may_be_lost() -> None:
+    async def scenario(gateway: Recorder, publisher: RoutePublisher) -> None:
+        gateway.gate.set()
+        for _ in range(3):
+            publisher.publish(table("a"))
+            await publisher.applied()
+        publisher.publish_again()
+        await publisher.applied()
+        assert gateway.applied == ["a", "a"]
+
+    run(scenario)
+
+
+def test_a_table_that_is_refused_is_tried_again() -> None:
+    async def scenario(gateway: Recorder, publisher: RoutePublisher) -> None:
+        gateway.errors = 1
+        gateway.gate.set()
+        publisher.publish(table("a"))
+        await publisher.applied()
+        assert gateway.applied == ["a"]
+
+    run(scenario)
+
+
+def test_an_unexpected_error_does_not_end_the_publishing_of_routes() -> None:
+    async def scenario(gateway: Recorder, publisher: RoutePublisher) -> None:
+        gateway.errors = 1
+        gateway.error = OSError(28, "no space left on device")
+        gateway.gate.set()
+        publisher.publish(table("a"))
+        await publisher.applied()
+        assert gateway.applied == ["a"]
+
+    run(scenario)
+
+
+def test_routes_that_are_refused_for_long_are_told_of_until_they_are_in_force() -> None:
+    async def scenario() -> None:
+        gateway, clock, told = Recorder(), Clock(), asyncio.Event()
+        gateway.errors = 1_000_000
+        publisher = RoutePublisher(gateway, told.set, Logger("test"), clock)
+        task = asyncio.create_task(publisher.run())
+        publisher.publish(table("a"))
+        assert not publisher.is_late
+        clock.now += 2 * LATE_AFTER_S
+        assert (publisher.is_late, publisher.failure) == (True, "")
+        gateway.gate.set()
+        await asyncio.wait_for(told.wait(), PATIENCE_S)
+        assert (publisher.is_late, publisher.failure) == (True, "")
+        clock.now += TOLD_AFTER_S
+        assert publisher.failure == "not now"
+        publisher.publish(table("b"))  # a newer table is not taken either
+        assert publisher.failure == "not now"
+        gateway.errors = 0
+        await asyncio.wait_for(publisher.applied(), PATIENCE_S)
+        assert (publisher.is_late, publisher.failure, gateway.applied) == (False, "", ["b"])
+        task.cancel()
+
+    asyncio.run(scenario())

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from cortex.engine.preparing import Prepared
+from cortex.home import Home
+from cortex.models.spec import DEFAULT_MODEL, ModelPath
+from cortex.operator.replicas.replica_specs import replica_spec
+from cortex.replica.spec import ReplicaSpec
+from harness.replicas.fleet import api, target
+
+PREPARED = Prepared("python", {"KEY": "value"})
+
+
+def spec_of(tmp_path: Path, handler: dict[str, object] | None = None, **sections: object) -> ReplicaSpec:
+    base = {"interface": "predictor", "type": "python", "path": "predictor.py", **(handler or {})}
+    return replica_spec(Home(tmp_path), target(spec=api(handler=base, **sections)), PREPARED)
+
+
+def test_an_api_without_models_needs_no_model_agent(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    assert (spec.models, spec.model_agent_socket, spec.type, spec.gpu, spec.inf) == (None, None, "python", 0, 0)
+
+
+def test_models_of_the_project_are_those_of_its_unpacked_folder(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, {"type": "onnx", "models": {"path": "models/iris"}})
+    assert spec.models is not None
+    assert spec.models.paths == (ModelPath(DEFAULT_MODEL, str(tmp_path / "projects/project-of-r1/models/iris")),)
+    assert spec.model_agent_socket == str(Home(tmp_path).model_agent_socket)
+    assert spec.type == "onnx"
+
+
+def test_a_replica_is_told_what_it_may_compute_with(tmp_path: Path) -> None:
+    handler = {"type": "tensorflow", "models": {"dir": "s3://bucket/models"}, "tensorflow_serving": "localhost:8500"}
+    spec = spec_of(tmp_path, handler, compute={"gpu": 2})
+    assert (spec.gpu, spec.gpu_ids, spec.tensorflow_serving) == (2, (), "localhost:8500")
+
+
+def test_models_of_another_server_need_no_model_agent(tmp_path: Path) -> None:
+    handler = {"type": "tensorflow", "models": {"path": "s3://bucket/iris"}, "tensorflow_serving": "localhost:8500"}
+    spec = spec_of(tmp_path, handler)
+    assert spec.models is not None
+    assert spec.model_agent_socket is None

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cortex.config.schema import Api
+from cortex.gateway.routes import Backend, Share, Split
+from cortex.lifecycle import ProcessState
+from cortex.operator.replicas.plan import Preparation, Replica
+from cortex.operator.replicas.routing import capacity, routes_of
+from harness.replicas.fleet import BROKEN, FAILED, READY, RESTARTING, STARTING, api, process, record, replica, target
+
+BACKING_OFF = process(state=ProcessState.BACKING_OFF, restarts=3)
+
+
+def backend(replicas: list[Replica], preparation: Preparation | None = None, **spec: object) -> Backend:
+    desired = record(target(spec=api(**spec)))  # type: ignore[arg-type]
+    preparations = {("iris", "r1"): preparation} if preparation else {}
+    (found,) = routes_of([desired], replicas, preparations).backends
+    return found
+
+
+def names(found: Backend) -> list[str]:
+    return [server.name for server in found.servers]
+
+
+def test_every_ready_process_of_every_revision_is_routed_under_a_stable_name() -> None:
+    replicas = [replica("b", READY, READY), replica("a", revision="r0")]
+    assert names(backend(replicas)) == ["a-0", "b-0", "b-1"]
+
+
+def test_a_process_that_has_not_answered_yet_is_not_routed() -> None:
+    assert names(backend([replica("a", STARTING), replica("b", FAILED)])) == []
+
+
+def test_a_restarting_process_is_out_while_others_answer_and_kept_where_it_is_the_only_one() -> None:
+    assert names(backend([replica("a", RESTARTING), replica("b")])) == ["b-0"]
+    assert names(backend([replica("a", RESTARTING)])) == ["a-0"]
+    assert names(backend([replica("a", BACKING_OFF)])) == []
+
+
+def test_callers_read_why_nothing_answers() -> None:
+    assert backend([]).unavailable == "starting"
+    assert backend([replica("a", FAILED)]).unavailable == BROKEN.message
+    assert backend([], Preparation(failure=BROKEN)).unavailable == BROKEN.message
+
+
+@pytest.mark.parametrize(
+    ("slots", "lent", "limit", "expected"),
+    [
+        (1, 0, 1024, 3),
+        (4, 0, 1024, 9),
+        (8, 0, 1024, 13),
+        (1, 0, 1, 1),
+        (1, 0, 2, 2),
+        (1, 1, 1024, 3 + 8),
+        (1, 4, 1024, 3 + 8),
+        (1, 5, 1024, 3 + 16),
+        (1, 200, 1024, 3 + 304),
+    ],
+)
+def test_capacity_is_a_few_more_than_run_and_what_is_lent(slots: int, lent: int, limit: int, expected: int) -> None:
+    assert capacity(slots, lent, limit, only_process=False) == expected
+
+
+def test_the_only_process_is_given_more_ahead_as_nobody_else_could_take_it() -> None:
+    assert capacity(1, 0, 1024, only_process=True) == 16
+    assert capacity(1, 0, 4, only_process=True) == 4
+    assert [server.capacity for server in backend([replica("a")]).servers] == [16]
+
+
+@pytest.mark.parametrize(
+    ("slots", "lent", "limit", "gateways", "expected"),
+    [
+        (1, 0, 1024, 2, 2),
+        (1, 0, 1024, 50, 2),
+        (8, 0, 1024, 5, 9),
+        (8, 0, 8, 2, 4),
+        (8, 0, 3, 2, 2),
+        (8, 0, 1, 3, 1),
+        (1, 5, 1024, 2, 2 + 16),
+    ],
+)
+def test_gateways_share_a_process_out_of_which_each_may_fill_all_slots(
+    slots: int, lent: int, limit: int, gateways: int, expected: int
+) -> None:
+    assert capacity(slots, lent, limit, False, gateways) == expected
+
+
+@pytest.mark.parametrize("gateways", [1, 2, 3, 7])
+def test_what_gateways_let_wait_and_run_is_what_the_api_allows(gateways: int) -> None:
+    desired = record(target(spec=api(autoscaling={"max_replica_concurrency": 100})))
+    (found,) = routes_of([desired], [replica("a", slots=2)], {}, gateways=gateways).backends
+    allowed = gateways * (found.max_queue + found.servers[0].capacity)
+    assert 100 <= allowed < 100 + gateways
+
+
+def test_the_queue_is_what_the_api_allows_beyond_what_runs() -> None:
+    spec = {"processes": 4, "autoscaling": {"max_replica_concurrency": 100}}
+    assert backend([replica("a", *[READY] * 4, slots=5)], **spec).max_queue == 25 - 10
+    assert backend([replica("a")], autoscaling={"max_replica_concurrency": 1}).max_queue == 0
+
+
+def test_the_queue_is_the_same_for_any_number_of_replicas() -> None:
+    bounds = {backend([replica(str(number)) for number in range(count)]).max_queue for count in range(4)}
+    assert bounds == {1024 - 16}
+
+
+def test_changes_of_networking_reach_the_gateway() -> None:
+    found = backend([], networking={"endpoint": "/flowers", "timeout_s": 1.5, "max_body_size": 1000})
+    assert (found.endpoint, found.timeout_s, found.max_body_bytes) == ("/flowers", 1.5, 1000)
+
+
+def test_lent_connections_raise_the_capacity_of_their_process_only() -> None:
+    replicas = [replica("a", replace(READY, lent=3), READY)]
+    assert [server.capacity for server in backend(replicas).servers] == [11, 3]
+
+
+def test_an_api_that_may_have_no_replica_holds_requests_unless_none_can_come() -> None:
+    idle = {"autoscaling": {"min_replicas": 0}}
+    assert not backend([]).holds
+    assert backend([], **idle).holds
+    assert backend([replica("a")], **idle).holds
+    assert not backend([replica("a", FAILED)], **idle).holds
+    assert not backend([], Preparation(lack="no GPU"), **idle).holds
+
+
+def test_access_is_logged_where_asked() -> None:
+    assert not backend([]).access_log
+    assert backend([], networking={"access_log": True}).access_log
+
+
+def test_a_splitter_shares_its_requests_out_and_copies_some() -> None:
+    shares = [
+        {"name": "one", "weight": 30},
+        {"name": "two", "weight": 70},
+        {"name": "dark", "weight": 5, "shadow": True},
+    ]
+    split = Api.model_validate({"name": "iris", "kind": "TrafficSplitter", "apis": shares})
+    table = routes_of([record(target(spec=split))], [], {})
+    assert table.backends == ()
+    assert table.splits == (Split("iris", "/iris", (Share("one", 30), Share("two", 70)), Share("dark", 5)),)

@@ -1,0 +1,79 @@
+"""The operator serves what its files have, as long as that fits."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import ssl
+from pathlib import Path
+
+import pytest
+
+from cortex.operator.certificates import ServedCertificate
+from cortex.operator.settings import Settings
+from cortex.telemetry import Logger
+from cortex.tls import CertificateError, CertificateFiles
+from harness.servers.certificates import write_pair
+
+LOGGER = Logger("test")
+
+
+def shown_by(context: ssl.SSLContext) -> str:
+    """Return the certificate that a server with this context shows, in PEM form."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    client = trusting.wrap_bio(to_client, to_server, server_hostname="x")
+    server = context.wrap_bio(to_server, to_client, server_side=True)
+    for side in (client, server, client):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    der = client.getpeercert(binary_form=True)
+    assert der is not None
+    return ssl.DER_cert_to_PEM_cert(der)
+
+
+def test_renewed_files_are_served_once_they_fit(tmp_path: Path) -> None:
+    files, fingerprints = CertificateFiles(*write_pair(tmp_path, "old")), tmp_path / "fingerprints"
+    first = files.certificate.read_text()
+    served = ServedCertificate(files, fingerprints, LOGGER)
+    assert served.context is not None
+    assert shown_by(served.context) == first
+    assert not served.renew()
+    certificate, key = write_pair(tmp_path, "new", stem="new")
+    shutil.copy(certificate, files.certificate)
+    assert not served.renew()  # the key is that of the other still
+    assert shown_by(served.context) == first
+    files.key.unlink()
+    assert not served.renew()
+    shutil.copy(key, files.key)
+    assert served.renew() and not served.renew()
+    assert shown_by(served.context) == certificate.read_text()
+    assert len(set(fingerprints.read_text().split())) == 2
+    assert served.is_name("new") and served.is_name("old") and not served.is_name("other")
+    assert certificate.read_text() in served.pem
+    ServedCertificate(files, fingerprints, LOGGER)
+    assert len(fingerprints.read_text().split()) == 1
+
+
+def test_files_that_can_not_be_served_keep_an_operator_from_starting(tmp_path: Path) -> None:
+    with pytest.raises(CertificateError):
+        ServedCertificate(CertificateFiles(tmp_path / "a", tmp_path / "b"), tmp_path / "fingerprints", LOGGER)
+    assert not (tmp_path / "fingerprints").exists()
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", "https://c.org:1"), ("0.0.0.0", "https://c.org:1"), ("10.1.2.3", "https://10.1.2.3:1"),
+     ("::", "https://c.org:1"), ("fd00::1", "https://[fd00::1]:1"), ("b.org", "https://b.org:1")],
+)  # fmt: skip
+def test_urls_have_the_first_name_that_is_no_wildcard(tmp_path: Path, host: str, expected: str) -> None:
+    files = CertificateFiles(*write_pair(tmp_path, "*.org", "c.org", "d.org"))
+    served = ServedCertificate(files, tmp_path / "fingerprints", LOGGER)
+    assert served.named(Settings(host=host, tls=files)).url(1) == expected
+
+
+def test_without_a_certificate_there_is_plain_http(tmp_path: Path) -> None:
+    served = ServedCertificate(None, tmp_path / "fingerprints", LOGGER)
+    assert (served.context, served.pem, served.renew(), served.is_name("a")) == (None, "", False, False)
+    assert served.named(Settings()).url(1) == "http://127.0.0.1:1"

@@ -1,0 +1,233 @@
+"""A real operator with real replicas behind a real gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortex.home import Home
+from harness.installations.running import BROKEN_HANDLER, Load, RunningOperator, config, running_operator
+from harness.wait import wait_until
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def operator(home: Home) -> Iterator[RunningOperator]:
+    with running_operator(home) as running:
+        yield running
+
+
+def pids(operator: RunningOperator) -> set[int]:
+    return {item["pid"] for item in operator.replicas() if item["state"] == "ready"}
+
+
+def counts(operator: RunningOperator, group: str = "updated") -> dict[str, Any]:
+    return operator.api()["status"]["replica_counts"][group]
+
+
+def test_a_deployed_api_answers_and_a_deleted_one_is_gone(operator: RunningOperator) -> None:
+    assert operator.deploy(config())[0]["message"] == "creating iris (RealtimeAPI)"
+    answer = operator.wait()
+    assert answer["status"]["status_code"] == "live"
+    assert answer["endpoint"] == f"http://127.0.0.1:{operator.gateway_port}/iris"
+    assert operator.predict({})[1]["answer"] == "one"
+    assert operator.call("DELETE", "/v1/apis/iris")[1]["message"] == "deleting iris"
+    wait_until(lambda: not operator.replicas(), message="replicas gone")
+    wait_until(lambda: operator.predict({})[0] == 404, message="route gone")
+    assert operator.call("GET", "/v1/apis/iris")[0] == 404
+    wait_until(lambda: not list(operator.home.projects_dir.iterdir()), message="project deleted")
+
+
+def test_updates_refreshes_and_patches_fail_no_request(operator: RunningOperator) -> None:
+    operator.deploy(config(replicas=2))
+    operator.wait()
+    with Load(operator) as load:
+        before = pids(operator)
+        operator.deploy(config(replicas=2, answer="two"))
+        operator.wait()
+        assert operator.predict({})[1]["answer"] == "two"
+        assert operator.call("POST", "/v1/apis/iris/refresh")[1]["message"] == "updating iris (RealtimeAPI)"
+        operator.wait()
+        wait_until(lambda: len(operator.replicas()) == 2, message="old replicas gone")
+        refreshed = pids(operator)
+        assert not refreshed & before
+        for replicas in (3, 1):
+            status, _ = operator.call("POST", "/v1/patch", config(replicas=replicas, answer="two").encode())
+            assert status == 200
+            operator.wait()
+            wait_until(lambda replicas=replicas: len(operator.replicas()) == replicas, message="scaled")
+        assert pids(operator) <= refreshed
+    assert load.failures == []
+    assert set(load.answers) == {"one", "two"}
+
+
+def test_a_killed_operator_costs_no_request_and_its_successor_adopts_all(operator: RunningOperator) -> None:
+    operator.deploy(config(replicas=2))
+    operator.wait()
+    with Load(operator) as load:
+        before, gateway = pids(operator), operator.call("GET", "/v1/status")[1]["gateway"]["pid"]
+        operator.end(signal.SIGKILL)
+        assert operator.predict({})[0] == 200
+        operator.start()
+        assert pids(operator) == before
+        assert operator.call("GET", "/v1/status")[1]["gateway"]["pid"] == gateway
+        assert operator.wait()["status"]["status_code"] == "live"
+        operator.deploy(config(replicas=2, answer="two"))
+        assert operator.wait()["status"]["status_code"] == "live"
+    assert load.failures == []
+    assert load.answers[-1] == "two"
+
+
+def test_a_broken_update_keeps_the_old_version_and_says_why(operator: RunningOperator) -> None:
+    operator.deploy(config(replicas=2))
+    operator.wait()
+    with Load(operator) as load:
+        operator.deploy(config(replicas=2, answer="two"), BROKEN_HANDLER)
+        state = operator.wait()["status"]
+        assert state["status_code"] == "error"
+        assert state["failure"]["message"] == "ValueError: bad weights"
+        assert "handler.py" in state["failure"]["traceback"]
+        assert state["replica_counts"]["stale"]["ready"] == 2
+        assert state["replica_counts"]["updated"]["failed"] == 1
+        operator.deploy(config(replicas=2, answer="three"))
+        assert operator.wait()["status"]["status_code"] == "live"
+        wait_until(lambda: len(operator.replicas()) == 2, message="only the newest left")
+    assert load.answers[-1] == "three"
+    assert "two" not in load.answers
+    assert load.failures == []
+
+
+def test_an_old_replica_lost_while_the_update_fails_is_replaced(operator: RunningOperator) -> None:
+    operator.deploy(config(replicas=2))
+    operator.wait()
+    operator.deploy(config(replicas=2, answer="two"), BROKEN_HANDLER)
+    assert operator.wait()["status"]["status_code"] == "error"
+    lost = next(item for item in operator.replicas() if item["state"] == "ready")
+    os.kill(lost["supervisor_pid"], signal.SIGKILL)
+    wait_until(lambda: lost["id"] not in {item["id"] for item in operator.replicas()}, message="loss noticed")
+    wait_until(lambda: counts(operator, "stale")["ready"] == 2, message="replaced")
+    assert counts(operator)["failed"] == 1
+
+
+def test_a_broken_first_deploy_tells_callers_why(operator: RunningOperator) -> None:
+    operator.deploy(config(), BROKEN_HANDLER)
+    assert operator.wait()["status"]["status_code"] == "error"
+    status, answer = operator.predict({})
+    assert (status, answer["error"]) == (503, "no replica is ready: ValueError: bad weights")
+
+
+def test_a_gateway_that_can_not_take_routes_is_told_of_until_it_can(operator: RunningOperator) -> None:
+    operator.deploy(config())
+    assert operator.wait()["status"]["status_code"] == "live"
+    file = operator.home.run_dir / "gateway" / "haproxy.cfg"
+    kept = file.rename(file.with_name("kept"))
+    file.mkdir()  # which nobody can write a configuration to
+    operator.deploy(config(name="other"))
+    told = operator.wait("other")["status"]
+    assert told["status_code"] == operator.api("iris")["status"]["status_code"] == "error"
+    assert told["failure"]["message"].startswith("the gateway can't take its new routes: the gateway's files can't be")
+    assert operator.predict({})[0] == 200
+    file.rmdir()
+    kept.rename(file)
+    wait_until(lambda: operator.api("other")["status"]["status_code"] == "live")
+    assert operator.predict({}, "/other")[0] == 200
+    assert operator.api("iris")["status"]["status_code"] == "live"
+
+
+def test_an_operator_ended_by_a_signal_leaves_everything_running(operator: RunningOperator) -> None:
+    operator.deploy(config())
+    operator.wait()
+    operator.end(signal.SIGTERM)
+    assert operator.predict({})[0] == 200
+
+
+def test_two_operators_never_share_a_home(operator: RunningOperator) -> None:
+    second = operator.spawn()
+    _, stderr = second.communicate(timeout=60)
+    assert second.returncode == 1
+    assert b"an operator already runs for" in stderr
+
+
+def test_a_taken_port_is_a_clear_error(operator: RunningOperator, tmp_path: Any) -> None:
+    other = RunningOperator(Home(tmp_path / "other"))
+    other.port = operator.port
+    process = other.spawn()
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"127.0.0.1:{operator.port}: address already in use" in stderr.decode()
+
+
+def test_a_flood_of_silent_connections_stops_neither_the_operator_nor_the_gateway(operator: RunningOperator) -> None:
+    assert operator.process is not None
+    operator.deploy(config())
+    operator.wait()
+    gateway = operator.call("GET", "/v1/status")[1]["gateway"]["pid"]
+    resource.prlimit(operator.process.pid, resource.RLIMIT_NOFILE, (100, 100))
+    with contextlib.ExitStack() as stack:
+        for _ in range(150):
+            stack.enter_context(socket.create_connection(("127.0.0.1", operator.port)))
+        # Longer than it takes to find that a gateway hangs, which one that can't be asked must not be mistaken for.
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            assert operator.predict({})[0] == 200
+            threading.Event().wait(0.05)  # others want the cores, too
+    assert wait_until(lambda: operator.call("GET", "/v1/status")[1]["gateway"]["pid"] == gateway)
+
+
+def test_silent_connections_give_way_to_others(operator: RunningOperator) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(("127.0.0.1", operator.port)))
+        assert operator.call("GET", "/v1/apis") == (200, [])
+        assert operator.process is not None
+        open_files = sum(1 for _ in Path(f"/proc/{operator.process.pid}/fd").iterdir())
+        assert open_files < 200
+
+
+def test_the_token_and_the_identity_are_private(operator: RunningOperator) -> None:
+    files = [operator.home.token_file, operator.home.run_dir / "operator.json"]
+    files += operator.home.path.glob(f"{operator.home.database_file.name}*")
+    assert len(files) > 3
+    for file in files:
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_logs_of_all_replicas_are_streamed(operator: RunningOperator) -> None:
+    operator.deploy(config(), BROKEN_HANDLER)
+    operator.wait()
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", operator.port, timeout=20)
+    connection.request("GET", "/v1/apis/iris/logs?follow=true", headers={"authorization": f"Bearer {operator.token}"})
+    response = connection.getresponse()
+    replica = operator.replicas()[0]["id"].rsplit("-", 1)[-1]
+    line = response.readline().decode()
+    assert f" {replica} " in line
+    while "bad weights" not in line:
+        line = response.readline().decode()
+    connection.close()
+
+
+def test_a_deployment_is_one_whole(operator: RunningOperator) -> None:
+    functions = "def predict(sample, metadata):\n    return sample\n"
+    item = "- kind: api\n  name: {}\n  predictor: {{path: handler.py}}\n"
+    deployment = "- kind: deployment\n  name: iris\n"
+    both = deployment + item.format("a") + item.format("b")
+    results = operator.deploy(both, functions)
+    assert [result["message"] for result in results] == ["creating a api", "creating b api"]
+    operator.wait("a"), operator.wait("b")
+    results = operator.deploy(deployment + item.format("a"), functions)
+    assert [result["message"] for result in results] == ["a api is up to date", "deleting b api"]
+    assert operator.deploy(deployment + item.format("a"), functions)[0]["message"] == "iris deployment is up to date"

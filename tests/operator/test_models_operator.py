@@ -1,0 +1,131 @@
+"""A real operator that keeps a model agent running and tells of models."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cortex.client.cleanup import observe, stop_all
+from cortex.home import Home
+from harness.installations.running import RunningOperator, config, project, running_operator
+from harness.wait import wait_until
+
+pytestmark = pytest.mark.e2e
+
+PREDICTOR = """
+import pathlib
+class PythonPredictor:
+    def __init__(self, python_client, config):
+        self.client = python_client
+    def load_model(self, model_path):
+        text = pathlib.Path(model_path, "number").read_text()
+        if text == "bad":
+            raise ValueError("bad weights")
+        return int(text)
+    def predict(self, payload):
+        return {"number": self.client.get_model()}
+"""
+
+
+@pytest.fixture
+def operator(home: Home) -> Iterator[RunningOperator]:
+    with running_operator(home) as running:
+        yield running
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A model's folder with version 1."""
+    put(tmp_path / "iris", 1, "1")
+    return tmp_path / "iris"
+
+
+def put(source: Path, version: int, text: str) -> None:
+    folder = source / str(version)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "number").write_text(text)
+
+
+def yaml(source: Path, extra: str = "") -> str:
+    return f"""
+- name: iris
+  kind: RealtimeAPI
+  predictor:
+    type: python
+    path: handler.py
+    multi_model_reloading: {{path: {source}, poll_interval: 1s}}
+{extra}
+"""
+
+
+def agent_pid(operator: RunningOperator) -> int | None:
+    models = operator.call("GET", "/v1/status")[1]["models"]
+    return models["pid"] if models else None
+
+
+def latest(operator: RunningOperator) -> list[tuple[str, int]]:
+    models: dict[str, Any] = operator.api()["models"]
+    return [(row["version"], row["loaded"]) for row in models["versions"] if row["is_latest"]]
+
+
+def test_models_are_shown_reloaded_and_their_problems_told(operator: RunningOperator, source: Path) -> None:
+    operator.deploy(yaml(source), PREDICTOR)
+    answer = operator.wait()
+    assert answer["status"]["status_code"] == "live"
+    assert list(answer["realtime_model_metadata"]) == ["_cortex_default"]
+    wait_until(lambda: latest(operator) == [("1", 1)], message="version 1 shown")
+    put(source, 2, "2")
+    wait_until(lambda: latest(operator) == [("2", 1)], message="version 2 shown")
+    assert operator.predict({})[1] == {"number": 2}
+    put(source, 3, "bad")
+    wait_until(lambda: operator.api()["models"]["problems"], message="problem told")
+    (problem,) = operator.api()["models"]["problems"]
+    assert problem["version"] == "3"
+    assert problem["since"]
+    assert "bad weights" in problem["message"]
+    assert operator.predict({})[1] == {"number": 2}
+
+
+def test_the_model_agent_outlives_the_operator_and_ends_with_all(operator: RunningOperator, source: Path) -> None:
+    assert agent_pid(operator) is None
+    operator.deploy(yaml(source), PREDICTOR)
+    operator.wait()
+    wait_until(lambda: agent_pid(operator), message="agent runs")
+    pid = agent_pid(operator)
+    assert pid is not None
+    operator.end(signal.SIGKILL)
+    assert observe(operator.home)["models"] == {"pid": pid}
+    operator.start()
+    assert agent_pid(operator) == pid
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: agent_pid(operator) not in (None, pid), message="another agent runs")
+    agent = psutil.Process(agent_pid(operator))
+    operator.end(signal.SIGKILL)
+    assert stop_all(operator.home)
+    # It was killed, at the lowest priority; its parent is gone, so a zombie may be left.
+    wait_until(lambda: not agent.is_running() or agent.status() == psutil.STATUS_ZOMBIE, message="the agent ends")
+    assert observe(operator.home)["models"] is None
+
+
+def test_invalid_models_and_devices_that_are_not_there_refuse_a_deploy(operator: RunningOperator, source: Path) -> None:
+    text = yaml(source.parent / "gone", "  compute: {gpu: 99}\n")
+    status, answer = operator.call("POST", "/v1/deploy", project(text, PREDICTOR))
+    assert status == 400
+    found = [(item["line"], item["path"], item["message"]) for item in answer["diagnostics"]]
+    assert [(line, path) for line, path, _ in found] == [
+        (7, "iris.predictor.multi_model_reloading.path"),
+        (8, "iris.compute.gpu"),
+    ]
+    assert found[1][2].startswith("99: this machine has ")
+    assert operator.call("GET", "/v1/apis")[1] == []
+
+
+def test_an_api_without_models_shows_none(operator: RunningOperator) -> None:
+    operator.deploy(config())
+    assert operator.wait()["models"] is None

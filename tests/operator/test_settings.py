@@ -1,0 +1,23 @@
+"""What the operator is told when it starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from cortex.operator.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("host", "reached_at", "url"),
+    [
+        ("0.0.0.0", "10.1.2.3", "http://10.1.2.3:1"),
+        ("::", "fd00::7", "http://[fd00::7]:1"),
+        ("0.0.0.0", "head.example.com", "http://127.0.0.1:1"),  # the operator might refuse that name
+        ("10.9.9.9", "10.1.2.3", "http://10.9.9.9:1"),
+        ("127.0.0.1", "10.1.2.3", "http://127.0.0.1:1"),
+    ],
+)
+def test_urls_have_the_address_that_others_reach_where_all_are_listened_on(
+    host: str, reached_at: str, url: str
+) -> None:
+    assert Settings(host=host).reached_at(reached_at).url(1) == url

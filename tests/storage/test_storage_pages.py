@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from cortex.storage.client import list_objects
+from cortex.storage.entries import flaw_of_name
+from cortex.storage.pages import page_address, read_page, signing
+from harness.servers.buckets import start_gcs
+
+QUERY = "?prefix=d%2F&marker=d%2Fa+b&max-keys=1000&encoding-type=url&x-id="
+EMULATOR = {"service_account_key": '{"gcs_base_url": "http://127.0.0.1:1"}'}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "config", "address"),
+    [
+        ("s3", {"region": "eu-west-1"}, "https://s3.eu-west-1.amazonaws.com/b"),
+        ("s3", {"region": "x", "endpoint": "http://127.0.0.1:1/"}, "http://127.0.0.1:1/b"),
+        ("s3", {"endpoint": "http://b.host", "virtual_hosted_style_request": "true"}, "http://b.host/"),
+        ("gs", {}, "https://storage.googleapis.com/b"),
+        ("gs", EMULATOR, "http://127.0.0.1:1/b"),
+    ],
+)
+def test_a_page_is_asked_for_at_the_bucket(scheme: str, config: Mapping[str, str], address: str) -> None:
+    assert page_address(scheme, "b", config, "d/", "d/a b") == address + QUERY
+
+
+def test_public_buckets_and_emulators_need_no_signature() -> None:
+    assert signing("s3", {"skip_signature": "true"}, "address") is None
+    assert signing("gs", {"skip_signature": "true"}, "address") is None
+    assert signing("gs", EMULATOR, "address") is None
+    assert signing("gs", {}, "address") == {"base_url": "address"}
+    assert signing("s3", {"region": "x"}, "address") == {
+        "region": "x",
+        "endpoint": "address",
+        "virtual_hosted_style_request": "true",
+    }
+
+
+def page(key: str, is_encoded: bool, is_truncated: bool) -> bytes:
+    kind = "<EncodingType>url</EncodingType>" if is_encoded else ""
+    return (
+        f'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{kind}'
+        f"<IsTruncated>{str(is_truncated).lower()}</IsTruncated><Contents><Key>{key}</Key>"
+        f'<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>"tag"</ETag><Size>3</Size></Contents>'
+        f"</ListBucketResult>"
+    ).encode()
+
+
+def test_keys_are_read_as_they_are_encoded() -> None:
+    for key, is_encoded, expected in (("d/a+b%0A", True, "d/a b\n"), ("d/a+b%0A", False, "d/a+b%0A")):
+        found = read_page(page(key, is_encoded, False), "d/")
+        assert [(item.key, item.name, item.size_bytes, item.etag) for item in found.objects] == [
+            (expected, expected[2:], 3, "tag")
+        ]
+        assert found.last_key is None
+    assert read_page(page("d/x/", True, True), "d/").last_key == "d/x/"
+    with pytest.raises(ValueError, match="no XML"):
+        read_page(b"<html>", "d/")
+
+
+@pytest.mark.parametrize("name", ["", "a", "a/b", ".a", "..a/b..", "a b", "é" * 127, "a\\b"])
+def test_most_names_are_fine(name: str) -> None:
+    assert flaw_of_name(name) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["/", "/a", "a/", "a//b", ".", "..", "a/..", "./a", "a\0", "a\nb", "\x7f", "\udcff", "é" * 128, "a/" * 201 + "a"],
+)
+def test_names_that_no_file_can_have_are_told(name: str) -> None:
+    assert flaw_of_name(name)
+
+
+def test_an_odd_key_hides_no_others_at_google(tmp_path: Path) -> None:
+    server = start_gcs(tmp_path)
+    try:
+        for key in ("d/a", "d/a//b", "d/c d+e"):
+            server.put("models", key, b"x")
+        found = asyncio.run(list_objects("gs://models/d", {**os.environ, **server.environ}))
+    finally:
+        server.stop()
+    assert [(item.name, bool(item.flaw)) for item in found] == [("a", False), ("a//b", True), ("c d+e", False)]

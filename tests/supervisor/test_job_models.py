@@ -1,0 +1,100 @@
+"""Workers of jobs with models: those come through the model agent, once per process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+
+from cortex.lifecycle import ProcessState
+from cortex.models.spec import DEFAULT_MODEL, ModelPath, ModelSource, Version
+from harness.jobs.job_workers import running_job_worker
+from harness.models.model_makers import onnx_model
+from harness.models.scripted_agents import ScriptedAgent, catalogue, scripted_agent
+from harness.wait import wait_until
+
+SOURCE = """
+    class ONNXPredictor:
+        def __init__(self, onnx_client, config, job_spec):
+            self.client = onnx_client
+
+        def predict(self, payload):
+            return self.client.predict(payload)[0].tolist()
+"""
+
+
+@pytest.fixture
+def agent() -> Iterator[ScriptedAgent]:
+    with tempfile.TemporaryDirectory(prefix="cx-") as folder, scripted_agent(Path(folder)) as agent:
+        yield agent
+
+
+def onnx_version(agent: ScriptedAgent, digest: str, number: int) -> Version:
+    version = agent.content(digest, "")
+    assert version.path is not None
+    (Path(version.path) / "model.onnx").write_bytes(onnx_model(number)["model.onnx"])
+    return replace(version, number=str(number))
+
+
+def fields_of(agent: ScriptedAgent) -> dict[str, object]:
+    source = ModelSource("onnx", (ModelPath(DEFAULT_MODEL, "/nowhere"),), is_live=False)
+    return {"interface": "predictor", "type": "onnx", "models": source, "model_agent_socket": agent.socket}
+
+
+def test_models_are_loaded_once_for_all_jobs_of_a_worker(agent: ScriptedAgent) -> None:
+    agent.announce(catalogue(onnx_version(agent, "a", 1)))
+    with running_job_worker(SOURCE, **fields_of(agent)) as worker:
+        first = worker.submit([[1.0], [2.0]])
+        worker.wait_over(first, 30)
+        assert [orjson.loads(first.results[seq]) for seq in (0, 1)] == [[2.0], [3.0]]
+        wait_until(lambda: worker.replica.status().models is not None)
+        pid = worker.replica.pid
+        # Nobody lists a place that is not live again, but another agent may.
+        agent.announce(catalogue(onnx_version(agent, "b", 5)))
+        second = worker.submit([[1.0]], "job-2")
+        worker.wait_over(second)
+        assert orjson.loads(second.results[0]) == [2.0]
+        assert worker.replica.pid == pid
+        models = worker.replica.status().models
+        assert models is not None
+        assert [(version.version, version.is_loaded) for version in models.versions] == [("1", True)]
+        assert not models.is_loading
+
+
+def test_process_that_follows_a_death_has_the_same_models(agent: ScriptedAgent) -> None:
+    agent.announce(catalogue(onnx_version(agent, "a", 1)))
+    with running_job_worker(SOURCE, **fields_of(agent)) as worker:
+        worker.wait_over(worker.submit([[1.0]]), 30)
+        agent.announce(catalogue(onnx_version(agent, "b", 5)))
+        os.kill(worker.replica.pid, signal.SIGKILL)
+        second = worker.submit([[1.0]], "job-2")
+        worker.wait_over(second, 30)
+        assert orjson.loads(second.results[0]) == [2.0]
+
+
+def test_a_worker_waits_for_its_first_catalogue(agent: ScriptedAgent) -> None:
+    with running_job_worker(SOURCE, **fields_of(agent)) as worker:
+        job = worker.submit([[1.0]])
+        assert worker.replica.status().processes[0].state is ProcessState.STARTING
+        assert worker.operator.joins == []
+        agent.announce(catalogue(onnx_version(agent, "a", 1)))
+        worker.wait_over(job, 30)
+
+
+def test_model_that_can_not_be_loaded_is_a_failed_start(agent: ScriptedAgent) -> None:
+    version = agent.content("x", "")
+    assert version.path is not None
+    (Path(version.path) / "model.onnx").write_bytes(b"not a model")
+    agent.announce(catalogue(version))
+    with running_job_worker(SOURCE, **fields_of(agent)) as worker:
+        worker.submit([[1.0]])
+        process = worker.replica.wait_state(ProcessState.BACKING_OFF).processes[0]
+        assert process.failure is not None
+        assert "model" in process.failure.message
+        assert worker.operator.joins == []

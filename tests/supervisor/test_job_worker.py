@@ -1,0 +1,288 @@
+"""Workers of jobs that die, time out or can't reach their operator; each crash test is named after the crash."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from cortex.jobs.spec import batch_id
+from cortex.lifecycle import DeathCause, ProcessState
+from cortex.replica.spec import Death
+from harness.jobs.job_workers import JobReplica, running_job_worker
+from harness.replicas.scripted_operator import ScriptedJob
+from harness.wait import wait_until
+
+HANDLER = """
+    import ctypes, os, time
+    from pathlib import Path
+
+    class Handler:
+        def __init__(self, config):
+            self.config = config
+            if config.get("die"):
+                os.kill(os.getpid(), 9)
+
+        def handle_batch(self, payload, batch_id):
+            for item in payload:
+                if item == "exit":
+                    os._exit(3)
+                elif item == "null dereference":
+                    ctypes.string_at(0)
+                elif item == "abort":
+                    os.abort()
+                elif item == "allocate":
+                    self.hoard = bytearray(os.urandom(1)) * (400 * 1024 * 1024)
+                    time.sleep(10)
+                elif item == "stuck in C":
+                    print("stuck", flush=True)
+                    ctypes.PyDLL(None).sleep(3600)  # keeps the interpreter lock
+                elif isinstance(item, str) and item.startswith("C for"):
+                    print("in C", flush=True)
+                    ctypes.PyDLL(None).usleep(int(float(item.split()[2]) * 1e6))
+                elif item == "close descriptors":
+                    os.closerange(3, 4096)
+                elif item == "fork":
+                    os.fork()
+                elif item == "who":
+                    print("who", os.getpid(), flush=True)
+                elif item == "end of the lease":
+                    print(item, flush=True)
+                elif item == "sleep":
+                    print("asleep", flush=True)
+                    time.sleep(60)
+                elif isinstance(item, str) and item.startswith("wait for"):
+                    print("waits", flush=True)
+                    while not Path(item.split()[2]).exists():
+                        time.sleep(0.01)
+
+        def on_job_complete(self):
+            if self.config.get("die_in_hook"):
+                os._exit(4)
+"""
+
+
+def wait_death(worker: JobReplica) -> Death:
+    return worker.wait_for(lambda: worker.replica.status().processes[0].deaths)[-1]
+
+
+@pytest.mark.parametrize(
+    ("item", "words", "cause"),
+    [
+        ("exit", "exited with code 3", DeathCause.EXITED),
+        ("null dereference", "segmentation fault (SIGSEGV)", DeathCause.SEGMENTATION_FAULT),
+        ("abort", "ended by a signal (SIGABRT)", DeathCause.SIGNALLED),
+    ],
+)
+def test_process_that_dies_in_a_batch_is_named_with_it_and_replaced(item: str, words: str, cause: DeathCause) -> None:
+    with running_job_worker(HANDLER) as worker:
+        job = worker.submit([[0], [1], [item], [3]])
+        death = wait_death(worker)
+        assert death.cause is cause
+        assert death.message == words
+        assert death.inside == "job-1:2"
+        assert death.pid == worker.operator.joins[0]
+        worker.operator.give_back(job, fail=[2])
+        worker.wait_over(job)
+        assert sorted(set(job.succeeded)) == [0, 1, 3]
+        assert f"{words}, inside: batch {batch_id('job-1', 2)}" in worker.log()
+        assert worker.replica.status().processes[0].restarts == 1
+
+
+def test_process_killed_inside_a_batch_is_named_and_replaced() -> None:
+    with running_job_worker(HANDLER) as worker:
+        job = worker.submit([["sleep"], [1]])
+        worker.wait_for(lambda: "asleep" in worker.log())
+        os.kill(worker.replica.pid, signal.SIGKILL)
+        assert wait_death(worker).inside == "job-1:0"
+        worker.operator.give_back(job, fail=[0])
+        worker.wait_over(job)
+        assert job.succeeded == [1]
+
+
+def test_process_that_dies_of_what_a_batch_did_names_that_batch() -> None:
+    with running_job_worker(HANDLER) as worker:
+        job = worker.submit([[0], ["close descriptors"]])
+        death = wait_death(worker)
+        assert (death.inside, death.after) == ("", "job-1:1")
+        assert death.message == "exited with code 1"
+        worker.operator.give_back(job, fail=[1])
+        worker.wait_over(job)
+
+
+def test_process_that_a_batch_forked_runs_no_batches() -> None:
+    with running_job_worker(HANDLER) as worker:
+        job = worker.submit([*[[0]] * 300, ["fork"], *[["who"]] * 20, *[[0]] * 300])  # many are in one lease
+        worker.wait_over(job)
+        pids = [line.split()[-1] for line in worker.log().splitlines() if " who " in line]
+        assert pids == [str(worker.replica.pid)] * 20
+
+
+def test_process_killed_between_batches_blames_none() -> None:
+    with running_job_worker(HANDLER) as worker:
+        worker.wait_over(worker.submit([[1]]))
+        os.kill(worker.replica.pid, signal.SIGKILL)
+        death = wait_death(worker)
+        assert death.message == "killed (SIGKILL)"
+        assert death.inside == ""
+
+
+def test_process_that_dies_in_the_hook_is_named_so() -> None:
+    with running_job_worker(HANDLER) as worker, worker.replica.statuses() as statuses:
+        worker.submit([[1]], has_hook=True, config={"die_in_hook": True})
+        deaths = next(status.processes[0].deaths for status in statuses if status.processes[0].deaths)
+        assert deaths[-1].inside == "job-1:hook"
+        wait_until(lambda: "inside: on_job_complete" in worker.log())
+
+
+def test_many_deaths_inside_batches_are_followed_at_once_and_the_last_are_kept() -> None:
+    with running_job_worker(HANDLER) as worker:
+        job = worker.submit([["null dereference"] for _ in range(20)])
+        states: set[ProcessState] = set()
+
+        def has_died(times: int) -> bool:
+            process = worker.replica.status().processes[0]
+            states.add(process.state)
+            return process.restarts >= times
+
+        for times in range(1, 21):
+            worker.wait_for(lambda times=times: has_died(times))
+            worker.operator.give_back(job, fail=[seq for held in job.held.values() for seq in held.seqs])
+        assert ProcessState.BACKING_OFF not in states
+        worker.wait_over(job)
+        deaths = worker.replica.status().processes[0].deaths
+        assert [death.inside for death in deaths] == [f"job-1:{seq}" for seq in range(4, 20)]
+        assert len({death.pid for death in deaths}) == 16
+
+
+def test_process_that_dies_while_it_constructs_is_a_failed_start() -> None:
+    with running_job_worker(HANDLER) as worker:
+        worker.submit([[1]], config={"die": True})
+        process = worker.replica.wait_state(ProcessState.BACKING_OFF).processes[0]
+        assert process.failed_starts == 1
+        assert process.deaths[-1].inside == ""
+
+
+def test_process_over_its_memory_limit_is_named_out_of_memory() -> None:
+    with running_job_worker(HANDLER, mem_limit_bytes=300 * 1024 * 1024) as worker:
+        worker.submit([[1], ["allocate"]])
+        death = wait_death(worker)
+        assert death.cause is DeathCause.OUT_OF_MEMORY
+        assert "mem_limit is 300 MiB" in death.message
+        assert death.inside == "job-1:1"
+
+
+@pytest.mark.parametrize("item", ["sleep", "stuck in C"])
+def test_batch_that_runs_past_its_timeout_is_ended(item: str) -> None:
+    with running_job_worker(HANDLER) as worker:
+        job = worker.submit([[1], [item], [2]], batch_timeout_s=0.5)
+        death = wait_death(worker)
+        assert death.cause is DeathCause.TIMED_OUT
+        assert death.message == "timed out after 0.5 s"
+        assert death.inside == "job-1:1"
+        worker.operator.give_back(job, fail=[1])
+        worker.wait_over(job)
+
+
+def test_batches_go_on_and_are_reported_later_while_the_operator_is_away(tmp_path: Path) -> None:
+    go_on = tmp_path / "go-on"
+    with running_job_worker(HANDLER) as worker:
+        quick = [[i] for i in range(100)]
+        job = worker.submit([*quick, [f"wait for {go_on}"], *quick, ["end of the lease"]])
+        worker.wait_for(lambda: "waits" in worker.log())
+        pid = worker.replica.pid
+        worker.operator.die()
+        go_on.touch()
+        worker.wait_for(lambda: "end of the lease" in worker.log())
+        worker.operator.start()
+        worker.wait_over(job)
+        assert sorted(job.succeeded) == list(range(202))
+        assert worker.replica.pid == pid
+
+
+def test_report_whose_answer_was_lost_counts_once() -> None:
+    with running_job_worker(HANDLER) as worker:
+        worker.operator.swallow_answers = 3
+        job = worker.submit([[i] for i in range(300)])
+        # A lease that was given in a lost answer is not known to the worker: its renewal shows which it has.
+        worker.wait_for(lambda: worker.operator.swallow_answers == 0)
+        wait_until(lambda: worker.operator.renewals)
+        give_back_unknown(job, set(worker.operator.renewals[-1].tokens))
+        worker.operator.change()
+        worker.wait_over(job)
+        assert sorted(job.succeeded) == list(range(300))
+
+
+def test_partial_report_whose_answer_was_lost_loses_nothing_of_its_lease(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    with running_job_worker(HANDLER) as worker:
+        quick = [[i] for i in range(20)]
+        job = worker.submit([*quick, [f"wait for {first}"], *quick, [f"wait for {second}"], *quick])
+        worker.wait_for(lambda: len(job.succeeded) == 20)
+        worker.operator.change(swallow_answers=1)
+        first.touch()
+        worker.wait_for(lambda: worker.operator.swallow_answers == 0)
+        second.touch()
+        worker.wait_over(job)
+        assert sorted(job.succeeded) == list(range(62))
+
+
+def test_lost_lease_is_worked_through_no_further(tmp_path: Path) -> None:
+    go_on = tmp_path / "go-on"
+    with running_job_worker(HANDLER) as worker:
+        quick = [[i] for i in range(40)]
+        job = worker.submit([*quick, [f"wait for {go_on}"], *[[f"C for 0.01 {i}"] for i in range(100)]], lease_s=0.6)
+        worker.wait_for(lambda: "waits" in worker.log())
+        worker.wait_for(lambda: len(job.succeeded) == 40)
+        worker.operator.lose(job)
+        known = len(worker.operator.renewals)
+        worker.wait_for(lambda: len(worker.operator.renewals) > known)
+        leased = sum(len(seqs) for _, seqs in job.leases)
+        go_on.touch()
+        worker.wait_over(job)
+        assert len(job.succeeded) == 40 + 141 - leased
+        assert worker.log().count("in C") <= 141 - leased + 5
+
+
+def test_leases_are_renewed_while_a_batch_runs(tmp_path: Path) -> None:
+    go_on = tmp_path / "go-on"
+    with running_job_worker(HANDLER) as worker:
+        job = worker.submit([[f"wait for {go_on}"]], lease_s=0.3)
+        worker.wait_for(lambda: len(worker.operator.renewals) > 5)
+        tokens = {token for renewal in worker.operator.renewals for token in renewal.tokens}
+        assert tokens == {job.leases[0][0]}
+        assert {renewal.pid for renewal in worker.operator.renewals} == {worker.replica.pid}
+        go_on.touch()
+        worker.wait_over(job)
+
+
+def test_leases_are_renewed_while_a_call_keeps_the_interpreter_lock() -> None:
+    with running_job_worker(HANDLER) as worker:
+        job = worker.submit([[1], ["C for 3"], [2]], lease_s=0.6)
+        worker.wait_for(lambda: "in C" in worker.log())
+        known = len(worker.operator.renewals)
+        worker.wait_for(lambda: len(worker.operator.renewals) > known + 5, timeout_s=2.8)
+        assert job.leases[-1][0] in worker.operator.renewals[-1].tokens
+        worker.wait_over(job)
+        assert sorted(job.succeeded) == [0, 1, 2]
+
+
+def test_leases_of_a_process_that_was_halted_are_not_renewed() -> None:
+    with running_job_worker(HANDLER) as worker:
+        worker.submit([["sleep"]], lease_s=0.3)
+        worker.wait_for(lambda: "asleep" in worker.log() and len(worker.operator.renewals) > 2)
+        os.kill(worker.replica.pid, signal.SIGSTOP)
+        wait_until(lambda: "T" in Path(f"/proc/{worker.replica.pid}/stat").read_text().rpartition(")")[2][:3])
+        known = len(worker.operator.renewals)
+        ends_at = time.monotonic() + 1.2
+        wait_until(lambda: time.monotonic() > ends_at)
+        assert len(worker.operator.renewals) <= known + 1
+
+
+def give_back_unknown(job: ScriptedJob, known: set[str]) -> None:
+    for token in set(job.held) - known:
+        held = job.held.pop(token)
+        job.open += [seq for seq in held.seqs if seq >= held.next]

@@ -1,0 +1,294 @@
+"""Real supervisors and workers; what the agent says, and when, is the test's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.models.scripted_agents import ScriptedAgent, catalogue, scripted_agent
+from harness.replicas.reloading_replicas import model_of, problems, replica
+from harness.wait import wait_until
+
+
+@pytest.fixture
+def agent() -> Iterator[ScriptedAgent]:
+    with tempfile.TemporaryDirectory(prefix="cx-") as folder, scripted_agent(Path(folder)) as agent:
+        yield agent
+
+
+def test_a_new_version_is_served_by_a_new_process_and_requests_inside_the_old_finish_on_it(
+    agent: ScriptedAgent, tmp_path: Path
+) -> None:
+    first = agent.content("a", "one")
+    agent.announce(catalogue(first))
+    with replica(agent) as running:
+        running.wait_ready()
+        pid, gate, answers = running.pid, tmp_path / "gate", []
+        slow = threading.Thread(target=lambda: answers.append(running.request({"wait_for": str(gate)})))
+        slow.start()
+        wait_until(lambda: (tmp_path / "gate.inside").exists())
+        agent.announce(catalogue(first, replace(agent.content("b", "two"), number="2")))
+        wait_until(lambda: running.pid != pid)
+        assert model_of(running) == "two"
+        assert model_of(running, version="1") == "one"
+        gate.touch()
+        slow.join()
+        assert answers[0].json == {"model": "one", "same": True, "pid": pid}
+        wait_until(lambda: not Path(f"/proc/{pid}").exists())
+        assert running.status().processes[0].restarts == 0
+
+
+def test_of_older_versions_only_those_are_kept_that_calls_have_named(agent: ScriptedAgent) -> None:
+    versions = [agent.content("a", "one"), replace(agent.content("b", "two"), number="2")]
+    agent.announce(catalogue(*versions))
+    with replica(agent) as running:
+        running.wait_ready()
+        assert model_of(running, version="1") == "one"
+        versions.append(replace(agent.content("c", "three"), number="3"))
+        agent.announce(catalogue(*versions))
+        wait_until(lambda: model_of(running) == "three")
+        wait_until(
+            lambda: [shown.version for shown in running.status().models.versions if shown.is_loaded] == ["1", "3"]
+        )
+
+
+def test_an_older_version_that_can_not_be_loaded_does_not_stop_a_newer_one(agent: ScriptedAgent) -> None:
+    old, two = agent.content("a", "one"), replace(agent.content("b", "two"), number="2")
+    agent.announce(catalogue(old, two))
+    with replica(agent) as running:
+        running.wait_ready()
+        assert model_of(running, version="1") == "one"
+        broken = replace(agent.content("c", "raise"), number="1")
+        agent.announce(catalogue(broken, two, replace(agent.content("d", "three"), number="3")))
+        wait_until(lambda: model_of(running) == "three")
+        assert running.request({"version": "1"}).status == 500
+        wait_until(lambda: "bad weights" in problems(running).get("1", ""))
+
+
+def test_a_run_directory_that_can_not_be_written_to_ends_nothing(agent: ScriptedAgent) -> None:
+    first = agent.content("a", "one")
+    agent.announce(catalogue(first))
+    with replica(agent) as running:
+        running.wait_ready()
+        pid = running.pid
+        obstacles = [Path(running.spec.run_dir, f"catalogue-{number}.json") for number in range(2, 100)]
+        for path in obstacles:
+            path.mkdir()
+        agent.announce(catalogue(first, replace(agent.content("b", "two"), number="2")))
+        wait_until(lambda: running.pid != pid)
+        assert model_of(running) == "two"
+        agent.announce(catalogue(first))
+        wait_until(lambda: model_of(running) == "one")
+        agent.announce(catalogue(first, replace(agent.content("b", "two"), number="0")))
+        wait_until(lambda: len(running.status().models.versions) == 2)
+        assert running.request({"version": "0"}).status == 500  # can't be told yet
+        for path in obstacles:
+            path.rmdir()
+        wait_until(lambda: running.request({"version": "0"}).status == 200)
+
+
+def test_an_error_that_no_file_or_answer_can_hold_is_told_all_the_same(agent: ScriptedAgent) -> None:
+    first = agent.content("a", "one")
+    agent.announce(catalogue(first))
+    with replica(agent) as running:
+        running.wait_ready()
+        old = replace(agent.content("c", "surrogate"), number="0")
+        agent.announce(catalogue(old, first, replace(agent.content("b", "surrogate"), number="2")))
+        wait_until(lambda: "ValueError" in problems(running).get("2", ""))
+        assert running.request({"version": "0"}).status == 500
+        wait_until(lambda: "ValueError" in problems(running).get("0", ""))
+        shown = running.status().models
+        assert shown is not None
+        for problem in shown.problems:
+            (problem.message + problem.detail).encode()
+
+
+def test_idle_connections_move_to_the_new_process_unharmed(agent: ScriptedAgent) -> None:
+    agent.announce(catalogue(agent.content("a", "one")))
+    with replica(agent) as running:
+        running.wait_ready()
+        pid = running.pid
+        connections = [running.connection() for _ in range(20)]
+        for connection in connections:
+            connection.request("POST", "/", b"{}", {"content-type": "application/json"})
+            assert b"one" in connection.getresponse().read()
+        agent.announce(catalogue(agent.content("b", "two")))
+        wait_until(lambda: running.pid != pid)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists())
+        for connection in connections:
+            connection.request("POST", "/", b"{}", {"content-type": "application/json"})
+            assert b"two" in connection.getresponse().read()
+            connection.close()
+
+
+def test_a_candidate_is_loaded_but_served_only_once_it_is_confirmed(agent: ScriptedAgent) -> None:
+    first, second = agent.content("a", "one"), agent.content("b", "two")
+    agent.announce(catalogue(first))
+    with replica(agent) as running:
+        running.wait_ready()
+        agent.announce(catalogue(first), catalogue(second))
+        wait_until(lambda: "b" in set().union(*agent.using.values()))
+        wait_until(lambda: running.status().models.is_loading)
+        assert model_of(running) == "one"
+        agent.announce(catalogue(first), catalogue(agent.content("c", "three")))
+        wait_until(lambda: "c" in set().union(*agent.using.values()))
+        assert model_of(running) == "one"
+        agent.announce(catalogue(agent.content("c", "three")))
+        wait_until(lambda: model_of(running) == "three")
+        wait_until(lambda: set().union(*agent.using.values()) == {"c"})
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_no_request_fails_while_models_change_under_load(agent: ScriptedAgent, processes: int) -> None:
+    agent.announce(catalogue(agent.content("d0", "0")))
+    with replica(agent, processes=processes, threads=2) as running:
+        running.wait_ready()
+        stop, bad, count = threading.Event(), [], [0]
+
+        def ask(index: int) -> None:
+            connection, seen = running.connection(index % processes), 0
+            while not stop.is_set():
+                connection.request("POST", "/", b"{}", {"content-type": "application/json"})
+                response = connection.getresponse()
+                body = json.loads(response.read())
+                if response.status != 200 or not body["same"] or int(body["model"]) < seen:
+                    bad.append(body)
+                seen = int(body["model"])
+                count[0] += 1
+
+        threads = [threading.Thread(target=ask, args=(index,)) for index in range(8)]
+        for thread in threads:
+            thread.start()
+        for number in range(1, 9):
+            agent.announce(catalogue(agent.content(f"d{number}", str(number))))
+            wait_until(lambda number=number: model_of(running) == str(number), timeout_s=20)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert not bad and count[0] > 500
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("raise", "ValueError: bad weights"), ("crash", "segmentation fault")],
+)
+def test_a_version_that_can_not_be_loaded_leaves_the_old_one_serving(
+    agent: ScriptedAgent, text: str, expected: str
+) -> None:
+    first = agent.content("a", "one")
+    agent.announce(catalogue(first))
+    with replica(agent) as running:
+        running.wait_ready()
+        pid = running.pid
+        agent.announce(catalogue(first, replace(agent.content("b", text), number="2")))
+        wait_until(lambda: expected in problems(running).get("2", ""))
+        assert model_of(running) == "one"
+        assert running.pid == pid
+        agent.announce(catalogue(first, replace(agent.content("c", "three"), number="3")))
+        wait_until(lambda: model_of(running) == "three")
+        assert problems(running) == {}
+
+
+def test_a_standby_that_somebody_killed_is_tried_again_soon(agent: ScriptedAgent, tmp_path: Path) -> None:
+    first = agent.content("a", "one")
+    agent.announce(catalogue(first))
+    with replica(agent) as running:
+        running.wait_ready()
+        supervisor = psutil.Process(running.status().supervisor_pid)
+        before = {child.pid for child in supervisor.children()}
+        agent.announce(catalogue(first), catalogue(agent.content("b", "two")))
+        standby = wait_until(lambda: {child.pid for child in supervisor.children()} - before).pop()
+        os.kill(standby, signal.SIGKILL)
+        # Confirmed before its death is known, it would take over, die as one that serves, and be followed by another.
+        wait_until(lambda: not psutil.pid_exists(standby))
+        agent.announce(catalogue(agent.content("b", "two")))
+        wait_until(lambda: "killed" in problems(running).get("1", ""))
+        assert model_of(running) == "one"
+        wait_until(lambda: model_of(running) == "two", timeout_s=20)
+        wait_until(lambda: problems(running) == {})
+
+
+def test_requests_inside_a_process_that_retires_take_no_slot_of_the_one_that_took_over(
+    agent: ScriptedAgent, tmp_path: Path
+) -> None:
+    agent.announce(catalogue(agent.content("a", "one")))
+    with replica(agent) as running:
+        running.wait_ready()
+        gate = tmp_path / "gate"
+        slow = threading.Thread(target=lambda: running.request({"wait_for": str(gate)}))
+        slow.start()
+        wait_until(lambda: (tmp_path / "gate.inside").exists())
+        assert running.status().processes[0].lent == 0
+        agent.announce(catalogue(agent.content("b", "two")))
+        wait_until(lambda: running.status().processes[0].lent == 1)
+        assert model_of(running) == "two"
+        gate.touch()
+        slow.join()
+        wait_until(lambda: running.status().processes[0].lent == 0)
+
+
+def test_a_version_that_never_finishes_loading_is_overtaken_by_the_next(agent: ScriptedAgent) -> None:
+    first = agent.content("a", "one")
+    agent.announce(catalogue(first))
+    with replica(agent) as running:
+        running.wait_ready()
+        agent.announce(catalogue(first, replace(agent.content("b", "hang"), number="2")))
+        wait_until(lambda: running.status().models.is_loading)
+        assert model_of(running) == "one"
+        agent.announce(catalogue(first, replace(agent.content("c", "three"), number="3")))
+        wait_until(lambda: model_of(running) == "three")
+
+
+def test_the_agent_may_be_restarted(agent: ScriptedAgent) -> None:
+    agent.announce(catalogue(agent.content("a", "one")))
+    with replica(agent) as running:
+        running.wait_ready()
+        agent.stop()
+        agent.start()
+        wait_until(lambda: len(agent.watches) == 2)
+        agent.announce(catalogue(agent.content("b", "two")))
+        wait_until(lambda: model_of(running) == "two")
+
+
+def test_every_process_of_a_replica_is_swapped(agent: ScriptedAgent) -> None:
+    agent.announce(catalogue(agent.content("a", "one")))
+    with replica(agent, processes=2) as running:
+        running.wait_ready()
+        pids = {process.pid for process in running.status().processes}
+        agent.announce(catalogue(agent.content("b", "two")))
+        wait_until(lambda: not pids & {process.pid for process in running.status().processes})
+        assert [running.request({}, index=index).json["model"] for index in range(2)] == ["two", "two"]
+
+
+def test_a_removed_version_is_not_found_without_a_new_process(agent: ScriptedAgent) -> None:
+    second = replace(agent.content("b", "two"), number="2")
+    agent.announce(catalogue(agent.content("a", "one"), second))
+    with replica(agent) as running:
+        running.wait_ready()
+        pid = running.pid
+        assert model_of(running, version="1") == "one"
+        agent.announce(catalogue(second))
+        wait_until(lambda: running.request({"version": "1"}).status == 500)
+        assert model_of(running) == "two"
+        assert running.pid == pid
+
+
+def test_an_unreachable_source_is_reported_and_what_was_there_is_served(agent: ScriptedAgent) -> None:
+    first = catalogue(agent.content("a", "one"))
+    agent.announce(first)
+    with replica(agent) as running:
+        running.wait_ready()
+        agent.announce(first, error="s3://b/m: the store can't be reached")
+        wait_until(lambda: "can't be reached" in problems(running).get(None, ""))
+        assert model_of(running) == "one"
+        agent.announce(first)
+        wait_until(lambda: problems(running) == {})

@@ -1,0 +1,368 @@
+"""The supervisor against real worker processes; each crash test is named after the crash."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cortex.lifecycle import DeathCause, ProcessState
+from harness.replicas.replicas import Replica, UnixConnection, new_request_id, read, running_replica
+from harness.wait import PATIENCE_S, wait_until
+
+HANDLER = """
+    import ctypes, os, subprocess, sys, threading, time
+
+    class Handler:
+        def __init__(self, config):
+            self.config = config
+            print("constructed", flush=True)
+
+        def handle_post(self, payload):
+            do = payload.get("do")
+            if do:
+                print("begun", flush=True)
+            if do == "sleep":
+                time.sleep(payload["s"])
+            elif do == "wait":
+                while not os.path.exists(payload["for"]):
+                    time.sleep(0.01)
+            elif do == "stuck in C":
+                ctypes.PyDLL(None).sleep(3600)  # keeps the interpreter lock
+            elif do == "exit":
+                os._exit(3)
+            elif do == "null dereference":
+                ctypes.string_at(0)
+            elif do == "allocate":
+                self.hoard = bytearray(os.urandom(1)) * (payload["mib"] * 1024 * 1024)
+                time.sleep(payload.get("s", 0))
+            elif do == "abort":
+                os.abort()
+            elif do == "spawn":
+                return {"child": subprocess.Popen(["sleep", "600"]).pid}
+            return {"pid": os.getpid(), "thread": threading.current_thread().name}
+"""
+
+
+def in_background(pool: ThreadPoolExecutor, replica: Replica, payload: object, **options: object):
+    """Send a request and return its future once the user's code has it."""
+    before = replica.log().count("begun")
+    future = pool.submit(replica.request, payload, **options)  # type: ignore[arg-type]
+    wait_until(lambda: replica.log().count("begun") > before, message=replica.log())
+    return future
+
+
+@pytest.mark.parametrize(
+    ("payload", "words", "cause"),
+    [
+        ({"do": "exit"}, "exited with code 3", DeathCause.EXITED),
+        ({"do": "null dereference"}, "segmentation fault", DeathCause.SEGMENTATION_FAULT),
+        ({"do": "abort"}, "ended by a signal (SIGABRT)", DeathCause.SIGNALLED),
+    ],
+)
+def test_process_that_dies_in_a_call_is_named_and_replaced(payload: object, words: str, cause: DeathCause) -> None:
+    with running_replica(HANDLER) as replica:
+        before = replica.wait_ready()
+        request_id = new_request_id()
+        answer = replica.request(payload, request_id=request_id)
+        assert answer.status == 500
+        assert words in answer.json["error"]
+        assert answer.json["request_id"] == request_id
+        assert replica.request({}).json["pid"] != before.processes[0].pid
+        process = replica.wait_ready().processes[0]
+        assert process.restarts == 1
+        assert f"{words}" in replica.log()
+        assert f"inside: request {request_id}" in replica.log()
+        assert process.death is not None
+        assert process.death.cause is cause
+
+
+def test_process_killed_from_outside_is_named_and_replaced() -> None:
+    with running_replica(HANDLER) as replica, ThreadPoolExecutor() as pool:
+        replica.wait_ready()
+        inside = in_background(pool, replica, {"do": "sleep", "s": 30})
+        os.kill(replica.pid, signal.SIGKILL)
+        answer = inside.result(PATIENCE_S)
+        assert answer.status == 500
+        assert "killed (SIGKILL)" in answer.json["error"]
+        assert replica.request({}).status == 200
+
+
+def test_process_over_its_memory_limit_is_named_out_of_memory() -> None:
+    with running_replica(HANDLER, mem_limit_bytes=300 * 1024 * 1024) as replica:
+        replica.wait_ready()
+        assert replica.request({"do": "allocate", "mib": 100}).status == 200
+        answer = replica.request({"do": "allocate", "mib": 400, "s": 10})
+        assert answer.status == 500
+        assert "out of memory" in answer.json["error"]
+        assert "mem_limit is 300 MiB" in answer.json["error"]
+        assert replica.request({}).status == 200
+
+
+def test_requests_that_wait_in_the_sockets_survive_a_death() -> None:
+    with running_replica(HANDLER) as replica, ThreadPoolExecutor(8) as pool:
+        replica.wait_ready()
+        replica.request({"do": "sleep", "s": 0.1})  # slow: calls leave the event loop
+        killer = in_background(pool, replica, {"do": "sleep", "s": 30})
+        waiting = [pool.submit(replica.request, {}) for _ in range(5)]
+        wait_until(lambda: _connections(replica) == 6)
+        os.kill(replica.pid, signal.SIGKILL)
+        assert killer.result(PATIENCE_S).status == 500
+        assert [future.result(PATIENCE_S).status for future in waiting] == [200] * 5
+
+
+def test_idle_connections_go_on_after_a_death() -> None:
+    with running_replica(HANDLER) as replica:
+        replica.wait_ready()
+        kept = replica.connection()
+        headers = {"content-type": "application/json"}
+        kept.request("POST", "/", b"{}", headers)
+        first = read(kept.getresponse(), 0).json["pid"]
+        replica.request({"do": "exit"})
+        kept.request("POST", "/", b"{}", headers)
+        assert read(kept.getresponse(), 0).json["pid"] != first
+        kept.close()
+
+
+def test_call_stuck_in_c_frees_its_slot_at_the_timeout() -> None:
+    with running_replica(HANDLER, timeout_s=15) as replica:
+        replica.wait_ready()
+        for _ in range(5):
+            answer = replica.request({"do": "stuck in C"}, request_id=new_request_id(ago_s=14))
+            assert answer.status == 504
+            assert "timed out after 15 s" in answer.json["error"]
+            assert replica.request({}).status == 200
+
+
+def test_timeout_counts_from_the_arrival_at_the_gateway() -> None:
+    with running_replica(HANDLER, timeout_s=3600) as replica:
+        replica.wait_ready()
+        answer = replica.request({"do": "sleep", "s": 3600}, request_id=new_request_id(ago_s=3599.5))
+        assert answer.status == 504
+        assert replica.request({}, request_id=new_request_id(ago_s=3601)).status == 504
+
+
+def test_stuck_call_lets_the_calls_on_other_threads_finish(tmp_path: Path) -> None:
+    with running_replica(HANDLER, timeout_s=15, threads=2) as replica, ThreadPoolExecutor() as pool:
+        replica.wait_ready()
+        replica.request({"do": "sleep", "s": 0.1})
+        other = in_background(pool, replica, {"do": "wait", "for": str(tmp_path / "go")})
+        stuck = in_background(pool, replica, {"do": "sleep", "s": 60}, request_id=new_request_id(ago_s=12))
+        assert stuck.result(PATIENCE_S).status == 504
+        (tmp_path / "go").touch()
+        assert other.result(PATIENCE_S).status == 200
+        wait_until(lambda: replica.status().processes[0].restarts == 1)
+        assert replica.request({}).status == 200
+
+
+def test_children_of_the_users_code_do_not_outlive_its_process() -> None:
+    with running_replica(HANDLER) as replica:
+        replica.wait_ready()
+        child = replica.request({"do": "spawn"}).json["child"]
+        replica.request({"do": "exit"})
+        wait_until(lambda: not _is_running(child))
+
+
+def test_worker_does_not_outlive_a_killed_supervisor() -> None:
+    with running_replica(HANDLER) as replica:
+        replica.wait_ready()
+        worker = replica.pid
+        replica.process.kill()
+        wait_until(lambda: not _is_running(worker))
+
+
+def test_constructor_that_raises_is_reported_with_the_users_frames_and_tried_again() -> None:
+    source = """
+        class Handler:
+            def __init__(self, config):
+                self.load(config["weights"])
+
+            def load(self, path):
+                raise FileNotFoundError(path)
+
+            def handle_post(self, payload):
+                return {}
+    """
+    with running_replica(source, config={"weights": "w.bin"}) as replica:
+        process = replica.wait_state(ProcessState.BACKING_OFF).processes[0]
+        assert process.failure is not None
+        assert process.failure.message == "FileNotFoundError: w.bin"
+        assert 'File "handler.py", line 7, in load' in process.failure.traceback
+        assert "cortex/" not in process.failure.traceback
+        answer = replica.request({})
+        assert answer.status == 503
+        assert answer.headers["retry-after"] == "1"
+        assert "FileNotFoundError: w.bin" in answer.json["error"]
+        wait_until(lambda: replica.status().processes[0].failed_starts >= 2)
+
+
+def test_process_that_exits_while_it_starts_is_reported() -> None:
+    with running_replica("import os\nos._exit(7)\n") as replica:
+        process = replica.wait_state(ProcessState.BACKING_OFF).processes[0]
+        assert process.failure is not None
+        assert process.failure.message == "the process ended while it started: exited with code 7"
+
+
+def test_stop_finishes_the_requests_inside() -> None:
+    with running_replica(HANDLER) as replica, ThreadPoolExecutor() as pool:
+        replica.wait_ready()
+        inside = in_background(pool, replica, {"do": "sleep", "s": 1})
+        replica.command(command="stop", drain_s=PATIENCE_S)
+        assert inside.result(PATIENCE_S).status == 200
+        assert replica.process.wait(PATIENCE_S) == 0
+        assert not Path(replica.spec.sockets[0]).exists()
+
+
+def test_stop_ends_after_its_deadline_whatever_runs() -> None:
+    with running_replica(HANDLER) as replica, ThreadPoolExecutor() as pool:
+        replica.wait_ready()
+        inside = in_background(pool, replica, {"do": "stuck in C"})
+        replica.command(command="stop", drain_s=0.3)
+        assert replica.process.wait(PATIENCE_S) == 0
+        assert inside.result(PATIENCE_S).status == 500
+
+
+def test_each_process_of_a_replica_has_its_socket() -> None:
+    with running_replica(HANDLER, processes=2) as replica:
+        replica.wait_ready()
+        pids = {replica.request({}, index=index).json["pid"] for index in (0, 1)}
+        assert pids == {process.pid for process in replica.status().processes}
+        assert len(pids) == 2
+
+
+def test_slow_clients_are_reported_as_lent() -> None:
+    source = """
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                return b"x" * 4_000_000
+    """
+    with running_replica(source) as replica, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as slow_reader:
+        replica.wait_ready()
+        slow_reader.connect(replica.spec.sockets[0])
+        slow_reader.sendall(b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as slow_writer:
+            slow_writer.connect(replica.spec.sockets[0])
+            slow_writer.sendall(b"POST / HTTP/1.1\r\ncontent-length: 100\r\n\r\nabc")
+            wait_until(lambda: replica.status().processes[0].lent == 2)
+            assert replica.request({}).status == 200  # they hold no slot
+        wait_until(lambda: replica.status().processes[0].lent == 1)
+
+
+def test_output_is_logged_per_process() -> None:
+    with running_replica(HANDLER) as replica:
+        replica.wait_ready()
+        wait_until(lambda: " 0 o constructed" in replica.log())
+
+
+def test_status_is_pushed_after_each_change() -> None:
+    with running_replica(HANDLER) as replica, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
+        replica.wait_ready()
+        control.connect(replica.spec.control_socket)
+        control.settimeout(PATIENCE_S)
+        lines = control.makefile()
+        lines.readline()
+        replica.request({"do": "exit"})
+        assert '"restarts": 1' in lines.readline()
+
+
+def test_hostile_control_input_is_ignored() -> None:
+    with running_replica(HANDLER) as replica:
+        replica.wait_ready()
+        deep = b"[" * 60_000 + b"\n"
+        for junk in (b"\n\n", b"{}\n", b"[1]\n", b"\xff\xfe\n", b'{"command": "stop"}\n', b'{"command": 1}\n', deep):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
+                control.connect(replica.spec.control_socket)
+                control.sendall(junk)
+                control.shutdown(socket.SHUT_WR)
+                control.makefile("rb").read()  # until it hangs up
+        assert replica.request({}).status == 200
+
+
+def test_a_socket_that_somebody_removes_is_opened_again() -> None:
+    with running_replica(HANDLER) as replica:
+        replica.wait_ready()
+        pid = replica.pid
+        kept = UnixConnection(replica.spec.sockets[0])
+        kept.connect()
+        for path in (replica.spec.sockets[0], replica.spec.control_socket):
+            Path(path).unlink()
+            wait_until(Path(path).exists)
+        assert replica.request({}).status == 200
+        assert replica.pid == pid
+        kept.request("POST", "/", b"{}", {"content-type": "application/json"})
+        assert read(kept.getresponse(), 0).status == 200
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: replica.status().processes[0].pid not in (None, pid))
+        assert replica.request({}).status == 200
+        replica.command(command="stop", drain_s=0)
+        assert replica.process.wait(10) == 0
+        assert not Path(replica.spec.sockets[0]).exists()
+        assert not Path(replica.spec.control_socket).exists()
+
+
+def test_a_socket_in_whose_place_another_file_comes_is_opened_again() -> None:
+    with running_replica(HANDLER) as replica:
+        replica.wait_ready()
+        socket_file = Path(replica.spec.sockets[0])
+        moved = socket_file.with_name("moved")
+        socket_file.rename(moved)
+        wait_until(socket_file.exists)
+        moved.rename(socket_file)  # nobody listens there any more
+        wait_until(lambda: connects(replica))
+        assert replica.request({}).status == 200
+
+
+def connects(replica: Replica) -> bool:
+    try:
+        connection = replica.connection()
+        connection.connect()
+    except OSError:
+        return False
+    connection.close()
+    return True
+
+
+def _connections(replica: Replica) -> int:
+    if replica.spec.listen_host:
+        port = int(replica.status().processes[0].socket.rpartition(":")[2])
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return sum(
+            int(words[1].partition(":")[2], 16) == port and words[3] == "01" for words in rows
+        )  # 01: established
+    found = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return sum(words[-1] == replica.spec.sockets[0] and words[5] != "01" for words in found)  # 01: it listens
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_replica_starts_in_a_fraction_of_a_second() -> None:
+    """A bound far above the figure in the docs, of the processors' time: it catches a heavy import, not noise."""
+    with running_replica(HANDLER) as replica:
+        replica.wait_ready()
+        used = [psutil.Process(pid).cpu_times() for pid in (replica.process.pid, replica.pid)]
+        assert sum(each.user + each.system for each in used) < 3
+
+
+def test_limits_change_while_the_replica_runs() -> None:
+    with running_replica(HANDLER, timeout_s=3600) as replica:
+        pid = replica.wait_ready().processes[0].pid
+        replica.command(command="configure", timeout_s=15, max_body_bytes=20)
+        wait_until(lambda: replica.request({"long": "x" * 50}).status == 413)
+        assert replica.request({}).json["pid"] == pid
+        answer = replica.request(body=b'{"do":"stuck in C"}', request_id=new_request_id(ago_s=14))
+        assert answer.status == 504
+        assert replica.request({}).status == 200

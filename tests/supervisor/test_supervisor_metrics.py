@@ -1,0 +1,78 @@
+"""Numbers of a real replica, through the deaths of its processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cortex.replica.metric_folder import SUPERVISOR, read_folder
+from cortex.replica.series import SeriesKind, series_key
+from harness.replicas.replicas import new_request_id, running_replica
+from harness.wait import wait_until
+
+HANDLER = """
+    import os
+
+    class Handler:
+        def __init__(self, config, metrics_client):
+            self.metrics = metrics_client
+
+        def handle_post(self, payload):
+            self.metrics.increment("hits", tags={"do": payload["do"]})
+            if payload["do"] == "exit":
+                os._exit(3)
+            if payload["do"] == "hang":
+                while True:
+                    pass
+            return {}
+"""
+
+
+def counter(name: str, **labels: str) -> str:
+    return series_key(SeriesKind.COUNTER, name, labels)
+
+
+def test_every_answer_and_death_is_counted_whoever_answers(tmp_path: Path) -> None:
+    with running_replica(HANDLER, metrics_dir=str(tmp_path / "m"), timeout_s=20.0) as replica:
+        replica.wait_ready()
+        statuses = [replica.request({"do": do}).status for do in ["exit", "add"] * 5]
+        late = new_request_id(ago_s=19.5)
+        statuses += [replica.request({"do": "hang"}, request_id=late).status, replica.request({"do": "add"}).status]
+        assert statuses == [500, 200] * 5 + [504, 200]
+        folder = tmp_path / "m"
+        assert (
+            read_folder(folder).items()
+            >= {
+                counter("hits", do="add"): 6,
+                counter("hits", do="exit"): 5,
+                counter("hits", do="hang"): 1,
+                counter("cortex_replica_requests_total", code="200"): 6,
+                counter("cortex_replica_requests_total", code="500"): 5,
+                counter("cortex_replica_requests_total", code="504"): 1,
+                counter("cortex_process_deaths_total", cause="exited"): 5,
+                counter("cortex_process_deaths_total", cause="timed out"): 1,
+            }.items()
+        )
+        files = {entry.name for entry in folder.iterdir()}
+        assert {SUPERVISOR, "ended.json", f"0-{replica.pid}"} <= files
+        assert len(files) < 8, "what processes left that died was made one"
+
+
+def test_a_process_that_is_told_to_stop_did_not_die(tmp_path: Path) -> None:
+    with running_replica(HANDLER, metrics_dir=str(tmp_path / "m")) as replica:
+        replica.wait_ready()
+        assert replica.request({"do": "add"}).status == 200
+        replica.command(command="stop", drain_s=5)
+        wait_until(lambda: replica.process.poll() is not None)
+        numbers = read_folder(tmp_path / "m")
+        assert numbers[counter("hits", do="add")] == 1
+        assert not [key for key in numbers if "deaths" in key]
+
+
+def test_without_a_place_for_numbers_requests_are_served(tmp_path: Path) -> None:
+    (tmp_path / "m").write_text("in the way")
+    with running_replica(HANDLER, metrics_dir=str(tmp_path / "m")) as replica:
+        replica.wait_ready()
+        assert replica.request({"do": "add"}).status == 200
+        assert "what this process does is not counted" in replica.log()
+        assert replica.request({"do": "exit"}).status == 500
+        assert replica.request({"do": "add"}).status == 200
