@@ -2,14 +2,14 @@
 
 Knows nothing of what its operations do.
 
-A connection to a server can break. Before the commit was sent, nothing of the transaction is left, and it is made again
-on a new connection: for some seconds from the beginning of an outage, then each one is tried once. In the middle of the
-commit it may have been made or not; the fence (`state/fencing.py`), where the transaction left a token, is asked as
-soon as the server answers again, and only a transaction that was not made is made again. So an operation may run
-more than once, of which one is kept: what it does outside of the database must bear that. Where the server stays
-away, or another operator writes by then, callers get DatabaseUnavailableError and must look for themselves. They can: reports name their
-lease, a lease that did not arrive ends at the next renewal, ticks and changes of status are taken once. A submission
-that is sent again may be a second job, as after any answer that got lost.
+A connection to a server can break. Before the commit was sent, nothing of the transaction is left, and it is made
+again on a new connection: for some seconds from the beginning of an outage, then each one is tried once. In the
+middle of the commit it may have been made or not; the fence (`state/fencing.py`), where the transaction left a token,
+is asked as soon as the server answers again, and only a transaction that was not made is made again. So an operation
+may run more than once, of which one is kept: what it does outside of the database must bear that. Where the server
+stays away, or another operator writes by then, callers get DatabaseUnavailableError and must look for themselves.
+They can: reports name their lease, a lease that did not arrive ends at the next renewal, ticks and changes of status
+are taken once. A submission that is sent again may be a second job, as after any answer that got lost.
 """
 
 from __future__ import annotations
