@@ -23,8 +23,8 @@ from cortex.engine.logs import LogWriter
 from cortex.errors import EngineError
 from cortex.home import Home, write_private
 from cortex.lifecycle import ProcessState
+from cortex.processes.daemon import has_workers, kill_session
 from cortex.processes.identity import Identity
-from cortex.processes.session import has_workers, kill_session
 from cortex.replica.devices import gpu_environ
 from cortex.replica.spec import (
     ORPHAN_UNTENDED_S,

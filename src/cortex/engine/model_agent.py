@@ -22,8 +22,8 @@ from pathlib import Path
 from cortex.engine.local import replica_environ
 from cortex.errors import EngineError
 from cortex.home import Home
+from cortex.processes.daemon import kill_session
 from cortex.processes.identity import Identity
-from cortex.processes.session import kill_session
 from cortex.telemetry import Logger
 
 START_TIMEOUT_S = 10.0

@@ -1,4 +1,4 @@
-"""Listening sockets of a supervisor, unix and TCP, and the descriptors that their connections need."""
+"""Listening sockets, unix and TCP, and the descriptors that their connections need."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 _BACKLOG = 1024
 _NO_DESCRIPTOR_PAUSE_S = 0.01
-#: A peer whose machine vanished is noticed after about half a minute: while nothing is sent, and while something is.
+#: TCP keepalive: a peer whose machine vanished is detected after about 30 s, whether or not data is in flight.
 _KEEPALIVE_IDLE_S = 15
 _KEEPALIVE_EVERY_S = 5
 _KEEPALIVE_COUNT = 3
-_UNANSWERED_MS = 30_000
+_UNACKNOWLEDGED_MS = 30_000
 
 
 def listen(path: str) -> socket.socket:
@@ -35,7 +35,7 @@ def listen(path: str) -> socket.socket:
 
 
 def listen_over_tcp(host: str) -> socket.socket:
-    """Listen at an address of this machine, at a port that is free. Raises: OSError if it has no such address."""
+    """Listen at an address of this machine, on any free port. Raises: OSError if the machine lacks the address."""
     family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -46,7 +46,7 @@ def listen_over_tcp(host: str) -> socket.socket:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_EVERY_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_COUNT)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
         sock.bind(address)
         sock.listen(_BACKLOG)
     except OSError:
@@ -57,28 +57,28 @@ def listen_over_tcp(host: str) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """Return where a socket listens over TCP: `host:port`, `[host]:port` of IPv6."""
+    """Return the address of a TCP listener: `host:port`, `[host]:port` for IPv6."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def accept_one(listener: socket.socket) -> socket.socket | None:
-    """Take one waiting connection; None if there is none, or no descriptor for it."""
+    """Accept one waiting connection; return None if none waits, or if no descriptor is free for it."""
     try:
         return listener.accept()[0]
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            time.sleep(_NO_DESCRIPTOR_PAUSE_S)  # it stays readable: without a pause the caller's loop would spin
+            time.sleep(_NO_DESCRIPTOR_PAUSE_S)  # the listener stays readable: without a pause the event loop would spin
         return None
 
 
 def refuse(listener: socket.socket) -> None:
-    """Refuse new connections at a unix socket, whoever else has it open; what waits there can be accepted still."""
+    """Refuse new connections at a unix socket, in all processes that share it. Waiting ones can still be accepted."""
     listener.shutdown(socket.SHUT_RDWR)
 
 
 def allow_descriptors(wanted: int) -> None:
-    """Raise the soft limit on open descriptors to `wanted`, or to as many as the hard limit allows."""
+    """Raise the soft limit on open descriptors to `wanted`, capped at the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)

@@ -27,8 +27,8 @@ from cortex.cluster.node.start import (
 )
 from cortex.cluster.priority import Priority
 from cortex.errors import EngineError
+from cortex.processes.daemon import kill_session
 from cortex.processes.identity import Identity
-from cortex.processes.session import kill_session
 from harness.wait import wait_until
 
 HOST = "127.0.0.1"

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from cortex.lifecycle import ProcessState
+from cortex.processes.daemon import kill_session
 from cortex.processes.identity import Identity
-from cortex.processes.session import kill_session
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from harness.wait import wait_until
 
