@@ -32,7 +32,7 @@ class CertificateError(InputError):
 
 
 @dataclass(frozen=True)
-class Certificate:
+class ServerCertificate:
     """A certificate with its chain and its key that fit each other."""
 
     pem: str  #: all of them; holds the private key
@@ -45,7 +45,7 @@ class Certificate:
         _install(self.pem, context, None)
 
     def __repr__(self) -> str:
-        return f"Certificate({self.fingerprint[:16]})"
+        return f"ServerCertificate({self.fingerprint[:16]})"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class CertificateFiles:
     certificate: Path
     key: Path
 
-    def load(self) -> Certificate:
+    def load(self) -> ServerCertificate:
         """Read both. Raises: CertificateError, which says what is wrong with which file."""
         chain = _CERTIFICATE.findall(_read(self.certificate, "certificate"))
         keys = _KEY.findall(_read(self.key, "key"))
@@ -69,14 +69,14 @@ class CertificateFiles:
             decoded = _decode(first, self.certificate)
         self._check_pair(pem)
         names = decoded.get("subjectAltName", ())
-        return Certificate(
+        return ServerCertificate(
             pem,
             tuple(value.lower() for kind, value in names if kind == "DNS"),
             datetime.fromtimestamp(ssl.cert_time_to_seconds(decoded["notAfter"]), UTC),
             fingerprint_of(ssl.PEM_cert_to_DER_cert(chain[0])),
         )
 
-    def warnings(self, certificate: Certificate, now: datetime) -> list[str]:
+    def warnings(self, certificate: ServerCertificate, now: datetime) -> list[str]:
         """Return what is served all the same, and should not be."""
         found = []
         if certificate.ends_at <= now:
@@ -118,7 +118,7 @@ def fingerprint_of(der: bytes) -> str:
     return hashlib.sha256(der).hexdigest()
 
 
-def shown_name(certificate: Certificate) -> str | None:
+def shown_name(certificate: ServerCertificate) -> str | None:
     """Return the first name of a certificate that can stand in a URL."""
     return next((name for name in certificate.names if "*" not in name), None)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.client.packaging import BIG_BYTES, dump_specs, find_config, pack_file, pack_specs
-from cortex.config.project import unpack
+from cortex.config.archive import unpack
 from cortex.errors import InputError
 
 

@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cortex.config.generations import GENERATIONS
-from cortex.config.schema import Api
-from cortex.config.schema_models import ModelEntry, Models
+from cortex.config.schema import Api, ModelEntry, ModelsConfig
 from harness.config_files import examine_text, lines_of
 
 
@@ -29,8 +28,8 @@ def with_models(form: str, type_: str, body: str) -> str:
     return f"{head}    type: {type_}\n    path: predictor.py\n{lines}"
 
 
-ONE = Models(path="s3://b/m")
-SEVERAL = Models(
+ONE = ModelsConfig(path="s3://b/m")
+SEVERAL = ModelsConfig(
     paths=[
         ModelEntry(name="a", path="s3://b/a", signature_key="k"),
         ModelEntry(name="b", path="s3://b/b"),
@@ -57,10 +56,11 @@ FORMS = [
     ("handler", "tensorflow", "models: {path: s3://b/m}", ONE),
     ("handler", "onnx", "models: {path: s3://b/m}", ONE),
     ("handler", "python", "multi_model_reloading: {path: s3://b/m}", ONE),
-    ("class", "onnx", "model: s3://b/m\nmodels: {poll_interval: 2s}", Models(path="s3://b/m", poll_interval_s=2)),
-    ("kindless", "onnx", "model: s3://b/m\nmodels: {poll_interval: 2s}", Models(path="s3://b/m", poll_interval_s=2)),
+    ("class", "onnx", "model: s3://b/m\nmodels: {poll_interval: 2s}", ModelsConfig(path="s3://b/m", poll_interval_s=2)),
+    ("kindless", "onnx", "model: s3://b/m\nmodels: {poll_interval: 2s}",
+     ModelsConfig(path="s3://b/m", poll_interval_s=2)),
     ("predictor", "python", "model_path: s3://b/m\nmodels: {cache_memory: 1Mi}",
-     Models(path="s3://b/m", cache_memory=2**20)),
+     ModelsConfig(path="s3://b/m", cache_memory=2**20)),
     # Several, as a list.
     ("kindless", "tensorflow", "models:\n" + LIST.format(key="model"), SEVERAL),
     ("sync", "tensorflow", "models:\n" + LIST.format(key="model_path"), SEVERAL),
@@ -71,20 +71,20 @@ FORMS = [
     ("predictor", "tensorflow", "models:\n  paths:\n" + indented(LIST.format(key="path"), 4), SEVERAL),
     ("handler", "tensorflow", "models:\n  paths:\n" + indented(LIST.format(key="path"), 4), SEVERAL),
     # A folder of them.
-    ("predictor", "python", "models: {dir: s3://b/}", Models(dir="s3://b/")),
+    ("predictor", "python", "models: {dir: s3://b/}", ModelsConfig(dir="s3://b/")),
     ("predictor", "python", "models: {dir: s3://b/, cache_size: 1, disk_cache_size: 2}",
-     Models(dir="s3://b/", cache_size=1, disk_cache_size=2)),
+     ModelsConfig(dir="s3://b/", cache_size=1, disk_cache_size=2)),
     ("predictor", "python", "models: {paths: [{name: a, model_path: s3://b/a}]}",
-     Models(paths=[ModelEntry(name="a", path="s3://b/a")])),
+     ModelsConfig(paths=[ModelEntry(name="a", path="s3://b/a")])),
     ("handler", "python", "multi_model_reloading: {dir: s3://b/, cache_memory: 500Mi, poll_interval: 1s}",
-     Models(dir="s3://b/", cache_memory=500 * 1024**2, poll_interval_s=1)),
+     ModelsConfig(dir="s3://b/", cache_memory=500 * 1024**2, poll_interval_s=1)),
     ("handler", "python", "multi_model_reloading: null", None),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("form", "type_", "body", "models"), FORMS)
 def test_every_form_of_models_comes_to_the_current_one(
-    form: str, type_: str, body: str, models: Models | None, tmp_path: Path
+    form: str, type_: str, body: str, models: ModelsConfig | None, tmp_path: Path
 ) -> None:
     reading = examine_text(tmp_path, with_models(form, type_, body))
     assert lines_of(reading) == []
@@ -142,7 +142,9 @@ def test_what_is_wrong_with_models_leaves_the_code_readable(tmp_path: Path) -> N
 
 WRITTEN = {written.rpartition(".")[2] for generation in GENERATIONS for written in generation.fields}
 KEYS = st.sampled_from(sorted(WRITTEN - {"path", "type"}) + ["models", "multi_model_reloading", "pathes", "unknown"])
-INNER_KEYS = st.sampled_from([*sorted(Models.model_fields), "poll_interval", "name", "model", "model_path", "pathes"])
+INNER_KEYS = st.sampled_from(
+    [*sorted(ModelsConfig.model_fields), "poll_interval", "name", "model", "model_path", "pathes"]
+)
 LEAVES = st.sampled_from([
     None, 1, 0, -1, True, 1.5, "", "x", "s3://b/m", "500Mi", "2s", "https://x/y", "~/x", "/tmp", "../x",
     "{handler.path}",

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortex.config import project as project_module
-from cortex.config.project import ProjectFiles, archive, archive_hash, content_hash, unpack
+from cortex.config.archive import archive_hash, unpack
+from cortex.config.project import ProjectFiles, content_hash, pack
 from cortex.errors import ConfigError, InputError
 
 
@@ -136,7 +137,7 @@ def test_links_inside_the_project_are_followed(root: Path, tmp_path: Path) -> No
     (root / "folder").symlink_to(root / "data")
     project = ProjectFiles.scan(root, "cortex.yaml")
     assert project.files == ("data/a.txt", "folder/a.txt", "link.txt")
-    unpack(archive(project), tmp_path / "out")
+    unpack(pack(project), tmp_path / "out")
     assert (tmp_path / "out/link.txt").read_text() == "content of data/a.txt"
     assert not (tmp_path / "out/link.txt").is_symlink()
 
@@ -243,8 +244,8 @@ def test_equal_projects_have_equal_archives_and_hashes(tmp_path: Path) -> None:
         (tmp_path / folder / "b").chmod(0o644 if number else 0o600)
         projects.append(ProjectFiles.scan(tmp_path / folder, "cortex.yaml"))
     one, two = projects
-    assert archive(one) == archive(two)
-    assert content_hash(one) == content_hash(two) == archive_hash(archive(one))
+    assert pack(one) == pack(two)
+    assert content_hash(one) == content_hash(two) == archive_hash(pack(one))
 
 
 @pytest.mark.parametrize("change", ["content", "name", "mode", "split"])
@@ -268,7 +269,7 @@ def test_a_file_that_vanishes_after_the_scan_is_named(root: Path) -> None:
     write(root, "a")
     project = ProjectFiles.scan(root, "cortex.yaml")
     (root / "a").unlink()
-    for action in (archive, content_hash):
+    for action in (pack, content_hash):
         with pytest.raises(InputError, match="a: can't be read: No such file"):
             action(project)
 
@@ -298,7 +299,7 @@ def test_unpacking_an_archive_gives_the_project_back(
             continue
         path.chmod(0o755 if executable else 0o644)
     project = ProjectFiles.scan(folder / "in", "cortex.yaml")
-    data = archive(project)
+    data = pack(project)
     unpack(data, folder / "out")
     again = ProjectFiles.scan(folder / "out", "cortex.yaml")
     assert again.files == project.files
@@ -306,4 +307,4 @@ def test_unpacking_an_archive_gives_the_project_back(
         assert (folder / "out" / name).read_bytes() == (folder / "in" / name).read_bytes()
         assert os.access(folder / "out" / name, os.X_OK) == bool((folder / "in" / name).stat().st_mode & 0o100)
     assert content_hash(again) == content_hash(project) == archive_hash(data)
-    assert archive(again) == data
+    assert pack(again) == data

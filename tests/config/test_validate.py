@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cortex.config.project import ProjectFiles
 from cortex.config.schema import Api
-from cortex.config.validate import examine, read_apis
+from cortex.config.validate import check_file, read_apis
 from cortex.config.values import quote
 from cortex.errors import ConfigError
 from harness.config_files import examine_text, lines_of
@@ -57,10 +57,10 @@ def test_all_mistakes_come_at_once_sorted_under_the_name_that_was_given(tmp_path
 
 def test_a_file_that_is_not_there_is_one_mistake(tmp_path: Path) -> None:
     project = ProjectFiles.scan(tmp_path, "cortex.yaml")
-    (problem,) = examine(tmp_path / "cortex.yaml", "cortex.yaml", project).problems
+    (problem,) = check_file(tmp_path / "cortex.yaml", "cortex.yaml", project).problems
     assert str(problem).startswith("cortex.yaml: file does not exist (")
     (tmp_path / "cortex.yaml").mkdir()
-    (problem,) = examine(tmp_path / "cortex.yaml", "cortex.yaml", project).problems
+    (problem,) = check_file(tmp_path / "cortex.yaml", "cortex.yaml", project).problems
     assert "Is a directory" in problem.message
 
 
@@ -285,7 +285,7 @@ def test_a_damaged_file_is_read_or_refused(tmp_path: Path, data: st.DataObject) 
     text = text[:start] + data.draw(st.text(max_size=5)) + text[end:]
     config = tmp_path / "cortex.yaml"
     config.write_bytes(text.encode("utf-8", "surrogatepass"))
-    reading = examine(
+    reading = check_file(
         config, "cortex.yaml", ProjectFiles(tmp_path, ("predictor.py", "requirements.txt", "src/model.py"))
     )
     assert bool(reading.problems) != bool(reading.apis)

@@ -10,12 +10,12 @@ import pytest
 
 from cortex.gateway.config import CERTIFICATE_FILE
 from cortex.home import Home
-from cortex.tls import Certificate, CertificateFiles
+from cortex.tls import CertificateFiles, ServerCertificate
 from harness.servers.certificates import write_pair
 from harness.servers.upstream import Client, World, ask, backend, run, table, world
 
 
-def loaded(folder: Path, name: str) -> Certificate:
+def loaded(folder: Path, name: str) -> ServerCertificate:
     return CertificateFiles(*write_pair(folder, name, stem=name)).load()
 
 

@@ -7,23 +7,23 @@ from pathlib import Path
 
 from cortex.config.project import ProjectFiles
 from cortex.config.schema import Api
-from cortex.config.validate import Reading, examine
+from cortex.config.validate import CheckedFile, check_file
 
 FILES = ("predictor.py", "handler.py", "requirements.txt", "conda-packages.txt", "dependencies.sh", "src/model.py")
 
 
 def examine_text(
     folder: Path, text: str, deployed: Sequence[Api] = (), files: Mapping[str, str] | Sequence[str] = FILES
-) -> Reading:
+) -> CheckedFile:
     """Write a project and read its configuration."""
     for name in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("")
     config = folder / "cortex.yaml"
     config.write_text(text)
-    return examine(config, "cortex.yaml", ProjectFiles.scan(folder, "cortex.yaml"), deployed)
+    return check_file(config, "cortex.yaml", ProjectFiles.scan(folder, "cortex.yaml"), deployed)
 
 
-def lines_of(reading: Reading) -> list[str]:
+def lines_of(reading: CheckedFile) -> list[str]:
     """Show the problems without their fixes."""
     return [f"{p.line}:{p.column}: {p.path}: {p.message}" for p in reading.problems]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cortex.models.layout import catalogue_models, describe_invalid, expected_tree
 from cortex.models.listing import MAX_FILES, Listing, ListingTally, Prefix, prefixes
 from cortex.models.spec import Layout, Model, ModelPath, ModelSource, Problem
-from cortex.storage.entries import StoredObject, flaw_of_name, printable
+from cortex.storage.objects import StoredObject, flaw_of_name, printable
 
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
 SAVED_MODEL = ("saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00002")

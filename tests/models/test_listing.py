@@ -15,7 +15,7 @@ from cortex.models.fetch_listing import download_version, list_models, sample_na
 from cortex.models.layout import catalogue_models
 from cortex.models.listing import Listing, ListingTally, Prefix, newest_file, prefixes
 from cortex.models.spec import ModelPath, ModelSource
-from cortex.storage.entries import StoredObject
+from cortex.storage.objects import StoredObject
 from harness.servers.s3 import PAGE_KEYS, SwiftServer
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.config import schema_models
+from cortex.config import schema
 from cortex.config.project import ProjectFiles
 from cortex.config.schema import Api
 from cortex.config.validate import read_apis
@@ -36,7 +36,7 @@ def test_an_api_without_models_has_no_source() -> None:
 
 def test_the_one_model_of_a_path_has_a_name_of_ours() -> None:
     assert source_of("onnx", {"path": "s3://b/m/"}) == ModelSource("onnx", (ModelPath(DEFAULT_MODEL, "s3://b/m"),))
-    assert schema_models.DEFAULT_MODEL == DEFAULT_MODEL
+    assert schema.DEFAULT_MODEL == DEFAULT_MODEL
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cortex.models.debounce import Settling, quick_interval_s, settle
 from cortex.models.listing import Listing, ListingTally, Prefix, prefixes
 from cortex.models.spec import Catalogue, Model, ModelPath, ModelSource, Version
-from cortex.storage.entries import StoredObject
+from cortex.storage.objects import StoredObject
 
 DIR = ModelSource("python", dir="s3://b/m", poll_interval_s=10)
 ONNX = ModelSource("onnx", dir="s3://b/m", poll_interval_s=10)

@@ -11,7 +11,8 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from cortex.client.transport import Answer, read, reason
-from cortex.config.project import archive, unpack
+from cortex.config.archive import unpack
+from cortex.config.project import pack
 from cortex.config.schema import Api
 from cortex.engine.local import LocalEngine
 from cortex.engine.log_files import SUPERVISOR
@@ -71,7 +72,7 @@ def try_sample(
     with tempfile.TemporaryDirectory(prefix="cortex-") as folder:
         trial_home = _TrialHome(Path(folder), home.environments_dir)
         trial_home.create()
-        unpack(archive(diagnosis.project), trial_home.projects_dir / _PROJECT)
+        unpack(pack(diagnosis.project), trial_home.projects_dir / _PROJECT)
         return asyncio.run(_try_all(trial_home, environ, diagnosis, body, content_type))
 
 

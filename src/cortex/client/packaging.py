@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cortex.config.project import ProjectFiles, archive
+from cortex.config.project import ProjectFiles, pack
 from cortex.errors import InputError
 
 DEFAULT_CONFIG = "cortex.yaml"
@@ -69,7 +69,7 @@ def dump_specs(api_specs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _pack(project: ProjectFiles, config_name: str, content: bytes) -> Package:
-    buffer = io.BytesIO(archive(project))
+    buffer = io.BytesIO(pack(project))
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr(config_name, content)
     data = buffer.getvalue()

@@ -7,7 +7,8 @@ import os
 import re
 from pathlib import Path
 
-from cortex.config.project import ProjectFiles, archive, archive_hash
+from cortex.config.archive import archive_hash
+from cortex.config.project import ProjectFiles, pack
 from cortex.errors import InputError
 from cortex.home import Home
 
@@ -56,7 +57,7 @@ def _make(root: Path, path: Path) -> str:
     if not root.is_dir():
         raise InputError("it is not on the operator's machine; deploy it again")
     names = sorted(str(file.relative_to(root)) for file in root.rglob("*") if file.is_file())
-    data = archive(ProjectFiles(root, tuple(names)))
+    data = pack(ProjectFiles(root, tuple(names)))
     path.parent.mkdir(mode=0o700, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.write_bytes(data)

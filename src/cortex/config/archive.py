@@ -125,7 +125,7 @@ def hash_entry(digest: hashlib._Hash, name: str, executable: bool, file: IO[byte
 
 def _opened(data: bytes) -> zipfile.ZipFile:
     """Open a zip file whose list of entries is known to be small. Raises: InputError."""
-    # Exactly what `archive` and `zip` write ends in 22 bytes without a comment, and has no zip64 record before them.
+    # Exactly what `pack` and `zip` write ends in 22 bytes without a comment, and has no zip64 record before them.
     tail = data[-22:]
     if len(tail) < 22 or tail[:4] != b"PK\5\6" or data[-42:-38] == b"PK\6\7":
         raise InputError("the project is not a plain zip file")

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cortex.config.checked import Checked
+from cortex.config.conversion import Draft
 from cortex.config.document import Node
-from cortex.config.draft import Draft
 from cortex.config.schema import Api, Traffic
 from cortex.config.values import nearest, quote
-from cortex.config.violations import Violation
+from cortex.config.violations import CheckedApi, Violation
 from cortex.errors import Diagnostic
 from cortex.lifecycle import ApiKind
 
 
-def clashes_between(checked: Sequence[Checked]) -> list[Diagnostic]:
+def clashes_between(checked: Sequence[CheckedApi]) -> list[Diagnostic]:
     """Find names and endpoints that two APIs of the file have."""
     problems: list[Diagnostic] = []
-    names: dict[str, Checked] = {}
-    endpoints: dict[str, Checked] = {}
+    names: dict[str, CheckedApi] = {}
+    endpoints: dict[str, CheckedApi] = {}
     for result in checked:
         name, endpoint = result.api.name, result.api.networking.endpoint
         if "name" in result.wrong:
@@ -40,7 +39,7 @@ def clashes_between(checked: Sequence[Checked]) -> list[Diagnostic]:
 
 
 def clashes_with_deployed(
-    checked: Sequence[Checked], deployed: Sequence[Api], deployment: str | None
+    checked: Sequence[CheckedApi], deployed: Sequence[Api], deployment: str | None
 ) -> list[Diagnostic]:
     """Find what can't be deployed beside what is: other kinds of the same API, endpoints of others."""
     problems: list[Diagnostic] = []
@@ -67,7 +66,7 @@ def clashes_with_deployed(
     return problems
 
 
-def splitter_problems(checked: Sequence[Checked], deployed: Sequence[Api] | None) -> list[Diagnostic]:
+def splitter_problems(checked: Sequence[CheckedApi], deployed: Sequence[Api] | None) -> list[Diagnostic]:
     """Find what splitters can't send requests to; without knowledge of what is deployed, just within the file."""
     kinds = {api.name: api.kind for api in deployed or ()}
     kinds |= {result.api.name: result.api.kind for result in checked if "name" not in result.wrong}
@@ -93,7 +92,7 @@ def _target_problem(traffic: Traffic, kinds: Mapping[str, ApiKind], is_all_known
     return f"{quote(traffic.name)} is neither in this file nor deployed", fix
 
 
-def _endpoint_clash(result: Checked, message: str, fix: str) -> list[Diagnostic]:
+def _endpoint_clash(result: CheckedApi, message: str, fix: str) -> list[Diagnostic]:
     found = result.point_at(Violation(("networking.endpoint", "name"), message, fix))
     return [found] if found else []
 
@@ -102,6 +101,6 @@ def _kind_or_item(draft: Draft) -> Node:
     return draft.item.at("kind") or draft.item
 
 
-def _line(result: Checked, place: str) -> int:
-    node = result.draft.find(place)
+def _line(result: CheckedApi, field: str) -> int:
+    node = result.draft.find(field)
     return node.line if node else result.draft.item.line

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from yaml.composer import Composer
@@ -19,7 +19,6 @@ from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 
 from cortex.config.values import NULL, quote
-from cortex.config.yaml_errors import explain
 from cortex.errors import ConfigError, Diagnostic
 
 Scalar = str | int | float | bool | None
@@ -109,7 +108,7 @@ def parse(data: bytes, file: str) -> Document:
         fix = 'put "- " before the first key and indent the others' if is_map else 'write "- name: …" for each API'
         fix = f"is this a configuration file? {fix}" if is_text else fix
         raise _refuse(file, line, column, "must contain a list of maps", fix)
-    conversion = _Conversion(file)
+    conversion = _NodeBuilder(file)
     nodes = conversion.run(root)
     labels = {index: _label(index, node) for index, node in enumerate(nodes)}
     problems = {
@@ -204,7 +203,7 @@ def _compose(text: str, file: str) -> yaml.Node | None:
         line, column = _position(text[: error.position])
         raise _refuse(file, line, column, f"character #x{error.character:04x} is not allowed", "remove it") from None
     except yaml.MarkedYAMLError as error:
-        position, message, fix = explain(error, text)
+        position, message, fix = _explain(error, text)
         # What ends too early is reported where the text ends, not on the empty line after it.
         raise _refuse(file, *min(position or end, end), message, fix) from None
     except (ValueError, OverflowError):  # an escape such as "\U7fffffff"
@@ -238,7 +237,7 @@ def _render(path: Path, labels: dict[int, str]) -> str:
 
 
 @dataclass
-class _Conversion:
+class _NodeBuilder:
     """The walk from YAML nodes to ours; aliases are expanded, so what it makes is counted."""
 
     file: str
@@ -380,3 +379,95 @@ def _null(text: str) -> None:
 
 
 _READERS = {"bool": _bool, "int": _int, "float": _float, "null": _null}
+
+
+class _ParserError(NamedTuple):
+    """The parser's words (problem, context) and ours; `opener` points at where the broken thing began."""
+
+    problem: str
+    context: str
+    message: str
+    fix: str
+    opener: bool = False
+
+
+_PARSER_ERRORS = (
+    _ParserError(r"character '\\t'", "", "a tab cannot be used here", "use spaces"),
+    _ParserError("end of stream", "quoted scalar", "a quote is never closed", "close it", True),
+    _ParserError("document separator", "quoted scalar", "a quote is never closed", "close it", True),
+    _ParserError(
+        "",
+        "flow sequence",
+        'a list opened with "[" is not closed properly',
+        'separate its items with "," and end it with "]"',
+        True,
+    ),
+    _ParserError(
+        "",
+        "flow mapping",
+        'a map opened with "{" is not closed properly',
+        'separate its entries with "," and end it with "}"',
+        True,
+    ),
+    _ParserError(
+        "block sequence start|block sequence entr|sequence entries",
+        "",
+        'a list item ("- ") is not allowed here',
+        "check the indentation",
+    ),
+    _ParserError(
+        "block mapping start",
+        "",
+        "the indentation does not match the lines above",
+        "align the key with those beside it",
+    ),
+    _ParserError(
+        "expected <block end>",
+        "block collection",
+        'a list item ("- ") was expected here',
+        'start the line with "- ", or check the indentation',
+    ),
+    _ParserError("expected <block end>", "", "a key was expected here", 'check the indentation; write "key: value"'),
+    _ParserError("expected ':'", "", 'a ":" is missing after the key', 'write "key: value"'),
+    _ParserError("undefined alias", "", "the alias has no anchor", "define it before with &"),
+    _ParserError("second occurrence", "", "the anchor is defined twice", "rename one of them"),
+    _ParserError("another document", "", "must be a single YAML document", 'remove the "---"'),
+    _ParserError("cannot start any token", "", "this character cannot start a value", "put the value in quotes"),
+    _ParserError(
+        "escape",
+        "",
+        "invalid escape in a quoted string",
+        "use single quotes, or write \\\\ for a backslash",
+    ),
+)
+
+
+def _explain(error: yaml.MarkedYAMLError, text: str) -> tuple[tuple[int, int] | None, str, str]:
+    """Translate a parser's error about `text`: line and column (from 1), the message, the fix."""
+    problem, context = error.problem or "", error.context or ""
+    if error.problem_mark and "mapping values are not allowed" in problem:
+        return _explain_colon(text.split("\n"), error.problem_mark.line, error.problem_mark.column)
+    for row in _PARSER_ERRORS:
+        if re.search(row.problem, problem) and re.search(row.context, context):
+            mark = (error.context_mark if row.opener else None) or error.problem_mark or error.context_mark
+            return _mark_position(mark), row.message, row.fix
+    message = f"is not valid YAML: {problem or context}"
+    return _mark_position(error.problem_mark or error.context_mark), message, "put the value in quotes"
+
+
+def _mark_position(mark: yaml.Mark | None) -> tuple[int, int] | None:
+    return (mark.line + 1, mark.column + 1) if mark else None
+
+
+def _explain_colon(lines: list[str], line: int, column: int) -> tuple[tuple[int, int], str, str]:
+    """Tell a second colon in a value from a line that the parser took to be the end of the one above."""
+    key = lines[line][:column].lstrip(" -") if line < len(lines) else ":"
+    above = next((index for index in range(line - 1, -1, -1) if lines[index].split("#")[0].strip()), None)
+    if ": " in key or above is None:
+        fix = "check the indentation, or put the value in quotes"
+        return (line + 1, column + 1), 'a second ": " is not allowed here', fix
+    indent = len(lines[above]) - len(lines[above].lstrip(" -"))
+    if ":" not in lines[above]:
+        return (above + 1, indent + 1), 'a ":" is missing after the key', 'write "key: value"'
+    message = "the indentation does not match the lines above"
+    return (line + 1, column - len(key) + 1), message, "align the key with those beside it"

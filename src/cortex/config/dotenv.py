@@ -39,7 +39,7 @@ def read_dotenv(root: Path, environ: Mapping[str, str] | None = None) -> dict[st
 def parse_dotenv(text: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the variables that `text` sets, as `read_dotenv` does for a file."""
     # A shell would keep the carriage returns of a file saved on Windows in the values; nobody means that.
-    return _Reader(text.replace("\r\n", "\n"), environ or {}).read()
+    return _DotenvParser(text.replace("\r\n", "\n"), environ or {}).read()
 
 
 class _BadLineError(Exception):
@@ -48,7 +48,7 @@ class _BadLineError(Exception):
         self.position, self.message, self.fix = position, message, fix
 
 
-class _Reader:
+class _DotenvParser:
     """One pass over the text; after a bad line it goes on with the next, to report all of them."""
 
     def __init__(self, text: str, environ: Mapping[str, str]) -> None:

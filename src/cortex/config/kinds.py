@@ -17,7 +17,7 @@ from cortex.config.generations import (
     PREDICTOR,
     SPLITTER,
     TASK,
-    Generation,
+    FileGeneration,
 )
 from cortex.config.values import nearest, quote
 from cortex.errors import Diagnostic
@@ -33,7 +33,7 @@ _TOP_KEYS = frozenset(name for generation in GENERATIONS for name in generation.
 class Choice(NamedTuple):
     """What a resource is read as, and what is wrong with how it says so."""
 
-    generation: Generation | None  #: None if nothing more can be said about the resource
+    generation: FileGeneration | None  #: None if nothing more can be said about the resource
     kind: ApiKind = ApiKind.REALTIME
     problem: Diagnostic | None = None
 
@@ -75,7 +75,7 @@ def _nearest_kind(item: Node, written: str) -> str | None:
     return nearest(written, {*_WRITTEN, *(() if _by_shape(item) else ("deployment",))})
 
 
-def _generation_of(item: Node, kind: str | None) -> Generation | None:
+def _generation_of(item: Node, kind: str | None) -> FileGeneration | None:
     if kind == "api":
         return _api_generation(item)
     if kind == "SyncAPI":
@@ -88,7 +88,7 @@ def _generation_of(item: Node, kind: str | None) -> Generation | None:
     return PREDICTOR if by_shape is PREDICTOR else HANDLER
 
 
-def _kind_of(generation: Generation | None) -> ApiKind:
+def _kind_of(generation: FileGeneration | None) -> ApiKind:
     """Tell which kind a generation of files is for; several are for more than one, of which this is the usual."""
     if generation is TASK:
         return ApiKind.TASK
@@ -99,11 +99,11 @@ def _missing_kind(document: Document, item: Node, kind: str) -> Diagnostic:
     return document.diagnostic(item.line, item.column, (*item.path, "kind"), "must be defined", f'write "kind: {kind}"')
 
 
-def _by_shape(item: Node) -> Generation | None:
+def _by_shape(item: Node) -> FileGeneration | None:
     return next((generation for section, generation in _SHAPES if find_key(item, section) is not None), None)
 
 
-def _api_generation(item: Node) -> Generation:
+def _api_generation(item: Node) -> FileGeneration:
     predictor = find_key(item, "predictor")
     keys = predictor.value if predictor is not None and isinstance(predictor.value, dict) else {}
     return DEPLOYED_CLASS if any(key in keys for key in ("type", "config", "env")) else FUNCTIONS

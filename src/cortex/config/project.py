@@ -29,10 +29,7 @@ from cortex.config.archive import (
     too_big,
     too_many,
 )
-from cortex.config.archive import archive_hash as archive_hash
-from cortex.config.archive import unpack as unpack
 from cortex.config.dotenv import DOTENV_NAME
-from cortex.config.dotenv import read_dotenv as read_dotenv
 from cortex.errors import ConfigError, Diagnostic, InputError
 
 _CONFIG_NAME = "cortex.yaml"
@@ -90,7 +87,7 @@ def content_hash(project: ProjectFiles) -> str:
     return digest.hexdigest()
 
 
-def archive(project: ProjectFiles) -> bytes:
+def pack(project: ProjectFiles) -> bytes:
     """Pack the project into a zip file whose bytes depend on names, execute permissions and contents only.
 
     Raises: InputError if a file vanished, can't be read or grew beyond the limit since the scan.

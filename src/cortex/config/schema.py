@@ -8,29 +8,21 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from cortex.config.clock import STORED, cron_expression, time_zone
-from cortex.config.schema_base import (
-    Count,
-    EnvName,
-    EnvValue,
-    Fraction,
-    Model,
-    ProjectPath,
-    Text,
-    folder_on_path,
-)
-from cortex.config.schema_models import ModelLocation, Models, serving_address
 from cortex.config.values import (
+    STORED,
     a_list,
     a_map,
     cores,
+    cron_expression,
     dashed,
     duration_s,
     enum,
+    env_name,
+    env_value,
     integer,
     memory_bytes,
     number,
@@ -38,9 +30,157 @@ from cortex.config.values import (
     problem,
     quote,
     text,
+    time_zone,
     true_or_false,
 )
 from cortex.lifecycle import ApiKind
+
+
+class ConfigModel(BaseModel):
+    """Frozen, strict about keys; a null for a field in `null_means_default` is as if the key were absent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    null_means_default: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if value is not None or key not in cls.null_means_default}
+
+
+def _project_path(value: object) -> str:
+    path = text(value)
+    if path.startswith(("/", "~")):
+        raise problem(
+            f"{quote(path)} must be relative to the project folder", "write it as seen from the project folder"
+        )
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise problem(f"{quote(path)} must be inside the project folder", "move it into the project folder")
+    return "/".join(parts)
+
+
+def folder_on_path(value: object) -> str:
+    """Read a folder of the project that goes on the Python path."""
+    path = _project_path(value)
+    if not path:
+        raise problem(f"{quote(value)} is the project folder, which is on the Python path already", "remove the key")
+    return path + "/"
+
+
+Text = Annotated[str, BeforeValidator(text)]
+Count = Annotated[int, BeforeValidator(integer(above=0))]
+Fraction = Annotated[float, BeforeValidator(number(at_least=0, below=1))]
+EnvName = Annotated[str, BeforeValidator(env_name)]
+EnvValue = Annotated[str, BeforeValidator(env_value)]
+ProjectPath = Annotated[str, BeforeValidator(_project_path)]
+
+
+STORES = ("s3://", "gs://")
+DEFAULT_MODEL = "_cortex_default"  #: what the one model of `path` is called inside
+LOCAL_SERVING = "local"  #: a TensorFlow Serving server that we start
+
+
+def _model_name(value: object) -> str:
+    name = text(value)
+    if name == DEFAULT_MODEL:
+        raise problem(f"{quote(name)} is a reserved name", "rename the model")
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        suggestion = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")
+        raise problem(
+            f"{quote(name)} must contain only letters, numbers, underscores, and dashes",
+            f"write {quote(suggestion or 'my-model')}",
+        )
+    return name
+
+
+_ALMOST_STORE = re.compile(r"(s3[an]?|gc?s)(?::/*|//)([^/].*)", re.IGNORECASE)
+_STORE_OVER_HTTP = re.compile(
+    r"https?://(?:(?P<bucket>[^./]+)\.)?"
+    r"(?:s3[^/]*\.amazonaws\.com|(?P<google>storage\.(?:cloud\.)?google(?:apis)?\.com))/(?P<path>[^?#]+).*"
+)
+
+
+def _model_location(value: object) -> str:
+    """Read where a model is; whether it is there is a rule's business."""
+    location = text(value)
+    if location.startswith(STORES):
+        if not location.split("://", 1)[1].strip("/"):
+            raise problem(f"{quote(location)} names no bucket", f'write "{location[:5]}bucket/path"')
+        return location
+    if "://" in location or location.startswith("~") or _ALMOST_STORE.match(location):
+        raise problem(
+            f"{quote(location)} must be a path, or start with s3:// or gs://",
+            f"write {quote(_as_store(location) or 's3://bucket/path')}",
+        )
+    if ".." in location.split("/"):
+        fix = "move it into the project folder, or write an absolute path"
+        raise problem(f"{quote(location)} must not go up with ..", fix)
+    return location
+
+
+def _as_store(url: str) -> str | None:
+    """Turn the HTTP address of an object, or what was nearly right, into the store's own form."""
+    if found := _ALMOST_STORE.match(url):
+        return f"{'s3' if found[1].lower().startswith('s3') else 'gs'}://{found[2]}"
+    found = _STORE_OVER_HTTP.fullmatch(url)
+    if found is None:
+        return None
+    bucket = f"{found['bucket']}/" if found["bucket"] else ""
+    return f"{'gs' if found['google'] else 's3'}://{bucket}{found['path']}"
+
+
+def serving_address(value: object) -> str:
+    """Read where a TensorFlow Serving server is: host:port, or LOCAL_SERVING."""
+    address = text(value)
+    if address == LOCAL_SERVING:
+        return address
+    found = re.fullmatch(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", address)
+    if found is None or not 0 < int(found[1]) < 65536:
+        if address.lower() == LOCAL_SERVING:
+            raise problem(f"{quote(address)} must be host:port, or {quote(LOCAL_SERVING)}", f'write "{LOCAL_SERVING}"')
+        host = re.sub(r"^[a-z+]+://", "", address).split("/")[0].split(":")[0]
+        raise problem(
+            f"{quote(address)} must be host:port, or {quote(LOCAL_SERVING)}",
+            f"write {quote(f'{host}:8500')}" if re.fullmatch(r"[A-Za-z0-9_.-]+", host) else 'write "localhost:8500"',
+        )
+    return address
+
+
+ModelLocation = Annotated[str, BeforeValidator(_model_location)]
+
+
+class ModelEntry(ConfigModel):
+    """One of several models."""
+
+    null_means_default = frozenset({"signature_key"})
+
+    name: Annotated[str, BeforeValidator(_model_name)]
+    path: ModelLocation
+    signature_key: Text | None = None
+
+
+class ModelsConfig(ConfigModel):
+    """The exported models that an API serves: exactly one of `path`, `paths` and `dir`, and how many are held."""
+
+    null_means_default = frozenset({"path", "paths", "dir", "cache_size", "disk_cache_size", "cache_memory"})
+
+    path: ModelLocation | None = None
+    paths: Annotated[list[ModelEntry], BeforeValidator(a_list)] | None = None
+    dir: ModelLocation | None = None  #: its folders are models
+    signature_key: Text | None = None  #: of each model that has none of its own
+    poll_interval_s: Annotated[float, BeforeValidator(duration_s(at_least=1))] = 10.0
+    cache_size: Count | None = None  #: model versions in memory
+    disk_cache_size: Count | None = None  #: model versions on disk
+    cache_memory: Annotated[int, BeforeValidator(memory_bytes)] | None = None
+
+    @property
+    def is_cached(self) -> bool:
+        """Tell whether models are loaded when first asked for, and dropped again to stay within a limit."""
+        return self.cache_size is not None or self.cache_memory is not None
+
 
 Interface = Literal["functions", "predictor", "handler"]
 
@@ -84,7 +224,7 @@ def _endpoint(value: object) -> str:
     return "/" + endpoint.strip("/")
 
 
-class Dependencies(Model):
+class Dependencies(ConfigModel):
     """The files, relative to the project, that say what to install."""
 
     pip: ProjectPath = "requirements.txt"
@@ -99,7 +239,7 @@ def _batch_size(value: object) -> int:
     return size
 
 
-class Batching(Model):
+class Batching(ConfigModel):
     """Server-side batching: requests that come together are one call, with a list for each argument."""
 
     max_batch_size: Annotated[int, BeforeValidator(integer(at_least=2, at_most=1024))]
@@ -108,7 +248,7 @@ class Batching(Model):
     isolate_failures: Annotated[bool, BeforeValidator(true_or_false)] = True  #: bisect a batch that fails
 
 
-class Handler(Model):
+class Handler(ConfigModel):
     """The user's code: where it is, how it is written, and what it is given."""
 
     null_means_default = frozenset({"config", "env", "server_side_batching"})
@@ -120,7 +260,7 @@ class Handler(Model):
     config: Annotated[dict[str, Any], BeforeValidator(a_map)] = {}
     env: Annotated[dict[EnvName, EnvValue], BeforeValidator(a_map)] = {}
     model: ModelLocation | None = None  #: handed to module functions, which load it themselves
-    models: Models | None = None  #: `multi_model_reloading` of Python code
+    models: ModelsConfig | None = None  #: `multi_model_reloading` of Python code
     signature_key: Text | None = None  #: TensorFlow: of each model that `models` says no other for
     tensorflow_serving: Annotated[str, BeforeValidator(serving_address)] | None = None  #: host:port, or LOCAL_SERVING
     processes_per_replica: Annotated[int, BeforeValidator(integer(at_least=1, at_most=100))] = 1
@@ -130,7 +270,7 @@ class Handler(Model):
     server_side_batching: Batching | None = None
 
 
-#: In place of the code of an API that has none of its own.
+#: In field of the code of an API that has none of its own.
 NO_CODE = Handler(interface="handler", type="python", path="(none)")
 
 
@@ -144,7 +284,7 @@ def _local_folder(value: object) -> str:
 LocalFolder = Annotated[str, BeforeValidator(_local_folder)]
 
 
-class Networking(Model):
+class Networking(ConfigModel):
     """Where an API answers, and the bounds of a request."""
 
     null_means_default = frozenset({"endpoint", "local_paths"})
@@ -163,7 +303,7 @@ class Networking(Model):
         return self.auth == "api_key"
 
 
-class Compute(Model):
+class Compute(ConfigModel):
     """What one replica asks for; only `mem_limit` is a limit."""
 
     cpu: Annotated[float, BeforeValidator(cores)] | None = 0.2
@@ -174,7 +314,7 @@ class Compute(Model):
     node_groups: Annotated[list[Text], BeforeValidator(a_list)] | None = None
 
 
-class Autoscaling(Model):
+class Autoscaling(ConfigModel):
     """How many replicas there may be, and what moves their number."""
 
     null_means_default = frozenset({"init_replicas"})
@@ -197,14 +337,14 @@ class Autoscaling(Model):
     target_cpu_utilization: Count | None = None  #: percent; only files of 0.10 to 0.13 have it
 
 
-class UpdateStrategy(Model):
+class UpdateStrategy(ConfigModel):
     """How many replicas more or fewer than wanted a rolling update may have: a count or a percentage."""
 
     max_surge: Annotated[str, BeforeValidator(percent_or_count)] = "25%"
     max_unavailable: Annotated[str, BeforeValidator(percent_or_count)] = "25%"
 
 
-class Tracker(Model):
+class TrackerConfig(ConfigModel):
     """Which value of each response to count (classification) or average (regression), and what counts as drift."""
 
     null_means_default = frozenset({"key", "baseline"})
@@ -222,7 +362,7 @@ def _shares(value: object) -> list[object]:
     return a_list(value)
 
 
-class Traffic(Model):
+class Traffic(ConfigModel):
     """One API behind a TrafficSplitter."""
 
     name: Text
@@ -230,7 +370,7 @@ class Traffic(Model):
     shadow: Annotated[bool, BeforeValidator(true_or_false)] = False  #: gets copies, whose answers nobody sees
 
 
-class Schedule(Model):
+class Schedule(ConfigModel):
     """When jobs of an API are submitted by themselves, and what is submitted."""
 
     null_means_default = frozenset({"submission"})
@@ -241,7 +381,7 @@ class Schedule(Model):
     overlap: Annotated[str, BeforeValidator(enum("allow", "skip"))] = "allow"  #: what a run does while another runs
 
 
-class Api(Model):
+class Api(ConfigModel):
     """One API as it was asked for, complete with defaults; `model_dump(mode="json")` and back loses nothing."""
 
     null_means_default = frozenset({"readiness", "schedule"})
@@ -254,7 +394,7 @@ class Api(Model):
     compute: Compute = Compute()
     autoscaling: Autoscaling = Autoscaling()
     update_strategy: UpdateStrategy = UpdateStrategy()
-    tracker: Tracker | None = None
+    tracker: TrackerConfig | None = None
     readiness: ProjectPath | None = None  #: a sample that a new replica must answer before it gets requests
     apis: Annotated[list[Traffic], BeforeValidator(_shares)] | None = None  #: of a TrafficSplitter
     schedule: Schedule | None = None  #: of a BatchAPI or a TaskAPI

@@ -14,19 +14,18 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from cortex.config.checked import Checked
+from cortex.config.conversion import Draft, convert
 from cortex.config.cross_api_rules import clashes_between, clashes_with_deployed, splitter_problems
 from cortex.config.document import Document, parse
-from cortex.config.draft import Draft
-from cortex.config.eras import translate
+from cortex.config.field_rules import field_violations
 from cortex.config.generations import TASK
 from cortex.config.project import ProjectFiles
-from cortex.config.rules import field_violations, project_violations
+from cortex.config.project_rules import project_violations
 from cortex.config.schema import Api
-from cortex.config.violations import Violation
+from cortex.config.violations import CheckedApi, Violation
 from cortex.errors import ConfigError, Diagnostic
 
-#: What to write where something required is missing, by place in the current form.
+#: What to write where something required is missing, by field in the current form.
 _EXAMPLES = MappingProxyType(
     {
         "name": "name: my-api",
@@ -61,7 +60,7 @@ _STAND_INS = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Reading:
+class CheckedFile:
     """What a file says, and everything that is wrong with it.
 
     `readable` are the APIs whose code is named rightly, whatever else is wrong with them: their sources can be
@@ -71,7 +70,7 @@ class Reading:
     apis: tuple[Api, ...]
     readable: tuple[Api, ...]
     problems: tuple[Diagnostic, ...]
-    checked: tuple[Checked, ...] = ()
+    checked: tuple[CheckedApi, ...] = ()
 
     def point_at(self, api: Api, violation: Violation) -> Diagnostic | None:
         """Locate what is wrong with one of these APIs; None if the value is wrong already, for another reason."""
@@ -88,24 +87,24 @@ def read_apis(
 
     Raises: ConfigError with every mistake in the file.
     """
-    reading = examine(config_file, display_name, project, deployed)
+    reading = check_file(config_file, display_name, project, deployed)
     if reading.problems:
         raise ConfigError(reading.problems)
     return list(reading.apis)
 
 
-def examine(
+def check_file(
     config_file: Path, display_name: str, project: ProjectFiles, deployed: Sequence[Api] | None = None
-) -> Reading:
+) -> CheckedFile:
     """Do as `read_apis`, but return the mistakes along with what could be read. Never raises ConfigError."""
     try:
         document = parse(_read(config_file, display_name), display_name)
     except ConfigError as error:
-        return Reading((), (), error.diagnostics)
-    translation = translate(document)
-    problems = [*document.problems, *translation.problems]
-    checked: list[Checked] = []
-    for draft in translation.drafts:
+        return CheckedFile((), (), error.diagnostics)
+    conversion = convert(document)
+    problems = [*document.problems, *conversion.problems]
+    checked: list[CheckedApi] = []
+    for draft in conversion.drafts:
         result, draft_problems = _check(draft)
         checked.append(result)
         problems += draft_problems
@@ -115,11 +114,11 @@ def examine(
         ]
         problems += [found for violation in violations if (found := result.point_at(violation))]
     problems += clashes_between(checked)
-    problems += clashes_with_deployed(checked, deployed or (), translation.deployment)
+    problems += clashes_with_deployed(checked, deployed or (), conversion.deployment)
     problems += splitter_problems(checked, deployed)
     readable = tuple(result.api for result in checked if result.is_readable)
     apis = () if problems else tuple(result.api for result in checked)
-    return Reading(apis, readable, tuple(sorted(_without_echoes(document, problems))), tuple(checked))
+    return CheckedFile(apis, readable, tuple(sorted(_without_echoes(document, problems))), tuple(checked))
 
 
 def _read(config_file: Path, display_name: str) -> bytes:
@@ -133,56 +132,56 @@ def _read(config_file: Path, display_name: str) -> bytes:
 def _without_echoes(document: Document, problems: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Drop what follows from a value that YAML itself could not give us, and what was said already."""
     first = set(document.problems)
-    places = {(problem.line, problem.column) for problem in first}
+    fields = {(problem.line, problem.column) for problem in first}
     return [
         problem
         for problem in dict.fromkeys(problems)
-        if problem in first or (problem.line, problem.column) not in places
+        if problem in first or (problem.line, problem.column) not in fields
     ]
 
 
-def _check(draft: Draft) -> tuple[Checked, list[Diagnostic]]:
+def _check(draft: Draft) -> tuple[CheckedApi, list[Diagnostic]]:
     """Validate one API; what is wrong is reported, then replaced, so that the rest can be checked further."""
     data = draft.data()
     problems: list[Diagnostic] = []
     wrong: set[str] = set(draft.broken)
     for _ in range(3):  # a replaced value can uncover what only its section's defaults bring up
         try:
-            return Checked(draft, Api.model_validate(data), frozenset(wrong)), problems
+            return CheckedApi(draft, Api.model_validate(data), frozenset(wrong)), problems
         except ValidationError as error:
             before = frozenset(wrong)
             for detail in error.errors(include_url=False, include_input=False):
-                place = _place_of(draft, detail["loc"])
-                if place not in before and (found := _diagnose(draft, detail, place)):
+                field = _field_of(draft, detail["loc"])
+                if field not in before and (found := _diagnose(draft, detail, field)):
                     problems.append(found)
-                wrong.add(place)
-                _replace(data, place)
+                wrong.add(field)
+                _replace(data, field)
     raise AssertionError(f"stand-ins do not satisfy the schema: {sorted(wrong)}")
 
 
-def _place_of(draft: Draft, location: tuple[int | str, ...]) -> str:
+def _field_of(draft: Draft, location: tuple[int | str, ...]) -> str:
     """Find the field that an error is about; an error inside `config` or `env` is about the whole of it."""
     for length in range(len(location), 0, -1):
-        place = ".".join(map(str, location[:length]))
-        if place in draft.fields:
-            return place
+        field = ".".join(map(str, location[:length]))
+        if field in draft.fields:
+            return field
     return ".".join(map(str, location))
 
 
-def _replace(data: dict[str, Any], place: str) -> None:
-    *parents, leaf = place.split(".")
+def _replace(data: dict[str, Any], field: str) -> None:
+    *parents, leaf = field.split(".")
     inner = data
     for parent in parents:
         inner = inner.setdefault(parent, {})
-    if place in _STAND_INS:
-        inner[leaf] = _STAND_INS[place]
+    if field in _STAND_INS:
+        inner[leaf] = _STAND_INS[field]
     else:
         inner.pop(leaf, None)
 
 
-def _diagnose(draft: Draft, detail: ErrorDetails, place: str) -> Diagnostic | None:
+def _diagnose(draft: Draft, detail: ErrorDetails, field: str) -> Diagnostic | None:
     if detail["type"] == "missing":
-        return _diagnose_missing(draft, place) if place not in draft.fields else _missing_inside(draft, detail["loc"])
+        return _diagnose_missing(draft, field) if field not in draft.fields else _missing_inside(draft, detail["loc"])
     at_key = detail["loc"][-1] == "[key]"
     node = draft.find(*(detail["loc"][:-1] if at_key else detail["loc"]))
     if node is None:  # a default that follows from another value, which is wrong
@@ -197,21 +196,21 @@ def _missing_inside(draft: Draft, location: tuple[int | str, ...]) -> Diagnostic
     item = draft.find(*location[:-1])
     if item is None:
         return None
-    place = ".".join(part for part in location if isinstance(part, str))
+    field = ".".join(part for part in location if isinstance(part, str))
     path = (*item.path, location[-1])
-    return draft.document.diagnostic(item.line, item.column, path, "must be defined", f'write "{_EXAMPLES[place]}"')
+    return draft.document.diagnostic(item.line, item.column, path, "must be defined", f'write "{_EXAMPLES[field]}"')
 
 
-def _diagnose_missing(draft: Draft, place: str) -> Diagnostic | None:
-    if place.startswith("networking"):  # the endpoint follows from the name
+def _diagnose_missing(draft: Draft, field: str) -> Diagnostic | None:
+    if field.startswith("networking"):  # the endpoint follows from the name
         return None
-    written = draft.written(place)
+    written = draft.written(field)
     if any(written == key or written.startswith(f"{key}.") for key in draft.broken):
         return None
-    holder, path = draft.missing(place)
+    holder, path = draft.missing(field)
     section = "task" if draft.generation is TASK else draft.generation.section
     is_section = len(path) - 1 < len(written.split("."))
-    example = _EXAMPLES.get(place.split(".")[0] if is_section and len(path) == 2 else place, "").format(
+    example = _EXAMPLES.get(field.split(".")[0] if is_section and len(path) == 2 else field, "").format(
         section=section, key=path[-1]
     )
     fix = f'write "{example}"' if example else ""

@@ -1,51 +1,73 @@
-"""What a broken rule is, and how one says that a project lacks a file."""
+"""One API as it was read, with what is wrong in it, and where its fields are in the user's file."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path, PurePosixPath
+import re
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from cortex.config.project import ProjectFiles
-from cortex.config.values import nearest, quote
+from cortex.config.conversion import Draft
+from cortex.config.schema import Api
+from cortex.errors import Diagnostic
 
 
 class Violation(NamedTuple):
-    """A broken rule. It points at the first of `places` that the user wrote, and needs all of them to be right.
+    """A broken rule. It points at the first of `fields` that the user wrote, and needs all of them to be right.
 
-    In the message `{got}` stands for what the user wrote there, and `{handler.path}` for the key of that place.
+    In the message `{got}` stands for what the user wrote there, and `{handler.path}` for the key of that field.
     """
 
-    places: tuple[str, ...]
+    fields: tuple[str, ...]
     message: str
     fix: str = ""
 
 
-def is_folder(path: Path) -> bool:
-    """Tell whether there is such a folder; no is the answer too for a name that no file can have."""
-    return os.path.isdir(path)  # noqa: PTH112 - the method raises where a name is too long
+#: A field in the message of a broken rule.
+_FIELD = re.compile(r"\{(handler(?:\.[a-z_]+)+)\}")
+
+#: Places whose mistakes leave no doubt about which code is meant.
+_BESIDE_THE_CODE = frozenset(
+    {
+        "handler.python_path",
+        "handler.config",
+        "handler.env",
+        "handler.model",
+        "handler.models",
+        "handler.signature_key",
+        "handler.tensorflow_serving",
+        "handler.processes_per_replica",
+        "handler.threads_per_process",
+        "handler.server_side_batching",
+        "handler.log_level",
+    }
+)
 
 
-def is_file(path: Path) -> bool:
-    """Tell whether there is such a file, as `is_folder`."""
-    return os.path.isfile(path)  # noqa: PTH113
+@dataclass(frozen=True)
+class CheckedApi:
+    """An API with the fields that are wrong in it; those hold defaults and stand-ins."""
 
+    draft: Draft
+    api: Api
+    wrong: frozenset[str]
 
-def absent(file: str, project: ProjectFiles, suffixes: tuple[str, ...] = ()) -> tuple[str, str]:
-    """Say how a file is missing, and which one may be meant: a message and a fix."""
-    if is_folder(project.root / file):
-        return f"{quote(file)}: is a folder, not a file", closest_file(file, project, suffixes)
-    if is_file(project.root / file):
-        return f"{quote(file)}: has been excluded from your project directory", "see .cortexignore, or rename the file"
-    return f"{quote(file)}: file does not exist", closest_file(file, project, suffixes)
+    @property
+    def is_readable(self) -> bool:
+        """Tell whether the user's code can be found and its interface is known."""
+        aside = tuple(f"{field}." for field in _BESIDE_THE_CODE)
+        return not any(field.startswith("handler") and not f"{field}.".startswith(aside) for field in self.wrong)
 
-
-def closest_file(file: str, project: ProjectFiles, suffixes: tuple[str, ...]) -> str:
-    """Say which file of a project is probably meant."""
-    candidates = [name for name in project.files if not suffixes or name.endswith(suffixes)]
-    same_name = [name for name in candidates if PurePosixPath(name).name == PurePosixPath(file).name]
-    inside = [name for name in candidates if suffixes and name.startswith(f"{file}/")]
-    found = (same_name or inside or [""])[0] or nearest(file, candidates)
-    if found is None and len(candidates) == 1 and suffixes:
-        found = candidates[0]
-    return f"did you mean {quote(found)}?" if found else "create it, or correct the path"
+    def point_at(self, violation: Violation) -> Diagnostic | None:
+        """Locate a broken rule; None if one of the values it is about is wrong in itself."""
+        if self.wrong.intersection(violation.fields):
+            return None
+        draft = self.draft
+        for field in violation.fields:
+            if node := draft.find(*field.split(".")):
+                message = re.sub(_FIELD, lambda found: draft.key(found[1]), violation.message)
+                message = message.replace("{got}", str(node.plain()))
+                # A section is where its key is; its value starts on the next line.
+                at = draft.document.at_key if isinstance(node.value, dict) else draft.document.at_value
+                return at(node, message, violation.fix)
+        holder, path = draft.missing(violation.fields[0])
+        return draft.document.diagnostic(holder.key_line, holder.key_column, path, violation.message, violation.fix)

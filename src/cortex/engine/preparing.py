@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cortex.config.project import read_dotenv
+from cortex.config.dotenv import read_dotenv
 from cortex.engine.environment import prepare
 from cortex.engine.local import replica_environ
 from cortex.engine.logs import STDOUT, LogWriter

@@ -10,8 +10,9 @@ from pathlib import Path, PurePosixPath
 
 from cortex.errors import StorageError
 from cortex.models.listing import MAX_FILES, Listing, ListingTally, Prefix, Tally
-from cortex.storage.client import download_objects, is_remote, walk
-from cortex.storage.entries import StoredObject, printable
+from cortex.storage.client import download_objects, is_remote
+from cortex.storage.listing import walk
+from cortex.storage.objects import StoredObject, printable
 
 
 async def list_models(prefix: Prefix, environ: Mapping[str, str]) -> Listing:

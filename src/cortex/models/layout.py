@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cortex.models.listing import MAX_FILES, MAX_MODELS, Content, Folder, Listing, Marks, Prefix, model_prefix, prefixes
 from cortex.models.spec import Layout, Model, ModelSource, Problem, Version
-from cortex.storage.entries import printable
+from cortex.storage.objects import printable
 
 _SHOWN = 50
 _UNVERSIONED = "1"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 
 from cortex.models.spec import ModelSource
-from cortex.storage.entries import StoredObject, printable
+from cortex.storage.objects import StoredObject, printable
 
 #: More is taken for a mistake: a wrong prefix, not a model.
 MAX_FILES = 100_000

@@ -8,8 +8,7 @@ from __future__ import annotations
 import os.path
 from pathlib import Path
 
-from cortex.config.schema import Api
-from cortex.config.schema_models import LOCAL_SERVING, STORES, Models
+from cortex.config.schema import LOCAL_SERVING, STORES, Api, ModelsConfig
 from cortex.models.spec import DEFAULT_MODEL, Layout, ModelPath, ModelSource
 
 
@@ -46,7 +45,7 @@ def _layout(api: Api) -> Layout:
     return "onnx" if api.handler.type == "onnx" else "python"
 
 
-def _paths(models: Models, default_key: str | None, project_dir: Path | None) -> tuple[ModelPath, ...]:
+def _paths(models: ModelsConfig, default_key: str | None, project_dir: Path | None) -> tuple[ModelPath, ...]:
     if models.path is not None:
         return (ModelPath(DEFAULT_MODEL, _location(models.path, project_dir), default_key),)
     return tuple(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cortex.operator.settings import Settings
 from cortex.telemetry import Logger
-from cortex.tls import Certificate, CertificateError, CertificateFiles, has_name
+from cortex.tls import CertificateError, CertificateFiles, ServerCertificate, has_name
 
 
 class ServedCertificate:
@@ -22,7 +22,7 @@ class ServedCertificate:
         self._fingerprints = fingerprints
         self._logger = logger
         self._state: object = None
-        self._newest: Certificate | None = None
+        self._newest: ServerCertificate | None = None
         self._names: tuple[str, ...] = ()  # of all that were served
         self.context: ssl.SSLContext | None = None  #: of the operator's server; None: plain HTTP
         if files is not None:
@@ -63,7 +63,7 @@ class ServedCertificate:
         self._logger.info("certificate renewed", names=",".join(found.names), ends_at=found.ends_at.isoformat())
         return True
 
-    def _use(self, files: CertificateFiles, certificate: Certificate, context: ssl.SSLContext) -> None:
+    def _use(self, files: CertificateFiles, certificate: ServerCertificate, context: ssl.SSLContext) -> None:
         # The gateway may show the one before for a moment yet: both are believed.
         before = self._fingerprints.read_text().split()[:1] if self._fingerprints.exists() else []
         part = self._fingerprints.with_suffix(".part")

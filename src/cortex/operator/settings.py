@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cortex.gateway.addresses import numeric
-from cortex.tls import Certificate, CertificateFiles, shown_name
+from cortex.tls import CertificateFiles, ServerCertificate, shown_name
 
 #: Addresses that lead to this machine from itself only, or to nothing in particular.
 _SAY_NOTHING = frozenset({"127.0.0.1", "::1", "localhost", "0.0.0.0", "::"})
@@ -52,7 +52,7 @@ class Settings:
             CertificateFiles(parsed.tls_cert.absolute(), parsed.tls_key.absolute()) if parsed.tls_cert else None,
         )
 
-    def named(self, certificate: Certificate) -> Settings:
+    def named(self, certificate: ServerCertificate) -> Settings:
         """Return these settings with the name in a certificate, unless one address says where both are."""
         return replace(self, name=shown_name(certificate) or self.name) if self.host in _SAY_NOTHING else self
 

@@ -20,10 +20,10 @@ from obstore.store import LocalStore, ObjectStore
 
 from cortex.errors import StorageError
 from cortex.processes.filelock import locked
-from cortex.storage.entries import StoredObject, printable
 from cortex.storage.listing import walk
 from cortex.storage.local_files import copy
-from cortex.storage.locations import SCHEMES, Place
+from cortex.storage.locations import SCHEMES, Location
+from cortex.storage.objects import StoredObject, printable
 
 __all__ = ["download", "download_objects", "fetch", "is_remote", "list_objects", "read", "walk", "write"]
 
@@ -47,18 +47,18 @@ async def list_objects(url: str, environ: Mapping[str, str]) -> list[StoredObjec
 
 async def read(url: str, environ: Mapping[str, str]) -> bytes:
     """Return the content of the object at `url`. Raises: StorageError."""
-    place = Place.of(url)
+    location = Location.of(url)
 
     async def get(store: ObjectStore) -> bytes:
-        return bytes(await (await obstore.get_async(store, place.key)).bytes_async())
+        return bytes(await (await obstore.get_async(store, location.key)).bytes_async())
 
-    return await place.run(environ, get)
+    return await location.run(environ, get)
 
 
 async def write(url: str, data: bytes, environ: Mapping[str, str]) -> None:
     """Create or replace the object at `url`; readers see all of it or what was there. Raises: StorageError."""
-    place = Place.of(url)
-    await place.run(environ, lambda store: obstore.put_async(store, place.key, data), "write")
+    location = Location.of(url)
+    await location.run(environ, lambda store: obstore.put_async(store, location.key, data), "write")
 
 
 async def download(url: str, destination: Path, environ: Mapping[str, str]) -> None:
@@ -76,8 +76,8 @@ async def download_objects(
 
     An object that is `url` itself becomes the file `destination`. Raises: StorageError as `download`.
     """
-    place = Place.of(url)
-    await place.run(environ, lambda store: _download(store, objects, destination))
+    location = Location.of(url)
+    await location.run(environ, lambda store: _download(store, objects, destination))
 
 
 async def fetch(url: str, cache: Path, environ: Mapping[str, str]) -> Path:
@@ -85,14 +85,14 @@ async def fetch(url: str, cache: Path, environ: Mapping[str, str]) -> Path:
 
     However many ask at once, in however many processes, it is downloaded once. Raises: StorageError.
     """
-    place = Place.of(url)
+    location = Location.of(url)
     objects = await _existing(url, environ)
     folder = cache / _digest(url, objects)
-    found = folder / (PurePosixPath(place.key).name or "model")
+    found = folder / (PurePosixPath(location.key).name or "model")
     if not found.exists():
         async with locked(cache / f"{folder.name}.lock"):
             if not found.exists():
-                await place.run(environ, lambda store: _download(store, objects, found))
+                await location.run(environ, lambda store: _download(store, objects, found))
     return found
 
 

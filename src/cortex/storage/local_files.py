@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cortex.errors import StorageError
-from cortex.storage.entries import StoredObject, flaw_of_name, printable
+from cortex.storage.objects import StoredObject, flaw_of_name, printable
 
 _BATCH = 1000
 _NEVER = datetime.fromtimestamp(0, UTC)

@@ -32,7 +32,7 @@ _PARTICIPLES = {"read": "read", "write": "written"}
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A URL taken apart; local paths are keys below the root of the file system."""
 
     url: str
@@ -41,7 +41,7 @@ class Place:
     key: str
 
     @classmethod
-    def of(cls, url: str) -> Place:
+    def of(cls, url: str) -> Location:
         parts = urlsplit(url)
         if parts.scheme in SCHEMES:
             if not parts.netloc:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cortex.cluster.archives import checked_hash
-from cortex.config.project import archive_hash, unpack
+from cortex.config.archive import archive_hash, unpack
 from cortex.engine.base import Engine
 from cortex.engine.local import first_status
 from cortex.engine.logs import STDOUT, LogWriter, prune

@@ -19,10 +19,10 @@ from cortex.jobs.intake.gzip_stream import Unpacker, is_packed
 from cortex.jobs.intake.items import Batcher
 from cortex.jobs.intake.json_stream import JsonStream
 from cortex.jobs.spec import DelimitedFiles, FilePathLister, NewBatch
-from cortex.storage.entries import StoredObject, flaw_of_name, printable
 from cortex.storage.listing import walk_prefix
 from cortex.storage.local_files import CIRCLE
-from cortex.storage.streams import Reader, check_writable
+from cortex.storage.objects import StoredObject, flaw_of_name, printable
+from cortex.storage.streams import ObjectReader, check_writable
 
 #: Files up to this size are read ahead of their turn, so many of them.
 _SMALL_BYTES = 256 * 1024
@@ -66,7 +66,7 @@ async def located_batches(
     batcher = Batcher(source.batch_size, max_bytes)
     path = ""
     if isinstance(source, DelimitedFiles):
-        reading = _Reading(Reader(environ), batcher, max_bytes)
+        reading = _Reading(ObjectReader(environ), batcher, max_bytes)
         async with aclosing(_files(source, environ)) as found, aclosing(reading.batches(found)) as filled:
             async for path, batches in filled:
                 if batches:
@@ -151,7 +151,7 @@ def _is_meant(path: str, item: StoredObject, globs: Globs, is_read: bool) -> boo
 class _Reading:
     """Reads files and puts the values in them into batches."""
 
-    reader: Reader
+    reader: ObjectReader
     batcher: Batcher
     max_bytes: int
     _ahead: deque[tuple[_File, asyncio.Task[bytes] | None]] = field(default_factory=deque)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cortex.config.project import ProjectFiles, read_dotenv
+from cortex.config.dotenv import read_dotenv
+from cortex.config.project import ProjectFiles
 from cortex.config.requirements import parse_requirements
 from cortex.config.schema import Api, Handler
-from cortex.config.validate import Reading, examine
+from cortex.config.validate import CheckedFile, check_file
 from cortex.errors import ConfigError, Diagnostic
 from cortex.predictor.source import inspect_source
 
@@ -64,7 +65,7 @@ def diagnose_project(
     surroundings: Surroundings | None = None,
 ) -> Diagnosis:
     """Read a configuration that is for `project`, wherever the file itself is; otherwise as `diagnose`."""
-    reading = examine(config_file, display_name, project, deployed)
+    reading = check_file(config_file, display_name, project, deployed)
     found = [*reading.problems, *_project_problems(project, reading.readable), *_schedule_problems(reading)]
     if surroundings is not None:
         found += _outside_problems(project, reading, surroundings)
@@ -97,7 +98,7 @@ def _batches(handler: Handler) -> bool:
     return handler.server_side_batching is not None and handler.type == "python"
 
 
-def _schedule_problems(reading: Reading) -> Iterator[Diagnostic]:
+def _schedule_problems(reading: CheckedFile) -> Iterator[Diagnostic]:
     scheduled = [checked for checked in reading.checked if checked.api.schedule is not None]
     if not scheduled:
         return
@@ -109,7 +110,7 @@ def _schedule_problems(reading: Reading) -> Iterator[Diagnostic]:
                 yield problem
 
 
-def _outside_problems(project: ProjectFiles, reading: Reading, surroundings: Surroundings) -> Iterator[Diagnostic]:
+def _outside_problems(project: ProjectFiles, reading: CheckedFile, surroundings: Surroundings) -> Iterator[Diagnostic]:
     said = {(problem.line, problem.column) for problem in reading.problems}
     violations = []
     if surroundings.devices is not None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from cortex.config.project import unpack
+from cortex.config.archive import unpack
 from cortex.home import Home
 
 #: Names that start with a dot are being filled or deleted; hashes never do.

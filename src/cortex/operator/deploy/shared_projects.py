@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from cortex.cluster.archives import Archives
-from cortex.config.project import unpack
+from cortex.config.archive import unpack
 from cortex.errors import CortexError
 from cortex.home import Home
 from cortex.operator.deploy.projects import ProjectFolders

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from cortex.config.sample_rules import MIN_BASELINE
+from cortex.config.project_rules import MIN_BASELINE
 from cortex.errors import InputError
 from cortex.replica.prediction_series import bucket_of
 from cortex.replica.series import encodable

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from math import isfinite, sqrt
 from typing import Any
 
-from cortex.config.schema import Tracker
+from cortex.config.schema import TrackerConfig
 from cortex.operator.monitoring.drift import Drift, Window
 from cortex.replica.prediction_series import (
     BUCKETS,
@@ -45,7 +45,7 @@ def categories(numbers: Numbers, counts_classes: bool) -> dict[str, int]:
     return found
 
 
-def summarize(numbers: Numbers, tracker: Tracker) -> Json:
+def summarize(numbers: Numbers, tracker: TrackerConfig) -> Json:
     """Return what was predicted since the API was deployed."""
     counts_classes = tracker.model_type == CLASSIFICATION
     counts = categories(numbers, counts_classes)
@@ -87,7 +87,7 @@ def quantile(counts: Mapping[str, int], q: float) -> float:
     return value_of(ranked[-1][0])
 
 
-def describe_drift(drift: Drift | None, pending: int, tracker: Tracker) -> Json:
+def describe_drift(drift: Drift | None, pending: int, tracker: TrackerConfig) -> Json:
     """Return the last comparison, and what it is of; `pending` predictions are part of no window yet."""
     last = drift.last if drift else None
     return {
@@ -116,7 +116,7 @@ def _window(window: Window) -> Json:
     }
 
 
-def describe_truth(hours: Mapping[int, Errors], tracker: Tracker) -> Json | None:
+def describe_truth(hours: Mapping[int, Errors], tracker: TrackerConfig) -> Json | None:
     """Return how right the predictions were, of those whose truth was posted; None if none was."""
     if not hours:
         return None

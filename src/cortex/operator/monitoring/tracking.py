@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from cortex.config.schema import Tracker
+from cortex.config.schema import TrackerConfig
 from cortex.errors import InputError
 from cortex.home import Home
 from cortex.operator.error_log import Complaint
@@ -174,7 +174,7 @@ class Tracking:
     def _set(self, api: str, known: drift.Drift) -> None:
         self._store.set_drift(api, json.dumps(known.to_data()))
 
-    def _baseline(self, target: Target, tracker: Tracker) -> tuple[drift.Counts, str]:
+    def _baseline(self, target: Target, tracker: TrackerConfig) -> tuple[drift.Counts, str]:
         """Return the baseline of the project, empty if there is none, and why it can't be used."""
         if not tracker.baseline:
             return {}, ""
@@ -192,7 +192,7 @@ class Tracking:
             self._logger.warning(message, api=api, psi=f"{last.psi:.4f}", threshold=f"{last.threshold:.4f}")
 
 
-def require_tracker(record: ApiRecord) -> Tracker:
+def require_tracker(record: ApiRecord) -> TrackerConfig:
     """Return the tracker of what is served. Raises: InputError."""
     _, tracker = _served(record)
     if tracker is None:
@@ -200,7 +200,7 @@ def require_tracker(record: ApiRecord) -> Tracker:
     return tracker
 
 
-def _served(record: ApiRecord) -> tuple[Target, Tracker | None]:
+def _served(record: ApiRecord) -> tuple[Target, TrackerConfig | None]:
     target = record.serving or record.target
     return target, target.spec.tracker
 
@@ -213,7 +213,7 @@ def _model(target: Target) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _kind(tracker: Tracker) -> PredictionKind:
+def _kind(tracker: TrackerConfig) -> PredictionKind:
     return PredictionKind.CLASS if tracker.model_type == CLASSIFICATION else PredictionKind.NUMBER
 
 

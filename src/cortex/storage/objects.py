@@ -22,7 +22,7 @@ class StoredObject(NamedTuple):
     """One object, or one local file."""
 
     key: str  #: from the root of the bucket, or of the file system; without a leading slash
-    name: str  #: from the place that was listed; empty if it is this object
+    name: str  #: from the location that was listed; empty if it is this object
     size_bytes: int
     etag: str  #: without quotes; empty where a store has none
     modified_at: datetime
@@ -35,7 +35,7 @@ class StoredObject(NamedTuple):
 
 
 def flaw_of_name(name: str) -> str | None:
-    """Tell why no file can have this relative name; None if one can. The empty name is the listed place itself."""
+    """Tell why no file can have this relative name; None if one can. The empty name is the listed location itself."""
     if not name:
         return None
     if _ODD.search(name):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cortex.storage.client import list_objects
-from cortex.storage.entries import flaw_of_name
-from cortex.storage.pages import page_address, read_page, signing
+from cortex.storage.listing import page_address, read_page, signing
+from cortex.storage.objects import flaw_of_name
 from harness.servers.buckets import start_gcs
 
 QUERY = "?prefix=d%2F&marker=d%2Fa+b&max-keys=1000&encoding-type=url&x-id="

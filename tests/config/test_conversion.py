@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from cortex.config.schema import Api
-from cortex.config.schema_models import ModelEntry
+from cortex.config.schema import Api, ModelEntry
 from harness.config_files import examine_text, lines_of
 
 CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"

@@ -18,7 +18,7 @@ import pytest
 from cortex.errors import StorageError
 from cortex.storage.client import read
 from cortex.storage.listing import walk_prefix
-from cortex.storage.streams import Reader, check_writable, upload
+from cortex.storage.streams import ObjectReader, check_writable, upload
 from harness.servers.buckets import Bucket, LocalBucket, all_kinds
 from harness.servers.s3 import PAGE_KEYS, SwiftServer
 
@@ -69,7 +69,7 @@ def listed(url: str, bucket: Bucket) -> list[str]:
 
 def content_of(url: str, environ: dict[str, str]) -> list[bytes]:
     async def all_of_it() -> list[bytes]:
-        return [piece async for piece in Reader(environ).chunks(url)]
+        return [piece async for piece in ObjectReader(environ).chunks(url)]
 
     return asyncio.run(all_of_it())
 
@@ -179,7 +179,7 @@ def test_a_local_file_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
     file.write_bytes(b"x" * 3_000_000)
 
     async def change_it() -> None:
-        async for _ in Reader({}).chunks(str(file)):
+        async for _ in ObjectReader({}).chunks(str(file)):
             file.write_bytes(b"y" * 3_000_001)
 
     with pytest.raises(StorageError, match="changed while it was read; try again"):
@@ -249,7 +249,7 @@ def test_a_download_that_is_another_object_after_a_break_is_refused(
     with closing(CutProxy(urlsplit(swift.url).port or 0, cuts=1, after=2_500_000)) as proxy:
 
         async def change_it() -> None:
-            async for _ in Reader(through(proxy, swift)).chunks("s3://models/big"):
+            async for _ in ObjectReader(through(proxy, swift)).chunks("s3://models/big"):
                 buckets["s3"].put("big", b"other" * 1_200_000)
 
         with pytest.raises(StorageError, match="s3://models/big changed while it was read; try again"):
@@ -258,10 +258,10 @@ def test_a_download_that_is_another_object_after_a_break_is_refused(
 
 MEASURE = """
 import asyncio, resource, sys
-from cortex.storage.streams import Reader
+from cortex.storage.streams import ObjectReader
 
 async def read_all():
-    return sum([len(piece) async for piece in Reader({}).chunks(sys.argv[1])])
+    return sum([len(piece) async for piece in ObjectReader({}).chunks(sys.argv[1])])
 
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert asyncio.run(read_all()) == 400_000_000

@@ -1,0 +1,472 @@
+"""The forms that models have had in files: the keys of one of several models, and the section for each type of code.
+
+Moves nodes and keeps their positions; which model may be called what is `schema.py`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cortex.config.document import Document, Node, Path
+from cortex.config.generations import (
+    DEPLOYED_CLASS,
+    FUNCTIONS,
+    GENERATIONS,
+    HANDLER,
+    IGNORED,
+    KINDLESS,
+    MODEL_KEYS,
+    MODEL_SECTIONS,
+    NOT_YET,
+    NOT_YET_KEYS,
+    OLDER_MODEL_KEYS,
+    SHORT_FORMS,
+    SPLITTER,
+    TASK,
+    UNSUPPORTED_KEYS,
+    FileGeneration,
+    instead_of,
+    is_within_unsupported,
+)
+from cortex.config.kinds import choose, find_key
+from cortex.config.values import dashed, nearest, quote
+from cortex.errors import Diagnostic
+from cortex.lifecycle import ApiKind
+
+MODELS = "handler.models"
+MODEL_ENTRIES = "handler.models.paths"
+
+
+@dataclass
+class Draft:
+    """One API on its way to the schema: the current form's fields, each with the user's own node."""
+
+    document: Document
+    item: Node
+    generation: FileGeneration
+    kind: str
+    constants: dict[str, object]  #: what the generation implies, by field
+    fields: dict[str, Node] = dataclasses.field(default_factory=dict)
+    sections: dict[str, Node] = dataclasses.field(default_factory=dict)  #: the user's maps, by key as written
+    homes: dict[str, Node] = dataclasses.field(
+        default_factory=dict
+    )  #: the section of the models, by field, even if it is empty
+    broken: set[str] = dataclasses.field(default_factory=set)  #: what was refused here: sections that are no maps
+    problems: list[Diagnostic] = dataclasses.field(default_factory=list)
+
+    @property
+    def type(self) -> str:
+        """Tell which type of code the user asked for, or probably meant to."""
+        node = self.item.at(self.generation.section, "type")
+        return node.value if node is not None and isinstance(node.value, str) else "python"
+
+    def data(self) -> dict[str, Any]:
+        """Build the current form as plain nested maps."""
+        data: dict[str, Any] = {}
+        for field in self.homes:
+            _inner(data, field.split("."))
+        for field, value in {**self.constants, **{field: node.plain() for field, node in self.fields.items()}}.items():
+            *parents, leaf = field.split(".")
+            _inner(data, parents)[leaf] = value
+        return data
+
+    def written(self, field: str) -> str:
+        """Say how this generation writes a field: of several ways the one whose section is there, or the newest."""
+        fields = self.generation.fields.items()
+        ways = [written for written, target in fields if target == field]
+        if field == MODELS:
+            ways = [written.rpartition(".")[0] for written, target in fields if target == MODEL_ENTRIES]
+        fitting = [written for written in ways if not self.is_out_of_place(written)]
+        used = [written for written in fitting if written.rpartition(".")[0] in self.sections.keys() - {""}]
+        return (used or fitting or ways or [field])[-1]
+
+    def key(self, field: str) -> str:
+        """Say which key the user wrote for a field, or would have to write."""
+        node = self.fields.get(field)
+        return str(node.path[-1]) if node else self.written(field).rpartition(".")[2]
+
+    def is_foreign(self, written: str) -> bool:
+        """Tell whether a key is of a section for the models of other types."""
+        types = [MODEL_SECTIONS[part] for part in written.split(".") if part in MODEL_SECTIONS]
+        return any(self.type not in some for some in types)
+
+    def is_unsupported(self, written: str) -> bool:
+        """Tell whether a key is for other kinds only: of this generation, or of the one that kind was written in."""
+        is_alone = self.generation in (TASK, SPLITTER)
+        is_known = is_alone or written in self.generation.fields or written in self.generation.sections
+        # The section for the models of other types is a mistake of its own, with a better fix.
+        is_foreign = not is_alone and self.is_foreign(written.rpartition(".")[2])
+        return is_known and instead_of(self.kind, written) is not None and not is_foreign
+
+    def is_out_of_place(self, written: str) -> bool:
+        """Tell whether a key is in a section for other types, or for other kinds only."""
+        return self.is_foreign(written) or is_within_unsupported(self.kind, written)
+
+    def available_fields(self) -> frozenset[str]:
+        """List the fields of the current form that this generation and kind have keys for."""
+        useful = [field for field, key in self.generation.written.items() if not is_within_unsupported(self.kind, key)]
+        return frozenset(useful) - {IGNORED, NOT_YET}
+
+    def find(self, *field: str | int) -> Node | None:
+        """Find the user's node for a field, also one inside a value that the user wrote as a whole."""
+        for length in range(len(field), 0, -1):
+            if node := self.fields.get(".".join(map(str, field[:length]))):
+                return node.at(*(int(part) if str(part).isdecimal() else part for part in field[length:]))
+        return self.homes.get(".".join(map(str, field)))
+
+    def missing(self, field: str) -> tuple[Node, Path]:
+        """Find where the user should have written a field: the innermost map there is, and the key to add to it."""
+        written = self.written(field).split(".")
+        depth = len(written) - 1
+        while depth and ".".join(written[:depth]) not in self.sections:
+            depth -= 1
+        holder = self.sections[".".join(written[:depth])] if depth else self.item
+        return holder, (*holder.path, written[depth])
+
+
+def _inner(data: dict[str, Any], path: list[str]) -> dict[str, Any]:
+    for part in path:
+        data = data.setdefault(part, {})
+    return data
+
+
+#: Sections that may be null, and their fields.
+_OPTIONAL_SECTIONS = {
+    "monitoring": "tracker",
+    "schedule": "schedule",
+    "server_side_batching": "handler.server_side_batching",
+    "tracker": "tracker",
+}
+#: What one API behind a splitter may say.
+_TRAFFIC_KEYS = {key: key for key in ("name", "weight", "shadow")}
+_MEANT_IN_TRAFFIC = {"api": "name", "percent": "weight"}
+#: Keys that only one kind has, with that kind.
+_KEYS_OF_KINDS = {"apis": ApiKind.SPLITTER, "definition": ApiKind.TASK}
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The APIs of a file, and what was wrong with keys, kinds and the deployment."""
+
+    drafts: tuple[Draft, ...]
+    problems: tuple[Diagnostic, ...]
+    deployment: str | None
+
+
+def convert(document: Document) -> Conversion:
+    """Bring every resource of a document into the current form."""
+    kinds = [find_key(item, "kind") for item in document.items]
+    names = [kind.value if kind else None for kind in kinds]
+    deployments = [item for item, kind in zip(document.items, names, strict=True) if kind == "deployment"]
+    deployment, problems = _read_deployments(document, deployments)
+    drafts: list[Draft] = []
+    for item, kind in zip(document.items, kinds, strict=True):
+        if kind is not None and kind.value == "deployment":
+            continue
+        chosen = choose(document, item, kind, in_deployment=bool(deployments))
+        problems += [chosen.problem] if chosen.problem else []
+        if chosen.generation is None:
+            continue
+        implied = _implied(chosen.generation, chosen.kind, deployment)
+        draft = Draft(document, item, chosen.generation, chosen.kind, implied)
+        _move(draft, item, "")
+        instead = UNSUPPORTED_KEYS[draft.kind]
+        draft.problems += _misplaced_section(draft.document, draft.sections, draft.type, draft.generation, instead)
+        problems += draft.problems
+        drafts.append(draft)
+    problems += _check_deployment(document, kinds, deployments)
+    return Conversion(tuple(drafts), tuple(problems), deployment)
+
+
+def _read_deployments(document: Document, deployments: list[Node]) -> tuple[str | None, list[Diagnostic]]:
+    problems = [
+        document.diagnostic(
+            item.line, item.column, item.path, "deployment resource may only be defined once", "remove it"
+        )
+        for item in deployments[1:]
+    ]
+    if not deployments:
+        return None, problems
+    item = deployments[0]
+    assert isinstance(item.value, dict)
+    for key, node in item.value.items():
+        if key not in ("name", "kind"):
+            meant = nearest(key, ("name", "kind"))
+            fix = f'did you mean "{meant}"?' if meant else "remove it; there can be: name, kind"
+            problems.append(document.at_key(node, f"key {quote(key)} is not supported", fix))
+    name = find_key(item, "name")
+    if name is None:
+        path = (*item.path, "name")
+        problems.append(
+            document.diagnostic(item.line, item.column, path, "must be defined", 'write "name: my-deployment"')
+        )
+    elif not isinstance(name.value, str):
+        problems.append(document.wrong_type(name, "a string", "write text"))
+    elif not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name.value):
+        message = (
+            f"{quote(name.value)} must contain only lower case letters, numbers, and dashes, "
+            "and cannot start or end with a dash"
+        )
+        problems.append(document.at_value(name, message, f"write {quote(dashed(name.value) or 'my-deployment')}"))
+    else:
+        return name.value, problems
+    return None, problems
+
+
+def _check_deployment(document: Document, kinds: list[Node | None], deployments: list[Node]) -> list[Diagnostic]:
+    apis = [kind for kind in kinds if kind is not None and kind.value == "api"]
+    if apis and not deployments:
+        fix = 'add "- kind: deployment" with a "name"'
+        return [document.at_value(apis[0], "the file must define a deployment resource for its APIs", fix)]
+    if deployments and len(kinds) == len(deployments):
+        return [document.at_value(deployments[0], "the deployment has no APIs", 'add "- kind: api"')]
+    return []
+
+
+def _implied(generation: FileGeneration, kind: str, deployment: str | None) -> dict[str, object]:
+    implied: dict[str, object] = {"kind": kind}
+    if generation is not SPLITTER:  # which alone has no code
+        implied["handler.interface"] = generation.interface
+    if generation in (FUNCTIONS, TASK):
+        implied["handler.type"] = "python"
+    if generation in (FUNCTIONS, DEPLOYED_CLASS):
+        # A placeholder when the deployment's own name is wrong: the file is refused anyhow.
+        implied["deployment"] = deployment or "deployment"
+    return implied
+
+
+def _move(draft: Draft, holder: Node, section: str) -> None:
+    """Put each value of a map where the current form has it; unknown keys are read as what they probably mean."""
+    assert isinstance(holder.value, dict)
+    draft.sections[section] = holder
+    for key, node in holder.value.items():
+        written = f"{section}.{key}" if section else key
+        if draft.is_unsupported(written):
+            _refuse(draft, key, written, node)
+        elif written in draft.generation.fields or written in draft.generation.sections:
+            _place(draft, written, node)
+        else:
+            fix, meant = _suggest(draft, section, key, node)
+            draft.problems.append(draft.document.at_key(node, f"key {quote(key)} is not supported", fix))
+            if meant is not None and not _is_taken(draft, section, holder.value, meant):
+                _place(draft, meant, node)
+
+
+def _refuse(draft: Draft, key: str, written: str, node: Node) -> None:
+    """Say that a key belongs to other kinds."""
+    message, fix = f"{key} key is not supported for {draft.kind} kind", instead_of(draft.kind, written) or ""
+    draft.problems.append(draft.document.at_key(node, message, fix))
+
+
+def _is_taken(draft: Draft, section: str, siblings: Mapping[str, Node], written: str) -> bool:
+    home, _, key = written.rpartition(".")
+    holder = draft.item.at(*home.split(".")) if home else draft.item
+    beside = home == section and key in siblings
+    return beside or (holder is not None and holder.at(key) is not None) or written in draft.sections
+
+
+def _place(draft: Draft, written: str, node: Node) -> None:
+    if written in draft.generation.sections:
+        _place_section(draft, written, node)
+        return
+    field = draft.generation.fields[written]
+    if field == NOT_YET:
+        key = written.rpartition(".")[2]
+        about, fix = NOT_YET_KEYS[key]
+        message = f"key {quote(key)} ({about}) is not available in this version of cortex"
+        draft.problems.append(draft.document.at_key(node, message, fix))
+        if key == written:  # it stands where the code would be described
+            draft.broken.add(draft.generation.section)
+    elif field in draft.fields:
+        other = ".".join(str(part) for part in draft.fields[field].path[1:])
+        draft.problems.append(draft.document.at_key(node, f"says the same as {quote(other)}", "remove one of them"))
+    elif field in (MODEL_ENTRIES, "apis"):
+        _place_list(draft, field, node)
+    elif field not in (IGNORED, "kind"):
+        draft.fields[field] = node
+
+
+def _place_list(draft: Draft, field: str, node: Node) -> None:
+    if field == MODEL_ENTRIES:
+        entries, problems = _read_models(draft.document, node, draft.generation)
+    else:
+        fix = 'write "name: my-api" and "weight: 100" in it'
+        entries, problems = _read_entries(draft.document, node, _TRAFFIC_KEYS, _MEANT_IN_TRAFFIC, fix)
+    draft.problems += problems
+    if entries is None:
+        draft.broken.add(field)
+    else:
+        draft.fields[field] = entries
+
+
+def _place_section(draft: Draft, written: str, node: Node) -> None:
+    if written in SHORT_FORMS and isinstance(node.value, str):
+        draft.fields[SHORT_FORMS[written]] = draft.sections[written] = node
+        return
+    key = written.rpartition(".")[2]
+    holds_models = key in MODEL_SECTIONS
+    if node.value is None and (holds_models or key in _OPTIONAL_SECTIONS):
+        return
+    if holds_models:
+        draft.homes[MODELS] = node
+    if isinstance(node.value, dict):
+        if key in _OPTIONAL_SECTIONS:  # it asks for something even if it is empty
+            draft.homes[_OPTIONAL_SECTIONS[key]] = node
+        _move(draft, node, written)
+    elif holds_models and isinstance(node.value, tuple) and draft.generation is not HANDLER:
+        draft.sections[written] = node
+        _place(draft, f"{written}.paths", node)
+    else:
+        draft.broken |= {written, MODELS} if holds_models else {written}
+        fix = _section_fix(node) if holds_models else 'write "key: value" lines below it'
+        draft.problems.append(draft.document.wrong_type(node, "a map", fix))
+
+
+def _suggest(draft: Draft, section: str, key: str, node: Node) -> tuple[str, str | None]:
+    """Say what to do about an unknown key, and which key (as written) it probably is."""
+    generation = draft.generation
+    if not section and key in _KEYS_OF_KINDS:
+        return f"remove it: it belongs to {_KEYS_OF_KINDS[key]}", None
+    subsections = [inner for inner in MODEL_SECTIONS if f"{section}.{inner}" in generation.sections]
+    near = nearest(key, [inner for inner in subsections if not draft.is_out_of_place(inner)])
+    if near is not None and isinstance(node.value, dict):
+        return f'did you mean "{near}"?', f"{section}.{near}"
+    if meant := _elsewhere(draft, section, key):
+        parent, _, leaf = meant.rpartition(".")
+        return (f'write "{leaf}"' if parent == section else f'move it to "{meant}"'), meant
+    prefix = f"{section}." if section else ""
+    siblings = [other for other in generation.keys_of(section) if not draft.is_out_of_place(prefix + other)]
+    # What another generation has here is no misspelling.
+    known = any(_as_in(other, generation, section, key) in {*other.fields, *other.sections} for other in GENERATIONS)
+    near = None if known else nearest(key, siblings)
+    if near is not None:
+        return f'did you mean "{near}"?', prefix + near
+    if isinstance(node.value, dict) and (section_home := _home_of_section(draft, key)):
+        return f'move what is in it to "{section_home}"', None
+    return f"remove it; there can be: {', '.join(siblings)}", None
+
+
+def _elsewhere(draft: Draft, section: str, key: str) -> str | None:
+    """Find a key that another generation, or another section, has: what does this generation write for it?"""
+    generation = draft.generation
+    served = draft.available_fields()
+    for other in GENERATIONS:
+        field = other.fields.get(_as_in(other, generation, section, key))
+        if field in served:
+            return draft.written(field)
+    fields = {
+        field
+        for other in GENERATIONS
+        for written, field in other.fields.items()
+        if written.rpartition(".")[2] == key and field in served
+    }
+    # Of a key that models have as well, the other one is meant.
+    likely = {field for field in fields if not field.startswith(f"{MODELS}.")} or fields
+    return draft.written(likely.pop()) if len(likely) == 1 else None
+
+
+def _as_in(other: FileGeneration, generation: FileGeneration, section: str, key: str) -> str:
+    """Write a key of one generation as another would: `predictor` is the other's `handler`."""
+    same_section = re.sub(rf"^{generation.section}\b", other.section, section)
+    return f"{same_section}.{key}" if same_section else key
+
+
+def _home_of_section(draft: Draft, section: str) -> str | None:
+    served = draft.available_fields()
+    for other in GENERATIONS:
+        for written, field in other.fields.items():
+            if written.startswith(f"{section}.") and field in served:
+                return draft.generation.written[field].rpartition(".")[0] or None
+    return None
+
+
+def _read_entries(
+    document: Document, listing: Node, known: Mapping[str, str], older: Mapping[str, str], fix: str
+) -> tuple[Node | None, list[Diagnostic]]:
+    """Bring the entries of a list into the current form; None if one of them can't be read at all.
+
+    `known` maps the keys that this file may have to the current ones, `older` those that only others may have; `fix`
+    is for an entry that is no map.
+    """
+    if not isinstance(listing.value, tuple):
+        return listing, []  # the schema will say so
+    problems: list[Diagnostic] = []
+    entries: list[Node] = []
+    for item in listing.value:
+        if isinstance(item.value, dict):
+            entries.append(_read_entry(document, item, item.value, (known, older), problems))
+        else:
+            problems.append(document.wrong_type(item, "a map", fix))
+    is_whole = len(entries) == len(listing.value)
+    return (replace(listing, value=tuple(entries)) if is_whole else None), problems
+
+
+def _read_entry(
+    document: Document,
+    item: Node,
+    written: Mapping[str, Node],
+    keys: tuple[Mapping[str, str], Mapping[str, str]],
+    problems: list[Diagnostic],
+) -> Node:
+    known, older = keys
+    current = list(dict.fromkeys(known.values()))
+    entry: dict[str, Node] = {}
+    for key, node in written.items():
+        meant = known.get(key) or older.get(key) or nearest(key, current)
+        if key not in known:
+            question = f'write "{meant}"' if key in older else f'did you mean "{meant}"?'
+            fix = question if meant else f"remove it; there can be: {', '.join(current)}"
+            problems.append(document.at_key(node, f"key {quote(key)} is not supported", fix))
+            if meant in written:
+                continue
+        if meant in entry:
+            other = entry[meant].path[-1]
+            problems.append(document.at_key(node, f"says the same as {quote(other)}", "remove one of them"))
+        elif meant is not None:
+            entry[meant] = node
+    return replace(item, value=entry)
+
+
+def _read_models(document: Document, listing: Node, generation: FileGeneration) -> tuple[Node | None, list[Diagnostic]]:
+    """Bring the entries of a list of models into the current form; None if one of them can't be read at all."""
+    known = MODEL_KEYS if generation is HANDLER else {**MODEL_KEYS, **OLDER_MODEL_KEYS}
+    fix = 'write "name: my-model" and "path: s3://bucket/path" in it'
+    return _read_entries(document, listing, known, OLDER_MODEL_KEYS, fix)
+
+
+def _section_fix(node: Node) -> str:
+    """Say what to write instead of a section of models that is no map."""
+    if isinstance(node.value, tuple):
+        return 'write "paths:" above its items'
+    return f'write "path: {node.value if isinstance(node.value, str) else "s3://bucket/path"}" below it'
+
+
+def _misplaced_section(
+    document: Document, sections: Mapping[str, Node], type_: str, generation: FileGeneration, instead: Mapping[str, str]
+) -> list[Diagnostic]:
+    """Say that models are in the section for another type of code; `instead` is for keys that the kind has not."""
+    problems: list[Diagnostic] = []
+    for written, node in sections.items():
+        key = written.rpartition(".")[2]
+        right = next((name for name, types in MODEL_SECTIONS.items() if type_ in types), None)
+        if key not in MODEL_SECTIONS or right in (None, key) or _is_shared(node, generation):
+            continue
+        message = f"key {quote(key)} is not supported with type {quote(type_)}"
+        fix = instead.get(right or "", f'did you mean "{right}"?')
+        problems.append(document.at_key(node, message, fix))
+    return problems
+
+
+def _is_shared(section: Node, generation: FileGeneration) -> bool:
+    """Tell whether the section may be one of a file up to 0.24, when Python code had its models under `models` too."""
+    if generation in (DEPLOYED_CLASS, KINDLESS):
+        return True
+    if generation is HANDLER or section.path[-1] != "models":
+        return False
+    listing = section if isinstance(section.value, tuple) else section.at("paths")
+    entries = listing.value if listing is not None and isinstance(listing.value, tuple) else ()
+    return all(holder.at("path") is None for holder in (section, *entries))

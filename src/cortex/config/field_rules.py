@@ -1,0 +1,241 @@
+"""Rules between the fields of one API."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+from cortex.config.schema import LOCAL_SERVING, MAX_NAME_LENGTH, MIN_CORES, MIN_MEMORY_BYTES, Api, ModelsConfig
+from cortex.config.values import quote
+from cortex.config.violations import Violation
+from cortex.lifecycle import ApiKind
+
+_MODELS = "handler.models"
+_FORMS = ("path", "paths", "dir")
+_BATCHING = "handler.server_side_batching"
+
+
+def field_violations(api: Api) -> Iterator[Violation]:
+    """Check the fields of one API against each other and against the bounds that depend on its generation."""
+    yield from _kind_violations(api)
+    yield from _replica_violations(api)
+    yield from _concurrency_violations(api)
+    yield from _compute_violations(api)
+    yield from _model_violations(api)
+    yield from _batching_violations(api)
+    yield from _splitter_violations(api)
+    yield from _schedule_violations(api)
+    strategy = api.update_strategy
+    if {strategy.max_surge.rstrip("%"), strategy.max_unavailable.rstrip("%")} == {"0"}:
+        fields = ("update_strategy.max_unavailable", "update_strategy.max_surge")
+        yield Violation(fields, "max_surge and max_unavailable cannot both be 0", "raise one of them")
+    if api.deployment is None and len(api.name) > MAX_NAME_LENGTH:
+        yield Violation(
+            ("name",), f"cannot be longer than {MAX_NAME_LENGTH} characters (got {len(api.name)})", "shorten it"
+        )
+    if api.handler.interface == "handler" and api.name.startswith("b-"):
+        yield Violation(("name",), f'{quote(api.name)} cannot start with "b-"', "rename the API")
+
+
+def _kind_violations(api: Api) -> Iterator[Violation]:
+    if api.kind is ApiKind.ASYNC:
+        fix = 'remove it: "autoscaling" says how many workloads are worked on at the same time'
+    elif api.kind.runs_jobs:
+        fix = 'remove it: a submission says how many "workers" its job has'
+    else:
+        return
+    for key in ("processes_per_replica", "threads_per_process"):
+        if getattr(api.handler, key) > 1:
+            message = f"{key} key is not supported for {api.kind} kind"
+            yield Violation((f"handler.{key}",), message, fix)
+
+
+def _replica_violations(api: Api) -> Iterator[Violation]:
+    low, high, first = api.autoscaling.min_replicas, api.autoscaling.max_replicas, api.autoscaling.init_replicas
+    minimum, maximum, initial = "autoscaling.min_replicas", "autoscaling.max_replicas", "autoscaling.init_replicas"
+    if low > high:
+        message = f"min_replicas cannot be greater than max_replicas ({low} > {high})"
+        yield Violation((minimum, maximum), message, f"set max_replicas to at least {low}")
+    elif first > high:
+        message = f"init_replicas cannot be greater than max_replicas ({first} > {high})"
+        yield Violation((initial, maximum, minimum), message, f"set init_replicas to at most {high}")
+    elif first < low:
+        message = f"init_replicas cannot be less than min_replicas ({first} < {low})"
+        yield Violation((initial, minimum), message, f"set init_replicas to at least {low}")
+    target = api.autoscaling.target_cpu_utilization
+    # Later files of that family measured against the request, so that more than 100 % made sense.
+    if target is not None and target > 100 and api.handler.interface == "functions":
+        yield Violation(
+            ("autoscaling.target_cpu_utilization",),
+            f"must be less than or equal to 100 (got {target})",
+            "write 100 or less",
+        )
+
+
+def _concurrency_violations(api: Api) -> Iterator[Violation]:
+    target, most = api.target_concurrency, api.autoscaling.max_replica_concurrency
+    if target > most:
+        message = f"target_replica_concurrency cannot be greater than max_replica_concurrency ({target:g} > {most})"
+        fields = ("autoscaling.target_replica_concurrency", "autoscaling.max_replica_concurrency")
+        others = ("handler.processes_per_replica", "handler.threads_per_process", f"{_BATCHING}.max_batch_size")
+        yield Violation((*fields, *others), message, f"set max_replica_concurrency to at least {target:g}")
+
+
+def _compute_violations(api: Api) -> Iterator[Violation]:
+    compute = api.compute
+    if api.deployment is None:
+        if compute.cpu is not None and compute.cpu < MIN_CORES:
+            yield Violation(
+                ("compute.cpu",), "must be greater than or equal to 20m (got {got})", 'write something like "200m" or 1'
+            )
+        for name, size in (("mem", compute.mem), ("mem_limit", compute.mem_limit)):
+            if size is not None and size < MIN_MEMORY_BYTES:
+                fix = 'write something like "512Mi" or "2Gi"'
+                yield Violation((f"compute.{name}",), "must be greater than or equal to 20Mi (got {got})", fix)
+    if compute.mem is not None and compute.mem_limit is not None and compute.mem_limit < compute.mem:
+        yield Violation(("compute.mem_limit", "compute.mem"), "mem_limit cannot be less than mem", "raise mem_limit")
+    if compute.inf and api.handler.type == "onnx":
+        yield Violation(("compute.inf", "handler.type"), "inf cannot be used with type onnx", "remove inf")
+    if compute.inf and compute.gpu:
+        yield Violation(("compute.inf", "compute.gpu"), "inf and gpu cannot be used together", "remove one of them")
+    processes = api.handler.processes_per_replica
+    if compute.inf and (compute.inf * 4) % processes:
+        message = f"{processes} processes cannot share {compute.inf * 4} NeuronCores evenly"
+        yield Violation(("handler.processes_per_replica", "compute.inf"), message, "use 1, 2 or 4")
+
+
+def _model_violations(api: Api) -> Iterator[Violation]:
+    """Check what an API says about models, all but whether they are there."""
+    handler = api.handler
+    if handler.models is not None:
+        yield from _form_violations(handler.models)
+        yield from _cache_violations(api, handler.models)
+    elif handler.type != "python":
+        message = f"must be defined with type {handler.type}"
+        yield Violation((_MODELS,), message, 'write "models:" with "path: s3://bucket/path"')
+    if handler.type != "tensorflow":
+        for field in _tensorflow_fields(api):
+            message = f"cannot be used with type {handler.type}, only with tensorflow"
+            yield Violation((field, "handler.type"), message, "remove it")
+
+
+def _form_violations(models: ModelsConfig) -> Iterator[Violation]:
+    given = [f"{_MODELS}.{form}" for form in _FORMS if getattr(models, form) is not None]
+    every = tuple(f"{_MODELS}.{form}" for form in _FORMS)
+    if not given:
+        message = "must have one of path, paths and dir"
+        yield Violation((_MODELS, *every), message, 'write "path: s3://bucket/path" in it')
+    elif len(given) > 1:
+        # At the later ones: the first is what a reader sees as right.
+        for field in given[1:]:
+            yield Violation((field, given[0]), f"cannot be used together with {{{given[0]}}}", "remove one of them")
+    names = Counter(entry.name for entry in models.paths or ())
+    seen: set[str] = set()
+    for index, entry in enumerate(models.paths or ()):
+        if names[entry.name] > 1 and entry.name in seen:
+            field = f"{_MODELS}.paths.{index}.name"
+            yield Violation((field,), f"{quote(entry.name)} is the name of another model", "rename one")
+        seen.add(entry.name)
+
+
+def _cache_violations(api: Api, models: ModelsConfig) -> Iterator[Violation]:
+    size, on_disk, memory = (f"{_MODELS}.{key}" for key in ("cache_size", "disk_cache_size", "cache_memory"))
+    if models.cache_size is not None and models.disk_cache_size is None:
+        fix = f'add "disk_cache_size: {models.cache_size}" or more'
+        yield Violation((size, on_disk), "needs disk_cache_size beside it", fix)
+    elif models.cache_size is None and models.disk_cache_size is not None:
+        fix = f'add "cache_size: {models.disk_cache_size}" or less'
+        yield Violation((on_disk, size), "needs cache_size beside it", fix)
+    elif (models.cache_size or 0) > (models.disk_cache_size or 0):
+        message = f"cache_size cannot be greater than disk_cache_size ({models.cache_size} > {models.disk_cache_size})"
+        yield Violation((size, on_disk), message, f"set disk_cache_size to at least {models.cache_size}")
+    limit = api.compute.mem_limit
+    if models.cache_memory is not None and limit is not None and models.cache_memory >= limit:
+        fields = (memory, "compute.mem_limit")
+        yield Violation(fields, "cache_memory must be less than mem_limit", "lower cache_memory, or raise mem_limit")
+    if not models.is_cached:
+        return
+    caches = (size, memory) if models.cache_size is not None else (memory,)
+    if api.handler.processes_per_replica > 1:
+        message = f"must be 1 when models are cached (got {api.handler.processes_per_replica})"
+        fix = 'remove it; "threads_per_process" and replicas are not bound to 1'
+        yield Violation(("handler.processes_per_replica", *caches), message, fix)
+    if api.handler.tensorflow_serving not in (None, LOCAL_SERVING):
+        message = "must be local when models are cached: another server holds what it holds"
+        fix = f'write "{LOCAL_SERVING}", or remove the limits on models'
+        yield Violation(("handler.tensorflow_serving", *caches), message, fix)
+
+
+def _tensorflow_fields(api: Api) -> Iterator[str]:
+    handler = api.handler
+    if handler.signature_key is not None:
+        yield "handler.signature_key"
+    if handler.tensorflow_serving is not None:
+        yield "handler.tensorflow_serving"
+    if handler.models is None:
+        return
+    if handler.models.signature_key is not None:
+        yield f"{_MODELS}.signature_key"
+    for index, entry in enumerate(handler.models.paths or ()):
+        if entry.signature_key is not None:
+            yield f"{_MODELS}.paths.{index}.signature_key"
+
+
+def _batching_violations(api: Api) -> Iterator[Violation]:
+    """Check that the code can be given batches of requests."""
+    handler = api.handler
+    if (batching := handler.server_side_batching) is None:
+        return
+    if handler.type == "onnx":
+        message = "cannot be used with type onnx"
+        yield Violation((_BATCHING, "handler.type"), message, "remove it, or run the session from Python code")
+    if handler.type != "tensorflow":
+        return
+    # There each request keeps its own call, and runs of the model are joined: of no more calls than there are threads.
+    calls = handler.processes_per_replica * handler.threads_per_process
+    if batching.max_batch_size > calls:
+        size = f"{_BATCHING}.max_batch_size"
+        message = (
+            "max_batch_size cannot be greater than processes_per_replica times threads_per_process "
+            f"({batching.max_batch_size} > {calls})"
+        )
+        threads = math.ceil(batching.max_batch_size / handler.processes_per_replica)
+        fields = (size, "handler.threads_per_process", "handler.processes_per_replica")
+        yield Violation(fields, message, f"set threads_per_process to at least {threads}")
+    if handler.tensorflow_serving not in (None, LOCAL_SERVING):
+        message = "cannot be used with a server elsewhere, which batches as it was told to"
+        yield Violation((_BATCHING, "handler.tensorflow_serving"), message, "remove one of them")
+
+
+def _splitter_violations(api: Api) -> Iterator[Violation]:
+    """Check that what a splitter shares out comes to a whole."""
+    if api.kind is not ApiKind.SPLITTER:
+        return
+    if not api.apis:
+        yield Violation(("apis",), "must be defined", 'write "apis:" with "- name: my-api" and "weight: 100" below it')
+        return
+    seen: set[str] = set()
+    shadows = 0
+    for index, traffic in enumerate(api.apis):
+        field = f"apis.{index}"
+        if traffic.name in seen:
+            yield Violation((f"{field}.name",), f"{quote(traffic.name)} is in the list already", "remove one of them")
+        seen.add(traffic.name)
+        shadows += traffic.shadow
+        if traffic.shadow and shadows > 1:
+            yield Violation((f"{field}.shadow",), "only one API can be the shadow", "remove it, or this API")
+    total = sum(traffic.weight for traffic in api.apis if not traffic.shadow)
+    if total != 100:
+        at = [f"apis.{index}.weight" for index, traffic in enumerate(api.apis) if not traffic.shadow]
+        fields = (at[-1],) if at else ("apis",)
+        message = f"the weights of all APIs but a shadow must sum up to 100 (got {total})"
+        yield Violation(fields, message, "change the weights" if at else "add an API that is no shadow")
+
+
+def _schedule_violations(api: Api) -> Iterator[Violation]:
+    """Check that a schedule has something to submit."""
+    if api.schedule is not None and api.kind is ApiKind.BATCH and not api.schedule.submission:
+        message = "must be defined: a job of a BatchAPI needs its input"
+        fix = 'write "submission:" with what you would post, such as "workers" and "delimited_files"'
+        yield Violation(("schedule.submission",), message, fix)
