@@ -39,7 +39,7 @@ async def until(is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_it_runs_in_a_session_of_its_own_without_our_secrets(home: Home) -> None:
+def test_runs_in_its_own_session_without_secrets_in_its_environment(home: Home) -> None:
     async def test(agent: ModelAgent) -> None:
         await agent.ensure_running()
         assert agent.pid is not None
@@ -50,7 +50,7 @@ def test_it_runs_in_a_session_of_its_own_without_our_secrets(home: Home) -> None
     run(home, test)
 
 
-def test_repeating_it_starts_nothing(home: Home) -> None:
+def test_ensure_running_starts_one_agent_only(home: Home) -> None:
     async def test(agent: ModelAgent) -> None:
         await agent.ensure_running()
         pid = agent.pid
@@ -60,7 +60,7 @@ def test_repeating_it_starts_nothing(home: Home) -> None:
     run(home, test)
 
 
-def test_a_later_operator_adopts_it(home: Home) -> None:
+def test_a_later_operator_adopts_the_running_agent(home: Home) -> None:
     async def test(agent: ModelAgent) -> None:
         await agent.startup(lambda: True)
         pid = agent.pid
@@ -79,7 +79,7 @@ def test_a_later_operator_adopts_it(home: Home) -> None:
     run(home, test)
 
 
-def test_one_that_was_killed_is_back_soon(home: Home) -> None:
+def test_a_killed_agent_is_started_again(home: Home) -> None:
     async def test(agent: ModelAgent) -> None:
         await agent.startup(lambda: True)
         task = asyncio.create_task(agent.run())
@@ -92,7 +92,7 @@ def test_one_that_was_killed_is_back_soon(home: Home) -> None:
     run(home, test)
 
 
-def test_it_is_started_when_it_is_first_needed_only(home: Home) -> None:
+def test_starts_the_agent_once_it_is_needed(home: Home) -> None:
     async def test(agent: ModelAgent) -> None:
         needed = False
         await agent.startup(lambda: needed)
@@ -106,14 +106,14 @@ def test_it_is_started_when_it_is_first_needed_only(home: Home) -> None:
     run(home, test)
 
 
-def test_one_that_can_not_start_says_why(home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failed_start_reports_the_output(home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho no such thing; exit 1\n")
     python.chmod(0o700)
     monkeypatch.setattr(model_agent.sys, "executable", str(python))
 
     async def test(agent: ModelAgent) -> None:
-        with pytest.raises(EngineError, match="ended at its start: no such thing"):
+        with pytest.raises(EngineError, match="ended during startup: no such thing"):
             await agent.ensure_running()
         await agent.startup(lambda: True)  # an operator goes on without
         assert agent.pid is None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
+import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from itertools import combinations
@@ -22,6 +21,8 @@ from cortex.client.transport import send
 from cortex.errors import ConflictError, InputError, OperatorUnavailableError
 from cortex.home import Home
 from cortex.installation import Installation
+from cortex.processes.daemon import start_detached
+from cortex.processes.filelock import hold_lock
 from cortex.tls import CertificateError, CertificateFiles
 
 _START_TIMEOUT_S = 60.0
@@ -120,7 +121,7 @@ def start(home: Home, settings: Settings) -> tuple[OperatorIdentity, bool]:
     the log if it does not come up.
     """
     home.prepare()
-    with _starting(home):
+    with hold_lock(home.run_dir / "start.lock", timeout_s=math.inf):
         running = read_operator(home)
         if running and _wait_until_answering(home, running):
             settings.check(running)
@@ -139,27 +140,10 @@ def foreground_command(home: Home, settings: Settings) -> list[str]:
     return settings.command(home)
 
 
-@contextmanager
-def _starting(home: Home) -> Iterator[None]:
-    with (home.run_dir / "start.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _spawn(home: Home, settings: Settings) -> subprocess.Popen[bytes]:
-    descriptor = os.open(log_file(home), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        return subprocess.Popen(
-            settings.command(home),
-            cwd=home.path,
-            env={**os.environ, "CORTEX_HOME": str(home.path)},
-            stdin=subprocess.DEVNULL,
-            stdout=descriptor,
-            stderr=descriptor,
-            start_new_session=True,
-        )
-    finally:
-        os.close(descriptor)
+    environ = {**os.environ, "CORTEX_HOME": str(home.path)}
+    with open(log_file(home), "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:  # noqa: PTH123
+        return start_detached(settings.command(home), output=log, cwd=home.path, env=environ)
 
 
 def _wait_until_started(home: Home, process: subprocess.Popen[bytes], log_offset: int) -> OperatorIdentity:

@@ -1,7 +1,7 @@
-"""Keeps this machine's model agent running while it is needed; knows nothing of models.
+"""Keeps this machine's model agent running while it is needed.
 
-The agent is a process in a session of its own, found again by a later operator. A connection that is held open tells
-at once when it has died.
+The agent is a detached process, adopted by a later operator. The operator holds a connection to it open, which ends as
+soon as the agent dies.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
-import struct
-import subprocess
 import sys
 import time
 from asyncio import StreamReader, StreamWriter
@@ -22,30 +19,30 @@ from pathlib import Path
 from cortex.engine.local import replica_environ
 from cortex.errors import EngineError
 from cortex.home import Home
-from cortex.processes.daemon import kill_session
+from cortex.processes.backoff import Backoff
+from cortex.processes.daemon import Daemon, output_tail
 from cortex.processes.identity import Identity
+from cortex.processes.peer import peer_of
 from cortex.telemetry import Logger
 
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 3.0
-#: One that lived shorter failed to start; the next waits longer and longer.
+#: An agent that ends sooner counts as a failed start.
 _SHORT_LIFE_S = 5.0
-_FIRST_BACK_OFF_S = 0.5
-_MAX_BACK_OFF_S = 30.0
+_BACKOFF = Backoff(0.5, 30.0)
 _POLL_S = 0.02
-_LOOK_S = 0.5
-_LAST_WORDS_BYTES = 2000
+_CHECK_S = 0.5
 
 
 def model_agent_file(home: Home) -> Path:
-    """Return the file that says which process is the agent of a home."""
+    """Return the identity file of a home's model agent."""
     return home.run_dir / "model-agent.json"
 
 
 class ModelAgent:
-    """The agent of one home. `startup`, then `run` as a task, then `shutdown`, which leaves it running.
+    """The model agent of one home. `startup`, then `run` as a task, then `shutdown`, which leaves it running.
 
-    With `is_node` it is that of a node, which has the operator's list what is in stores.
+    With `is_node` it is the agent of a node, which has the operator's machine list object stores.
     """
 
     def __init__(self, home: Home, environ: Mapping[str, str], logger: Logger, is_node: bool = False) -> None:
@@ -53,14 +50,12 @@ class ModelAgent:
         self._command = [sys.executable, "-P", "-m", "cortex.models.agent", str(home.path)]
         if is_node:
             self._command.append("--node")
-        # Fewer arenas: what a listing or a download took goes back to the system.
+        # Fewer malloc arenas: the memory of a listing or a download returns to the system.
         self._environ = {"MALLOC_ARENA_MAX": "2", **replica_environ(environ)}
         self._logger = logger
-        self._identity_file = model_agent_file(home)
+        self._daemon = Daemon(model_agent_file(home))
         self._output = home.run_dir / "model-agent.output"
         self._needed: Callable[[], bool] = lambda: False
-        self._child: subprocess.Popen[bytes] | None = None
-        self._identity: Identity | None = None
         self._connection: tuple[StreamReader, StreamWriter] | None = None
         self._started_at = 0.0
         self._failures = 0
@@ -68,90 +63,79 @@ class ModelAgent:
 
     @property
     def pid(self) -> int | None:
-        """The agent's process while it runs."""
-        return self._identity.pid if self._identity is not None and self._is_alive() else None
+        """The agent's process id while it runs."""
+        return self._daemon.pid if self._daemon.is_alive() else None
 
     async def startup(self, needed: Callable[[], bool]) -> None:
-        """Adopt the agent that runs; start one if it is needed, which `needed` tells at any time."""
+        """Adopt a running agent. Start one if `needed`, which is called again at any time, returns True."""
         self._needed = needed
-        self._identity = Identity.read(self._identity_file)
+        self._daemon.adopt()
         if needed():
             await self._try_to_run()
 
     async def run(self) -> None:
-        """Keep it running while it is needed; it ends by itself a while after that."""
+        """Keep the agent running while it is needed. It ends by itself some time after its last client."""
         while True:
             if not self._needed():
-                self._let_go()
-                await asyncio.sleep(_LOOK_S)
+                self._disconnect()
+                await asyncio.sleep(_CHECK_S)
             elif self._connection is None and not await self._try_to_run():
-                await asyncio.sleep(self._back_off_s())
-            elif self._connection is not None and await self._is_gone():
-                self._let_go()
+                await asyncio.sleep(_BACKOFF.delay_s(self._failures))
+            elif self._connection is not None and await self._connection_ended():
+                self._disconnect()
 
     async def shutdown(self) -> None:
-        """Leave it running and stop watching it."""
-        self._let_go()
+        """Leave the agent running and stop watching it."""
+        self._disconnect()
 
     async def ensure_running(self) -> None:
-        """Return once it answers, started if need be. Raises: EngineError."""
+        """Return once the agent answers. Start it if necessary. Raises: EngineError."""
         async with self._lock:
             if self._connection is not None and not self._connection[0].at_eof():
                 return
-            self._let_go()
-            if await self._connect():
-                return
-            await self._start_until_answering()
+            self._disconnect()
+            if not await self._connect():
+                await self._start_until_answering()
 
     async def stop(self) -> None:
-        """End it: politely, then by force."""
+        """End the agent: by SIGTERM, then by force."""
         async with self._lock:
             self._needed = lambda: False
-            self._let_go()
-            identity = self._identity or Identity.read(self._identity_file)
-            if identity is not None and identity.is_alive():
+            self._disconnect()
+            if self._daemon.identity is None:
+                self._daemon.adopt()
+            if self._daemon.pid is not None and self._daemon.is_alive():
                 with contextlib.suppress(OSError):
-                    os.kill(identity.pid, signal.SIGTERM)
-                await self._ended(STOP_TIMEOUT_S)
-                await asyncio.to_thread(kill_session, identity)
-                await self._ended(STOP_TIMEOUT_S)
-                self._logger.info("model agent stopped", pid=identity.pid)
-            self._identity_file.unlink(missing_ok=True)
-            self._identity = self._child = None
+                    os.kill(self._daemon.pid, signal.SIGTERM)
+                await self._wait_for_end(STOP_TIMEOUT_S)
+                await asyncio.to_thread(self._daemon.kill)
+                await self._wait_for_end(STOP_TIMEOUT_S)
+                self._logger.info("model agent stopped", pid=self._daemon.pid)
+            self._daemon.forget()
 
     def _start(self) -> None:
         self._started_at = time.monotonic()
         try:
-            self._home.create()  # somebody may have cleaned up
+            self._home.create()  # the folders may have been removed
             with self._output.open("wb") as output:
-                self._child = subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env=self._environ,
-                    start_new_session=True,
-                )
-            self._identity = Identity.of(self._child.pid)
-            part = self._identity_file.with_suffix(".part")
-            part.write_text(self._identity.to_json())
-            part.rename(self._identity_file)
+                self._daemon.start(self._command, output=output, env=self._environ)
         except OSError as error:
             raise EngineError(f"the model agent can't be started: {error}") from error
-        self._logger.info("model agent started", pid=self._child.pid)
+        self._logger.info("model agent started", pid=self._daemon.pid)
 
     async def _start_until_answering(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         is_started = False
         while not await self._connect():
-            if not self._is_alive():  # one that dies closes its socket a moment before its process is gone
+            if not self._daemon.is_alive():  # a dying agent closes its socket a moment before its process ends
                 if is_started:
-                    raise EngineError(f"the model agent ended at its start: {self._last_words()}")
+                    output = output_tail(self._output) or "it printed nothing"
+                    raise EngineError(f"the model agent ended during startup: {output}")
                 self._start()
                 is_started = True
             if time.monotonic() > deadline:
-                self._kill()
-                raise EngineError(f"the model agent did not answer within {START_TIMEOUT_S:g} s; it was killed")
+                self._daemon.kill()
+                raise EngineError(f"the model agent did not answer within {START_TIMEOUT_S:g} s and was killed")
             await asyncio.sleep(_POLL_S)
 
     async def _connect(self) -> bool:
@@ -159,8 +143,10 @@ class ModelAgent:
             self._connection = await asyncio.open_unix_connection(str(self._home.model_agent_socket))
         except OSError:
             return False
-        if not self._is_alive():  # another operator started it, and had no time to write that down
-            self._child, self._identity = None, _identity_of_peer(self._connection[1])
+        if not self._daemon.is_alive():  # started by another operator, which ended before it wrote the identity file
+            peer = peer_of(self._connection[1].get_extra_info("socket"))
+            with contextlib.suppress(OSError):
+                self._daemon.adopt(Identity.of(peer.pid) if peer is not None else None)
         return True
 
     async def _try_to_run(self) -> bool:
@@ -172,12 +158,12 @@ class ModelAgent:
             self._logger.error("model agent can't be kept running", reason=error)
             return False
 
-    async def _is_gone(self) -> bool:
-        """Look whether the connection has ended, for a moment."""
+    async def _connection_ended(self) -> bool:
+        """Wait a moment for the end of the connection; return whether it has ended."""
         assert self._connection is not None
         try:
-            # The agent says nothing to who asks nothing: a read ends with the connection.
-            async with asyncio.timeout(_LOOK_S):
+            # The agent sends nothing without a request: a read returns only at the end of the connection.
+            async with asyncio.timeout(_CHECK_S):
                 await self._connection[0].read()
         except TimeoutError:
             if time.monotonic() - self._started_at > _SHORT_LIFE_S:
@@ -185,45 +171,18 @@ class ModelAgent:
             return False
         except OSError:
             pass
-        self._logger.warning("model agent died, starting it again", pid=self._identity.pid if self._identity else None)
+        self._logger.warning("model agent died, starting it again", pid=self._daemon.pid)
         self._failures += time.monotonic() - self._started_at < _SHORT_LIFE_S
         if self._failures > 1:
-            await asyncio.sleep(self._back_off_s())
+            await asyncio.sleep(_BACKOFF.delay_s(self._failures))
         return True
 
-    def _back_off_s(self) -> float:
-        return min(_FIRST_BACK_OFF_S * 2.0 ** min(max(self._failures - 1, 0), 10), _MAX_BACK_OFF_S)
-
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection[1].close()
             self._connection = None
 
-    def _kill(self) -> None:
-        if self._identity is not None:
-            kill_session(self._identity)
-
-    def _is_alive(self) -> bool:
-        if self._child is not None:
-            return self._child.poll() is None
-        return self._identity is not None and self._identity.is_alive()
-
-    async def _ended(self, timeout_s: float) -> None:
+    async def _wait_for_end(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while self._is_alive() and time.monotonic() < deadline:
+        while self._daemon.is_alive() and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
-
-    def _last_words(self) -> str:
-        try:
-            return self._output.read_bytes()[-_LAST_WORDS_BYTES:].decode(errors="replace").strip() or "it said nothing"
-        except OSError as error:
-            return str(error)
-
-
-def _identity_of_peer(writer: StreamWriter) -> Identity | None:
-    if not hasattr(socket, "SO_PEERCRED"):
-        return None
-    data = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    with contextlib.suppress(OSError):
-        return Identity.of(struct.unpack("3i", data)[0])
-    return None

@@ -1,4 +1,4 @@
-"""Owns HAProxy's processes: finding the binary, starting it in its own session, knowing it again, ending it."""
+"""The processes of HAProxy: find the binary, start it in its own session, adopt a running one, end it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import resource
 import shutil
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import psutil
 
 from cortex.errors import GatewayError
 from cortex.gateway.access import ACCESS_LOG_FILE, ACCESS_LOG_MAX_BYTES, trim
-from cortex.home import write_private
+from cortex.processes.daemon import Daemon
 from cortex.processes.identity import Identity
 
 try:  # The wheel exists for Linux only.
@@ -57,32 +56,29 @@ class HaproxyProcess:
         self._master_socket = master_socket
         self._log = logs_dir / "gateway.log"
         self._access_log = logs_dir / ACCESS_LOG_FILE
-        self._identity_file = folder / "identity.json"
-        self._child: subprocess.Popen[bytes] | None = None
-        self._identity: Identity | None = None
+        self._master = Daemon(folder / "identity.json")
         self._trimmed_at = -TRIM_EVERY_S
 
     @property
     def pid(self) -> int | None:
         """The master's pid while it is known."""
-        return self._identity.pid if self._identity else None
+        return self._master.pid
 
     def adopt(self) -> bool:
         """Take over the process of the identity file; say whether it still runs."""
-        self._child = None
-        self._identity = Identity.read(self._identity_file)
-        if self._identity is None:
+        runs, identity = self._master.adopt(), self._master.identity
+        if identity is None:
             return self._find()
-        if not self._identity.is_alive():
+        if not runs:
             return False
         with contextlib.suppress(psutil.Error):
-            command = psutil.Process(self._identity.pid).cmdline()
+            command = psutil.Process(identity.pid).cmdline()
             # It is empty for a moment each time that the master executes itself anew.
             if self._names_us(command) or not command:
                 with contextlib.suppress(OSError):  # an older version wrote less
-                    self._remember(self._identity)
+                    self._master.record(identity)
                 return True
-        self._identity = None  # somebody else's: its session is no part of ours
+        self._master.identity = None  # another program: its session is not ours
         return False
 
     def _find(self) -> bool:
@@ -90,35 +86,20 @@ class HaproxyProcess:
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):
                 if os.getsid(process.pid) == process.pid and self._is_ours(process):
-                    self._remember(Identity.of(process.pid))
+                    self._master.record(Identity.of(process.pid))
                     return True
         return False
 
-    def _remember(self, identity: Identity) -> None:
-        self._identity = identity
-        write_private(self._identity_file, identity.to_json())
-
     def is_alive(self) -> bool:
         """Say whether the master runs."""
-        if self._child is not None:
-            return self._child.poll() is None
-        return self._identity is not None and self._identity.is_alive()
+        return self._master.is_alive()
 
     def start(self) -> None:
         """Start HAProxy in a session of its own, so that it outlives us."""
         command = [find_binary(), "-W", "-S", f"{self._master_socket},mode,600", "-f", self._config]
         # Nothing of our environment: HAProxy needs none of it, and would keep our secrets for as long as it runs.
         with self._log.open("ab") as log, self._access_log.open("ab") as access_log:
-            self._child = subprocess.Popen(
-                command,
-                cwd=self._folder,
-                env={"PATH": os.defpath},
-                stdin=subprocess.DEVNULL,
-                stdout=access_log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self._remember(Identity.of(self._child.pid))
+            self._master.start(command, output=access_log, errors=log, cwd=self._folder, env={"PATH": os.defpath})
 
     async def stop(self) -> None:
         """End the master and every worker, those that lost their master too: politely, then by force."""
@@ -128,8 +109,7 @@ class HaproxyProcess:
                     process.send_signal(number)
             if await self._gone():
                 break
-        self._identity_file.unlink(missing_ok=True)
-        self._child = self._identity = None
+        self._master.forget()
 
     async def _gone(self) -> bool:
         for _ in range(int(STOP_TIMEOUT_S / 0.02)):
@@ -169,14 +149,14 @@ class HaproxyProcess:
 
     def _session(self) -> Iterator[psutil.Process]:
         """Yield the living processes of the master's session. Workers whose master was killed are in it still."""
-        if self._identity is None:
+        if self._master.pid is None:
             return
         # While the master lives its session is ours. Its command line says nothing then: it is empty for a moment each
         # time that the master executes itself anew.
         certain = self.is_alive()
         for process in psutil.process_iter():
             try:
-                mine = os.getsid(process.pid) == self._identity.pid
+                mine = os.getsid(process.pid) == self._master.pid
                 if mine and process.status() != psutil.STATUS_ZOMBIE and (certain or self._is_ours(process)):
                     yield process
             except (OSError, psutil.Error):

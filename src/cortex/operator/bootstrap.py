@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -19,6 +18,7 @@ from cortex.home import Home, write_private
 from cortex.installation import Installation
 from cortex.operator.settings import Settings
 from cortex.operator.views import Identity
+from cortex.processes.filelock import LockHeldError, hold_lock
 from cortex.processes.identity import Identity as ProcessIdentity
 from cortex.state.key_values import FactStore
 from cortex.telemetry import Logger
@@ -90,12 +90,11 @@ def shared_token(home: Home, facts: FactStore) -> str:
 def only_one(home: Home) -> Iterator[IO[str]]:
     """Hold the home's lock: two operators would fight over what runs. The kernel frees it when we end."""
     path = home.run_dir / "operator.lock"
-    with path.open("a+") as file:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.seek(0)
-            raise ConflictError(f"an operator already runs for {home.path} (pid {file.read().strip()})") from error
+            file = stack.enter_context(hold_lock(path))
+        except LockHeldError as error:
+            raise ConflictError(f"an operator already runs for {home.path} (pid {path.read_text().strip()})") from error
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

@@ -45,10 +45,10 @@ class Daemon:
         self._child = start_detached(command, output=output, errors=errors, cwd=cwd, env=env)
         self.record(Identity.of(self._child.pid))
 
-    def adopt(self) -> bool:
-        """Read the identity file; return whether that process runs."""
+    def adopt(self, identity: Identity | None = None) -> bool:
+        """Take over the process of `identity`, or of the identity file; return whether it runs."""
         self._child = None
-        self.identity = Identity.read(self._file)
+        self.identity = identity or Identity.read(self._file)
         return self.is_alive()
 
     def record(self, identity: Identity) -> None:

@@ -5,7 +5,6 @@ The kernel releases the lock of a process that dies.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import os
@@ -28,6 +27,8 @@ async def locked(file: Path) -> AsyncIterator[int]:
 
     A child process that inherits the descriptor keeps the lock if this process dies.
     """
+    import asyncio  # noqa: PLC0415 - supervisors and commands import this module and have no event loop
+
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -46,7 +47,7 @@ def hold_lock(file: Path, timeout_s: float = 0.0) -> Iterator[IO[str]]:
     Raises: LockHeldError if another process still holds the lock after `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
-    with file.open("a+") as stream:
+    with os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "a+") as stream:
         while not _try_lock(stream.fileno()):
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:

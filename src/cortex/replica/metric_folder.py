@@ -7,13 +7,13 @@ so that a replica whose processes keep dying does not leave thousands. Other fil
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from cortex.processes.filelock import LockHeldError, hold_lock
 from cortex.replica.metric_file import read_metrics
 from cortex.replica.series import merge
 
@@ -51,9 +51,8 @@ def gather_ended(folder: Path, kept_files: int = _KEPT_FILES) -> None:
     """
     if len(_ended(folder)) <= kept_files:
         return
-    with _locked(folder) as is_mine:
-        if is_mine:
-            _gather(folder)
+    with contextlib.suppress(LockHeldError), hold_lock(folder / _LOCK):
+        _gather(folder)
 
 
 def _gather(folder: Path) -> None:
@@ -76,24 +75,6 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _ended(folder: Path) -> list[Path]:
     return [path for path in _files(folder) if not _lives(path)]
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Hold the lock of those who gather, if nobody else does; it is gone with its process."""
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)  # not only closed: a process forked meanwhile has it too
-    finally:
-        os.close(lock)
 
 
 def _lives(path: Path) -> bool:
