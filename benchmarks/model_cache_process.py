@@ -17,9 +17,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from cortex.models import memory
-from cortex.models.handles import in_scope
-from cortex.models.loading import Loader, LoadRequest
+from cortex.models import memory_budget
+from cortex.models.loaded_models import with_call_scope
+from cortex.models.loader import LoadRequest, ModelLoader
 from cortex.models.registry import Registry
 from cortex.models.spec import Catalogue, Model, ModelSource, Version
 
@@ -55,7 +55,7 @@ class Here:
 class Counted:
     """Counts loads, and takes the time of each."""
 
-    def __init__(self, loader: Loader[Any]) -> None:
+    def __init__(self, loader: ModelLoader[Any]) -> None:
         self._loader = loader
         self.seconds = array("d")  # a list's floats would lie among the models' objects, and keep their pages
 
@@ -74,7 +74,7 @@ class Quiet:
 
     def loading(self, model: str, version: Version) -> None: ...
 
-    def asked(self, model: str, version: Version) -> None: ...
+    def requested(self, model: str, version: Version) -> None: ...
 
     def loaded(self, versions: Sequence[tuple[str, Version]]) -> None: ...
 
@@ -85,7 +85,7 @@ class Quiet:
 def main() -> None:
     """Run the part that is named, with its arguments as JSON; what it found goes to the file named last."""
     part, arguments, file = sys.argv[1:]
-    memory.configure_allocator()
+    memory_budget.configure_allocator()
     found = {"zipf": zipf, "cycles": cycles}[part](**json.loads(arguments))
     Path(file).write_text(json.dumps(found))
 
@@ -99,15 +99,15 @@ def zipf(folder: str, models: int, gets: int, budget_bytes: int, exponent: float
     source = ModelSource("python", dir=folder, cache_memory_bytes=budget_bytes)
     gc.collect()
     gc.freeze()
-    memory.trim()
-    baseline = memory.resident_bytes()
+    memory_budget.trim_heap()
+    baseline = memory_budget.resident_bytes()
     registry: Registry[Any] = Registry(source, catalogue, loader, fetcher, Quiet())
     hundred = _first_gets(registry, "m0")
     once = [len(loader.seconds), fetcher.fetches]
     weights = list(accumulate(1 / rank**exponent for rank in range(1, models + 1)))
     latencies, lock = array("d"), threading.Lock()
 
-    @in_scope
+    @with_call_scope
     def predict(name: str) -> float:
         return float(registry.get(name)["weights"][0])
 
@@ -127,14 +127,14 @@ def zipf(folder: str, models: int, gets: int, budget_bytes: int, exponent: float
         for future in [pool.submit(work, seed) for seed in range(THREADS)]:
             future.result()
     took_s = time.perf_counter() - began
-    full, loaded = memory.resident_bytes(), sum(len(each["loaded"]) for each in registry.describe().values())
+    full, loaded = memory_budget.resident_bytes(), sum(len(each["loaded"]) for each in registry.describe().values())
     registry.update(Catalogue(()))
     _wait_until_empty(registry, loader)
     return {
         "baseline": baseline,
         "full": full,
-        "after": memory.resident_bytes(),
-        "peak": memory.peak_bytes(),
+        "after": memory_budget.resident_bytes(),
+        "peak": memory_budget.peak_bytes(),
         "loads": len(loader.seconds),
         "gets": len(latencies),
         "loaded_at_end": loaded,
@@ -155,7 +155,7 @@ def cycles(folder: str, kind: str, cycles: int) -> dict[str, Any]:
     for number in range(cycles):
         registry.get(f"m{number % 2}")
         if number % (cycles // 20) == cycles // 20 - 1:
-            resident.append(memory.resident_bytes())
+            resident.append(memory_budget.resident_bytes())
     full = registry.describe()
     registry.update(Catalogue(()))
     _wait_until_empty(registry, loader)
@@ -163,12 +163,12 @@ def cycles(folder: str, kind: str, cycles: int) -> dict[str, Any]:
         "resident": resident,
         "loads": len(loader.seconds),
         "load_p50_ms": _percentile(loader.seconds, 0.5) * 1e3,
-        "after": memory.resident_bytes(),
+        "after": memory_budget.resident_bytes(),
         "loaded": sum(len(each["loaded"]) for each in full.values()),
     }
 
 
-def _loader(kind: str) -> Loader[Any]:
+def _loader(kind: str) -> ModelLoader[Any]:
     if kind == "onnx":
         from cortex.predictor.clients.onnx import OnnxLoader
 
@@ -209,7 +209,7 @@ def _wait_until_empty(registry: Registry[Any], loader: Counted) -> None:
         if time.monotonic() > deadline:
             raise SystemExit("models are still there 30 s after they were removed")
         time.sleep(0.05)
-    memory.give_back()
+    memory_budget.collect_and_trim()
 
 
 def _percentile(values: Sequence[float], share: float) -> float:

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks import machine, results, tensorflow_clients
 from benchmarks.paths import USER_CODE
-from cortex.models.handles import in_scope
+from cortex.models.loaded_models import with_call_scope
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, Layout, Model, ModelPath, ModelSource, Version
 from cortex.predictor.clients.python import Clients, build_clients
 
@@ -71,7 +71,7 @@ def python_cases(folder: Path) -> Iterator[Case]:
         clients.bind(holder)
         clients.registry.load_latest()
         get_model = clients.client.get_model  # type: ignore[attr-defined]
-        call = in_scope(get_model) if fields else get_model
+        call = with_call_scope(get_model) if fields else get_model
         yield Case(f"python: get_model(), {name}", lambda: holder.model, call)
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 from cortex.home import Home
-from cortex.models.protocol import Failed, Fetched, Release, Watch
+from cortex.models.protocol import Fetched, FetchFailed, Release, Watch
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelPath, ModelSource
 from harness.models.model_agents import POLL_S, AgentClient, RunningAgent, latest, of_dir, of_path, put, read_latest
 from harness.servers.buckets import BUCKET
@@ -171,7 +171,7 @@ def test_what_is_no_longer_there_can_not_be_fetched(agent: RunningAgent, models:
     with AgentClient(agent.start().socket) as client:
         client.fetch(source, "iris", "1", "0" * 32)
         answer = client.answer()
-        assert isinstance(answer, Failed)
+        assert isinstance(answer, FetchFailed)
         assert "changed or removed" in answer.message
 
 

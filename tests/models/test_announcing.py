@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from cortex.models.announcements import announced, digests_to_keep, find_content, needed
-from cortex.models.spec import Catalogue, Model, ModelSource, Problem, Version
+from cortex.models.spec import Catalogue, Model, ModelProblem, ModelSource, Version
 
 SOURCE = ModelSource("python", dir="/models")
 CACHED = ModelSource("python", dir="/models", cache_size=1, disk_cache_size=1)
@@ -36,10 +36,10 @@ def test_what_is_not_on_disk_stays_as_it_was_or_is_left_out() -> None:
 
 
 def test_a_download_that_failed_is_a_problem_of_its_model() -> None:
-    failures = {"b1": Problem("", None, "can't be downloaded", 5.0), "other": Problem("", None, "no", 5.0)}
+    failures = {"b1": ModelProblem("", None, "can't be downloaded", 5.0), "other": ModelProblem("", None, "no", 5.0)}
     told = announced(SOURCE, NEWEST, None, {"a2": "/disk/a2"}, failures)
     assert [each.name for each in told.models] == ["a"]
-    assert told.problems == (Problem("b", "1", "can't be downloaded", 5.0),)
+    assert told.problems == (ModelProblem("b", "1", "can't be downloaded", 5.0),)
 
 
 def test_a_version_is_found_by_its_content_only() -> None:

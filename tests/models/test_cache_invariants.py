@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cortex.errors import ModelError
-from cortex.models.handles import call_scope
+from cortex.models.loaded_models import call_scope
 from cortex.models.registry import Registry
 from cortex.models.spec import ModelSource
 from harness.models.local_models import FolderFetcher, PickleLoader, Store, Told

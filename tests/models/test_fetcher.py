@@ -11,7 +11,7 @@ import pytest
 from cortex.errors import ModelError
 from cortex.home import Home
 from cortex.models import fetcher as fetcher_module
-from cortex.models.fetcher import Fetcher
+from cortex.models.fetcher import AgentFetcher
 from cortex.models.protocol import Fetch, Fetched, Release, read_request, write
 from cortex.models.spec import ModelSource, Version
 from harness.models.model_agents import AgentClient, RunningAgent
@@ -41,7 +41,7 @@ def versions(agent: RunningAgent, source: ModelSource) -> dict[str, Version]:
 
 def test_threads_fetch_side_by_side_on_one_connection(agent: RunningAgent, source: ModelSource) -> None:
     known = versions(agent.start(), source)
-    fetcher = Fetcher(agent.socket, "iris", source)
+    fetcher = AgentFetcher(agent.socket, "iris", source)
 
     def fetch(name: str) -> bytes:
         path = fetcher.fetch(name, known[name])
@@ -57,7 +57,7 @@ def test_threads_fetch_side_by_side_on_one_connection(agent: RunningAgent, sourc
 
 def test_a_version_that_is_gone_is_an_error_that_names_it(agent: RunningAgent, source: ModelSource) -> None:
     agent.start()
-    fetcher = Fetcher(agent.socket, "iris", source)
+    fetcher = AgentFetcher(agent.socket, "iris", source)
     with pytest.raises(ModelError, match="model m1, version 1, can't be fetched: .* changed or removed"):
         fetcher.fetch("m1", Version("1", "00", 1, 0.0))
     fetcher.close()
@@ -67,8 +67,8 @@ def test_an_agent_that_can_not_be_reached_is_an_error_that_says_what_to_do(
     home: Home, source: ModelSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetcher_module, "UNREACHABLE_S", 0.3)
-    with pytest.raises(ModelError, match="has not answered at .*; the operator starts it: see .*`cortex status`"):
-        Fetcher(str(home.model_agent_socket), "iris", source).fetch("m1", Version("1", "00", 1, 0.0))
+    with pytest.raises(ModelError, match="has not answered at .*; the operator starts it: check .*`cortex status`"):
+        AgentFetcher(str(home.model_agent_socket), "iris", source).fetch("m1", Version("1", "00", 1, 0.0))
 
 
 def test_a_fetch_survives_the_agents_restart_and_leases_are_taken_again(
@@ -76,7 +76,7 @@ def test_a_fetch_survives_the_agents_restart_and_leases_are_taken_again(
 ) -> None:
     agent.limits = {"reconnect_s": 1.0}
     known = versions(agent.start(), source)
-    fetcher = Fetcher(agent.socket, "iris", source)
+    fetcher = AgentFetcher(agent.socket, "iris", source)
     held = fetcher.fetch("m0", known["m0"])
     agent.kill()
     with ThreadPoolExecutor(1) as threads:
@@ -114,7 +114,7 @@ class ScriptedAgent:
 
 def test_a_lease_ends_with_its_last_release(tmp_path: Path, source: ModelSource) -> None:
     agent = ScriptedAgent(tmp_path / "s")
-    fetcher, version = Fetcher(str(tmp_path / "s"), "iris", source), Version("1", "aa", 1, 0.0)
+    fetcher, version = AgentFetcher(str(tmp_path / "s"), "iris", source), Version("1", "aa", 1, 0.0)
     for _ in range(2):
         assert fetcher.fetch("m", version) == Path("/x")
     fetcher.release(version)
@@ -124,5 +124,5 @@ def test_a_lease_ends_with_its_last_release(tmp_path: Path, source: ModelSource)
     fetcher.release(version)
     wait_until(lambda: agent.heard.count(Release("aa")) == 1)
     fetcher.close()
-    with pytest.raises(ModelError, match="closed"):
+    with pytest.raises(ModelError, match="the process is ending"):
         fetcher.fetch("m", version)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cortex.models.layout import catalogue_models, describe_invalid, expected_tree
 from cortex.models.listing import MAX_FILES, Listing, ListingTally, Prefix, prefixes
-from cortex.models.spec import Layout, Model, ModelPath, ModelSource, Problem
+from cortex.models.spec import Layout, Model, ModelPath, ModelProblem, ModelSource
 from cortex.storage.objects import StoredObject, flaw_of_name, printable
 
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -26,13 +26,13 @@ def listing(prefix: Prefix, *names: str) -> Listing:
     return tally.listing(is_cut)
 
 
-def judge(layout: Layout, *names: str) -> tuple[tuple[Model, ...], tuple[Problem, ...]]:
+def judge(layout: Layout, *names: str) -> tuple[tuple[Model, ...], tuple[ModelProblem, ...]]:
     source = ModelSource(layout, (ModelPath("iris", "s3://b/m/"),))
     [prefix] = prefixes(source)
     return catalogue_models(source, {prefix: listing(prefix, *names)}, 5.0)
 
 
-def judge_dir(layout: Layout, *names: str) -> tuple[tuple[Model, ...], tuple[Problem, ...]]:
+def judge_dir(layout: Layout, *names: str) -> tuple[tuple[Model, ...], tuple[ModelProblem, ...]]:
     source = ModelSource(layout, dir="s3://b/m/", signature_key="key")
     [prefix] = prefixes(source)
     return catalogue_models(source, {prefix: listing(prefix, *names)}, 5.0)
@@ -99,12 +99,12 @@ def test_an_invalid_version_leaves_the_others(layout: Layout, names: tuple[str, 
 
 
 def test_nothing_there_is_a_problem() -> None:
-    assert judge("python") == ((), (Problem("iris", None, "there is no model at s3://b/m", 5.0),))
+    assert judge("python") == ((), (ModelProblem("iris", None, "there is no model at s3://b/m", 5.0),))
 
 
 def test_a_dir_without_folders_is_a_problem() -> None:
     models, problems = judge_dir("python", "readme.txt")
-    assert (models, problems) == ((), (Problem("", None, "there is no model at s3://b/m", 5.0),))
+    assert (models, problems) == ((), (ModelProblem("", None, "there is no model at s3://b/m", 5.0),))
 
 
 def test_versions_beside_other_files_are_refused() -> None:

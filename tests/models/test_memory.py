@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from cortex.models import memory
+from cortex.models import memory_budget
 
 
 def run(code: str) -> str:
@@ -18,40 +18,40 @@ def run(code: str) -> str:
 
 
 def test_resident_memory_grows_and_shrinks_with_what_is_allocated() -> None:
-    before = memory.resident_bytes()
+    before = memory_budget.resident_bytes()
     block = bytearray(b"x") * 50_000_000
-    grown = memory.resident_bytes() - before
+    grown = memory_budget.resident_bytes() - before
     del block
     assert 45_000_000 < grown < 60_000_000
-    assert memory.resident_bytes() - before < 10_000_000
-    assert memory.peak_bytes() >= before + grown - 1_000_000
+    assert memory_budget.resident_bytes() - before < 10_000_000
+    assert memory_budget.peak_bytes() >= before + grown - 1_000_000
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
 def test_freed_small_blocks_between_living_ones_go_back() -> None:
     out = run("""
-        from cortex.models import memory
-        memory.configure_allocator()
-        before = memory.resident_bytes()
+        from cortex.models import memory_budget
+        memory_budget.configure_allocator()
+        before = memory_budget.resident_bytes()
         blocks = [bytearray(50_000) for _ in range(2000)]
         blocks[:] = blocks[::50]  # those that stay keep the heap from shrinking at its end
-        memory.give_back()
-        print(memory.resident_bytes() - before)
+        memory_budget.collect_and_trim()
+        print(memory_budget.resident_bytes() - before)
     """)
     assert int(out) < 15_000_000
 
 
 def test_big_blocks_between_living_ones_go_back_even_where_glibc_puts_them_on_the_heap() -> None:
     out = run("""
-        from cortex.models import memory
-        memory.configure_allocator()
+        from cortex.models import memory_budget
+        memory_budget.configure_allocator()
         bytearray(30_000_000)  # glibc takes it as a reason to keep blocks of that size on the heap
-        before = memory.resident_bytes()
+        before = memory_budget.resident_bytes()
         blocks = [bytearray(b"x") * 20_000_000 for _ in range(5)]
         last = bytearray(10_000)
         del blocks[:4]
-        memory.trim()
-        print(memory.resident_bytes() - before)
+        memory_budget.trim_heap()
+        print(memory_budget.resident_bytes() - before)
     """)
     assert 18_000_000 < int(out) < 25_000_000
 
@@ -60,20 +60,20 @@ def test_models_of_many_small_objects_go_back_though_names_in_them_were_looked_u
     out = run("""
         import pickle
         from types import SimpleNamespace
-        from cortex.models import memory
+        from cortex.models import memory_budget
         class Point:
             pass
         def pickled():
             words = {f"word {n}": [n, str(n)] for n in range(10_000)}
-            return pickle.dumps([words, Point, SimpleNamespace, memory.trim])
+            return pickle.dumps([words, Point, SimpleNamespace, memory_budget.trim_heap])
         data = pickled()
-        memory.give_back()
-        before = memory.resident_bytes()
+        memory_budget.collect_and_trim()
+        before = memory_budget.resident_bytes()
         models = [pickle.loads(data) for _ in range(40)]
-        grown = memory.resident_bytes() - before
+        grown = memory_budget.resident_bytes() - before
         models.clear()
-        memory.give_back()
-        print(grown, memory.resident_bytes() - before)
+        memory_budget.collect_and_trim()
+        print(grown, memory_budget.resident_bytes() - before)
     """)
     grown, left = map(int, out.split())
     assert grown > 40_000_000
@@ -83,7 +83,7 @@ def test_models_of_many_small_objects_go_back_though_names_in_them_were_looked_u
 def test_give_back_finds_cycles_made_before_the_freeze_if_told_so() -> None:
     out = run("""
         import gc, weakref
-        from cortex.models import memory
+        from cortex.models import memory_budget
         class Model: pass
         def make():
             model = Model()
@@ -94,9 +94,9 @@ def test_give_back_finds_cycles_made_before_the_freeze_if_told_so() -> None:
         gc.freeze()
         gone = weakref.ref(model)
         del model
-        memory.give_back()
+        memory_budget.collect_and_trim()
         before = gone() is not None
-        memory.give_back(is_frozen=True)
+        memory_budget.collect_and_trim(is_frozen=True)
         print(before, gone() is None, gc.get_freeze_count() > 0)
     """)
     assert out == "True True True"
@@ -105,8 +105,8 @@ def test_give_back_finds_cycles_made_before_the_freeze_if_told_so() -> None:
 def test_give_back_does_not_freeze_what_was_not() -> None:
     out = run("""
         import gc
-        from cortex.models import memory
-        memory.give_back(is_frozen=True)
+        from cortex.models import memory_budget
+        memory_budget.collect_and_trim(is_frozen=True)
         print(gc.get_freeze_count())
     """)
     assert out == "0"

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.models.protocol import (
-    CatalogueNews,
-    Failed,
+    CatalogueUpdate,
     Fetch,
     Fetched,
+    FetchFailed,
     Release,
     Request,
     Using,
@@ -45,9 +45,14 @@ def test_a_request_is_read_as_it_was_written(request_: Request) -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [Fetched(1, "/a b\n"), Failed(2, "no"), CatalogueNews("/a", None, None), CatalogueNews(None, None, "down")],
+    [
+        Fetched(1, "/a b\n"),
+        FetchFailed(2, "no"),
+        CatalogueUpdate("/a", None, None),
+        CatalogueUpdate(None, None, "down"),
+    ],
 )
-def test_an_answer_is_read_as_it_was_written(answer: Fetched | Failed | CatalogueNews) -> None:
+def test_an_answer_is_read_as_it_was_written(answer: Fetched | FetchFailed | CatalogueUpdate) -> None:
     line = write(answer)
     assert line.count(b"\n") == 1
     assert read_answer(line) == answer

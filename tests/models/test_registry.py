@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cortex.errors import ModelError, UserError
-from cortex.models import failed_loads as failures
-from cortex.models.loading import LoadRequest
+from cortex.models import loader
+from cortex.models.loader import LoadRequest
 from cortex.models.spec import DEFAULT_MODEL, ModelPath, ModelSource
 from harness.models.registry_bench import Bench, in_threads
 from harness.wait import wait_until
@@ -145,7 +145,7 @@ class TestFailures:
     def test_it_is_tried_again_after_a_while(
         self, cached: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(failures, "FIRST_RETRY_S", 0.05)
+        monkeypatch.setattr(loader, "FIRST_RETRY_S", 0.05)
         bench = cached(cache_size=1)
         bench.store.add_raw("a", b"no pickle")
         with pytest.raises(ModelError):

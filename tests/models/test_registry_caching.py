@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cortex.errors import ModelError
-from cortex.models.handles import call_scope, in_scope
-from cortex.models.loading import LoadRequest
+from cortex.models.loaded_models import call_scope, with_call_scope
+from cortex.models.loader import LoadRequest
 from harness.models.registry_bench import Bench, in_threads
 from harness.wait import PATIENCE_S, wait_until
 
@@ -75,7 +75,7 @@ class TestCaching:
             error = pool.submit(bench.registry.get, "b").exception(10)
         assert str(error) == (
             "there is no room to load model b of version 1 within cache_size: 1; in use: a of version 1; "
-            "raise the limit, or let fewer requests run at the same time"
+            "raise the limit, or allow fewer concurrent requests"
         )
         assert not bench.told.failures
         assert bench.registry.get("b")["name"] == "b"
@@ -120,9 +120,9 @@ class TestCaching:
                     await going.wait()
                 return str(model["name"])
 
-            first = asyncio.create_task(in_scope(predict)("a"))
+            first = asyncio.create_task(with_call_scope(predict)("a"))
             await asyncio.sleep(0)
-            second = await in_scope(predict)("b")
+            second = await with_call_scope(predict)("b")
             going.set()
             return await first + second
 
@@ -175,19 +175,19 @@ class TestCaching:
     def test_a_model_that_needs_itself_is_an_error(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", cache_size=2)
         bench.loader.before = lambda request: bench.registry.get("b" if request.model == "a" else "a")
-        with pytest.raises(ModelError, match="model a of version 1 is asked for by what loads it"):
+        with pytest.raises(ModelError, match="loading model a of version 1 requires this version itself"):
             bench.registry.get("a")
 
     def test_a_model_that_needs_another_where_one_fits_is_an_error_at_once(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", cache_size=1)
         bench.loader.before = lambda request: request.model == "a" and bench.registry.get("b")
-        with pytest.raises(ModelError, match="another model, which loads it, takes all of it"):
+        with pytest.raises(ModelError, match="another model, which loads this one, uses all of it"):
             bench.registry.get("a")
 
     def test_what_an_abandoned_result_held_can_go(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", cache_size=1)
 
-        @in_scope
+        @with_call_scope
         def predict() -> Any:
             name = bench.registry.get("a")["name"]
             return (name for _ in range(3))
@@ -276,7 +276,7 @@ def test_get_stays_fast_and_right_under_threads_and_updates(cached: Callable[...
     bench = cached("a", "b", "c", "d", cache_size=2)
     stop = threading.Event()
 
-    @in_scope
+    @with_call_scope
     def predict(name: str) -> bool:
         model = bench.registry.get(name)
         return bool(model["name"] == name) and bench.loader.is_live(model)

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from cortex.errors import ModelError
-from cortex.models import failed_loads as failures
-from cortex.models import memory_budget as room
-from cortex.models.handles import call_scope
-from cortex.models.loading import LoadRequest
+from cortex.models import loader, memory_budget
+from cortex.models.loaded_models import call_scope
+from cortex.models.loader import LoadRequest
 from harness.models.registry_bench import Bench
 from harness.wait import wait_until
 
@@ -63,7 +62,7 @@ class TestUpdatesWithCaching:
     def test_calls_that_come_and_go_do_not_keep_the_old_one_for_ever(
         self, cached: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(room, "_PATIENCE_S", 0.0)
+        monkeypatch.setattr(memory_budget, "_PATIENCE_S", 0.0)
         bench = cached("a", cache_size=1)
         overlapping = [call_scope(), call_scope()]
 
@@ -113,7 +112,7 @@ class TestUpdatesWithCaching:
     def test_a_background_load_that_failed_is_tried_again(
         self, cached: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(failures, "FIRST_RETRY_S", 0.05)
+        monkeypatch.setattr(loader, "FIRST_RETRY_S", 0.05)
         bench = cached("a", cache_size=2)
         bench.registry.get("a")
 

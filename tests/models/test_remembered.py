@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cortex.models.last_catalogue import Remembered
-from cortex.models.spec import Catalogue, Model, ModelSource, Problem, Version
+from cortex.models.spec import Catalogue, Model, ModelProblem, ModelSource, Version
 
 SOURCE = ModelSource("python", dir="s3://bucket/models")
 CATALOGUE = Catalogue((Model("iris", (Version("1", "aa", 5, 1.5, "/there"),)),))
@@ -13,7 +13,7 @@ CATALOGUE = Catalogue((Model("iris", (Version("1", "aa", 5, 1.5, "/there"),)),))
 def test_what_was_kept_last_is_recalled_without_its_problems(tmp_path: Path) -> None:
     remembered = Remembered(tmp_path / "known")
     remembered.keep("iris", SOURCE, Catalogue(()))
-    remembered.keep("iris", SOURCE, replace(CATALOGUE, problems=(Problem("iris", None, "bad", 1.0),)))
+    remembered.keep("iris", SOURCE, replace(CATALOGUE, problems=(ModelProblem("iris", None, "bad", 1.0),)))
     assert Remembered(tmp_path / "known").recall("iris", SOURCE) == CATALOGUE
 
 

@@ -11,26 +11,26 @@ from typing import Any
 
 import pytest
 
-from cortex.models.handles import Holder, call_scope, current, in_scope, scope_of_any_thread
+from cortex.models.loaded_models import CallHandle, call_scope, current_call, ensure_call_scope, with_call_scope
 
 
 class Pins:
     """Keeps for holders what the code under test asks it to."""
 
     def __init__(self) -> None:
-        self.held: set[Holder] = set()
+        self.held: set[CallHandle] = set()
 
-    def take(self) -> Holder | None:
-        holder = current()
+    def take(self) -> CallHandle | None:
+        holder = current_call()
         if holder is not None and holder not in self.held:
             self.held.add(holder)
-            holder.pinnings.append(self)
+            holder.pinned_in.append(self)
         return holder
 
-    def release(self, holder: Holder) -> None:
+    def release(self, holder: CallHandle) -> None:
         self.held.discard(holder)
 
-    abandon = release
+    release_later = release
 
 
 @pytest.fixture
@@ -47,11 +47,11 @@ def test_a_scope_ends_with_its_block(pins: Pins) -> None:
         pins.take()
         assert pins.held
     assert not pins.held
-    assert current() is None
+    assert current_call() is None
 
 
 def test_a_plain_call_is_a_scope_that_passes_on_result_and_arguments(pins: Pins) -> None:
-    @in_scope
+    @with_call_scope
     def predict(a: int, b: int) -> int:
         pins.take()
         assert pins.held
@@ -62,7 +62,7 @@ def test_a_plain_call_is_a_scope_that_passes_on_result_and_arguments(pins: Pins)
 
 
 def test_a_scope_ends_when_the_call_raises(pins: Pins) -> None:
-    @in_scope
+    @with_call_scope
     def predict() -> None:
         pins.take()
         raise ValueError("no")
@@ -70,7 +70,7 @@ def test_a_scope_ends_when_the_call_raises(pins: Pins) -> None:
     with pytest.raises(ValueError, match="no"):
         predict()
     assert not pins.held
-    assert current() is None
+    assert current_call() is None
 
 
 def test_a_coroutine_keeps_until_it_is_done(pins: Pins) -> None:
@@ -80,13 +80,13 @@ def test_a_coroutine_keeps_until_it_is_done(pins: Pins) -> None:
         async def predict() -> int:
             pins.take()
             await going.wait()
-            assert current() is not None
+            assert current_call() is not None
             return 7
 
-        task = asyncio.create_task(in_scope(predict)())
+        task = asyncio.create_task(with_call_scope(predict)())
         await asyncio.sleep(0)
         assert len(pins.held) == 1
-        assert current() is None
+        assert current_call() is None
         going.set()
         assert await task == 7
         assert not pins.held
@@ -102,7 +102,7 @@ def test_two_coroutines_on_one_loop_are_two_calls(pins: Pins) -> None:
             assert pins.take() is first
 
         events = [asyncio.Event(), asyncio.Event()]
-        tasks = [asyncio.create_task(in_scope(predict)(event)) for event in events]
+        tasks = [asyncio.create_task(with_call_scope(predict)(event)) for event in events]
         await asyncio.sleep(0)
         assert len(pins.held) == 2
         events[0].set()
@@ -121,7 +121,7 @@ def test_a_cancelled_coroutine_keeps_nothing(pins: Pins) -> None:
             pins.take()
             await asyncio.Event().wait()
 
-        task = asyncio.create_task(in_scope(predict)())
+        task = asyncio.create_task(with_call_scope(predict)())
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -132,7 +132,7 @@ def test_a_cancelled_coroutine_keeps_nothing(pins: Pins) -> None:
 
 
 def test_what_a_plain_call_got_is_kept_for_the_coroutine_that_it_returns(pins: Pins) -> None:
-    @in_scope
+    @with_call_scope
     def predict() -> Any:
         pins.take()
 
@@ -150,7 +150,7 @@ def test_what_a_plain_call_got_is_kept_for_the_coroutine_that_it_returns(pins: P
 
 @pytest.mark.filterwarnings("ignore:coroutine")
 def test_a_coroutine_that_nobody_awaits_keeps_nothing_once_it_is_dropped(pins: Pins) -> None:
-    @in_scope
+    @with_call_scope
     def predict() -> Any:
         pins.take()
 
@@ -166,17 +166,17 @@ def test_a_coroutine_that_nobody_awaits_keeps_nothing_once_it_is_dropped(pins: P
 
 
 def test_a_generator_keeps_until_its_end_on_any_thread(pins: Pins) -> None:
-    @in_scope
-    def predict() -> Iterator[Holder | None]:
+    @with_call_scope
+    def predict() -> Iterator[CallHandle | None]:
         yield pins.take()
         yield pins.take()
-        assert current() is not None
+        assert current_call() is not None
 
     chunks = predict()
     assert not pins.held
     first = next(chunks)
     assert pins.held == {first}
-    assert current() is None
+    assert current_call() is None
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(next, chunks).result() is first
         assert pool.submit(next, chunks, "end").result() == "end"
@@ -186,13 +186,13 @@ def test_a_generator_keeps_until_its_end_on_any_thread(pins: Pins) -> None:
 def test_a_generator_that_is_closed_cleans_up_inside_of_the_scope(pins: Pins) -> None:
     seen = []
 
-    @in_scope
+    @with_call_scope
     def predict() -> Iterator[int]:
         try:
             pins.take()
             yield 1
         finally:
-            seen.append(current())
+            seen.append(current_call())
 
     chunks = predict()
     next(chunks)
@@ -202,7 +202,7 @@ def test_a_generator_that_is_closed_cleans_up_inside_of_the_scope(pins: Pins) ->
 
 
 def test_a_generator_that_is_dropped_before_its_first_chunk_keeps_nothing(pins: Pins) -> None:
-    @in_scope
+    @with_call_scope
     def predict() -> Any:
         pins.take()
         return (number for number in range(3))
@@ -216,7 +216,7 @@ def test_a_generator_that_is_dropped_before_its_first_chunk_keeps_nothing(pins: 
 
 
 def test_a_generator_that_raises_keeps_nothing(pins: Pins) -> None:
-    @in_scope
+    @with_call_scope
     def predict() -> Iterator[int]:
         pins.take()
         yield 1
@@ -230,8 +230,8 @@ def test_a_generator_that_raises_keeps_nothing(pins: Pins) -> None:
 
 
 def test_an_async_generator_keeps_until_its_end(pins: Pins) -> None:
-    @in_scope
-    async def predict() -> AsyncIterator[Holder | None]:
+    @with_call_scope
+    async def predict() -> AsyncIterator[CallHandle | None]:
         yield pins.take()
         await asyncio.sleep(0)
         yield pins.take()
@@ -241,7 +241,7 @@ def test_an_async_generator_keeps_until_its_end(pins: Pins) -> None:
         async for holder in predict():
             holders.append(holder)
             assert len(pins.held) == 1
-            assert current() is None
+            assert current_call() is None
         assert len(set(holders)) == 1
         assert not pins.held
 
@@ -249,7 +249,7 @@ def test_an_async_generator_keeps_until_its_end(pins: Pins) -> None:
 
 
 def test_an_async_generator_that_is_closed_keeps_nothing(pins: Pins) -> None:
-    @in_scope
+    @with_call_scope
     async def predict() -> AsyncIterator[int]:
         pins.take()
         yield 1
@@ -266,7 +266,7 @@ def test_an_async_generator_that_is_closed_keeps_nothing(pins: Pins) -> None:
 
 
 def test_a_coroutine_may_return_a_generator(pins: Pins) -> None:
-    @in_scope
+    @with_call_scope
     async def predict() -> Iterator[int]:
         pins.take()
         return (number for number in range(2))
@@ -278,9 +278,9 @@ def test_a_coroutine_may_return_a_generator(pins: Pins) -> None:
 
 
 def test_a_thread_that_the_call_starts_with_its_context_is_part_of_it(pins: Pins) -> None:
-    @in_scope
+    @with_call_scope
     async def predict() -> bool:
-        return await asyncio.to_thread(pins.take) is current()
+        return await asyncio.to_thread(pins.take) is current_call()
 
     assert asyncio.run(predict())
     assert not pins.held
@@ -289,13 +289,13 @@ def test_a_thread_that_the_call_starts_with_its_context_is_part_of_it(pins: Pins
 def test_what_goes_on_after_the_call_is_no_call(pins: Pins) -> None:
     async def main() -> None:
         ended = asyncio.Event()
-        tasks: list[asyncio.Task[Holder | None]] = []
+        tasks: list[asyncio.Task[CallHandle | None]] = []
 
-        async def background() -> Holder | None:
+        async def background() -> CallHandle | None:
             await ended.wait()
             return pins.take()
 
-        @in_scope
+        @with_call_scope
         async def predict() -> None:
             tasks.append(asyncio.create_task(background()))
 
@@ -308,28 +308,28 @@ def test_what_goes_on_after_the_call_is_no_call(pins: Pins) -> None:
 
 
 def test_code_on_a_thread_of_the_users_gets_a_scope_of_its_own(pins: Pins) -> None:
-    with scope_of_any_thread():
+    with ensure_call_scope():
         assert pins.take() in pins.held
     assert not pins.held
 
-    def work() -> Holder | None:
-        with scope_of_any_thread():
+    def work() -> CallHandle | None:
+        with ensure_call_scope():
             return pins.take()
 
     with call_scope(), ThreadPoolExecutor(1) as pool:
         mine = pins.take()
         assert pool.submit(work).result() is not mine
-        with scope_of_any_thread():
+        with ensure_call_scope():
             assert pins.take() is mine
         assert pins.held == {mine}
 
 
 def test_a_scope_knows_its_loop_or_its_thread() -> None:
-    @in_scope
+    @with_call_scope
     def sync_place() -> object:
-        holder = current()
+        holder = current_call()
         assert holder is not None
-        return holder.place
+        return holder.context
 
     async def main() -> object:
         return sync_place(), asyncio.get_running_loop()

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.errors import ModelError
-from cortex.models.spec import DEFAULT_MODEL, Catalogue, Model, ModelPath, ModelSource, Problem, Version
-from cortex.models.versions import find, latest
+from cortex.models.registry import resolve_version
+from cortex.models.spec import DEFAULT_MODEL, Catalogue, Model, ModelPath, ModelProblem, ModelSource, Version
 
 DIR = ModelSource("python", dir="s3://bucket/models")
 PATHS = ModelSource("python", paths=(ModelPath("a", "s3://b/a"), ModelPath("b", "s3://b/b")))
 PATH = ModelSource("python", paths=(ModelPath(DEFAULT_MODEL, "s3://bucket/iris"),))
 
 
-def catalogue(*problems: Problem, **models: list[str]) -> Catalogue:
+def catalogue(*problems: ModelProblem, **models: list[str]) -> Catalogue:
     found = tuple(
         Model(name, tuple(Version(number, name + number, 1, 0.0) for number in numbers))
         for name, numbers in models.items()
@@ -28,18 +28,17 @@ DEFAULT = catalogue(**{DEFAULT_MODEL: ["3"]})
 
 
 def test_latest_is_the_greatest_number_not_the_greatest_text() -> None:
-    assert find(DIR, AB, "a", "latest")[1].number == "10"
-    assert latest(Model("m", (Version("10", "", 1, 0.0), Version("9", "", 1, 0.0)))).number == "10"
+    assert resolve_version(DIR, AB, "a", "latest")[1].number == "10"
 
 
 def test_a_version_is_found_by_its_number() -> None:
-    model, version = find(PATHS, AB, "a", "9")
+    model, version = resolve_version(PATHS, AB, "a", "9")
     assert (model.name, version.number) == ("a", "9")
 
 
 @pytest.mark.parametrize("name", [None, "anything", "b", 5])
 def test_path_ignores_the_name(name: object) -> None:
-    assert find(PATH, DEFAULT, name, "latest")[1].number == "3"
+    assert resolve_version(PATH, DEFAULT, name, "latest")[1].number == "3"
 
 
 @pytest.mark.parametrize(
@@ -65,38 +64,38 @@ def test_what_is_not_there_is_said_with_what_is(
     source: ModelSource, name: object, version: object, message: str
 ) -> None:
     with pytest.raises(ModelError) as raised:
-        find(source, AB, name, version)
+        resolve_version(source, AB, name, version)
     assert str(raised.value) == message
 
 
 def test_the_model_of_path_is_called_by_its_location() -> None:
     with pytest.raises(ModelError) as raised:
-        find(PATH, DEFAULT, None, "4")
+        resolve_version(PATH, DEFAULT, None, "4")
     assert str(raised.value) == "model s3://bucket/iris of version 4 wasn't found; available versions: ['3']"
 
 
 def test_a_named_model_without_versions_is_said_to_have_lost_them() -> None:
     with pytest.raises(ModelError) as raised:
-        find(PATHS, catalogue(a=["1"]), "b", "latest")
+        resolve_version(PATHS, catalogue(a=["1"]), "b", "latest")
     assert str(raised.value) == "'b' model's versions have been removed; add at least a version to serve it"
 
 
 def test_the_known_reason_why_something_is_not_served_is_added() -> None:
-    broken = catalogue(Problem("b", None, "no files below s3://b/b", 0.0), a=["1"])
-    with pytest.raises(ModelError, match="what is there can't be served: no files below s3://b/b"):
-        find(PATHS, broken, "b", "latest")
-    broken = catalogue(Problem("a", "2", "saved_model.pb is missing", 0.0), a=["1"])
-    with pytest.raises(ModelError, match="what is there can't be served: saved_model.pb is missing"):
-        find(DIR, broken, "a", "2")
+    broken = catalogue(ModelProblem("b", None, "no files below s3://b/b", 0.0), a=["1"])
+    with pytest.raises(ModelError, match="its files can't be served: no files below s3://b/b"):
+        resolve_version(PATHS, broken, "b", "latest")
+    broken = catalogue(ModelProblem("a", "2", "saved_model.pb is missing", 0.0), a=["1"])
+    with pytest.raises(ModelError, match="its files can't be served: saved_model.pb is missing"):
+        resolve_version(DIR, broken, "a", "2")
     with pytest.raises(ModelError) as raised:
-        find(DIR, broken, "a", "3")
+        resolve_version(DIR, broken, "a", "3")
     assert "saved_model.pb" not in str(raised.value)
 
 
 def test_a_list_of_very_many_models_is_cut_short() -> None:
     many = catalogue(**{f"m{number:04}": ["1"] for number in range(1000)})
     with pytest.raises(ModelError) as raised:
-        find(DIR, many, "x" * 10_000, "latest")
+        resolve_version(DIR, many, "x" * 10_000, "latest")
     assert "'m0049'] and 950 more" in str(raised.value)
     assert len(str(raised.value)) < 1000
 
@@ -104,7 +103,7 @@ def test_a_list_of_very_many_models_is_cut_short() -> None:
 @given(st.one_of(st.text(), st.integers(), st.none(), st.binary()), st.one_of(st.text(), st.integers(), st.none()))
 def test_any_arguments_give_a_model_or_a_model_error(name: object, version: object) -> None:
     try:
-        model, found = find(DIR, AB, name, version)
+        model, found = resolve_version(DIR, AB, name, version)
     except ModelError:
         return
     assert found in model.versions
@@ -112,4 +111,4 @@ def test_any_arguments_give_a_model_or_a_model_error(name: object, version: obje
 
 def test_a_number_too_long_for_python_is_refused_as_a_version() -> None:
     with pytest.raises(ModelError, match="parse-able numeric value"):
-        find(DIR, AB, "a", "1" * 5000)
+        resolve_version(DIR, AB, "a", "1" * 5000)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.models.spec import Catalogue, Model, Problem, Version
+from cortex.models.spec import Catalogue, Model, ModelProblem, Version
 from cortex.supervisor.model_plan import (
     Loaded,
     also_loaded,
@@ -111,7 +111,7 @@ def test_versions_that_calls_asked_for_are_loaded_again_while_they_are_there() -
 
 
 def test_missing_model_says_why_nothing_can_be_served() -> None:
-    broken = Catalogue((), (Problem("m", None, "there is no saved_model.pb", 0.0),))
+    broken = Catalogue((), (ModelProblem("m", None, "there is no saved_model.pb", 0.0),))
     assert missing_model(broken, ["m"]) == "there is no saved_model.pb"
     assert missing_model(Catalogue(()), ["m"]) is not None
     assert missing_model(catalogue(m={1: "a"}), ["m", "n"]) is None

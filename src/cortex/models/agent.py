@@ -32,10 +32,10 @@ from cortex.models.listing import Listing, Prefix
 from cortex.models.listing_client import Asker
 from cortex.models.listing_server import SharedListings
 from cortex.models.poller import Lister
-from cortex.models.priority import enter_background, leave_background
-from cortex.models.protocol import Failed, Fetch, Fetched, Release, Request, Using, Watch
+from cortex.models.protocol import Fetch, Fetched, FetchFailed, Release, Request, Using, Watch
 from cortex.models.source_monitor import FILE_GRACE_S, Feed
 from cortex.models.spec import ModelSource
+from cortex.processes.priority import enter_background, leave_background
 from cortex.storage.client import is_remote
 from cortex.telemetry import Logger, configure
 
@@ -215,7 +215,7 @@ class Agent:
             self._logger.error("fetch failed", error, api=request.api, digest=request.digest)
         if is_new:
             self._contents.release(client, request.digest)
-        client.send(Failed(request.id, message))
+        client.send(FetchFailed(request.id, message))
 
     @contextlib.contextmanager
     def _in_foreground(self) -> Iterator[None]:

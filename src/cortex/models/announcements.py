@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from cortex.models.spec import Catalogue, Model, ModelSource, Problem, Version
+from cortex.models.spec import Catalogue, Model, ModelProblem, ModelSource, Version
 
 
 def needed(source: ModelSource, *catalogues: Catalogue | None) -> dict[str, tuple[str, Version]]:
@@ -20,7 +20,7 @@ def announced(
     catalogue: Catalogue,
     previous: Catalogue | None,
     paths: Mapping[str, str],
-    failures: Mapping[str, Problem],
+    failures: Mapping[str, ModelProblem],
 ) -> Catalogue:
     """Return what is told of `catalogue`.
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from cortex.models.protocol import MAX_LINE_BYTES, Answer, CatalogueNews, Request, read_request, write
+from cortex.models.protocol import MAX_LINE_BYTES, Answer, CatalogueUpdate, Request, read_request, write
 from cortex.telemetry import Logger
 
 
@@ -30,7 +30,7 @@ class Client(asyncio.Protocol):
         self._unread = bytearray()
         self._is_full = False
         self._is_held = False
-        self._news: CatalogueNews | None = None
+        self._news: CatalogueUpdate | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
@@ -80,7 +80,7 @@ class Client(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
-    def tell(self, news: CatalogueNews) -> None:
+    def tell(self, news: CatalogueUpdate) -> None:
         """Send a catalogue, or keep it while the client does not read; only the newest counts."""
         self._news = news if self._is_full else None
         if not self._is_full:

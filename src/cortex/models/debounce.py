@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from cortex.models.layout import Judged, judge, parts
 from cortex.models.listing import Listing, Prefix, newest_file
-from cortex.models.spec import Catalogue, Model, ModelSource, Problem, Version
+from cortex.models.spec import Catalogue, Model, ModelProblem, ModelSource, Version
 
 #: A model's name and the number of a version.
 Key = tuple[str, str]
@@ -35,7 +35,7 @@ class Part:
     newest: Mapping[Key, Version]  #: valid ones in the newest listing
     held: frozenset[Key]  #: neither valid nor gone in the newest listing
     changes: Mapping[Key, int]  #: for how many listings in a row, up to the newest, each of these was another
-    problems: tuple[Problem, ...]
+    problems: tuple[ModelProblem, ...]
 
     def mark(self, key: Key) -> str | None:
         """Return what differs between two listings if this version does; None: it isn't there."""
@@ -123,13 +123,15 @@ def _is_held(key: Key, judged: Judged) -> bool:
     return judged.is_cut or (name, None) in judged.invalid or (name, number) in judged.invalid
 
 
-def _restless(changes: Mapping[Key, int], now: float) -> list[Problem]:
+def _restless(changes: Mapping[Key, int], now: float) -> list[ModelProblem]:
     return [
-        Problem(name, number, _STILL_CHANGING, now) for (name, number), times in sorted(changes.items()) if times > 1
+        ModelProblem(name, number, _STILL_CHANGING, now)
+        for (name, number), times in sorted(changes.items())
+        if times > 1
     ]
 
 
-def _since_first(before: Iterable[Problem], problems: Iterable[Problem]) -> tuple[Problem, ...]:
+def _since_first(before: Iterable[ModelProblem], problems: Iterable[ModelProblem]) -> tuple[ModelProblem, ...]:
     """Return the problems, those that were there before with the time at which they began."""
     since = {(each.model, each.version, each.message): each.since for each in before}
     return tuple(
@@ -151,7 +153,7 @@ def _combined(found: Mapping[str, Part], source: ModelSource) -> Settling:
 def _catalogue(
     found: Mapping[str, Part],
     source: ModelSource,
-    problems: tuple[Problem, ...],
+    problems: tuple[ModelProblem, ...],
     choose: Callable[[Part], Mapping[Key, Version]],
 ) -> Catalogue:
     signature_keys = {path.name: path.signature_key for path in source.paths}

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cortex.models.listing import MAX_FILES, MAX_MODELS, Content, Folder, Listing, Marks, Prefix, model_prefix, prefixes
-from cortex.models.spec import Layout, Model, ModelSource, Problem, Version
+from cortex.models.spec import Layout, Model, ModelProblem, ModelSource, Version
 from cortex.storage.objects import printable
 
 _SHOWN = 50
@@ -41,7 +41,7 @@ class Judged:
     """What one listing has for one layout."""
 
     models: tuple[Model, ...]  #: sorted by name; with at least one valid version each
-    problems: tuple[Problem, ...]
+    problems: tuple[ModelProblem, ...]
     invalid: frozenset[tuple[str, str | None]] = frozenset()  #: there, but not valid: model and version, None: all
     is_cut: bool = False  #: what is missing may be there all the same
 
@@ -52,7 +52,7 @@ def judge(layout: Layout, name: str, signature_key: str | None, listing: Listing
         folder = listing.models.get("", Folder({}, None))
         return _judge_folder(layout, name, signature_key, listing.prefix.url, folder, now)
     models: list[Model] = []
-    problems: list[Problem] = []
+    problems: list[ModelProblem] = []
     invalid: set[tuple[str, str | None]] = set()
     for each, folder in sorted(listing.models.items()):
         one = _judge_dir_folder(layout, each, signature_key, listing.prefix.url, folder, now)
@@ -60,16 +60,16 @@ def judge(layout: Layout, name: str, signature_key: str | None, listing: Listing
         problems += one.problems
         invalid |= one.invalid
     if not models and not problems:
-        problems.append(Problem("", None, f"there is no model at {listing.prefix.url}", now))
+        problems.append(ModelProblem("", None, f"there is no model at {listing.prefix.url}", now))
     if listing.is_cut:
         message = f"{listing.prefix.url} has more than {MAX_MODELS:,} models and versions; the rest was left out"
-        problems.append(Problem("", None, message, now))
+        problems.append(ModelProblem("", None, message, now))
     return Judged(tuple(models), tuple(problems), frozenset(invalid), listing.is_cut)
 
 
 def catalogue_models(
     source: ModelSource, listings: Mapping[Prefix, Listing], now: float
-) -> tuple[tuple[Model, ...], tuple[Problem, ...]]:
+) -> tuple[tuple[Model, ...], tuple[ModelProblem, ...]]:
     """Return the valid versions in these listings, and what is wrong with the others.
 
     A prefix without a listing is passed over. Nothing has a `path` yet. A valid model may have problems too.
@@ -131,13 +131,13 @@ def _judge_dir_folder(
 ) -> Judged:
     shown = printable(name)
     if not name or shown != name or name in (".", ".."):
-        return Judged((), (Problem(shown, None, f"{shown!r} can't be the name of a model", now),))
+        return Judged((), (ModelProblem(shown, None, f"{shown!r} can't be the name of a model", now),))
     return _judge_folder(layout, name, signature_key, f"{url.rstrip('/')}/{name}", folder, now)
 
 
 def _judge_folder(layout: Layout, name: str, signature_key: str | None, url: str, folder: Folder, now: float) -> Judged:
-    def problem(version: str | None, message: str) -> Problem:
-        return Problem(name, version, message, now)
+    def problem(version: str | None, message: str) -> ModelProblem:
+        return ModelProblem(name, version, message, now)
 
     if folder.versions and folder.rest:
         example = folder.rest.flaw or folder.rest.example
@@ -147,7 +147,7 @@ def _judge_folder(layout: Layout, name: str, signature_key: str | None, url: str
         return _judge_unversioned(layout, name, signature_key, url, folder.rest, now)
     twins = _twins(folder.versions)
     versions: list[Version] = []
-    problems: list[Problem] = []
+    problems: list[ModelProblem] = []
     for directory, content in folder.versions.items():
         number = str(int(directory))
         if number in twins:
@@ -169,10 +169,10 @@ def _judge_unversioned(
     layout: Layout, name: str, signature_key: str | None, url: str, content: Content | None, now: float
 ) -> Judged:
     if content is None:
-        return Judged((), (Problem(name, None, f"there is no model at {url}", now),))
+        return Judged((), (ModelProblem(name, None, f"there is no model at {url}", now),))
     reason = why_invalid(layout, content)
     if reason:
-        return Judged((), (Problem(name, None, f"{url}: {reason}", now),), frozenset({(name, None)}))
+        return Judged((), (ModelProblem(name, None, f"{url}: {reason}", now),), frozenset({(name, None)}))
     return Judged((Model(name, (_version(_UNVERSIONED, content, url),), signature_key),), ())
 
 

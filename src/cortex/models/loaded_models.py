@@ -1,149 +1,324 @@
-"""The models that a process has loaded: found by model and version, least recently used first, kept for who uses them.
+"""The models loaded in a process, as an LRU cache, and the handles with which calls pin models.
 
-It loads and unloads nothing. All of it is guarded by `changed`, which is notified when a waiter may find things better.
+A call that gets a model pins it with its `CallHandle`: the model is not evicted before the call, or the coroutine or
+generator that it returned, ends. `LoadedModels` neither loads nor unloads. The condition `LoadedModels.changed` guards
+its state and the sets of handles; it is notified when a waiting thread may be able to go on.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import wraps
 from queue import Empty, SimpleQueue
 from threading import Condition
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
-from cortex.models.handles import Holder
-from cortex.models.loading import Key, T
 from cortex.models.spec import Version
+
+P = ParamSpec("P")
+T = TypeVar("T")
+VersionKey = tuple[str, str]  #: a model's name and a version's number
+
+
+class CallHandle:
+    """One call, which pins the models that it got until it ends."""
+
+    __slots__ = ("context", "has_ended", "pinned_in", "waiting")
+
+    def __init__(self) -> None:
+        self.has_ended = False
+        self.context = execution_context()  #: the event loop or thread that runs the call
+        self.waiting = 0  #: threads of the call that wait for a model; guarded by `LoadedModels.changed`
+        self.pinned_in: list[LoadedModels[Any]] = []
 
 
 @dataclass(eq=False, slots=True)
-class Entry(Generic[T]):
-    """One loaded version."""
+class LoadedModel(Generic[T]):
+    """One loaded version of a model."""
 
     model: str
     version: Version
     value: T
-    size_bytes: int = 0  #: memory that it is taken to need
-    frozen_before: int = 0  #: objects that no garbage collection looked at when it was loaded
-    holders: set[Holder] = field(default_factory=set)
+    size_bytes: int = 0  #: its estimated memory
+    frozen_before: int = 0  #: `gc.get_freeze_count()` when it was loaded
+    handles: set[CallHandle] = field(default_factory=set)  #: the calls that use it
 
     @property
-    def key(self) -> Key:
-        """Return what it is found by."""
+    def key(self) -> VersionKey:
+        """Return the model's name and the version's number."""
         return self.model, self.version.number
 
 
-E = TypeVar("E", bound=Entry[Any])
+L = TypeVar("L", bound=LoadedModel[Any])
 
 
-class Shelf(Generic[T]):
-    """Holds entries; the caller of each method but `release` and `abandon` holds `changed`."""
+class LoadedModels(Generic[T]):
+    """The LRU cache. The caller of each method except `release` and `release_later` holds `changed`."""
 
     def __init__(self) -> None:
         self.changed = Condition()
-        self.entries: OrderedDict[Key, Entry[T]] = OrderedDict()
-        self.leaving: list[Entry[T]] = []  #: no longer found, not unloaded yet
-        self._held: dict[Holder, set[Entry[T]]] = {}
-        self._abandoned: SimpleQueue[Holder] = SimpleQueue()
+        self.entries: OrderedDict[VersionKey, LoadedModel[T]] = OrderedDict()  #: least recently used first
+        self.retired: list[LoadedModel[T]] = []  #: no longer served, not unloaded yet
+        self._pinned: dict[CallHandle, set[LoadedModel[T]]] = {}
+        self._abandoned: SimpleQueue[CallHandle] = SimpleQueue()
 
     @property
-    def all(self) -> list[Entry[T]]:
-        """Return all that is in memory, what should go first at the front."""
-        return [*self.leaving, *self.entries.values()]
+    def all(self) -> list[LoadedModel[T]]:
+        """Return all loaded versions in the order of eviction."""
+        return [*self.retired, *self.entries.values()]
 
-    def find(self, key: Key, holder: Holder | None) -> Entry[T] | None:
-        """Return an entry, now the one most recently used, and keep it for `holder`."""
+    def find(self, key: VersionKey, handle: CallHandle | None) -> LoadedModel[T] | None:
+        """Return a loaded version, mark it as most recently used, and pin it for `handle`."""
         entry = self.entries.get(key)
         if entry is not None:
             self.entries.move_to_end(key)
-            self.keep(entry, holder)
+            self.pin(entry, handle)
         return entry
 
-    def keep(self, entry: Entry[T], holder: Holder | None) -> None:
-        """Keep an entry until its holder ends."""
-        if holder is None or holder in entry.holders:
+    def pin(self, entry: LoadedModel[T], handle: CallHandle | None) -> None:
+        """Keep a version loaded until the call ends."""
+        if handle is None or handle in entry.handles:
             return
-        if holder not in self._held:
-            self._held[holder] = set()
-            holder.pinnings.append(self)
-        entry.holders.add(holder)
-        self._held[holder].add(entry)
-        if holder.has_ended:  # meanwhile, on another thread: it may have looked at `pinnings` before we added to it
-            self._let_go(holder)
+        if handle not in self._pinned:
+            self._pinned[handle] = set()
+            handle.pinned_in.append(self)
+        entry.handles.add(handle)
+        self._pinned[handle].add(entry)
+        if handle.has_ended:  # on another thread, which may have read `pinned_in` before the append above
+            self._unpin(handle)
 
-    def put(self, entry: Entry[T]) -> None:
-        """Add an entry; the one that it replaces leaves."""
+    def put(self, entry: LoadedModel[T]) -> None:
+        """Add a version and retire the one that it replaces."""
         self.retire(entry.key)
         self.entries[entry.key] = entry
         self.changed.notify_all()
 
-    def retire(self, key: Key) -> None:
-        """Let an entry be found no more; it is to be unloaded once nobody uses it."""
+    def retire(self, key: VersionKey) -> None:
+        """Stop serving a version; it is unloaded once no call uses it."""
         entry = self.entries.pop(key, None)
         if entry is not None:
-            self.leaving.append(entry)
+            self.retired.append(entry)
             self.changed.notify_all()
 
-    def remove(self, entry: Entry[T]) -> None:
-        """Take an entry out; the caller unloads it."""
+    def remove(self, entry: LoadedModel[T]) -> None:
+        """Remove a version, which the caller unloads."""
         if self.entries.get(entry.key) is entry:
             del self.entries[entry.key]
         else:
-            self.leaving.remove(entry)
-        for holder in entry.holders:
-            self._held[holder].discard(entry)
+            self.retired.remove(entry)
+        for handle in entry.handles:
+            self._pinned[handle].discard(entry)
 
-    def release(self, holder: Holder) -> None:
-        """Keep nothing for a holder any more."""
+    def release(self, handle: CallHandle) -> None:
+        """Unpin all models of a call; on any thread."""
         with self.changed:
-            self._let_go(holder)
+            self._unpin(handle)
 
-    def abandon(self, holder: Holder) -> None:
-        """Keep nothing for a holder any more, as soon as somebody calls `sweep`."""
-        self._abandoned.put(holder)
+    def release_later(self, handle: CallHandle) -> None:
+        """Queue a call for `release_abandoned`. Finalizers use this: they run anywhere and must not take a lock."""
+        self._abandoned.put(handle)
 
-    def sweep(self) -> None:
-        """Let go of the holders that finalisers have abandoned."""
+    def release_abandoned(self) -> None:
+        """Unpin the models of the calls queued by `release_later`."""
         while True:
             try:
-                self._let_go(self._abandoned.get_nowait())
+                self._unpin(self._abandoned.get_nowait())
             except Empty:
                 return
 
-    def _let_go(self, holder: Holder) -> None:
-        for entry in self._held.pop(holder, ()):
-            entry.holders.discard(holder)
+    def _unpin(self, handle: CallHandle) -> None:
+        for entry in self._pinned.pop(handle, ()):
+            entry.handles.discard(handle)
         self.changed.notify_all()
 
 
-def choose(
-    entries: Iterable[E], holder: Holder | None, place: object, spared: E | None = None
-) -> tuple[E | None, bool]:
-    """Choose which entry is to go, and tell whether to wait for one instead; `entries` come in the order of leaving.
+def choose_eviction(
+    entries: Iterable[L], handle: CallHandle | None, context: object, evict_last: L | None = None
+) -> tuple[L | None, bool]:
+    """Return the version to evict, if any, and whether to wait for a running call instead.
 
-    What a running call uses is waited for. Once no such call is left, what calls use that wait themselves, or that
-    can't go on while `place` is blocked, must go, or all would wait for each other. `spared` goes last.
+    `entries` are in the order of eviction; the caller blocks `context` while it waits. Preference: versions that no
+    call uses, versions that only `handle` uses, then waiting for running calls. If no running call is left, versions
+    are evicted whose calls all wait for a model or can't proceed while `context` is blocked: otherwise all would
+    deadlock. `evict_last` is considered after everything else.
     """
     own = stalled = None
     must_wait = False
     for entry in entries:
-        if entry is spared:
+        if entry is evict_last:
             continue
-        if not entry.holders:
+        if not entry.handles:
             return entry, False
-        if entry.holders == {holder}:
+        if entry.handles == {handle}:
             own = own or entry
-        elif _is_stalled(entry, place):
+        elif _is_stalled(entry, context):
             stalled = stalled or entry
         else:
             must_wait = True
     if own is not None or must_wait:
         return own, own is None
-    if stalled is None and spared is not None:
-        return choose([spared], holder, place)
+    if stalled is None and evict_last is not None:
+        return choose_eviction([evict_last], handle, context)
     return stalled, False
 
 
-def _is_stalled(entry: Entry[Any], place: object) -> bool:
-    return all(holder.waiting or holder.place == place for holder in entry.holders)
+def _is_stalled(entry: LoadedModel[Any], context: object) -> bool:
+    return all(handle.waiting or handle.context == context for handle in entry.handles)
+
+
+# The scope of a call.
+
+
+class _CallScope:
+    """Ends its handle, at the latest when it is garbage-collected: the result of a call may be dropped unused."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self) -> None:
+        self.handle = CallHandle()
+
+    def end(self) -> None:
+        handle = self.handle
+        handle.has_ended = True
+        while handle.pinned_in:
+            handle.pinned_in.pop().release(handle)
+
+    def __del__(self) -> None:
+        handle = self.handle
+        handle.has_ended = True
+        while handle.pinned_in:
+            handle.pinned_in.pop().release_later(handle)
+
+
+_current: ContextVar[_CallScope | None] = ContextVar("cortex_call", default=None)
+_NO_SCOPE = nullcontext()
+
+
+def current_call() -> CallHandle | None:
+    """Return the handle of the running call; None outside of calls and after the call has ended."""
+    scope = _current.get()
+    return None if scope is None or scope.handle.has_ended else scope.handle
+
+
+def execution_context() -> object:
+    """Return this thread's event loop, else its id: a blocking wait blocks everything with the same context."""
+    return asyncio._get_running_loop() or threading.get_ident()
+
+
+class call_scope:  # noqa: N801 – used like a function; a generator-based context manager takes twice as long
+    """Pin the models obtained inside the block until it ends."""
+
+    __slots__ = ("_scope", "_token")
+
+    def __enter__(self) -> None:
+        self._scope = _CallScope()
+        self._token = _current.set(self._scope)
+
+    def __exit__(self, *raised: object) -> None:
+        _current.reset(self._token)
+        self._scope.end()
+
+
+def ensure_call_scope() -> AbstractContextManager[None]:
+    """Return the running call's scope, or a new one: threads that the user's code starts belong to no call."""
+    return call_scope() if current_call() is None else _NO_SCOPE
+
+
+def with_call_scope(call: Callable[P, Any]) -> Callable[P, Any]:
+    """Return `call` with a scope around each call, which lasts until its coroutine or generator is exhausted."""
+
+    @wraps(call)
+    def scoped(*args: P.args, **kwargs: P.kwargs) -> Any:
+        scope = _CallScope()
+        token = _current.set(scope)
+        wrapped = None
+        try:
+            result = call(*args, **kwargs)
+            wrapped = _wrap(result, scope)
+            return result if wrapped is None else wrapped
+        finally:
+            _current.reset(token)
+            if wrapped is None:
+                scope.end()
+
+    return scoped
+
+
+def _wrap(result: Any, scope: _CallScope) -> Any:
+    """Wrap a generator or awaitable; return None for any other result."""
+    if inspect.isgenerator(result):
+        return _iterate(result, scope)
+    if inspect.isasyncgen(result):
+        return _iterate_async(result, scope)
+    return _await(result, scope) if inspect.isawaitable(result) else None
+
+
+async def _await(result: Awaitable[Any], scope: _CallScope) -> Any:
+    wrapped = None
+    token = _enter(scope)
+    try:
+        value = await result
+        # A coroutine may return a generator.
+        wrapped = _wrap(value, scope)
+        return value if wrapped is None else wrapped
+    finally:
+        _current.reset(token)
+        if wrapped is None:
+            scope.end()
+
+
+def _iterate(result: Generator[Any, Any, Any], scope: _CallScope) -> Generator[Any, Any, Any]:
+    """Iterate inside the scope; each step may run in another context and on another thread."""
+    try:
+        while True:
+            token = _enter(scope)
+            try:
+                chunk = next(result)
+            except StopIteration as end:
+                return end.value
+            finally:
+                _current.reset(token)
+            yield chunk
+    finally:
+        _close(result, scope)
+
+
+def _close(result: Generator[Any, Any, Any], scope: _CallScope) -> None:
+    token = _enter(scope)
+    try:
+        result.close()
+    finally:
+        _current.reset(token)
+        scope.end()
+
+
+async def _iterate_async(result: AsyncGenerator[Any, Any], scope: _CallScope) -> AsyncGenerator[Any, None]:
+    try:
+        while True:
+            token = _enter(scope)
+            try:
+                chunk = await anext(result)
+            except StopAsyncIteration:
+                return
+            finally:
+                _current.reset(token)
+            yield chunk
+    finally:
+        token = _enter(scope)
+        try:
+            await result.aclose()
+        finally:
+            _current.reset(token)
+            scope.end()
+
+
+def _enter(scope: _CallScope) -> Any:
+    scope.handle.context = execution_context()
+    return _current.set(scope)

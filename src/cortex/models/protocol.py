@@ -1,12 +1,11 @@
-"""The words between the model agent and its clients: one JSON object per line, over a unix socket.
+"""The protocol between the model agent and its clients: one JSON object per line over a Unix socket.
 
-A client says what it watches, uses, fetches and releases; the agent answers. Whatever can't be read is a ValueError,
-never another. Light: supervisors and workers import it.
+Supervisors send `Watch` and `Using`, workers `Fetch` and `Release`. Malformed messages raise ValueError and nothing
+else. Supervisors and workers import this module, so it must stay light.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
@@ -14,7 +13,7 @@ import orjson
 
 from cortex.models.spec import Layout, ModelSource
 
-#: A line may be so long; a set of 100,000 digests fits.
+#: Maximum length of a line; a set of 100,000 digests fits.
 MAX_LINE_BYTES = 8 * 1024 * 1024
 
 T = TypeVar("T")
@@ -22,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Watch:
-    """Tell me the catalogue of this source, now and whenever it changes; once per connection."""
+    """Subscribe to the catalogue of a source; once per connection."""
 
     api: str
     source: ModelSource
@@ -30,16 +29,16 @@ class Watch:
 
 @dataclass(frozen=True)
 class Using:
-    """These contents have to stay on disk for me; replaces what I said before."""
+    """Keep these contents on disk for this client; replaces the previous set."""
 
     digests: frozenset[str]
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """Have this content on disk, and keep it there until I release it or hang up."""
+    """Download a content and keep it on disk until this client releases it or disconnects."""
 
-    id: int  #: of the connection's own choosing; the answer carries it
+    id: int  #: chosen by the client; the answer repeats it
     api: str
     source: ModelSource
     model: str
@@ -49,30 +48,30 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Release:
-    """I no longer need what I fetched."""
+    """Release a fetched content."""
 
     digest: str
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """The content is in the folder `path`."""
+    """A fetch succeeded: the content is in the folder `path`."""
 
     id: int
     path: str
 
 
 @dataclass(frozen=True)
-class Failed:
-    """The content can't be had; `message` is one line."""
+class FetchFailed:
+    """A fetch failed; `message` is one line."""
 
     id: int
     message: str
 
 
 @dataclass(frozen=True)
-class CatalogueNews:
-    """Files with the newest catalogues; `error`: why the source can't be listed just now."""
+class CatalogueUpdate:
+    """Files with the newest catalogues; `error` is the reason why the source can't be listed at present."""
 
     confirmed: str | None
     candidate: str | None
@@ -80,16 +79,16 @@ class CatalogueNews:
 
 
 Request = Watch | Using | Fetch | Release
-Answer = Fetched | Failed | CatalogueNews
+Answer = Fetched | FetchFailed | CatalogueUpdate
 
 
 def write(message: Request | Answer) -> bytes:
-    """Return a message as one line; `read_request` and `read_answer` are the inverse."""
+    """Return a message as one line; `read_request` and `read_answer` parse it."""
     return orjson.dumps(_fields(message)) + b"\n"
 
 
 def read_request(line: bytes) -> Request:
-    """Read what a client said. Raises: ValueError, with what is wrong."""
+    """Parse a request. Raises: ValueError with the reason."""
     data = _object(line)
     match data.get("op"):
         case "watch":
@@ -107,15 +106,15 @@ def read_request(line: bytes) -> Request:
 
 
 def read_answer(line: bytes) -> Answer | None:
-    """Read what the agent said; None for what only a newer agent knows. Raises: ValueError."""
+    """Parse an answer; return None for an unknown kind, which a newer agent may send. Raises: ValueError."""
     data = _object(line)
     match data.get("op"):
         case "fetched":
             return Fetched(_get(data, "id", int), _get(data, "path", str))
         case "failed":
-            return Failed(_get(data, "id", int), _get(data, "message", str))
+            return FetchFailed(_get(data, "id", int), _get(data, "message", str))
         case "catalogue":
-            return CatalogueNews(*(_optional(data, name) for name in ("confirmed", "candidate", "error")))
+            return CatalogueUpdate(*(_optional(data, name) for name in ("confirmed", "candidate", "error")))
         case _:
             return None
 
@@ -125,26 +124,22 @@ def _fields(message: Request | Answer) -> dict[str, Any]:
         case Watch(api, source):
             return {"op": "watch", "api": api, "source": source.to_data()}
         case Using(digests):
-            return _using(digests)
+            return {"op": "using", "digests": sorted(digests)}
         case Fetch(number, api, source, model, version, digest):
-            place = {"model": model, "version": version, "digest": digest}
-            return {"op": "fetch", "id": number, "api": api, "source": source.to_data(), **place}
+            content = {"model": model, "version": version, "digest": digest}
+            return {"op": "fetch", "id": number, "api": api, "source": source.to_data(), **content}
         case Release(digest):
             return {"op": "release", "digest": digest}
         case Fetched(number, path):
             return {"op": "fetched", "id": number, "path": path}
-        case Failed(number, text):
+        case FetchFailed(number, text):
             return {"op": "failed", "id": number, "message": text}
-        case CatalogueNews(confirmed, candidate, error):
+        case CatalogueUpdate(confirmed, candidate, error):
             return {"op": "catalogue", "confirmed": confirmed, "candidate": candidate, "error": error}
 
 
-def _using(digests: Iterable[str]) -> dict[str, Any]:
-    return {"op": "using", "digests": sorted(digests)}
-
-
 def _object(line: bytes) -> dict[str, Any]:
-    data = orjson.loads(line)  # its error is a ValueError
+    data = orjson.loads(line)  # JSONDecodeError is a ValueError
     if not isinstance(data, dict):
         raise ValueError("not a JSON object")
     return data
@@ -162,7 +157,7 @@ def _optional(data: dict[str, Any], name: str) -> str | None:
 
 
 def _digest(value: object) -> str:
-    """Read a digest, which becomes a file name."""
+    """Validate a digest, which becomes a file name."""
     if not isinstance(value, str) or not value.isascii() or not value.isalnum() or len(value) > 128:
         raise ValueError("digest must be a string of letters and digits")
     return value

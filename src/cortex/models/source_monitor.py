@@ -21,11 +21,11 @@ from cortex.models.debounce import Settling, quick_interval_s, settle
 from cortex.models.last_catalogue import Remembered
 from cortex.models.listing import Listing, Prefix, prefixes
 from cortex.models.poller import Lister
-from cortex.models.protocol import CatalogueNews
-from cortex.models.spec import Catalogue, ModelSource, Problem, Version
+from cortex.models.protocol import CatalogueUpdate
+from cortex.models.spec import Catalogue, ModelProblem, ModelSource, Version
 from cortex.telemetry import Logger
 
-Tell = Callable[[CatalogueNews], None]
+Tell = Callable[[CatalogueUpdate], None]
 #: Downloads the version at a URL with a digest to a new folder.
 Download = Callable[[str, str, Path], Awaitable[None]]
 
@@ -39,7 +39,7 @@ _MAX_RETRY_S = 30.0
 class _Failure:
     """A download that did not succeed."""
 
-    problem: Problem
+    problem: ModelProblem
     times: int
     retry_at: float  #: monotonic
 
@@ -82,7 +82,7 @@ class Feed:
         self._confirmed: Catalogue | None = None
         self._candidate: Catalogue | None = None
         self._files: dict[str, tuple[Catalogue, Path]] = {}
-        self._news: CatalogueNews | None = None
+        self._news: CatalogueUpdate | None = None
         self._settled = asyncio.Event()
         self._update_at: asyncio.TimerHandle | None = None
 
@@ -197,7 +197,7 @@ class Feed:
             times = progress.failures[digest].times + 1 if digest in progress.failures else 1
             since = progress.failures[digest].problem.since if times > 1 else time.time()
             retry_at = time.monotonic() + min(_FIRST_RETRY_S * 2 ** min(times - 1, 10), _MAX_RETRY_S)
-            problem = Problem("", version.number, f"can't be downloaded: {message}", since)
+            problem = ModelProblem("", version.number, f"can't be downloaded: {message}", since)
             progress.failures[digest] = _Failure(problem, times, retry_at)
             self._logger.warning("model can't be downloaded", api=self.api, url=version.url, reason=message)
             if not self.source.is_live and self._confirmed is None:  # it may have changed: nobody else looks again
@@ -257,8 +257,8 @@ class Feed:
     def _announce(self) -> None:
         error = next(iter(self._errors.values()), None)
         confirmed, candidate = self._file("confirmed", self._confirmed), self._file("candidate", self._candidate)
-        news = CatalogueNews(confirmed, candidate, error)
-        if news == self._news or news == CatalogueNews(None, None, None):
+        news = CatalogueUpdate(confirmed, candidate, error)
+        if news == self._news or news == CatalogueUpdate(None, None, None):
             return
         if confirmed is not None and (self._news is None or confirmed != self._news.confirmed) and self._confirmed:
             count = sum(len(model.versions) for model in self._confirmed.models)

@@ -1,7 +1,7 @@
-"""What an API's models are and which of them there are just now: plain data that crosses processes as JSON.
+"""Model sources and catalogues: plain data that crosses processes as JSON.
 
-A `ModelSource` says where models come from. The model agent lists it and answers with a `Catalogue`; replicas load
-what the catalogue names. Nothing here does I/O.
+A `ModelSource` describes where the models of an API come from. The model agent lists it and publishes a `Catalogue`,
+the confirmed models and versions, which replicas load. Nothing here does I/O. The field names are JSON keys.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import orjson
 
 #: The name of the one model of `path`.
 DEFAULT_MODEL = "_cortex_default"
-#: The version that asks for the highest one.
+#: The version that means the highest one.
 LATEST = "latest"
 
-#: What a model folder must look like; "neuron" is a SavedModel compiled for Inferentia.
+#: The layout of a model folder; "neuron" is a SavedModel compiled for Inferentia.
 Layout = Literal["python", "tensorflow", "neuron", "onnx"]
 
 
@@ -28,66 +28,66 @@ class ModelPath:
 
     name: str
     url: str  #: s3://, gs:// or an absolute local path
-    signature_key: str | None = None  #: TensorFlow: which signature to run; None leaves the choice to the model
+    signature_key: str | None = None  #: TensorFlow: the signature to run; None: the model's default
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where the models of one API come from, and how many of them may be held; exactly one of `paths` and `dir`."""
+    """The location of an API's models and the limits of its caches; exactly one of `paths` and `dir` is set."""
 
     layout: Layout
-    paths: tuple[ModelPath, ...] = ()  #: of `path`: one, named DEFAULT_MODEL
-    dir: str | None = None  #: a folder whose first-level folders are models
+    paths: tuple[ModelPath, ...] = ()  #: for `path`: one, named DEFAULT_MODEL
+    dir: str | None = None  #: a folder whose direct subfolders are models
     signature_key: str | None = None  #: for models of `dir`
     poll_interval_s: float = 10.0
-    is_live: bool = True  #: False: listed once and never again
+    is_live: bool = True  #: False: listed only once
     cache_size: int | None = None  #: model versions in the memory of one process
     disk_cache_size: int | None = None  #: model versions of this API on this machine's disk
-    cache_memory_bytes: int | None = None  #: bytes that models may take in the memory of one process
+    cache_memory_bytes: int | None = None  #: memory budget of models in one process
 
     @property
     def is_cached(self) -> bool:
-        """Tell whether models are loaded when first asked for, and dropped again to stay within a limit."""
+        """Tell whether models are loaded on first use and evicted to stay within a limit."""
         return self.cache_size is not None or self.cache_memory_bytes is not None
 
     @property
     def form(self) -> Literal["path", "paths", "dir"]:
-        """Tell which of the three the user wrote."""
+        """Return which of the three fields the user configured."""
         if self.dir is not None:
             return "dir"
         return "path" if self.paths and self.paths[0].name == DEFAULT_MODEL else "paths"
 
     def to_data(self) -> dict[str, Any]:
-        """Return plain data; `from_data` is its inverse."""
+        """Return plain data, which `from_data` reads."""
         return asdict(self)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> ModelSource:
-        """Read what `to_data` returned; unknown keys of a newer version are ignored."""
+        """Read the result of `to_data`; ignore unknown keys, which a newer version may write."""
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         return cls(**{**known, "paths": tuple(ModelPath(**path) for path in data["paths"])})
 
 
 @dataclass(frozen=True)
 class Version:
-    """One version of a model, complete in its source."""
+    """One complete version of a model."""
 
     number: str  #: the folder's name, an integer; "1" where the model has no versions
-    digest: str  #: of names, sizes and ETags of its files: differs if and only if the content does
+    digest: str  #: hash of the names, sizes and ETags of its files; identifies the content
     size_bytes: int
     modified_at: float  #: of the newest file; UNIX time, seconds
-    path: str | None = None  #: the folder with its files on this machine; None: not downloaded
-    url: str = ""  #: where its files are in the source
+    path: str | None = None  #: the folder with its files on this machine; None if not downloaded
+    url: str = ""  #: the location of its files in the source
 
     @property
     def order(self) -> int:
-        """Return what versions are compared by."""
+        """Return the sort key of versions."""
         return int(self.number)
 
 
 @dataclass(frozen=True)
 class Model:
-    """One model and its versions, in ascending order; there is at least one."""
+    """One model and its versions in ascending order; at least one."""
 
     name: str
     versions: tuple[Version, ...]
@@ -100,11 +100,11 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Why something in the source is not served."""
+class ModelProblem:
+    """The reason why a model or version in the source is not served."""
 
     model: str
-    version: str | None  #: None: the model as a whole
+    version: str | None  #: None: the whole model
     message: str  #: one line
     since: float  #: UNIX time, seconds
     detail: str = ""  #: more lines: the user's traceback, a listing
@@ -112,22 +112,22 @@ class Problem:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Every model of an API, as one state of its source."""
+    """All models of an API at one point in time."""
 
     models: tuple[Model, ...]  #: sorted by name
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[ModelProblem, ...] = ()
 
     @cached_property
     def by_name(self) -> Mapping[str, Model]:
-        """Map each model's name to it."""
+        """Return the models by name."""
         return {model.name: model for model in self.models}
 
     def versions(self) -> Iterator[tuple[Model, Version]]:
-        """Go through all versions of all models."""
+        """Iterate over all versions of all models."""
         return ((model, version) for model in self.models for version in model.versions)
 
     def find(self, name: str, number: str) -> Version | None:
-        """Find one version of a model; LATEST is the highest."""
+        """Return one version of a model, None if it does not exist; LATEST is the highest."""
         model = self.by_name.get(name)
         if model is None:
             return None
@@ -136,17 +136,17 @@ class Catalogue:
         return next((version for version in model.versions if version.number == number), None)
 
     def to_json(self) -> bytes:
-        """Return one JSON object; `from_json` is its inverse."""
+        """Return one JSON object, which `from_json` reads."""
         return orjson.dumps({"models": self.models, "problems": self.problems})
 
     @classmethod
     def from_json(cls, data: bytes) -> Catalogue:
-        """Read what `to_json` wrote. Raises: ValueError, KeyError, TypeError if it did not."""
+        """Read the result of `to_json`. Raises: ValueError, KeyError or TypeError for anything else."""
         plain = orjson.loads(data)
         return cls(
             tuple(
                 Model(item["name"], tuple(Version(**version) for version in item["versions"]), item["signature_key"])
                 for item in plain["models"]
             ),
-            tuple(Problem(**item) for item in plain["problems"]),
+            tuple(ModelProblem(**item) for item in plain["problems"]),
         )

@@ -21,7 +21,7 @@ from cortex.predictor.source_checks import declared_names
 from cortex.predictor.task import task_call, unless_it_exits
 
 if TYPE_CHECKING:
-    from cortex.models.loading import Events, Fetcher
+    from cortex.models.loader import LoadEvents, ModelFetcher
     from cortex.predictor.clients.python import Clients
 
 BatchCall = Callable[[Any, str], Any]
@@ -89,8 +89,8 @@ class BatchCode:
 def load_batch_code(
     spec: LoadSpec,
     catalogue: Catalogue | None = None,
-    fetcher: Fetcher | None = None,
-    events: Events | None = None,
+    fetcher: ModelFetcher | None = None,
+    events: LoadEvents | None = None,
     metrics: object = None,
 ) -> BatchCode:
     """Import and check the user's code, and load its models; the caller has made the project the working directory.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from cortex.models.handles import in_scope
+from cortex.models.loaded_models import with_call_scope
 from cortex.predictor.interface import Generation
 from cortex.predictor.source_checks import declared_names
 
@@ -36,7 +36,7 @@ class BoundMethod:
 
     def in_scope(self) -> BoundMethod:
         """Return the same with calls in which models that they got stay loaded until they end."""
-        return replace(self, call=in_scope(self.call), after=in_scope(self.after) if self.after else None)
+        return replace(self, call=with_call_scope(self.call), after=with_call_scope(self.after) if self.after else None)
 
 
 def split_callback(result: Any, generation: Generation) -> tuple[Any, Callable[[], Any] | None]:

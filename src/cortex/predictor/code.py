@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cortex.models.handles import call_scope
+from cortex.models.loaded_models import call_scope
 from cortex.models.spec import Catalogue, ModelSource
 from cortex.predictor.construct import construct
 from cortex.predictor.importing import import_user_file
@@ -19,7 +19,7 @@ from cortex.predictor.source_checks import check_members, find_class, is_defined
 from cortex.predictor.tracebacks import user_code
 
 if TYPE_CHECKING:
-    from cortex.models.loading import Events, Fetcher
+    from cortex.models.loader import LoadEvents, ModelFetcher
     from cortex.predictor.clients.python import Clients
 
 
@@ -87,7 +87,7 @@ def import_code(spec: LoadSpec) -> UserCode:
 
 
 def build_clients(
-    spec: LoadSpec, catalogue: Catalogue | None, fetcher: Fetcher | None, events: Events | None
+    spec: LoadSpec, catalogue: Catalogue | None, fetcher: ModelFetcher | None, events: LoadEvents | None
 ) -> Clients | None:
     """Build what the constructor gets at its models with; None without models. Raises: UserError."""
     if spec.models is None:

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from cortex.errors import ModelError
-from cortex.models.loading import LoadRequest
+from cortex.models.loader import LoadRequest
 from cortex.predictor.clients.servable import Backend, Servable, SignatureInfo
 from cortex.predictor.clients.tensors import Array
 

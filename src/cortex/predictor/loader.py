@@ -28,7 +28,7 @@ from cortex.predictor.interface import Generation
 from cortex.predictor.tracebacks import format_user_traceback
 
 if TYPE_CHECKING:
-    from cortex.models.loading import Events, Fetcher
+    from cortex.models.loader import LoadEvents, ModelFetcher
     from cortex.models.registry import Registry
     from cortex.predictor.clients.python import Clients
 
@@ -79,8 +79,8 @@ class BoundPredictor:
 def load(
     spec: LoadSpec,
     catalogue: Catalogue | None = None,
-    fetcher: Fetcher | None = None,
-    events: Events | None = None,
+    fetcher: ModelFetcher | None = None,
+    events: LoadEvents | None = None,
     also: Sequence[tuple[str, str]] = (),
     metrics: object = None,
 ) -> BoundPredictor:

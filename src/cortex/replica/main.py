@@ -9,10 +9,9 @@ from pathlib import Path
 
 import uvloop
 
-from cortex.models.memory import configure_allocator
-from cortex.models.priority import enter_background, in_background
 from cortex.models.spec import Catalogue
 from cortex.predictor.loader import BoundPredictor, load
+from cortex.processes.priority import enter_background, in_background
 from cortex.replica.app import App
 from cortex.replica.batches import batched_method
 from cortex.replica.channel import Channel
@@ -55,10 +54,11 @@ def run_worker(
 def _load(spec: ReplicaSpec, channel: Channel, start: ModelStart | None, metrics: MetricsClient) -> BoundPredictor:
     if start is None or spec.models is None:
         return load(spec, metrics=metrics)
-    from cortex.models.fetcher import Fetcher  # noqa: PLC0415 - others start sooner without
+    from cortex.models.fetcher import AgentFetcher  # noqa: PLC0415 - others start sooner without
+    from cortex.models.memory_budget import configure_allocator  # noqa: PLC0415
 
     configure_allocator()
-    fetcher = Fetcher(spec.model_agent_socket or "", spec.api, spec.models)
+    fetcher = AgentFetcher(spec.model_agent_socket or "", spec.api, spec.models)
     with in_background(start.is_standby):
         return load(spec, start.catalogue, fetcher, ModelEvents(channel), start.also, metrics)
 

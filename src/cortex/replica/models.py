@@ -42,7 +42,7 @@ class ModelEvents:
         """Say what is about to be loaded: should the process die, this is why."""
         self._channel.send("loading", model=model, version=version.number, digest=version.digest)
 
-    def asked(self, model: str, version: Version) -> None:
+    def requested(self, model: str, version: Version) -> None:
         """Say that calls name this version: a process after this one should have it loaded too."""
         self._channel.send("asked", model=model, version=version.number)
 

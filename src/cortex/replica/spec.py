@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cortex.lifecycle import ApiKind, DeathCause, ProcessState
-from cortex.models.spec import ModelSource, Problem
+from cortex.models.spec import ModelProblem, ModelSource
 
 #: For so long a worker takes requests once its supervisor is dead. The route is gone much sooner, if an operator runs.
 ORPHAN_SERVES_S = 3.0
@@ -188,7 +188,7 @@ class ModelsStatus:
 
     versions: tuple[ServedVersion, ...] = ()  #: sorted by model and version; the first few hundred
     version_count: int = 0  #: how many there are
-    problems: tuple[Problem, ...] = ()  #: the first few
+    problems: tuple[ModelProblem, ...] = ()  #: the first few
     is_loading: bool = False  #: other versions are being loaded beside those
 
 
@@ -272,4 +272,6 @@ def _death(data: dict[str, Any]) -> Death:
 
 def _models(data: dict[str, Any]) -> ModelsStatus:
     versions = tuple(ServedVersion(**item) for item in data["versions"])
-    return ModelsStatus(**{**data, "versions": versions, "problems": tuple(Problem(**i) for i in data["problems"])})
+    return ModelsStatus(
+        **{**data, "versions": versions, "problems": tuple(ModelProblem(**i) for i in data["problems"])}
+    )

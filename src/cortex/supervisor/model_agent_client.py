@@ -9,7 +9,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterable
 
-from cortex.models.protocol import CatalogueNews, Request, Using, Watch, read_answer, write
+from cortex.models.protocol import CatalogueUpdate, Request, Using, Watch, read_answer, write
 from cortex.models.spec import ModelSource
 
 _RETRY_S = 0.25
@@ -29,7 +29,7 @@ class AgentLink:
         source: ModelSource,
         watch: WatchFd,
         unwatch: UnwatchFd,
-        on_catalogue: Callable[[CatalogueNews], None],
+        on_catalogue: Callable[[CatalogueUpdate], None],
     ) -> None:
         self._path = path
         self._api = api
@@ -111,5 +111,5 @@ class AgentLink:
         for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError, OSError):  # another version's, or files gone
                 answer = read_answer(line)
-                if isinstance(answer, CatalogueNews):
+                if isinstance(answer, CatalogueUpdate):
                     self._on_catalogue(answer)

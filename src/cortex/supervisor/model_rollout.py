@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from cortex.lifecycle import DeathCause, ProcessState
-from cortex.models.protocol import CatalogueNews
-from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelSource, Problem
+from cortex.models.protocol import CatalogueUpdate
+from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelProblem, ModelSource
 from cortex.replica.spec import ModelsStatus, ServedVersion
 from cortex.supervisor.model_plan import (
     Loaded,
@@ -59,7 +59,7 @@ class Shop(Protocol):
 
 @dataclass
 class _Bad:
-    problem: Problem
+    problem: ModelProblem
     until: float  #: monotonic
 
 
@@ -80,7 +80,7 @@ class Reloading:
         self._standby_since = math.inf
         self._bad: dict[tuple[str, str], _Bad] = {}
         self._files = 0
-        self._unwritten: Problem | None = None
+        self._unwritten: ModelProblem | None = None
         self._fall_backs = 0
         self._seen: object = None
         self._look_at = 0.0
@@ -97,7 +97,7 @@ class Reloading:
         """The contents that processes have loaded, or that their successors may need."""
         return self._using
 
-    def on_catalogue(self, news: CatalogueNews) -> None:
+    def on_catalogue(self, news: CatalogueUpdate) -> None:
         """Take what the agent says. Raises: OSError, ValueError, KeyError, TypeError if its files can't be read."""
         if news.error != self._error:
             self._error, self._error_since = news.error, time.time()
@@ -201,7 +201,7 @@ class Reloading:
             (self._run_dir / f"catalogue-{self._files + 1 - _KEPT_FILES}.json").unlink(missing_ok=True)
         except OSError as error:  # a full disk must not end what serves
             text = f"changes of models that are not loaded are not noticed: {error}"
-            self._unwritten = self._unwritten or Problem("", None, text, time.time())
+            self._unwritten = self._unwritten or ModelProblem("", None, text, time.time())
             return
         self._files += 1
         self._unwritten = None
@@ -272,7 +272,7 @@ class Reloading:
             message = f"the process ended: {status.death.message}"
         key = (version.model, version.digest)
         since = self._bad[key].problem.since if key in self._bad else time.time()
-        problem = Problem(version.model, version.number, message, since, detail)
+        problem = ModelProblem(version.model, version.number, message, since, detail)
         is_first_signal = status.death is not None and status.death.cause in _SIGNALS and key not in self._bad
         self._bad[key] = _Bad(problem, time.monotonic() + (SIGNAL_RETRY_S if is_first_signal else RETRY_S))
 
@@ -319,12 +319,12 @@ class Reloading:
             bool(self.standbys),
         )
 
-    def _problems(self, away: bool) -> list[Problem]:
+    def _problems(self, away: bool) -> list[ModelProblem]:
         problems = []
         if away:
-            problems.append(Problem("", None, "the model agent is away: changes of models are not noticed", 0.0))
+            problems.append(ModelProblem("", None, "the model agent is away: changes of models are not noticed", 0.0))
         if self._error is not None and self._serving is not None:
-            problems.append(Problem("", None, self._error, self._error_since))
+            problems.append(ModelProblem("", None, self._error, self._error_since))
         problems += [self._unwritten] if self._unwritten is not None else []
         confirmed = self._confirmed or Catalogue(())
         there = {(model.name, version.digest) for model, version in confirmed.versions()}
@@ -336,7 +336,7 @@ class Reloading:
             text = f"is being loaded for more than {SLOW_LOAD_S:g} s; what was served before is still served"
             catalogue = self.standbys[0].models.catalogue or confirmed
             problems += [
-                Problem(version.model, version.number, text, self._standby_since)
+                ModelProblem(version.model, version.number, text, self._standby_since)
                 for version in changed(self._serving, catalogue)
             ]
         problems += confirmed.problems

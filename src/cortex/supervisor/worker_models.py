@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cortex.models.spec import Catalogue, Problem
+from cortex.models.spec import Catalogue, ModelProblem
 from cortex.replica.channel import Channel
 from cortex.replica.models import ModelStart
 from cortex.supervisor.model_plan import Loaded, also_loaded
@@ -23,7 +23,7 @@ class WorkerModels:
     loaded: frozenset[Loaded] = frozenset()
     asked: frozenset[tuple[str, str]] = frozenset()  #: (model, number) that calls have named
     loading: Loaded | None = None  #: if the process dies now, this is why
-    problems: dict[Loaded, Problem] = field(default_factory=dict)  #: what it could not load while it served
+    problems: dict[Loaded, ModelProblem] = field(default_factory=dict)  #: what it could not load while it served
     _told: Catalogue | None = None
 
     def on_start(self) -> None:
@@ -56,7 +56,7 @@ class WorkerModels:
         elif kind == "problem":
             version = Loaded(message["model"], message["version"], message["digest"])
             text, detail = str(message["message"]), str(message["detail"])
-            self.problems[version] = Problem(version.model, version.number, text, time.time(), detail)
+            self.problems[version] = ModelProblem(version.model, version.number, text, time.time(), detail)
 
     def tell(self, channel: Channel) -> None:
         """Tell a serving process of a change in the catalogue."""

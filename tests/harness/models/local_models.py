@@ -18,7 +18,7 @@ from typing import Any
 import numpy
 
 from cortex.errors import ModelError
-from cortex.models.loading import LoadRequest
+from cortex.models.loader import LoadRequest
 from cortex.models.spec import Catalogue, Model, Version
 
 
@@ -130,7 +130,7 @@ class Told:
     def loading(self, model: str, version: Version) -> None:
         self.loading_.append((model, version.number))
 
-    def asked(self, model: str, version: Version) -> None:
+    def requested(self, model: str, version: Version) -> None:
         self.asked_.append((model, version.number))
 
     def loaded(self, versions: Sequence[tuple[str, Version]]) -> None:

@@ -16,7 +16,17 @@ from typing import Self
 import psutil
 
 from cortex.home import Home
-from cortex.models.protocol import CatalogueNews, Failed, Fetch, Fetched, Request, Using, Watch, read_answer, write
+from cortex.models.protocol import (
+    CatalogueUpdate,
+    Fetch,
+    Fetched,
+    FetchFailed,
+    Request,
+    Using,
+    Watch,
+    read_answer,
+    write,
+)
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelPath, ModelSource
 from harness.wait import wait_until
 
@@ -103,8 +113,8 @@ class AgentClient:
     """One connection to an agent."""
 
     def __init__(self, path: str) -> None:
-        self.heard: list[CatalogueNews] = []
-        self.fetched: dict[int, Fetched | Failed] = {}
+        self.heard: list[CatalogueUpdate] = []
+        self.fetched: dict[int, Fetched | FetchFailed] = {}
         self._sock = socket.socket(socket.AF_UNIX)
         self._sock.connect(path)
         self._sock.setblocking(False)
@@ -146,12 +156,12 @@ class AgentClient:
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
             answer = read_answer(line)
-            if isinstance(answer, CatalogueNews):
+            if isinstance(answer, CatalogueUpdate):
                 self.heard.append(answer)
             elif answer is not None:
                 self.fetched[answer.id] = answer
 
-    def news(self) -> CatalogueNews | None:
+    def news(self) -> CatalogueUpdate | None:
         self.listen()
         return self.heard[-1] if self.heard else None
 
@@ -168,7 +178,7 @@ class AgentClient:
         news = self.news()
         return news.error if news else None
 
-    def answer(self, number: int = 1) -> Fetched | Failed:
+    def answer(self, number: int = 1) -> Fetched | FetchFailed:
         """Wait for a fetch."""
 
         def has_come() -> bool:

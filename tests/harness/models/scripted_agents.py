@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cortex.models.protocol import CatalogueNews, Fetch, Fetched, Using, Watch, read_request, write
-from cortex.models.spec import DEFAULT_MODEL, Catalogue, Model, Problem, Version
+from cortex.models.protocol import CatalogueUpdate, Fetch, Fetched, Using, Watch, read_request, write
+from cortex.models.spec import DEFAULT_MODEL, Catalogue, Model, ModelProblem, Version
 
 
 class ScriptedAgent:
@@ -24,7 +24,7 @@ class ScriptedAgent:
         self.watches: list[Watch] = []
         self._folder = folder
         self._numbers = itertools.count()
-        self._news = CatalogueNews(None, None, None)
+        self._news = CatalogueUpdate(None, None, None)
         self._clients: dict[int, socket.socket] = {}
         self._contents: dict[str, Path] = {}
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class ScriptedAgent:
         self, confirmed: Catalogue | None, candidate: Catalogue | None = None, error: str | None = None
     ) -> None:
         with self._lock:
-            self._news = CatalogueNews(self._write(confirmed), self._write(candidate), error)
+            self._news = CatalogueUpdate(self._write(confirmed), self._write(candidate), error)
             for client in self._clients.values():
                 with contextlib.suppress(OSError):
                     client.sendall(write(self._news))
@@ -97,7 +97,7 @@ class ScriptedAgent:
         self.using.pop(number, None)
 
 
-def catalogue(*versions: Version, name: str = DEFAULT_MODEL, problems: tuple[Problem, ...] = ()) -> Catalogue:
+def catalogue(*versions: Version, name: str = DEFAULT_MODEL, problems: tuple[ModelProblem, ...] = ()) -> Catalogue:
     """Return a catalogue of one model."""
     ordered = tuple(sorted(versions, key=lambda version: version.order))
     return Catalogue((Model(name, ordered),) if ordered else (), problems)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cortex.models.loading import LoadRequest
+from cortex.models.loader import LoadRequest
 from cortex.predictor.clients.servable import Backend
 from cortex.predictor.clients.tensors import to_array
 from harness.models.tensorflow_models import Case, read_cases

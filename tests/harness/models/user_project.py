@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cortex.models.loading import Events
+from cortex.models.loader import LoadEvents
 from cortex.models.spec import Catalogue, ModelSource
 from cortex.predictor.loader import BoundPredictor, load
 
@@ -57,7 +57,7 @@ class UserProject:
         path: str = "predictor.py",
         *,
         catalogue: Catalogue | None = None,
-        events: Events | None = None,
+        events: LoadEvents | None = None,
         also: Sequence[tuple[str, str]] = (),
         **fields: Any,
     ) -> BoundPredictor:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.models.spec import Problem
+from cortex.models.spec import ModelProblem
 from cortex.operator.replicas.models_view import as_metadata, describe_models
 from cortex.replica.spec import ModelsStatus, ReplicaStatus, ServedVersion
 from harness.replicas.fleet import replica
@@ -17,7 +17,7 @@ def served(
     return ServedVersion("iris", version, digest, at, latest, loaded)
 
 
-def telling(*versions: ServedVersion, problems: tuple[Problem, ...] = (), loading: bool = False) -> ReplicaStatus:
+def telling(*versions: ServedVersion, problems: tuple[ModelProblem, ...] = (), loading: bool = False) -> ReplicaStatus:
     models = ModelsStatus(versions, len(versions), problems, loading)
     return replace(replica("a").status, models=models)
 
@@ -55,8 +55,8 @@ def test_of_a_version_that_was_changed_in_place_the_newest_content_is_counted() 
 
 
 def test_a_problem_of_several_replicas_is_told_once_since_it_was_first_seen() -> None:
-    first = Problem("iris", "3", "no saved_model.pb", 200.0, "more")
-    others = [replace(first, since=100.0, detail=""), Problem("", None, "the model agent is away", 0.0)]
+    first = ModelProblem("iris", "3", "no saved_model.pb", 200.0, "more")
+    others = [replace(first, since=100.0, detail=""), ModelProblem("", None, "the model agent is away", 0.0)]
     view = describe_models([telling(problems=(first,)), telling(problems=tuple(others))])
     assert view is not None
     assert [(item["model"], item["version"], item["replicas"], item["since"]) for item in view["problems"]] == [

@@ -78,7 +78,7 @@ class Log:
     def loading(self, model: str, version: Version) -> None:
         self.lines.append(f"loading {model} {version.number}")
 
-    def asked(self, model: str, version: Version) -> None:
+    def requested(self, model: str, version: Version) -> None:
         pass
 
     def loaded(self, versions: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from cortex.errors import ModelError
-from cortex.models.loading import LoadRequest
+from cortex.models.loader import LoadRequest
 from cortex.predictor.clients.onnx import OnnxClient, OnnxLoader, choose_providers, choose_threads
 
 Value = helper.make_tensor_value_info

@@ -128,7 +128,7 @@ def test_the_server_ends_with_the_process_that_started_it(executable: Path, fold
 
 _LOAD_AND_WAIT = """
 import signal, sys, threading
-from cortex.models.loading import LoadRequest
+from cortex.models.loader import LoadRequest
 from cortex.predictor.clients.serving_process import LocalServer
 server = LocalServer(sys.argv[1])
 request = LoadRequest("iris", "1", sys.argv[2] + "/iris", "digest", 1, None)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cortex.errors import ModelError
-from cortex.models.loading import LoadRequest
+from cortex.models.loader import LoadRequest
 from cortex.models.spec import DEFAULT_MODEL
 from cortex.predictor.clients.servable import SignatureInfo, TensorFlowLoader, TensorFlowModel, choose_signature, plain
 from cortex.predictor.clients.tensorflow_client import LOCAL, TensorFlowClient, choose_backend, is_external

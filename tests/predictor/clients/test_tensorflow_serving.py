@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from cortex.errors import ModelError
-from cortex.models.loading import LoadRequest
+from cortex.models.loader import LoadRequest
 from cortex.models.spec import DEFAULT_MODEL, ModelPath, ModelSource
 from cortex.predictor.clients.serving_messages import MESSAGES, config_request, metadata_request
 from cortex.predictor.clients.tensorflow_serving import Connection, ExternalModels, ServedModel

@@ -19,7 +19,7 @@ from cortex.models.fetch_listing import list_models, sample_names
 from cortex.models.layout import Judged, describe_invalid, judge, parts
 from cortex.models.listing import Listing, Prefix
 from cortex.models.source import loads_models, model_source
-from cortex.models.spec import ModelSource, Problem
+from cortex.models.spec import ModelProblem, ModelSource
 
 TIMEOUT_S = 30.0
 #: Of these, how long one may take to say whether there is anything at all in a place that is too big to be listed.
@@ -127,8 +127,8 @@ async def _judge(place: Place, look: _Look, environ: Mapping[str, str], deadline
     return messages
 
 
-def _by_model(judged: Judged) -> dict[str, list[Problem]]:
-    invalid: dict[str, list[Problem]] = {}
+def _by_model(judged: Judged) -> dict[str, list[ModelProblem]]:
+    invalid: dict[str, list[ModelProblem]] = {}
     for problem in judged.problems:
         if (problem.model, problem.version) in judged.invalid:
             invalid.setdefault(problem.model, []).append(problem)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from cortex.models.spec import Problem
+from cortex.models.spec import ModelProblem
 from cortex.replica.spec import ModelsStatus, ReplicaStatus, ServedVersion
 
 Json = dict[str, Any]
@@ -64,7 +64,7 @@ def _version(told: Sequence[ServedVersion]) -> Json:
 
 
 def _problems(statuses: Sequence[ModelsStatus]) -> list[Json]:
-    by_key: dict[tuple[str, str | None, str], list[Problem]] = {}
+    by_key: dict[tuple[str, str | None, str], list[ModelProblem]] = {}
     for status in statuses:
         for problem in status.problems:
             by_key.setdefault((problem.model, problem.version, problem.message), []).append(problem)

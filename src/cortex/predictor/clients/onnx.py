@@ -18,8 +18,8 @@ from weakref import WeakValueDictionary
 import onnxruntime
 
 from cortex.errors import ModelError
-from cortex.models.handles import scope_of_any_thread
-from cortex.models.loading import LoadRequest
+from cortex.models.loaded_models import ensure_call_scope
+from cortex.models.loader import LoadRequest
 from cortex.predictor.clients.onnx_inputs import Inputs
 from cortex.predictor.clients.servable import named
 
@@ -126,7 +126,7 @@ class OnnxClient:
         Values are cast to the inputs' types and brought into their shapes where these are clear. Returns the outputs
         as `InferenceSession.run` does. Raises: ModelError.
         """
-        with scope_of_any_thread():
+        with ensure_call_scope():
             return self._models.get(model_name, model_version).predict(model_input)
 
     def get_model(self, model_name: str | None = None, model_version: str = "latest") -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cortex.errors import ModelError, UserError
-from cortex.models.loading import Events, Fetcher, Loader, LoadRequest
+from cortex.models.loader import LoadEvents, LoadRequest, ModelFetcher, ModelLoader
 from cortex.models.registry import Registry
 from cortex.models.spec import Catalogue, ModelSource, Version
 from cortex.predictor.interface import LOAD_MODEL
@@ -108,7 +108,10 @@ _FIXES = {
 
 
 def build_clients(
-    spec: ClientSpec, catalogue: Catalogue | None = None, fetcher: Fetcher | None = None, events: Events | None = None
+    spec: ClientSpec,
+    catalogue: Catalogue | None = None,
+    fetcher: ModelFetcher | None = None,
+    events: LoadEvents | None = None,
 ) -> Clients | None:
     """Build the clients of an API; None if it has no models. Nothing is loaded yet.
 
@@ -120,7 +123,7 @@ def build_clients(
         return None
     source = spec.models
 
-    def registry_of(loader: Loader[Any]) -> Registry[Any]:
+    def registry_of(loader: ModelLoader[Any]) -> Registry[Any]:
         return Registry(source, catalogue or Catalogue(()), loader, fetcher or _NoFetcher(), events or _NoEvents())
 
     try:
@@ -131,7 +134,7 @@ def build_clients(
         raise UserError(f"type: {spec.type} needs {module}, which is not installed; {fix}") from exc
 
 
-_RegistryOf = Callable[[Loader[Any]], Registry[Any]]
+_RegistryOf = Callable[[ModelLoader[Any]], Registry[Any]]
 
 
 def _python(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clients:
@@ -193,7 +196,7 @@ class _NoEvents:
     def loading(self, model: str, version: Version) -> None:
         pass
 
-    def asked(self, model: str, version: Version) -> None:
+    def requested(self, model: str, version: Version) -> None:
         pass
 
     def loaded(self, versions: Sequence[tuple[str, Version]]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from cortex.errors import ModelError
-from cortex.models.loading import LoadRequest
+from cortex.models.loader import LoadRequest
 from cortex.models.spec import DEFAULT_MODEL
 from cortex.predictor.clients.tensors import DTYPES, Array, TensorError, TensorSpec, to_array, to_flat
 

@@ -23,7 +23,7 @@ import grpc
 from google.protobuf import text_format
 
 from cortex.errors import ModelError
-from cortex.models.loading import LoadRequest
+from cortex.models.loader import LoadRequest
 from cortex.predictor.clients.servable import SignatureInfo, named, plain
 from cortex.predictor.clients.serving_messages import (
     AVAILABLE,

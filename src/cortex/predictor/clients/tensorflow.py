@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from cortex.errors import ModelError
-from cortex.models.loading import LoadRequest
+from cortex.models.loader import LoadRequest
 from cortex.predictor.clients.servable import SignatureInfo, named, plain, read_signature
 from cortex.predictor.clients.tensors import DTYPES, Array
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from cortex.errors import ModelError
-from cortex.models.handles import scope_of_any_thread
+from cortex.models.loaded_models import ensure_call_scope
 from cortex.models.spec import ModelSource
 from cortex.predictor.clients.servable import Backend, TensorFlowModel
 
@@ -51,7 +51,7 @@ class TensorFlowClient:
         Returns the values of each output as a flat list, as the JSON mapping of TensorFlow Serving's response has
         them: 64-bit integers as strings, strings as base64. Raises: ModelError.
         """
-        with scope_of_any_thread():
+        with ensure_call_scope():
             return self._models.get(model_name, model_version).predict(model_input)
 
     def describe(self) -> dict[str, Any]:

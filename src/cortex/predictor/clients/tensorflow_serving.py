@@ -14,9 +14,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from cortex.errors import ModelError
-from cortex.models.loading import LoadRequest
+from cortex.models.loader import LoadRequest
+from cortex.models.registry import check_version, format_names
 from cortex.models.spec import DEFAULT_MODEL, LATEST, ModelSource
-from cortex.models.versions import check_version, shown
 from cortex.predictor.clients.servable import SignatureInfo, TensorFlowModel, named, plain
 from cortex.predictor.clients.serving_messages import (
     MESSAGES,
@@ -177,7 +177,7 @@ class ExternalModels:
             return source.paths[0].url.rstrip("/").rpartition("/")[2], source.paths[0].signature_key
         names = [path.name for path in source.paths]
         if name is None:
-            choose = f", choose one of the following: {shown(sorted(names))}" if names else ""
+            choose = f", choose one of the following: {format_names(sorted(names))}" if names else ""
             raise ModelError(f"model_name was not specified{choose}")
         if not isinstance(name, str):
             raise ModelError(f"model_name must be str, not {type(name).__name__}")
@@ -186,7 +186,7 @@ class ExternalModels:
         for path in source.paths:
             if path.name == name:
                 return name, path.signature_key
-        raise ModelError(f"'{name}' model wasn't found in the list of available models: {shown(sorted(names))}")
+        raise ModelError(f"'{name}' model wasn't found in the list of available models: {format_names(sorted(names))}")
 
 
 def fail(error: Any, target: str, request: LoadRequest) -> NoReturn:

@@ -13,8 +13,8 @@ import threading
 
 from cortex.jobs.spec import Assignment
 from cortex.lifecycle import ApiKind
-from cortex.models.priority import enter_background
 from cortex.predictor.batch import BatchCode, load_batch_code
+from cortex.processes.priority import enter_background
 from cortex.replica.channel import Channel
 from cortex.replica.jobs.job_run import JobRun
 from cortex.replica.jobs.lease_client import JobLink
@@ -53,11 +53,11 @@ def run_job_worker(spec: ReplicaSpec, index: int, channel: Channel, cells: JobCe
 def _load(spec: ReplicaSpec, channel: Channel, start: ModelStart | None, metrics: MetricsClient) -> BatchCode:
     if start is None or spec.models is None:
         return load_batch_code(spec, metrics=metrics)
-    from cortex.models.fetcher import Fetcher  # noqa: PLC0415 - others start sooner without
-    from cortex.models.memory import configure_allocator  # noqa: PLC0415
+    from cortex.models.fetcher import AgentFetcher  # noqa: PLC0415 - others start sooner without
+    from cortex.models.memory_budget import configure_allocator  # noqa: PLC0415
 
     configure_allocator()
-    fetcher = Fetcher(spec.model_agent_socket or "", spec.api, spec.models)
+    fetcher = AgentFetcher(spec.model_agent_socket or "", spec.api, spec.models)
     return load_batch_code(spec, start.catalogue, fetcher, ModelEvents(channel), metrics)
 
 

@@ -1,9 +1,9 @@
-"""Leaves the processors to those who serve, while this process does what nobody waits for.
+"""Run this process in the background: at the lowest priority, so that processes which serve requests are not slowed.
 
-At the lowest priority, where the kernel lets us return from that (root, or a limit on niceness that allows it); else
-as a batch process, which at least interrupts nobody. Both are of threads, and inherited by those that libraries start
-meanwhile, so all threads are changed. Not as an idle process: the kernel takes a processor that runs one for free, and
-wakes others there, who then wait until it leaves the kernel; measured, that is several times worse.
+The background is niceness 19 where the kernel permits returning from it (root, or RLIMIT_NICE), else SCHED_BATCH, which
+at least does not preempt other processes. Both are attributes of threads that new threads inherit, so they are set for
+all threads. SCHED_IDLE is several times worse (measured): the kernel treats a CPU that runs an idle task as free and
+wakes other tasks on it, which then wait until the idle task leaves the kernel.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import os
 import threading
 from collections.abc import Iterator
 
-#: What has not come to its end after so long, because others take all there is, goes on like any process.
+#: The background ends after this time, so that work on a busy machine completes.
 PATIENCE_S = 30.0
 _LOWEST = 19
 
 
 @contextlib.contextmanager
 def in_background(wanted: bool = True) -> Iterator[None]:
-    """Stay in the background while this lasts, if `wanted`, for `PATIENCE_S` at most."""
+    """Run the block in the background if `wanted`, for `PATIENCE_S` at most."""
     if not wanted:
         yield
         return
@@ -36,7 +36,7 @@ def in_background(wanted: bool = True) -> Iterator[None]:
 
 
 def enter_background() -> None:
-    """Let all others go first."""
+    """Lower the priority of all threads."""
     if _may_return():
         _set_all(_LOWEST)
     else:
@@ -44,20 +44,20 @@ def enter_background() -> None:
 
 
 def leave_background() -> None:
-    """Take part like any process."""
+    """Restore the normal priority of all threads."""
     _set_all(0)
     _schedule_all(os.SCHED_OTHER)
 
 
 def _may_return() -> bool:
-    """Try it out on the calling thread: one step of niceness down and up again, which takes the same permission."""
+    """Test on this thread whether niceness can be lowered again: one step up and down needs the same permission."""
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     try:
         os.setpriority(os.PRIO_PROCESS, 0, min(nice + 1, _LOWEST))
         os.setpriority(os.PRIO_PROCESS, 0, nice)
     except OSError:
         return False
-    return nice < _LOWEST  # at the lowest, nothing was tried
+    return nice < _LOWEST  # at the lowest, the test changed nothing
 
 
 def _set_all(nice: int) -> None:

@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from cortex.models import priority
-from cortex.models.priority import enter_background, in_background, leave_background
+from cortex.processes import priority
+from cortex.processes.priority import enter_background, in_background, leave_background
 from harness.wait import wait_until
 
 
