@@ -19,7 +19,7 @@ import pytest
 from cortex.gateway.access_log import LocalAccess
 from cortex.gateway.routes import Server
 from cortex.home import Home
-from cortex.operator.http.access_log import stream_access_log
+from cortex.operator.http.log_streams import stream_access_log
 from cortex.processes.identity import Identity
 from harness.cluster.fleets import Operator, Site, eventually, site, until
 from harness.cluster.local_nodes import LocalNode, local_nodes

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cortex.operator.certificates import ServedCertificate
-from cortex.operator.settings import Settings
+from cortex.operator.settings import OperatorSettings
 from cortex.telemetry import Logger
 from cortex.tls import CertificateError, CertificateFiles
 from harness.servers.certificates import write_pair
@@ -39,18 +39,18 @@ def test_renewed_files_are_served_once_they_fit(tmp_path: Path) -> None:
     served = ServedCertificate(files, fingerprints, LOGGER)
     assert served.context is not None
     assert shown_by(served.context) == first
-    assert not served.renew()
+    assert not served.reload()
     certificate, key = write_pair(tmp_path, "new", stem="new")
     shutil.copy(certificate, files.certificate)
-    assert not served.renew()  # the key is that of the other still
+    assert not served.reload()  # the key is that of the other still
     assert shown_by(served.context) == first
     files.key.unlink()
-    assert not served.renew()
+    assert not served.reload()
     shutil.copy(key, files.key)
-    assert served.renew() and not served.renew()
+    assert served.reload() and not served.reload()
     assert shown_by(served.context) == certificate.read_text()
     assert len(set(fingerprints.read_text().split())) == 2
-    assert served.is_name("new") and served.is_name("old") and not served.is_name("other")
+    assert served.has_name("new") and served.has_name("old") and not served.has_name("other")
     assert certificate.read_text() in served.pem
     ServedCertificate(files, fingerprints, LOGGER)
     assert len(fingerprints.read_text().split()) == 1
@@ -70,10 +70,10 @@ def test_files_that_can_not_be_served_keep_an_operator_from_starting(tmp_path: P
 def test_urls_have_the_first_name_that_is_no_wildcard(tmp_path: Path, host: str, expected: str) -> None:
     files = CertificateFiles(*write_pair(tmp_path, "*.org", "c.org", "d.org"))
     served = ServedCertificate(files, tmp_path / "fingerprints", LOGGER)
-    assert served.named(Settings(host=host, tls=files)).url(1) == expected
+    assert served.apply_name(OperatorSettings(host=host, tls=files)).url(1) == expected
 
 
 def test_without_a_certificate_there_is_plain_http(tmp_path: Path) -> None:
     served = ServedCertificate(None, tmp_path / "fingerprints", LOGGER)
-    assert (served.context, served.pem, served.renew(), served.is_name("a")) == (None, "", False, False)
-    assert served.named(Settings()).url(1) == "http://127.0.0.1:1"
+    assert (served.context, served.pem, served.reload(), served.has_name("a")) == (None, "", False, False)
+    assert served.apply_name(OperatorSettings()).url(1) == "http://127.0.0.1:1"

@@ -173,11 +173,11 @@ def test_whoever_gives_up_the_lead_is_followed_at_once(postgresql_url: str) -> N
             while two.leader is None:
                 await asyncio.sleep(0)
         assert two.leader.url == "http://1" and not waiting.done()
-        assert not two.has_lead
+        assert not two.is_acquired
         await one.release()
         assert await waiting == 2
         assert two.leader is not None and two.leader.url == "http://2"
-        assert two.has_lead
+        assert two.is_acquired
         await two.release()
 
     asyncio.run(run())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cortex.operator.settings import Settings
+from cortex.operator.settings import OperatorSettings
 
 
 @pytest.mark.parametrize(
-    ("host", "reached_at", "url"),
+    ("host", "address", "url"),
     [
         ("0.0.0.0", "10.1.2.3", "http://10.1.2.3:1"),
         ("::", "fd00::7", "http://[fd00::7]:1"),
@@ -17,7 +17,5 @@ from cortex.operator.settings import Settings
         ("127.0.0.1", "10.1.2.3", "http://127.0.0.1:1"),
     ],
 )
-def test_urls_have_the_address_that_others_reach_where_all_are_listened_on(
-    host: str, reached_at: str, url: str
-) -> None:
-    assert Settings(host=host).reached_at(reached_at).url(1) == url
+def test_urls_have_the_address_that_others_reach_where_all_are_listened_on(host: str, address: str, url: str) -> None:
+    assert OperatorSettings(host=host).with_address(address).url(1) == url

@@ -1,4 +1,4 @@
-"""What an operator takes hold of before it begins: its home, its port, its token."""
+"""Steps before the operator runs: lock of the home, listening socket, token, identity and settings files."""
 
 from __future__ import annotations
 
@@ -8,87 +8,65 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import IO
+from typing import Any
 
 from cortex import __version__
 from cortex.errors import ConflictError, InputError
 from cortex.home import Home, write_private
 from cortex.installation import Installation
-from cortex.operator.settings import Settings
-from cortex.operator.views import Identity
+from cortex.operator.settings import OperatorSettings
 from cortex.processes.filelock import LockHeldError, hold_lock
 from cortex.processes.identity import Identity as ProcessIdentity
 from cortex.state.key_values import FactStore
 from cortex.telemetry import Logger
 
 
-def identify(settings: Settings) -> Identity:
-    """Return what is kept in the home of the operator that this process is."""
-    return Identity(
-        process=ProcessIdentity.of(os.getpid()),
-        url=settings.url(settings.operator_port),
-        gateway_url=settings.url(settings.gateway_port),
-        version=__version__,
-        started_at=datetime.now(UTC),
-        address=settings.address,
-        host=settings.host,
-        tls_cert=str(settings.tls.certificate) if settings.tls else "",
-        tls_key=str(settings.tls.key) if settings.tls else "",
-    )
+@dataclass(frozen=True)
+class OperatorIdentity:
+    """Process, version and addresses of this operator, as `run/operator.json` has them."""
 
+    process: ProcessIdentity
+    url: str
+    gateway_url: str
+    version: str
+    started_at: datetime
+    address: str = ""  #: to connect to both from this machine
+    tls_cert: str = ""  #: files of certificate and key; "" without TLS
+    tls_key: str = ""
+    host: str = ""  #: listening address of both, as given
 
-def tell_identity(home: Home, identity: Identity) -> None:
-    """Keep who the operator is, for commands that look for it."""
-    write_private(home.run_dir / "operator.json", json.dumps(identity.to_json()))
-
-
-def keep_settings(home: Home, settings: Settings, logger: Logger) -> None:
-    """Keep where this operator listens and what it serves, for the next one of its home.
-
-    To be called once it is up: what can't be listened on, or served, must not be what the next one tries again.
-    """
-    try:
-        kept = Installation.read(home)
-        wanted = replace(
-            kept,
-            gateway_port=settings.gateway_port,
-            operator_port=settings.operator_port,
+    @classmethod
+    def of(cls, settings: OperatorSettings) -> OperatorIdentity:
+        """Return the identity of this process."""
+        return cls(
+            process=ProcessIdentity.of(os.getpid()),
+            url=settings.url(settings.operator_port),
+            gateway_url=settings.url(settings.gateway_port),
+            version=__version__,
+            started_at=datetime.now(UTC),
+            address=settings.address,
             host=settings.host,
-            tls_cert=str(settings.tls.certificate) if settings.tls else None,
-            tls_key=str(settings.tls.key) if settings.tls else None,
+            tls_cert=str(settings.tls.certificate) if settings.tls else "",
+            tls_key=str(settings.tls.key) if settings.tls else "",
         )
-        if wanted != kept:
-            wanted.write(home)
-    except (OSError, InputError) as error:  # a full disk; this operator runs all the same
-        logger.warning("where the operator listens can't be kept", error=error)
 
+    def write(self, home: Home) -> None:
+        """Write `run/operator.json`, by which commands find this operator."""
+        write_private(home.run_dir / "operator.json", json.dumps(self._to_json()))
 
-def read_token(home: Home) -> str:
-    """Return the operator's token; the first call makes it."""
-    try:
-        descriptor = os.open(home.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        if token := home.token_file.read_text().strip():
-            return token
-        descriptor = os.open(home.token_file, os.O_WRONLY)  # its first writer was killed in between
-    token = secrets.token_hex(32)  # nothing that begins with "-", which a command line takes for an option
-    with os.fdopen(descriptor, "w") as file:
-        file.write(token + "\n")
-    return token
-
-
-def shared_token(home: Home, facts: FactStore) -> str:
-    """Return the token of all operators that share a database: the first one's, which is kept in this home, too."""
-    token = facts.put_if_absent("operator_token", read_token(home))
-    write_private(home.token_file, f"{token}\n")
-    return token
+    def _to_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        return {**data.pop("process"), **data, "started_at": self.started_at.isoformat()}
 
 
 @contextlib.contextmanager
-def only_one(home: Home) -> Iterator[IO[str]]:
-    """Hold the home's lock: two operators would fight over what runs. The kernel frees it when we end."""
+def lock_home(home: Home) -> Iterator[None]:
+    """Hold the home's lock, which the kernel releases when this process ends.
+
+    Raises: ConflictError if another operator runs for this home.
+    """
     path = home.run_dir / "operator.lock"
     with contextlib.ExitStack() as stack:
         try:
@@ -98,11 +76,11 @@ def only_one(home: Home) -> Iterator[IO[str]]:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        yield file
+        yield
 
 
-def listen(settings: Settings) -> socket.socket:
-    """Open the port for clients. Raises: ConflictError."""
+def listen(settings: OperatorSettings) -> socket.socket:
+    """Open the operator's port. Raises: ConflictError."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -117,3 +95,45 @@ def listen(settings: Settings) -> socket.socket:
             "or another address with `--host`"
         ) from error
     return listener
+
+
+def ensure_token(home: Home) -> str:
+    """Return the operator's token; the first call generates it."""
+    try:
+        descriptor = os.open(home.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        if token := home.token_file.read_text().strip():
+            return token
+        descriptor = os.open(home.token_file, os.O_WRONLY)  # empty: its first writer was killed before it wrote
+    token = secrets.token_hex(32)  # hexadecimal: never starts with "-", which a command line would parse as an option
+    with os.fdopen(descriptor, "w") as file:
+        file.write(token + "\n")
+    return token
+
+
+def ensure_shared_token(home: Home, facts: FactStore) -> str:
+    """Return the token that all operators with this database share, and write it to this home."""
+    token = facts.put_if_absent("operator_token", ensure_token(home))
+    write_private(home.token_file, f"{token}\n")
+    return token
+
+
+def save_settings(home: Home, settings: OperatorSettings, logger: Logger) -> None:
+    """Save the addresses and TLS files in `installation.json`, as defaults for the next operator of this home.
+
+    Call it once the operator is up: settings that failed must not become the defaults.
+    """
+    try:
+        saved = Installation.read(home)
+        changed = replace(
+            saved,
+            gateway_port=settings.gateway_port,
+            operator_port=settings.operator_port,
+            host=settings.host,
+            tls_cert=str(settings.tls.certificate) if settings.tls else None,
+            tls_key=str(settings.tls.key) if settings.tls else None,
+        )
+        if changed != saved:
+            changed.write(home)
+    except (OSError, InputError) as error:  # such as a full disk: the operator works without
+        logger.warning("settings can't be saved", error=error)

@@ -1,4 +1,4 @@
-"""What a loop says of a pass that failed: while a database is away, that once, and not with each pass."""
+"""Error log of a control loop: a database outage is logged once, not with every failed pass."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from cortex.errors import DatabaseUnavailableError
 from cortex.telemetry import Logger
 
 
-class Complaint:
-    """Whatever else goes wrong is said each time, with its traceback."""
+class LoopErrorLog:
+    """Logs the failures of one loop. Any error but a database outage is logged each time, with its traceback."""
 
     def __init__(self, logger: Logger, message: str) -> None:
         self._logger = logger
         self._message = message
-        self._waits = False
+        self._in_outage = False
 
     def failed(self, error: Exception, **fields: object) -> None:
-        """Say that something failed, unless that is known."""
+        """Log a failed pass."""
         if not isinstance(error, DatabaseUnavailableError):
             self._logger.error(self._message, exc_info=error, **fields)
-        elif not self._waits:
-            self._waits = True
-            self._logger.warning(f"{self._message}: it waits for the database", error=error, **fields)
+        elif not self._in_outage:
+            self._in_outage = True
+            self._logger.warning(f"{self._message}: the database is unavailable", error=error, **fields)
 
-    def passed(self) -> None:
-        """Say that it works again, if it did not."""
-        if self._waits:
-            self._waits = False
-            self._logger.info(f"{self._message} no more: the database is back")
+    def succeeded(self) -> None:
+        """Log the end of an outage, if there was one."""
+        if self._in_outage:
+            self._in_outage = False
+            self._logger.info(f"{self._message}: resolved, the database is back")

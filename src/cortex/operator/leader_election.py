@@ -1,64 +1,86 @@
-"""One of several operators with one PostgreSQL database leads, the others stand by. Knows nothing of what leaders do.
+"""Leader election among the operators of one PostgreSQL database, and the standby server of those that don't lead.
 
-Whoever loses the lead is told, and should then end and begin anew as one that stands by: what is in its memory is of
-the past. That it writes nothing meanwhile is the databases' doing, which are opened with the epoch of the lead.
+             acquire()                          lost: another leads, or no answer for `valid_s`
+    standby ───────────▶ leader (epoch n) ──────────────────────────▶ restart_process() ─▶ standby
+       │  SIGTERM            │  SIGTERM
+       ▼                     ▼
+     exit              release(), exit
+
+The leader holds a session lock in PostgreSQL (`state/leader_election.py`). An operator that loses the leadership
+replaces its process by a fresh one, because its memory is outdated. Meanwhile it can't write: its databases are opened
+with its epoch, and fencing rejects older epochs (`state/fencing.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import sys
 import threading
 import time
 from dataclasses import dataclass
+from typing import NoReturn
 
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from cortex.operator.http.server import create_server
 from cortex.state.circuit_breaker import DatabaseAwayError
 from cortex.state.leader_election import ANSWER_S, SESSION_S, Leader, Seat
 from cortex.state.postgresql import DatabaseAddressError
 from cortex.telemetry import Logger
 
+_RETRY_AFTER_S = "2"
+#: Set in the environment of a process that replaces an operator that lost the leadership.
+_RESTARTED = "CORTEX_BEGUN_ANEW"
+
 
 @dataclass(frozen=True)
-class Timing:
-    """In seconds; tests are faster. The server must keep the lock (`session_s`) for longer than `held_s`."""
+class ElectionTiming:
+    """Intervals of the election; tests use shorter ones. `session_s` must exceed `valid_s`."""
 
-    look_s: float = 0.5  #: between two attempts to take the lead
-    check_s: float = 2.0  #: between two looks whether it is still there
-    answer_s: float = ANSWER_S
-    held_s: float = 5.0  #: after a check that was answered, the lead counts as held
-    session_s: float = SESSION_S  #: without a word of ours, the server keeps the lock
+    retry_s: float = 0.5  #: between two attempts to acquire the leadership
+    check_s: float = 2.0  #: between two checks that it is still held
+    answer_s: float = ANSWER_S  #: timeout of a statement
+    valid_s: float = 5.0  #: how long a successful check counts
+    session_s: float = SESSION_S  #: how long the server keeps the lock of an idle session
 
 
 class Leadership:
-    """The lead of one database. All methods belong to one event loop.
+    """Leadership over one database. Call all methods from one event loop.
 
-    A server that is started again does not end the lead, if it is back within `held_s` and nobody else was faster.
+    A restart of the database server does not end it, if the server is back within `valid_s` and no other operator was
+    faster.
     """
 
-    def __init__(self, url: str, me: Leader, logger: Logger, timing: Timing = Timing()) -> None:  # noqa: B008 - frozen
+    def __init__(self, url: str, me: Leader, logger: Logger, timing: ElectionTiming = ElectionTiming()) -> None:  # noqa: B008 - frozen
         self._seat = Seat(url, timing.session_s, timing.answer_s)
         self._me = me
         self._logger = logger
         self._timing = timing
         self._epoch = 0
-        self._held_until = 0.0
+        self._valid_until = 0.0
         self._ended = threading.Event()
         self._changed = asyncio.Event()
-        self._keeper: threading.Thread | None = None
-        #: Who leads, as far as is known; one that stands by answers with it.
-        self.leader: Leader | None = None
-        self.problem = ""  #: why that is not known, where the database is the reason
+        self._checker: threading.Thread | None = None
+        self.leader: Leader | None = None  #: the current leader, as far as known
+        self.problem = ""  #: why the leader is unknown, if the database is the reason
 
     @property
-    def has_lead(self) -> bool:
-        """Whether this operator is the one that leads, or did last."""
+    def is_acquired(self) -> bool:
+        """Return True once this operator has become the leader, even if it has lost the leadership since."""
         return self._epoch > 0
 
     async def acquire(self, is_patient: bool = False) -> int:
         """Wait until this operator leads; return the epoch to open the databases with.
 
-        `is_patient`: a database that can't be reached is waited for, too. Raises: DatabaseAddressError.
+        `is_patient`: wait for a database that is unreachable from the start. Raises: DatabaseAddressError.
         """
-        told = ""
+        logged = ""
         is_prepared = False
         while True:
             asked_at = time.monotonic()
@@ -71,23 +93,23 @@ class Leadership:
                     return self._begin(epoch, asked_at)
                 self.leader = await asyncio.to_thread(self._seat.who)
                 self.problem = ""
-                message, why = "standing by: another operator leads", str(self.leader)
+                message, detail = "standing by: another operator leads", str(self.leader)
             except (DatabaseAwayError, DatabaseAddressError) as error:
                 if not is_patient and not is_prepared:
                     raise
                 self.leader, self.problem = None, str(error)
-                message, why = "standing by: the database can't be reached", str(error)
-            if message != told:
-                self._logger.info(message, leader=why)
-                told = message
-            await asyncio.sleep(self._timing.look_s)
+                message, detail = "standing by: the database can't be reached", str(error)
+            if message != logged:
+                self._logger.info(message, leader=detail)
+                logged = message
+            await asyncio.sleep(self._timing.retry_s)
 
-    async def lost(self) -> None:
-        """Return as soon as this operator does not lead any more, or can't know it."""
+    async def wait_until_lost(self) -> None:
+        """Return as soon as this operator is no longer the leader, or can't be sure of it."""
         while not self._ended.is_set():
-            left = self._held_until - time.monotonic()
+            left = self._valid_until - time.monotonic()
             if left <= 0:
-                self._logger.error("the lead is lost: the database does not answer", epoch=self._epoch)
+                self._logger.error("leadership lost: the database does not answer", epoch=self._epoch)
                 self._ended.set()
                 break
             try:
@@ -97,37 +119,101 @@ class Leadership:
                 pass
 
     async def release(self) -> None:
-        """Give up the lead, so that another can take it at once."""
+        """Release the leadership, so that another operator can acquire it at once."""
         self._ended.set()
         self._changed.set()
-        if self._keeper is not None:
-            await asyncio.to_thread(self._keeper.join)
+        if self._checker is not None:
+            await asyncio.to_thread(self._checker.join)
         await asyncio.to_thread(self._seat.leave)
 
     def _begin(self, epoch: int, asked_at: float) -> int:
         self._epoch = epoch
         self.leader = self._me
-        self._held_until = asked_at + self._timing.held_s
+        self._valid_until = asked_at + self._timing.valid_s
         self._logger.info("this operator leads", epoch=epoch)
         loop = asyncio.get_running_loop()
-        self._keeper = threading.Thread(target=self._keep, args=(loop,), name="leadership", daemon=True)
-        self._keeper.start()
+        self._checker = threading.Thread(target=self._check, args=(loop,), name="leadership", daemon=True)
+        self._checker.start()
         return epoch
 
-    def _keep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look again and again, on a thread of its own: neither may the loop's work delay a look, nor a look that."""
-        pause = self._timing.check_s
-        while not self._ended.wait(pause):
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Check periodically, on a separate thread: a busy event loop must not delay a check, nor a check the loop."""
+        pause_s = self._timing.check_s
+        while not self._ended.wait(pause_s):
             asked_at = time.monotonic()
             try:
                 if not self._seat.keep(self._epoch):
-                    self._logger.error("the lead is lost: another operator took it", epoch=self._epoch)
+                    self._logger.error("leadership lost: another operator leads", epoch=self._epoch)
                     self._ended.set()
                     loop.call_soon_threadsafe(self._changed.set)
                     return
-                self._held_until = asked_at + self._timing.held_s
-                pause = self._timing.check_s
+                self._valid_until = asked_at + self._timing.valid_s
+                pause_s = self._timing.check_s
             except DatabaseAwayError as error:
-                if pause == self._timing.check_s:
+                if pause_s == self._timing.check_s:
                     self._logger.warning("the database does not answer", error=error)
-                pause = self._timing.check_s / 10
+                pause_s = self._timing.check_s / 10
+
+
+class StandbyApp:
+    """ASGI application of an operator that does not lead: 503 with the leader's URL."""
+
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            return
+        leader = self._leadership.leader
+        if scope["path"] == "/livez":
+            # Between acquiring the leadership and serving as its leader, report none: clients wait for the latter.
+            other = None if leader is None or self._leadership.is_acquired else leader.url
+            await JSONResponse({"ok": True, "leads": False, "leader": other})(scope, receive, send)
+            return
+        reason = f"{leader} leads" if leader else self._leadership.problem or "the leader is not known yet"
+        content = {
+            "error": f"this operator stands by: {reason}",
+            "code": "standby",
+            "leader": leader.url if leader else None,
+        }
+        await JSONResponse(content, 503, {"retry-after": _RETRY_AFTER_S})(scope, receive, send)
+
+
+async def stand_by(
+    leadership: Leadership, listener: socket.socket, tls: ssl.SSLContext | None, is_patient: bool
+) -> int | None:
+    """Serve `StandbyApp` until this operator leads; return its epoch, or None after SIGTERM or SIGINT.
+
+    `is_patient`: wait for a database that is unreachable from the start. Raises: DatabaseAddressError.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    server = create_server(StandbyApp(leadership), tls)
+    serving = asyncio.create_task(server.serve(sockets=[listener.dup()]), name="serve standby")
+    acquiring = asyncio.create_task(leadership.acquire(is_patient), name="acquire leadership")
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([acquiring, stopping], return_when=asyncio.FIRST_COMPLETED)
+        return acquiring.result() if acquiring.done() else None
+    finally:
+        server.should_exit = True
+        for task in (acquiring, stopping):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+
+def consume_restart_mark() -> bool:
+    """Return True if this process replaces an operator that lost the leadership; only the first call does."""
+    return os.environ.pop(_RESTARTED, None) is not None
+
+
+def restart_process() -> NoReturn:
+    """Replace this process by a fresh operator. It adopts running replicas; gateway and requests are not affected."""
+    os.environ[_RESTARTED] = "1"
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "cortex.operator.main", *sys.argv[1:]])

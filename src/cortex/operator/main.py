@@ -1,4 +1,4 @@
-"""The operator's process: its entry, and who of several leads."""
+"""Entry point of the operator's process."""
 
 from __future__ import annotations
 
@@ -11,32 +11,31 @@ import time
 from cortex.errors import CortexError, DatabaseUnavailableError, InputError
 from cortex.home import Home
 from cortex.installation import Installation
-from cortex.operator.bootstrap import identify, keep_settings, listen, only_one, read_token, tell_identity
+from cortex.operator.bootstrap import OperatorIdentity, ensure_token, listen, lock_home, save_settings
 from cortex.operator.certificates import ServedCertificate
-from cortex.operator.engine_factory import own_address
-from cortex.operator.leader_election import Leadership
-from cortex.operator.operator import OperatorProcess
-from cortex.operator.settings import Settings
-from cortex.operator.standby import begin_anew, has_begun_anew, wait_for_lead
+from cortex.operator.infrastructure import own_address
+from cortex.operator.leader_election import Leadership, consume_restart_mark, restart_process, stand_by
+from cortex.operator.operator import Operator
+from cortex.operator.settings import OperatorSettings
 from cortex.processes.sockets import allow_descriptors
 from cortex.state.leader_election import Leader
 from cortex.state.postgresql import DatabaseAddressError
 from cortex.telemetry import Logger, configure
 
-#: Connections of clients, one socket per replica, files of logs that are followed.
+#: Connections of clients, one socket per replica, log files that are followed.
 _DESCRIPTORS = 16_384
 _logger = Logger("cortex.operator")
 
 
 def main() -> None:
     """Run the operator of `CORTEX_HOME`."""
-    settings = Settings.parse(sys.argv[1:])
+    settings = OperatorSettings.parse(sys.argv[1:])
     allow_descriptors(_DESCRIPTORS)
     home = Home.from_environ(os.environ)
     try:
         home.prepare()
         configure(home.logs_dir / "operator.log")
-        with only_one(home):
+        with lock_home(home):
             listener = listen(settings)
             asyncio.run(_run(home, settings, listener))
     except CortexError as error:
@@ -44,56 +43,68 @@ def main() -> None:
         sys.exit(error.exit_code)
 
 
-async def _run(home: Home, settings: Settings, listener: socket.socket) -> None:
+async def _run(home: Home, settings: OperatorSettings, listener: socket.socket) -> None:
     installation = Installation.read(home)
-    installation.check_modules()  # whoever starts us: systemd, `cortex deploy`
-    is_anew = has_begun_anew()
-    settings = _reached(settings, installation, is_anew)
+    installation.check_modules()  # here, because systemd and `cortex deploy` start operators, too
+    is_restarted = consume_restart_mark()
+    settings = _with_cluster_address(settings, installation, is_restarted)
     if installation.database is None:
-        await OperatorProcess(home, settings, installation, None).run(listener)
-        return
+        await Operator(home, settings, installation, None).run(listener)
+    else:
+        await _run_elected(home, settings, installation, installation.database, is_restarted, listener)
+
+
+async def _run_elected(
+    home: Home,
+    settings: OperatorSettings,
+    installation: Installation,
+    database: str,
+    is_restarted: bool,
+    listener: socket.socket,
+) -> None:
+    """Stand by until this operator is elected, then run it while it leads."""
     certificate = ServedCertificate(settings.tls, home.fingerprints_file, _logger)
-    identity = identify(certificate.named(settings))
-    read_token(home)  # commands find one, whoever leads
-    tell_identity(home, identity)
+    identity = OperatorIdentity.of(certificate.apply_name(settings))
+    ensure_token(home)  # commands need one while this operator stands by, too
+    identity.write(home)
     me = Leader(socket.gethostname(), os.getpid(), identity.url, identity.gateway_url, time.time())
-    leadership = Leadership(installation.database, me, _logger)
-    epoch = await wait_for_lead(leadership, listener, certificate.context, is_patient=is_anew)
+    leadership = Leadership(database, me, _logger)
+    epoch = await stand_by(leadership, listener, certificate.context, is_patient=is_restarted)
     if epoch is None:
-        keep_settings(home, settings, _logger)  # it was up, though it never led
+        save_settings(home, settings, _logger)  # it was up, although it never led
         return
     try:
-        process = OperatorProcess(home, _reached(settings, installation, is_anew), installation, epoch)
-        watching = asyncio.create_task(_end_with_lead(leadership, process), name="watch the lead")
-        await process.run(listener)
+        operator = Operator(home, _with_cluster_address(settings, installation, is_restarted), installation, epoch)
+        watch = asyncio.create_task(_restart_when_lost(leadership, operator), name="watch leadership")
+        await operator.run(listener)
     except (DatabaseUnavailableError, DatabaseAddressError) as error:
         if isinstance(error, DatabaseAddressError) and not isinstance(error.__cause__, DatabaseUnavailableError):
-            raise  # it answers, and will not answer otherwise
-        _logger.error("the database went away while the lead was taken up", error=error)
-        begin_anew()
-    watching.cancel()
+            raise  # the database answered: a restart would fail in the same way
+        _logger.error("the database became unavailable while this operator started to lead", error=error)
+        restart_process()
+    watch.cancel()
     await leadership.release()
 
 
-def _reached(settings: Settings, installation: Installation, is_patient: bool) -> Settings:
+async def _restart_when_lost(leadership: Leadership, operator: Operator) -> None:
+    await leadership.wait_until_lost()
+    if not operator.is_stopping:
+        restart_process()
+
+
+def _with_cluster_address(settings: OperatorSettings, installation: Installation, is_patient: bool) -> OperatorSettings:
     """Return the settings with the address at which the cluster reaches this machine.
 
-    Raises: InputError if it can't be found, unless `is_patient`: what took the lead from us may be the network.
+    Raises: InputError if it can't be determined, unless `is_patient`: after a network failure it may be possible later.
     """
     if installation.engine == "local":
         return settings
     try:
-        return settings.reached_at(own_address(installation))
+        return settings.with_address(own_address(installation))
     except InputError:
         if not is_patient:
             raise
         return settings
-
-
-async def _end_with_lead(leadership: Leadership, process: OperatorProcess) -> None:
-    await leadership.lost()
-    if not process.is_stopping:
-        begin_anew()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One run of the operator: puts together every concrete class, runs until told to stop, leaves replicas running."""
+"""The operator: constructs and connects all parts, runs until it is stopped, leaves replicas and gateway running."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ import socket
 
 import uvicorn
 
-from cortex import __version__
 from cortex.config.schema import Api
 from cortex.engine.cpu import CpuMeter
 from cortex.engine.model_agent import ModelAgent
 from cortex.errors import GatewayError
-from cortex.gateway.base import AnyGateway
-from cortex.gateway.haproxy import Gateway, GatewaySettings
+from cortex.gateway.haproxy import GatewaySettings
 from cortex.home import Home
 from cortex.installation import Installation
 from cortex.jobs.http.app import create_jobs_app
@@ -25,16 +23,17 @@ from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiStatus
 from cortex.models.source import loads_models
 from cortex.operator.autoscaling.sampler import Scaling, Sources, requests_of
-from cortex.operator.bootstrap import identify, keep_settings, read_token, shared_token, tell_identity
+from cortex.operator.bootstrap import OperatorIdentity, ensure_shared_token, ensure_token, save_settings
 from cortex.operator.certificates import ServedCertificate
 from cortex.operator.deploy.deployer import Deployer
 from cortex.operator.deploy.diagnose import Surroundings
 from cortex.operator.deploy.keys import Keys
 from cortex.operator.deploy.projects import ProjectFolders
 from cortex.operator.deploy.shared_projects import SharedProjects
-from cortex.operator.engine_factory import Place, create_place
 from cortex.operator.http.app import create_app
 from cortex.operator.http.server import create_jobs_server, create_server, listen_privately
+from cortex.operator.http.services import Services
+from cortex.operator.infrastructure import create_infrastructure
 from cortex.operator.jobs.async_apis import AsyncApis
 from cortex.operator.jobs.public_jobs import PublicJobs
 from cortex.operator.jobs.schedules import Schedules
@@ -44,9 +43,8 @@ from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.monitoring.metrics import Metrics
 from cortex.operator.monitoring.tracking import Tracking
 from cortex.operator.replicas.reconciler import Reconciler
-from cortex.operator.settings import Settings
-from cortex.operator.views import Identity, Operator
-from cortex.state.apis import ApiStore
+from cortex.operator.settings import OperatorSettings
+from cortex.state.apis import ApiRecord, ApiStore, Target
 from cortex.state.database import open_jobs, open_state
 from cortex.state.key_values import FactStore
 from cortex.state.keys import KeyStore
@@ -55,45 +53,54 @@ from cortex.state.predictions import PredictionStore
 from cortex.state.projects import ProjectStore
 from cortex.telemetry import Logger
 
-#: How often it is made sure that the gateway runs.
+#: Interval of the checks that the gateway runs.
 _GATEWAY_CHECK_S = 1.0
-#: What `cortex down` grants the requests that are inside replicas.
+#: Drain period of `cortex down`.
 _DOWN_DRAIN_S = 10.0
 _logger = Logger("cortex.operator")
 
 
-class OperatorProcess:
-    """Made, then `run` once."""
+class Operator:
+    """One operator: construct it, then `run` it once. `epoch` is that of its leadership; None with SQLite."""
 
-    def __init__(self, home: Home, settings: Settings, installation: Installation, epoch: int | None) -> None:
+    def __init__(self, home: Home, settings: OperatorSettings, installation: Installation, epoch: int | None) -> None:
         self._home = home
-        self._settings = settings
         self._stop = asyncio.Event()
         self._stops_all = False
+
+        # State.
         self._database = open_state(installation.database or home.database_file, epoch)
-        self._store = ApiStore(self._database)
-        self._jobs_database = open_jobs(installation.database or home.jobs_database_file, epoch)
         facts = FactStore(self._database)
-        self._token = shared_token(home, facts) if installation.database else read_token(home)
-        place = create_place(home, installation, facts, epoch or 1, _logger)
-        self._cluster, self._engine, self._placer = place.cluster, place.engine, place.placer
-        self._shared = SharedProjects(home, ProjectStore(self._database), _logger) if installation.database else None
-        self._metric_totals = MetricTotals(home.metrics_dir, MetricStore(self._database), _logger)
-        self._engine.on_end = self._metric_totals.end
-        self._model_agent = ModelAgent(home, os.environ, _logger)
+        self._apis = ApiStore(self._database)
+        self._job_store = JobStore(open_jobs(installation.database or home.jobs_database_file, epoch))
+        self._projects = ProjectFolders(home)
+        is_shared = installation.database is not None
+        self._token = ensure_shared_token(home, facts) if is_shared else ensure_token(home)
+        self._shared_projects = SharedProjects(home, ProjectStore(self._database), _logger) if is_shared else None
+
+        # Where replicas run, and the gateway in front of them.
         self._certificate = ServedCertificate(settings.tls, home.fingerprints_file, _logger)
-        self._settings = self._certificate.named(settings)
+        self._settings = self._certificate.apply_name(settings)
         listening = GatewaySettings(settings.host, settings.gateway_port, certificate=self._certificate.pem)
-        own = Gateway(home, listening)
-        self._fleet = place.fleet(own, listening) if place.fleet else None
-        self._gateway: AnyGateway = self._fleet or own
-        self._reconciler = self._make_reconciler(place)
+        infrastructure = create_infrastructure(home, installation, listening, facts, epoch or 1, _logger)
+        self._engine, self._gateway = infrastructure.engine, infrastructure.gateway
+        self._cluster = cluster = infrastructure.cluster
+        self._model_agent = ModelAgent(home, os.environ, _logger)
+
+        # Replicas of APIs.
+        self._reconciler = Reconciler(home, self._apis, self._engine, self._gateway, infrastructure.prepare, _logger)
+        self._reconciler.gateway_secret = infrastructure.gateway_secret
+        if cluster is not None:
+            self._reconciler.is_blameless = cluster.engine.was_lost_with_node
+            self._reconciler.gateways = cluster.fleet.size
+            cluster.fleet.on_change = self._reconciler.wake
         self._keys = Keys(KeyStore(self._database), self._reconciler.publish_now)
         self._reconciler.keys = self._keys.in_force
-        self._job_store = JobStore(self._jobs_database)
+
+        # Jobs, and the replicas that work for them.
         self._supervisor = JobSupervisor(
             home,
-            self._store,
+            self._apis,
             self._job_store,
             self._engine,
             self._reconciler.preparations,
@@ -101,16 +108,11 @@ class OperatorProcess:
             self._worker_token,
             _logger,
         )
-        self._metrics = Metrics(
-            self._store, self._metric_totals, self._gateway, self._job_store, self._reconciler.state, _logger
-        )
-        self._scaling = self._make_scaling()
-        self._tracking = Tracking(home, self._store, self._metric_totals, PredictionStore(self._database), _logger)
-        self._jobs = Jobs(self._store, self._job_store, self._supervisor, os.environ, self._endpoint)
-        self._schedules = Schedules(self._store, self._job_store, self._jobs, _logger)
+        self._jobs = Jobs(self._apis, self._job_store, self._supervisor, os.environ, self._endpoint)
+        self._schedules = Schedules(self._apis, self._job_store, self._jobs, _logger)
         self._async_apis = AsyncApis(
             home,
-            self._store,
+            self._apis,
             self._job_store.workloads,
             self._engine,
             self._supervisor.crews,
@@ -118,25 +120,145 @@ class OperatorProcess:
             self._worker_token,
         )
         self._reconciler.async_apis = self._async_apis
-        self._metrics.open_workloads = self._job_store.workloads.counts
         self._reconciler.targets_of_jobs = self._supervisor.targets
         self._engine.on_change = self._reconciler.preparations.on_change = self._wake
 
-    def _make_reconciler(self, place: Place) -> Reconciler:
-        made = Reconciler(self._home, self._store, self._engine, self._gateway, place.prepare, _logger)
-        made.gateway_secret = place.gateway_secret
-        if self._cluster is not None:
-            made.is_blameless = self._cluster.was_lost_with_node
-        if self._fleet is not None:
-            made.gateways = self._fleet.size
-            self._fleet.on_change = made.wake
-        return made
-
-    def _make_scaling(self) -> Scaling:
-        cores = self._cluster.cores if self._cluster else CpuMeter().cores
+        # Metrics, predictions, autoscaling.
+        self._metric_totals = MetricTotals(home.metrics_dir, MetricStore(self._database), _logger)
+        self._engine.on_end = self._metric_totals.end
+        self._metrics = Metrics(
+            self._apis, self._metric_totals, self._gateway, self._job_store, self._reconciler.state, _logger
+        )
+        self._tracking = Tracking(home, self._apis, self._metric_totals, PredictionStore(self._database), _logger)
+        cores = cluster.engine.cores if cluster else CpuMeter().cores
         sources = Sources(lambda: requests_of(self._gateway), self._job_store.workloads.count, cores)
-        speed = self._settings.autoscaler_speed
-        return Scaling(self._store, self._engine, sources, self._reconciler.wake, _logger, speed)
+        wake, speed = self._reconciler.wake, settings.autoscaler_speed
+        self._scaling = Scaling(self._apis, self._engine, sources, wake, _logger, speed)
+
+        # Changes of what is deployed.
+        self._deployer = Deployer(
+            self._apis,
+            self._projects,
+            is_updating=self._reconciler.is_updating,
+            is_failing=self._is_failing,
+            on_change=self._reconciler.wake,
+            find_surroundings=self._find_surroundings,
+            share=self._shared_projects.save if self._shared_projects else None,
+        )
+
+    @property
+    def is_stopping(self) -> bool:
+        """Return True once the operator is shutting down."""
+        return self._stop.is_set()
+
+    async def run(self, listener: socket.socket) -> None:
+        """Serve until a signal or a request stops it. Raises: GatewayError if the gateway can't be started."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        await self._start()
+        identity = OperatorIdentity.of(self._settings)
+        servers = [
+            (self._server(identity), listener),
+            (self._jobs_server(), listen_privately(self._home.jobs_socket)),
+        ]
+        identity.write(self._home)
+        save_settings(self._home, self._settings, _logger)
+        _logger.info("operator started", pid=identity.process.pid, url=identity.url, gateway=identity.gateway_url)
+        tasks = [
+            asyncio.create_task(self._reconciler.run(), name="reconcile"),
+            asyncio.create_task(self._supervisor.run(), name="supervise jobs"),
+            asyncio.create_task(self._schedules.run(), name="submit scheduled jobs"),
+            asyncio.create_task(self._scaling.run(), name="scale"),
+            asyncio.create_task(self._tracking.run(), name="track predictions"),
+            asyncio.create_task(self._keep_gateway_running(), name="keep gateway running"),
+            asyncio.create_task(self._model_agent.run(), name="keep model agent running"),
+        ]
+        serving = [asyncio.create_task(server.serve(sockets=[socket]), name="serve") for server, socket in servers]
+        await self._stop.wait()
+        for server, _ in servers:
+            server.should_exit = True
+        await asyncio.gather(*serving)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._shutdown()
+
+    async def _start(self) -> None:
+        """Adopt what runs already, in the order in which the parts depend on each other."""
+        self._projects.clean()
+        await self._engine.startup()
+        running = self._cluster.engine.unsettled() if self._cluster else self._engine.replicas().keys()
+        self._metric_totals.startup(running)
+        await self._model_agent.startup(self._needs_model_agent)
+        await self._supervisor.startup()
+        if self._shared_projects is not None:
+            targets = [*self._api_targets(), *self._supervisor.targets()]
+            await self._shared_projects.fetch({target.project_hash for target in targets})
+        await self._async_apis.startup()
+        await self._gateway.startup(self._reconciler.routes())
+
+    async def _shutdown(self) -> None:
+        if self._stops_all:
+            await self._reconciler.stop_all(_DOWN_DRAIN_S)
+            await self._gateway.stop()  # before the node agents, which stop the gateways of their nodes
+            if self._cluster is not None:
+                await self._cluster.engine.end_nodes()
+            await self._model_agent.stop()
+            (self._home.run_dir / "operator.json").unlink(missing_ok=True)
+            shutil.rmtree(self._home.metrics_dir, ignore_errors=True)  # may be outside of the home
+        else:
+            await self._model_agent.shutdown()
+            await self._gateway.shutdown()
+        await self._engine.shutdown()
+        self._database.dispose()
+        _logger.info("operator stopped", stopped_all=self._stops_all)
+        await self._job_store.shutdown()
+
+    def _server(self, identity: OperatorIdentity) -> uvicorn.Server:
+        """Return the server of the operator's HTTP API."""
+        services = Services(
+            home=self._home,
+            identity=identity,
+            apis=self._apis,
+            engine=self._engine,
+            gateway=self._gateway,
+            model_agent=self._model_agent,
+            cluster=self._cluster,
+            reconciler=self._reconciler,
+            deployer=self._deployer,
+            keys=self._keys,
+            jobs=self._jobs,
+            schedules=self._schedules,
+            scaling=self._scaling,
+            metrics=self._metrics,
+            tracking=self._tracking,
+            shut_down=self._shut_down,
+        )
+        app = create_app(services, self._token, self._settings.host, self._certificate.has_name, _logger)
+        return create_server(app, self._certificate.context)
+
+    def _jobs_server(self) -> uvicorn.Server:
+        """Return the server of the private socket for the gateway and the workers."""
+        jobs = PublicJobs(self._jobs)
+        return create_jobs_server(
+            create_jobs_app(jobs, self._async_apis, self._supervisor.dispatcher, self._worker_token, _logger)
+        )
+
+    async def _keep_gateway_running(self) -> None:
+        while True:
+            await asyncio.sleep(_GATEWAY_CHECK_S)
+            if self._certificate.reload():
+                self._gateway.use_certificate(self._certificate.pem)
+            try:
+                await self._gateway.ensure_running()
+            except Exception as error:  # of any kind: the next check must happen
+                expected = isinstance(error, GatewayError)
+                _logger.error("gateway can't be kept running", None if expected else error, error=error)
+
+    def _shut_down(self, stops_all: bool) -> None:
+        self._stops_all = stops_all
+        self._stop.set()
 
     def _wake(self) -> None:
         self._reconciler.wake()
@@ -148,137 +270,18 @@ class OperatorProcess:
     def _endpoint(self, api: Api) -> str:
         return self._settings.url(self._settings.gateway_port) + api.networking.endpoint
 
-    @property
-    def is_stopping(self) -> bool:
-        """Tell whether it was told to end."""
-        return self._stop.is_set()
+    def _is_failing(self, record: ApiRecord) -> bool:
+        return self._reconciler.own_state(record).status in (ApiStatus.ERROR, ApiStatus.OOM)
 
-    async def run(self, listener: socket.socket) -> None:
-        """Serve until a signal or a request ends it. Raises: GatewayError if the gateway can't be started."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
-        projects = ProjectFolders(self._home)
-        projects.clean()
-        await self._engine.startup()
-        self._metric_totals.startup(self._cluster.unsettled() if self._cluster else self._engine.replicas().keys())
-        await self._model_agent.startup(self._needs_model_agent)
-        await self._supervisor.startup()
-        if self._shared is not None:
-            await self._bring_projects(self._shared)
-        await self._async_apis.startup()
-        await self._gateway.startup(self._reconciler.routes())
-        identity = identify(self._settings)
-        server = self._server(identity, projects)
-        tell_identity(self._home, identity)
-        keep_settings(self._home, self._settings, _logger)
-        _logger.info("operator started", pid=identity.process.pid, url=identity.url, gateway=identity.gateway_url)
-        tasks = [
-            asyncio.create_task(self._reconciler.run(), name="reconcile"),
-            asyncio.create_task(self._supervisor.run(), name="supervise jobs"),
-            asyncio.create_task(self._schedules.run(), name="submit what is due"),
-            asyncio.create_task(self._scaling.run(), name="scale"),
-            asyncio.create_task(self._tracking.run(), name="follow predictions"),
-            asyncio.create_task(self._keep_gateway(), name="keep gateway"),
-            asyncio.create_task(self._model_agent.run(), name="keep model agent"),
-        ]
-        servers = [(server, listener), (self._jobs_server(), listen_privately(self._home.jobs_socket))]
-        serving = [asyncio.create_task(server.serve(sockets=[socket]), name="serve") for server, socket in servers]
-        await self._stop.wait()
-        for server, _ in servers:
-            server.should_exit = True
-        await asyncio.gather(*serving)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._shutdown()
-        await self._job_store.shutdown()
-
-    async def _bring_projects(self, shared: SharedProjects) -> None:
-        """Have every project that an API, or a job, names."""
-        targets = [target for record in self._store.records() for target in (record.target, record.serving) if target]
-        await shared.bring({target.project_hash for target in [*targets, *self._supervisor.targets()]})
-
-    async def _shutdown(self) -> None:
-        if self._stops_all:
-            await self._reconciler.stop_all(_DOWN_DRAIN_S)
-            await self._gateway.stop()  # before the agents of nodes, which end theirs
-            if self._cluster is not None:
-                await self._cluster.end_nodes()
-            await self._model_agent.stop()
-            (self._home.run_dir / "operator.json").unlink(missing_ok=True)
-            shutil.rmtree(self._home.metrics_dir, ignore_errors=True)  # it may be outside of the home
-        else:
-            await self._model_agent.shutdown()
-            await self._gateway.shutdown()
-        await self._engine.shutdown()
-        self._database.dispose()
-        _logger.info("operator stopped", stopped_all=self._stops_all)
-
-    def _shut_down(self, stops_all: bool) -> None:
-        self._stops_all = stops_all
-        self._stop.set()
-
-    def _server(self, identity: Identity, projects: ProjectFolders) -> uvicorn.Server:
-        reconciler = self._reconciler
-        deployer = Deployer(
-            self._store,
-            projects,
-            is_updating=reconciler.is_updating,
-            is_failing=lambda record: reconciler.own_state(record).status in (ApiStatus.ERROR, ApiStatus.OOM),
-            on_change=reconciler.wake,
-            look_around=self._look_around,
-        )
-        deployer.share = self._shared.save if self._shared else None
-        operator = Operator(
-            self._home,
-            identity,
-            self._store,
-            self._engine,
-            self._gateway,
-            self._model_agent,
-            reconciler,
-            deployer,
-            self._jobs,
-            self._schedules,
-            self._metrics,
-            self._scaling,
-            self._tracking,
-            self._keys,
-            _logger,
-            self._cluster,
-            self._fleet,
-            self._placer,
-        )
-        host, is_name = self._settings.host, self._certificate.is_name
-        app = create_app(operator, self._token, host, _logger, self._shut_down, __version__, is_name)
-        return create_server(app, self._certificate.context)
-
-    def _jobs_server(self) -> uvicorn.Server:
-        """Return the server of the private socket on which the gateway and the workers call."""
-        return create_jobs_server(
-            create_jobs_app(
-                PublicJobs(self._jobs), self._async_apis, self._supervisor.dispatcher, self._worker_token, _logger
-            )
-        )
-
-    def _needs_model_agent(self) -> bool:
-        """Tell whether an API, or a replica that runs still, has models. In a cluster, it lists them for the nodes."""
-        targets = [target for record in self._store.records() for target in (record.target, record.serving) if target]
-        return any(loads_models(target.spec) for target in targets) or any(
-            spec.model_agent_socket for spec, _ in self._engine.replicas().values()
-        )
-
-    async def _look_around(self) -> Surroundings:
+    async def _find_surroundings(self) -> Surroundings:
         return Surroundings(os.environ, await self._engine.find_devices())
 
-    async def _keep_gateway(self) -> None:
-        while True:
-            await asyncio.sleep(_GATEWAY_CHECK_S)
-            if self._certificate.renew():
-                self._gateway.use_certificate(self._certificate.pem)
-            try:
-                await self._gateway.ensure_running()
-            except Exception as error:  # whatever it is, it must be tried again
-                expected = isinstance(error, GatewayError)
-                _logger.error("gateway can't be kept running", None if expected else error, error=error)
+    def _api_targets(self) -> list[Target]:
+        """Return the newest and the serving revision of every API."""
+        return [target for record in self._apis.records() for target in (record.target, record.serving) if target]
+
+    def _needs_model_agent(self) -> bool:
+        """Return True if an API or a running replica has models; in a cluster the agent lists them for the nodes."""
+        return any(loads_models(target.spec) for target in self._api_targets()) or any(
+            spec.model_agent_socket for spec, _ in self._engine.replicas().values()
+        )

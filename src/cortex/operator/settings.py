@@ -1,4 +1,4 @@
-"""What the operator is told when it starts: its command line, as data."""
+"""Command-line settings of the operator process."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from pathlib import Path
 from cortex.gateway.addresses import numeric
 from cortex.tls import CertificateFiles, ServerCertificate, shown_name
 
-#: Addresses that lead to this machine from itself only, or to nothing in particular.
-_SAY_NOTHING = frozenset({"127.0.0.1", "::1", "localhost", "0.0.0.0", "::"})
+#: Listening addresses that other machines can't use to call this one.
+_NOT_CALLABLE = frozenset({"127.0.0.1", "::1", "localhost", "0.0.0.0", "::"})
 _ALL = frozenset({"0.0.0.0", "::"})
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Where operator and gateway listen."""
+class OperatorSettings:
+    """Listening addresses, ports and TLS files of operator and gateway."""
 
     host: str = "127.0.0.1"
     operator_port: int = 8889
     gateway_port: int = 8888
-    autoscaler_speed: float = 1.0  #: how many times faster time passes for the autoscaler
-    tls: CertificateFiles | None = None  #: what both serve; None: plain HTTP
-    name: str = ""  #: what others call this machine, in URLs; "": by the address
+    autoscaler_speed: float = 1.0  #: factor by which time passes faster for the autoscaler
+    tls: CertificateFiles | None = None  #: served by operator and gateway; None: plain HTTP
+    name: str = ""  #: host name of this machine in URLs; "": the listening address
 
     @classmethod
-    def parse(cls, arguments: Sequence[str]) -> Settings:
-        """Read a command line; a wrong one ends the process with exit code 2."""
+    def parse(cls, arguments: Sequence[str]) -> OperatorSettings:
+        """Parse a command line; an invalid one ends the process with exit code 2."""
         parser = argparse.ArgumentParser(prog="cortex.operator.main", description="Run the cortex operator.")
         parser.add_argument("--host", default=cls.host)
         parser.add_argument("--operator-port", type=int, default=cls.operator_port)
@@ -39,11 +39,11 @@ class Settings:
             "--autoscaler-speed",
             type=float,
             default=cls.autoscaler_speed,
-            help="how many times faster time passes for the autoscaler, to try a policy without waiting",
+            help="factor by which time passes faster for the autoscaler, to try a policy without waiting",
         )
         parsed = parser.parse_args(arguments)
         if bool(parsed.tls_cert) != bool(parsed.tls_key):
-            parser.error("--tls-cert and --tls-key belong together")
+            parser.error("--tls-cert and --tls-key must be given together")
         return cls(
             parsed.host,
             parsed.operator_port,
@@ -52,23 +52,23 @@ class Settings:
             CertificateFiles(parsed.tls_cert.absolute(), parsed.tls_key.absolute()) if parsed.tls_cert else None,
         )
 
-    def named(self, certificate: ServerCertificate) -> Settings:
-        """Return these settings with the name in a certificate, unless one address says where both are."""
-        return replace(self, name=shown_name(certificate) or self.name) if self.host in _SAY_NOTHING else self
+    def with_certificate_name(self, certificate: ServerCertificate) -> OperatorSettings:
+        """Return these settings with the certificate's host name in URLs, unless `host` is callable from elsewhere."""
+        return replace(self, name=shown_name(certificate) or self.name) if self.host in _NOT_CALLABLE else self
 
-    def reached_at(self, address: str) -> Settings:
-        """Return these settings for URLs with this address of the machine, where all of them are listened on.
+    def with_address(self, address: str) -> OperatorSettings:
+        """Return these settings with an IP address of this machine in URLs, if operator and gateway listen on all.
 
-        Not with a name, which need not be one that requests may come to.
+        A host name is ignored: `AuthMiddleware` might reject requests to it.
         """
         return replace(self, name=address) if self.host in _ALL and numeric(address) else self
 
     @property
     def address(self) -> str:
-        """Where to connect to from this machine."""
+        """Address to connect to from this machine."""
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
 
     def url(self, port: int) -> str:
-        """Return the address to call; without a name the loopback one where all are listened on."""
+        """Return the URL of a port on `name`, or else on `address`."""
         scheme, host = "https" if self.tls else "http", self.name or self.address
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -14,13 +14,13 @@ import time
 from dataclasses import replace
 
 from cortex.errors import CortexError
-from cortex.operator.leader_election import Leadership, Timing
+from cortex.operator.leader_election import ElectionTiming, Leadership
 from cortex.state.database import open_state
 from cortex.state.key_values import FactStore
 from cortex.state.leader_election import Leader
 from cortex.telemetry import Logger, configure
 
-FAST = Timing(look_s=0.1, check_s=0.2, answer_s=1.0, held_s=1.5, session_s=2.0)
+FAST = ElectionTiming(retry_s=0.1, check_s=0.2, answer_s=1.0, valid_s=1.5, session_s=2.0)
 
 
 def tell(what: str, **more: object) -> None:
@@ -41,13 +41,13 @@ def write_when_asked(url: str, name: str, epoch: int) -> None:
 async def main() -> None:
     configure(None)
     url, name, *held_s = sys.argv[1:]
-    timing = replace(FAST, held_s=float(held_s[0]), session_s=float(held_s[0]) + 1) if held_s else FAST
+    timing = replace(FAST, valid_s=float(held_s[0]), session_s=float(held_s[0]) + 1) if held_s else FAST
     me = Leader("host", os.getpid(), f"http://{name}", "http://gateway", time.time())
     leadership = Leadership(url, me, Logger("test"), timing)
     epoch = await leadership.acquire(is_patient=True)
     tell("leads", epoch=epoch)
     threading.Thread(target=write_when_asked, args=(url, name, epoch), daemon=True).start()
-    await leadership.lost()
+    await leadership.wait_until_lost()
     tell("lost")
     await asyncio.Event().wait()
 

@@ -18,7 +18,7 @@ from cortex.errors import ConflictError
 from cortex.jobs.http.view import JobView
 from cortex.jobs.spec import JobRecord
 from cortex.lifecycle import JobStatus
-from cortex.operator.http.app import answer_errors
+from cortex.operator.http.app import add_error_handlers
 from cortex.operator.http.job_routes import job_routes
 from cortex.telemetry import Logger
 from harness.jobs.jobs_server import Connection, MemoryJobs, served
@@ -91,7 +91,7 @@ class Operator:
 def operator(tmp_path: Path) -> Iterator[Operator]:
     jobs = OperatorJobs(tmp_path)
     app = FastAPI()
-    answer_errors(app, Logger("test"))
+    add_error_handlers(app, Logger("test"))
     app.include_router(job_routes(jobs, lambda: [LocalLogs(tmp_path)]))
     with served(app) as path:
         yield Operator(path, jobs)

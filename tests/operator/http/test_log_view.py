@@ -10,9 +10,8 @@ from cortex.engine.log_source import LocalLogs
 from cortex.engine.logs import LogWriter
 from cortex.gateway.access import ACCESS_LOG_FILE as ACCESS_LOG
 from cortex.gateway.access_log import LocalAccess
-from cortex.operator.http.access_log import stream_access_log
-from cortex.operator.http.log_streams import stream_logs
-from cortex.operator.http.log_view import LogForm
+from cortex.operator.http.log_format import LogForm
+from cortex.operator.http.log_streams import stream_access_log, stream_logs
 from cortex.replica.request_log import END, MARK
 from harness.replicas.replicas import new_request_id, running_replica
 from harness.wait import wait_until

@@ -10,7 +10,7 @@ from cortex.cli.context import Context
 from cortex.client.client import Client
 from cortex.errors import NotFoundError
 from cortex.lifecycle import ApiKind
-from cortex.operator.http.log_view import DEFAULT_TAIL, MAX_TAIL
+from cortex.operator.http.log_format import DEFAULT_TAIL, MAX_TAIL
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

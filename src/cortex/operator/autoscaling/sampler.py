@@ -28,7 +28,7 @@ from cortex.operator.autoscaling.policy import (
     Sample,
     decide,
 )
-from cortex.operator.error_log import Complaint
+from cortex.operator.error_log import LoopErrorLog
 from cortex.operator.jobs.capacity import JobRoom
 from cortex.operator.replicas.plan import wanted_replicas
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
@@ -133,7 +133,7 @@ class Scaling:
         self._apis: dict[str, _Scaled] = {}
         self._next_sample = 0.0
         self._next_tick = self._clock() + timing.tick_s
-        self._complaint = Complaint(logger, "autoscaling failed")
+        self._error_log = LoopErrorLog(logger, "autoscaling failed")
         self._is_deaf = False  # the gateway did not answer the last time
 
     def decisions(self, name: str) -> Sequence[Decision]:
@@ -149,7 +149,7 @@ class Scaling:
                 await self.step()
                 pause_s = self._pause()
             except Exception as error:  # one bad look must not end the autoscaler
-                self._complaint.failed(error)
+                self._error_log.failed(error)
             await asyncio.sleep(pause_s)
 
     async def step(self) -> None:
@@ -278,7 +278,7 @@ class Scaling:
     def _keep(self, record: ApiRecord, scaled: _Scaled, decision: Decision) -> None:
         if decision.requested != decision.current:  # first: what can't be stored has not been decided
             self._store.set_replicas(record.name, decision.requested)
-            self._complaint.passed()
+            self._error_log.succeeded()
         scaled.decisions.append(decision)
         scaled.history = scaled.history.after(decision, scaled.policy)
         if decision.requested == decision.current:

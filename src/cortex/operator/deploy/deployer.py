@@ -45,16 +45,16 @@ class Deployer:
         is_updating: Callable[[ApiRecord], bool],
         is_failing: Callable[[ApiRecord], bool],
         on_change: Callable[[], None],
-        look_around: Callable[[], Awaitable[Surroundings]] | None = None,
+        find_surroundings: Callable[[], Awaitable[Surroundings]] | None = None,
+        share: Callable[[str, Path], Awaitable[None]] | None = None,
     ) -> None:
         self._store = store
         self._projects = projects
         self._is_updating = is_updating
         self._is_failing = is_failing
         self._on_change = on_change
-        self._look_around = look_around
-        #: Makes a project (hash, folder) known to other operators, before anything names it.
-        self.share: Callable[[str, Path], Awaitable[None]] | None = None
+        self._find_surroundings = find_surroundings
+        self._share = share
         self._turn = asyncio.Lock()
 
     async def deploy(self, archive: bytes, config_name: str, force: bool = False) -> list[Result]:
@@ -73,8 +73,8 @@ class Deployer:
                 (folder / config_name).unlink()  # it is no file of the project
                 results, changes, deletions = self._diff(diagnosis.apis, project_hash, force)
                 if changes:
-                    if self.share is not None:
-                        await self.share(project_hash, folder)
+                    if self._share is not None:
+                        await self._share(project_hash, folder)
                     self._projects.adopt(folder, project_hash)
                 self._write(changes, deletions)
             return results
@@ -124,7 +124,7 @@ class Deployer:
             return Result(name, f"deleting {name}")
 
     async def _surroundings(self) -> Surroundings | None:
-        return await self._look_around() if self._look_around else None
+        return await self._find_surroundings() if self._find_surroundings else None
 
     def _require(self, name: str) -> ApiRecord:
         record = self._store.get(name)

@@ -32,7 +32,7 @@ class SharedProjects:
         finally:
             path.unlink(missing_ok=True)
 
-    async def bring(self, hashes: Collection[str]) -> None:
+    async def fetch(self, hashes: Collection[str]) -> None:
         """Unpack those of these projects that have no folder here; one that can't be had is told of.
 
         All others are removed from the database: to be called before anything is deployed.
@@ -40,9 +40,9 @@ class SharedProjects:
         await asyncio.to_thread(self._store.keep_only, hashes)
         for project_hash in hashes:
             if not self._folders.path(project_hash).exists():
-                await asyncio.to_thread(self._bring, project_hash)
+                await asyncio.to_thread(self._fetch, project_hash)
 
-    def _bring(self, project_hash: str) -> None:
+    def _fetch(self, project_hash: str) -> None:
         try:
             archive = b"".join(self._store.get(project_hash))
             if archive:

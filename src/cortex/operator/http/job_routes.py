@@ -16,8 +16,8 @@ from cortex.jobs.http.view import JobView, job_json, jobs_json, submitted_json
 from cortex.jobs.intake.request_body import Memory
 from cortex.jobs.intake.submission import check_workers
 from cortex.jobs.spec import JobRecord
+from cortex.operator.http.log_format import DEFAULT_TAIL, MAX_TAIL, LogForm
 from cortex.operator.http.log_streams import stream_logs
-from cortex.operator.http.log_view import DEFAULT_TAIL, MAX_TAIL, LogForm
 
 _LINES = "application/x-ndjson"
 #: What nobody reads any more: the caller is gone.

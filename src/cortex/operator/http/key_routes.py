@@ -1,4 +1,4 @@
-"""The operator's routes for API keys."""
+"""Routes of API keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cortex.operator.deploy.keys import Keys
 
 
 class NewKey(BaseModel):
-    """What a key is to be."""
+    """Body of a request to create a key."""
 
     name: str
     apis: list[str] = []
@@ -23,17 +23,17 @@ def key_routes(keys: Keys) -> APIRouter:
 
     @router.get("")
     async def list_keys() -> list[dict[str, Any]]:
-        """Return the id, name and APIs of every key, the oldest first; no APIs: it is for all."""
+        """Return id, name and APIs of every key, oldest first; a key without APIs is valid for all."""
         return keys.list()
 
     @router.post("")
     async def create_key(new: NewKey) -> dict[str, Any]:
-        """Make a key, which only this answer shows; it can be used at once."""
+        """Create a key that is valid on return; only this response contains it."""
         return await keys.create(new.name, new.apis)
 
     @router.delete("/{key_id}")
     async def revoke_key(key_id: str) -> dict[str, Any]:
-        """Revoke a key: no new request gets in with it."""
+        """Revoke a key: new requests with it are rejected."""
         return await keys.revoke(key_id)
 
     return router

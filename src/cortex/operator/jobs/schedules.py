@@ -22,7 +22,7 @@ from cortex.jobs import schedule_state as ticks
 from cortex.jobs.intake.task_submission import parse_body
 from cortex.jobs.schedule_state import Ticks
 from cortex.jobs.store import JobStore
-from cortex.operator.error_log import Complaint
+from cortex.operator.error_log import LoopErrorLog
 from cortex.operator.jobs.cron import Cron, zone
 from cortex.operator.jobs.service import Due, Jobs
 from cortex.state.apis import ApiRecord, ApiStore
@@ -53,7 +53,7 @@ class Schedules:
         self._known: dict[str, Ticks] | None = None  #: what is stored; None: to be read
         self._submitting: dict[str, asyncio.Task[None]] = {}
         self._held_until: dict[str, float] = {}
-        self._complaint = Complaint(logger, "schedules can't be looked at")
+        self._error_log = LoopErrorLog(logger, "schedules can't be looked at")
         self._unreadable: set[str] = set()  #: those that the log tells of
 
     async def run(self) -> None:
@@ -62,9 +62,9 @@ class Schedules:
             while True:
                 try:
                     await self.look()
-                    self._complaint.passed()
+                    self._error_log.succeeded()
                 except Exception as error:  # one bad look must not end the loop
-                    self._complaint.failed(error)
+                    self._error_log.failed(error)
                 await asyncio.sleep(_LOOK_S)
         finally:
             for task in self._submitting.values():

@@ -22,7 +22,7 @@ from cortex.jobs.intake.sources import source_from_json
 from cortex.jobs.spec import Assignment, FilePathLister, JobRecord, Upload
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiKind, JobStatus
-from cortex.operator.error_log import Complaint
+from cortex.operator.error_log import LoopErrorLog
 from cortex.operator.jobs.assignments import assignment_of
 from cortex.operator.jobs.capacity import JobRoom
 from cortex.operator.jobs.completion import Completion
@@ -94,7 +94,7 @@ class JobSupervisor:
         self._next_expiry = 0.0
         self._cleaning: asyncio.Task[None] | None = None
         self._without_logs: set[str] = set()  #: jobs that are deleted
-        self._complaint = Complaint(logger, "supervising jobs failed")
+        self._error_log = LoopErrorLog(logger, "supervising jobs failed")
 
     def wake(self) -> None:
         """Have a pass made soon."""
@@ -182,9 +182,9 @@ class JobSupervisor:
         self._awake.clear()
         try:
             await self._supervise()
-            self._complaint.passed()
+            self._error_log.succeeded()
         except Exception as error:  # one bad pass must not end the control loop
-            self._complaint.failed(error)
+            self._error_log.failed(error)
 
     async def _supervise(self) -> None:
         await self.crews.note_deaths()

@@ -15,7 +15,7 @@ from typing import Any
 from cortex.config.schema import TrackerConfig
 from cortex.errors import InputError
 from cortex.home import Home
-from cortex.operator.error_log import Complaint
+from cortex.operator.error_log import LoopErrorLog
 from cortex.operator.monitoring import drift
 from cortex.operator.monitoring.baseline import parse_baseline
 from cortex.operator.monitoring.feedback import Told, as_text, judge
@@ -58,7 +58,7 @@ class Tracking:
         self._logger = logger
         self._now = now
         self._swept_at = 0.0
-        self._complaint = Complaint(logger, "predictions can't be followed")
+        self._error_log = LoopErrorLog(logger, "predictions can't be followed")
         totals.before_removal.append(self.keep_predictions)
 
     async def run(self) -> None:
@@ -79,9 +79,9 @@ class Tracking:
         try:
             yield
             if api:
-                self._complaint.passed()
+                self._error_log.succeeded()
         except Exception as error:  # whatever it is, it must be tried again
-            self._complaint.failed(error, api=api)
+            self._error_log.failed(error, api=api)
 
     def look(self, record: ApiRecord) -> None:
         """Compare a window with the baseline, where one has become complete."""

@@ -21,7 +21,7 @@ from cortex.gateway.routes import ApiKey, RoutingTable
 from cortex.home import Home
 from cortex.lifecycle import ApiKind, ApiStatus, ProcessState
 from cortex.operator.deploy.projects import ProjectFolders
-from cortex.operator.error_log import Complaint
+from cortex.operator.error_log import LoopErrorLog
 from cortex.operator.jobs.async_apis import AsyncApis
 from cortex.operator.replicas.capacity import Room
 from cortex.operator.replicas.plan import (
@@ -87,7 +87,7 @@ class Reconciler:
         self._known: dict[str, Replica] = {}
         self._used_projects: set[str] = set()
         self._background: set[asyncio.Task[None]] = set()
-        self._complaint = Complaint(logger, "reconciling failed")
+        self._error_log = LoopErrorLog(logger, "reconciling failed")
 
     def wake(self) -> None:
         """Have a pass made soon."""
@@ -197,7 +197,7 @@ class Reconciler:
         try:
             await self._reconcile()
         except Exception as error:  # one bad pass must not end the control loop
-            self._complaint.failed(error)
+            self._error_log.failed(error)
         self._tell_changed()
 
     def _tell_changed(self) -> None:
@@ -304,9 +304,9 @@ class Reconciler:
         try:
             write()
         except DatabaseUnavailableError as error:
-            self._complaint.failed(error)
+            self._error_log.failed(error)
             return False
-        self._complaint.passed()
+        self._error_log.succeeded()
         return True
 
     def _forget_unused(self, records: Sequence[ApiRecord]) -> None:

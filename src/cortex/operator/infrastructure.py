@@ -1,13 +1,13 @@
-"""Chooses where replicas run, by what the installation is made of."""
+"""Factory of engine and gateway: on this machine, or on a Ray cluster."""
 
 from __future__ import annotations
 
-import functools
 import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from cortex import __version__
 from cortex.cluster.engine import Access, ClusterEngine
@@ -23,6 +23,7 @@ from cortex.engine.preparing import Prepared, prepare_revision
 from cortex.errors import InputError
 from cortex.gateway.base import AnyGateway
 from cortex.gateway.config import GatewaySettings
+from cortex.gateway.haproxy import Gateway
 from cortex.home import Home
 from cortex.installation import Installation
 from cortex.state.apis import Target
@@ -31,22 +32,38 @@ from cortex.telemetry import Logger
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where replicas run, and how what they are started from is prepared."""
+class Cluster:
+    """The parts that exist only with several machines."""
+
+    engine: ClusterEngine
+    placer: Placer
+    fleet: Fleet
+
+
+@dataclass(frozen=True)
+class Infrastructure:
+    """Where replicas run, and the gateway in front of them."""
 
     engine: Engine
-    prepare: Callable[[Target], Awaitable[Prepared]]
-    gateway_secret: str = ""  #: what replicas are shown that are reached over TCP
-    cluster: ClusterEngine | None = None
-    placer: Placer | None = None  #: who finds room on the cluster
-    #: Makes one of the operator's own gateway and those on nodes; None where there are no nodes.
-    fleet: Callable[[AnyGateway, GatewaySettings], Fleet] | None = None
+    gateway: AnyGateway
+    prepare: Callable[[Target], Awaitable[Prepared]]  #: prepares environment and models of a revision
+    gateway_secret: str = ""  #: authenticates the gateway to replicas that it reaches over TCP
+    cluster: Cluster | None = None
 
 
-def create_place(home: Home, installation: Installation, facts: FactStore, epoch: int, logger: Logger) -> Place:
-    """Return it. Raises: InputError if the address of this machine can't be found."""
+def create_infrastructure(
+    home: Home,
+    installation: Installation,
+    listening: GatewaySettings,
+    facts: FactStore,
+    epoch: int,
+    logger: Logger,
+) -> Infrastructure:
+    """Return engine and gateway of an installation. Raises: InputError if `own_address` does."""
+    gateway = Gateway(home, listening)
     if installation.engine == "local":
-        return Place(LocalEngine(home, os.environ, logger), functools.partial(prepare_revision, home, os.environ))
+        engine = LocalEngine(home, os.environ, logger)
+        return Infrastructure(engine, gateway, partial(prepare_revision, home, os.environ))
     secret = facts.put_if_absent("cluster_secret", secrets.token_hex(32))
     cluster_id = facts.put_if_absent("cluster_id", secrets.token_hex(4))
     address = installation.ray_address or ""
@@ -54,26 +71,23 @@ def create_place(home: Home, installation: Installation, facts: FactStore, epoch
     start = NodeStart(cluster_id, secret, __version__)
     placer = RayPlacer(address, start, os.environ, home.logs_dir / "ray.log", logger)
     nodes = SharedNodes(facts) if installation.database else NodesFile(home.run_dir / "nodes.json")
-    engine = ClusterEngine(home, placer, access, nodes, logger)
-
-    def fleet(own: AnyGateway, listening: GatewaySettings) -> Fleet:
-        settings = FleetSettings(
-            installation.gateways, listening.host, listening.port, listening.certificate, access.host
-        )
-        return Fleet(own, engine, placer, settings, derived(secret, "node"), epoch, home.run_dir, logger)
-
-    return Place(engine, _on_nodes, access.gateway_secret, engine, placer, fleet)
+    cluster_engine = ClusterEngine(home, placer, access, nodes, logger)
+    settings = FleetSettings(installation.gateways, listening.host, listening.port, listening.certificate, access.host)
+    node_key = derived(secret, "node")
+    fleet = Fleet(gateway, cluster_engine, placer, settings, node_key, epoch, home.run_dir, logger)
+    cluster = Cluster(cluster_engine, placer, fleet)
+    return Infrastructure(cluster_engine, fleet, _prepare_nothing, access.gateway_secret, cluster)
 
 
-async def _on_nodes(target: Target) -> Prepared:
-    """Prepare nothing here: each node does it for itself."""
+async def _prepare_nothing(target: Target) -> Prepared:
+    """Return an empty preparation: each node prepares revisions itself."""
     return Prepared("", {})
 
 
 def own_address(installation: Installation) -> str:
-    """Return the address at which the cluster's nodes reach this machine: the one that leads to Ray's head.
+    """Return this machine's address on the route to Ray's head node, by which cluster nodes reach it.
 
-    Nothing is sent. Raises: InputError if it can't be found.
+    Sends no packet. Raises: InputError if Ray's head can't be resolved.
     """
     if installation.advertise:
         return installation.advertise
@@ -86,6 +100,6 @@ def own_address(installation: Installation) -> str:
             return str(sock.getsockname()[0])
     except OSError as error:
         raise InputError(
-            f"Ray's head at {ray_address} can't be found: {error.strerror or error}; check --ray-address, "
-            "and say with --advertise at which address nodes reach this machine"
+            f"Ray's head node at {ray_address} can't be found: {error.strerror or error}; check --ray-address, "
+            "and set the address at which nodes reach this machine with --advertise"
         ) from None

@@ -1,4 +1,4 @@
-"""Log lines as callers read them: text, or one JSON object per line. Pure."""
+"""Log lines as text or JSON. Pure and light: `cortex logs` imports it."""
 
 from __future__ import annotations
 
@@ -10,33 +10,44 @@ from typing import Any
 
 from cortex.engine.log_files import STDERR, STDOUT, SUPERVISOR, LogLine
 
-#: So many of the last lines are shown where nobody says how many, and may be asked for.
+#: Default and maximum of `tail`.
 DEFAULT_TAIL, MAX_TAIL = 1000, 1_000_000
 _STREAMS = {STDOUT: "stdout", STDERR: "stderr", SUPERVISOR: "supervisor"}
-#: How `cortex_internal.lib.log.logger` begins a line.
+#: Prefix of lines written with `cortex_internal.lib.log.logger`.
 _LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
-#: How a supervisor's line of a death ends, in `take_inside` of its workers.
+#: Ending of a supervisor's line about a process that died with requests inside it.
 _INSIDE = re.compile(r", inside: (?:request|workload|batch) (\S+(?:, \S+)*)$")
 
 
 @dataclass(frozen=True)
 class LogForm:
-    """Which lines of replicas are shown, and how."""
+    """Filter and format of a replica's log lines."""
 
     is_json: bool = False
-    request: str | None = None  #: only lines that were printed for this request, and of deaths with it inside
+    request: str | None = None  #: only lines of this request, and of deaths of a process that was serving it
 
-    def takes(self, line: LogLine) -> bool:
-        """Tell whether a line is shown."""
-        return self.request in (None, line.request_id) or self.request in _inside(line)
+    def matches(self, line: LogLine) -> bool:
+        """Return True if the filter accepts a line."""
+        return self.request in (None, line.request_id) or self.request in _requests_of_death(line)
 
-    def show(self, line: LogLine) -> str:
+    def format(self, line: LogLine) -> str:
         """Return a line with its line break."""
         return f"{_as_json(line)}\n" if self.is_json else f"{line.at} {line.replica.rsplit('-', 1)[-1]} {line.text}\n"
 
 
-def _inside(line: LogLine) -> list[str]:
-    """Name the requests that were inside a process that died; of any other line none."""
+def format_access(fields: Mapping[str, Any], is_json: bool) -> str:
+    """Return a line of the access log with its line break."""
+    if is_json:
+        return f"{json.dumps(fields, ensure_ascii=False)}\n"
+    first = [str(fields[name]) for name in ("time", "status", "method", "path") if name in fields]
+    rest = [
+        f"{name}={value}" for name, value in fields.items() if name not in ("time", "status", "method", "path", "api")
+    ]
+    return " ".join([*first, *rest]) + "\n"
+
+
+def _requests_of_death(line: LogLine) -> list[str]:
+    """Return the ids of the requests that a process was serving when it died; empty for other lines."""
     found = _INSIDE.search(line.text) if line.stream == SUPERVISOR else None
     return found[1].split(", ") if found else []
 
@@ -55,14 +66,3 @@ def _as_json(line: LogLine) -> str:
     if line.request_id:
         fields["request_id"] = line.request_id
     return json.dumps(fields, ensure_ascii=False)
-
-
-def show_access(fields: Mapping[str, Any], is_json: bool) -> str:
-    """Return a line of the access log with its line break."""
-    if is_json:
-        return f"{json.dumps(fields, ensure_ascii=False)}\n"
-    first = [str(fields[name]) for name in ("time", "status", "method", "path") if name in fields]
-    rest = [
-        f"{name}={value}" for name, value in fields.items() if name not in ("time", "status", "method", "path", "api")
-    ]
-    return " ".join([*first, *rest]) + "\n"

@@ -1,0 +1,142 @@
+"""Routes of APIs: deploy, patch, refresh, delete, inspect, logs, scaling decisions, feedback."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import StreamingResponse
+
+from cortex.config.archive import MAX_PROJECT_BYTES
+from cortex.errors import InputError, NotFoundError
+from cortex.jobs.intake.request_body import read_body
+from cortex.operator.autoscaling.policy import Policy
+from cortex.operator.http.api_view import describe_api, describe_apis
+from cortex.operator.http.log_format import DEFAULT_TAIL, MAX_TAIL, LogForm
+from cortex.operator.http.log_streams import stream_access_log, stream_logs
+from cortex.operator.http.services import Services
+from cortex.operator.monitoring.feedback import MAX_FEEDBACK_BYTES, parse_feedback
+from cortex.operator.monitoring.tracking import require_tracker
+from cortex.operator.replicas.plan import wanted_replicas
+from cortex.replica.tracker import CLASSIFICATION
+
+#: A configuration file is a few kilobytes.
+_MAX_CONFIG_BYTES = 1024 * 1024
+#: The archive has the project's files, their names and the configuration.
+_MAX_UPLOAD_BYTES = MAX_PROJECT_BYTES + 16 * 1024 * 1024
+_MAX_WAIT_S = 60.0
+#: Limit on the wait for the gateway's routes after a deletion.
+_DELETED_S = 5.0
+_NAME = re.compile(r"[a-z][-a-z0-9]{0,63}")
+
+Json = dict[str, Any]
+
+
+def deploy_routes(services: Services) -> APIRouter:
+    """Return the routes that change APIs."""
+    router = APIRouter(prefix="/v1")
+    deployer = services.deployer
+
+    @router.post("/deploy")
+    async def deploy(
+        request: Request,
+        config: str | None = None,
+        force: bool = False,
+        x_cortex_config: Annotated[str | None, Header()] = None,
+    ) -> list[Json]:
+        """Deploy the APIs of a project: the body is a zip of it, with the configuration file inside."""
+        body = await read_body(request, _MAX_UPLOAD_BYTES)
+        name = config or x_cortex_config or "cortex.yaml"
+        return [asdict(result) for result in await deployer.deploy(body, name, force)]
+
+    @router.post("/patch")
+    async def patch(request: Request, force: bool = False) -> list[Json]:
+        """Change the configuration of deployed APIs: the body is a `cortex.yaml`."""
+        body = await read_body(request, _MAX_CONFIG_BYTES)
+        return [asdict(result) for result in await deployer.patch(body, force)]
+
+    @router.post("/apis/{api}/refresh")
+    async def refresh(api: str, force: bool = False) -> Json:
+        """Replace every replica of an API."""
+        return asdict(await deployer.refresh(api, force))
+
+    @router.delete("/apis/{api}")
+    async def delete(api: str, keep_cache: bool = False, force: bool = False) -> Json:
+        """Delete an API; `keep_cache` keeps its history. `force` is accepted and ignored: the CLI asks its user."""
+        result = await deployer.delete(api, keep_cache)
+        await services.jobs.api_deleted(api, keep_cache)
+        await services.reconciler.settled(api, _DELETED_S)  # callers rely on it: the endpoint is gone on return
+        return asdict(result)
+
+    return router
+
+
+def api_routes(services: Services) -> APIRouter:
+    """Return the routes that inspect APIs."""
+    router = APIRouter(prefix="/v1/apis")
+
+    @router.get("")
+    async def list_apis() -> list[Json]:
+        """Return every API."""
+        return await describe_apis(services)
+
+    @router.get("/{api}")
+    async def get_api(api: str) -> Json:
+        """Return one API."""
+        return await describe_api(services, services.api(api))
+
+    @router.get("/{api}/wait")
+    async def wait(api: str, timeout: Annotated[float, Query(ge=0, le=_MAX_WAIT_S)] = 30.0) -> Json:
+        """Return one API as soon as it is no longer `updating`, or after `timeout` seconds."""
+        services.api(api)
+        await services.reconciler.settled(api, timeout)
+        return await describe_api(services, services.api(api))
+
+    @router.get("/{api}/logs")
+    async def logs(
+        api: str,
+        follow: bool = False,
+        replica: str | None = None,
+        tail: Annotated[int, Query(ge=0, le=MAX_TAIL)] = DEFAULT_TAIL,
+        request: str | None = None,
+        json: bool = False,
+        access: bool = False,
+    ) -> StreamingResponse:
+        """Stream the log lines of all replicas of an API, including past replicas, in order of time.
+
+        `request` filters by request id, `json` makes each line a JSON object; with `access`
+        the lines are the gateway's access log, one per request.
+        """
+        folder = services.home.logs_dir / api
+        if not _NAME.fullmatch(api) or not (services.apis.get(api) or folder.is_dir()):
+            raise NotFoundError(f"{api} is not deployed")
+        if access:
+            return stream_access_log(services.access_log_sources(), api, request, follow, tail, json)
+        return stream_logs(services.log_sources(), api, replica, follow, tail, form=LogForm(json, request))
+
+    @router.get("/{api}/scaling")
+    async def scaling(api: str) -> Json:
+        """Return an API's autoscaling policy and its latest scaling decisions, oldest first."""
+        record = services.api(api)
+        if not record.spec.kind.has_replicas:
+            raise InputError(f"{api} is a {record.kind}: it has no replicas to scale")
+        return {
+            "api": api,
+            "requested": wanted_replicas(record),
+            "policy": asdict(Policy.of(record.spec)),
+            "decisions": [decision.to_json() for decision in services.scaling.decisions(api)],
+        }
+
+    @router.post("/{api}/feedback")
+    async def feedback(api: str, request: Request) -> Json:
+        """Store the truth about predictions: `{"request_id", "truth"}`, a list of such, or one such object per line."""
+        record = services.api(api)
+        counts_classes = require_tracker(record).model_type == CLASSIFICATION
+        body = await read_body(request, MAX_FEEDBACK_BYTES, fix="post it in parts")
+        truths = await asyncio.to_thread(parse_feedback, body, counts_classes)
+        return await asyncio.to_thread(services.tracking.tell, record, truths)
+
+    return router
