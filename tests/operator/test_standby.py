@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -9,6 +10,8 @@ import sys
 import urllib.error
 import urllib.request
 from typing import Any
+
+import pytest
 
 from cortex.home import Home
 from cortex.installation import Installation
@@ -29,6 +32,7 @@ def alive(process: subprocess.Popen[str], port: int) -> dict[str, Any] | None:
         return None
 
 
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install cortex-serving[ray]")
 def test_an_operator_that_lost_its_lead_with_the_network_stands_by(home: Home) -> None:
     database = f"postgresql://cortex:secret@127.0.0.1:{free_port()}/none"
     Installation(engine="ray", ray_address=NOWHERE, database=database).write(home)

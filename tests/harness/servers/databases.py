@@ -1,19 +1,24 @@
-"""Where tests that use a database have it: each of them runs on every kind that there is."""
+"""Fixtures of databases: a test that takes `where` runs on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from cortex.state.database import Where
-from harness.servers.postgres import Postgres
+
+if TYPE_CHECKING:
+    from harness.servers.postgres import Postgres
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """A server for all tests of a process."""
+    from harness.servers.postgres import Postgres  # most tests need no PostgreSQL installed
+
     with Postgres() as server:
         yield server
 

@@ -20,6 +20,14 @@ from harness.wait import wait_until
 #: A process with a child that keeps a core busy.
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
 
+#: A process that uses 0.2 s of CPU time, then sleeps.
+BUSY_THEN_IDLE = """
+import time
+while time.process_time() < 0.2:
+    pass
+time.sleep(1000)
+"""
+
 
 @pytest.fixture
 def supervisor() -> Iterator[int]:
@@ -56,7 +64,7 @@ def test_what_was_used_before_does_not_count_when_the_clock_of_the_machine_is_se
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # What the kernel says of the machine's start changes with its clock.
-    process = subprocess.Popen([sys.executable, "-c", "import time; print(sum(range(10**7))); time.sleep(1000)"])
+    process = subprocess.Popen([sys.executable, "-c", BUSY_THEN_IDLE])
     try:
         wait_until(lambda: sum(psutil.Process(process.pid).cpu_times()[:2]) > 0.1)
         process.send_signal(signal.SIGSTOP)
