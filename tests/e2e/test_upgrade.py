@@ -1,7 +1,7 @@
 """Upgrade in place: a home of version 0.1.0, from before the modules were reorganized, is started by this version.
 
-`fixtures/home_0_1_0/home.tar.gz` was written by that version: `project/` was deployed and called, three jobs, a task and
-a workload ran, one API key was created, and `cortex down` ended it.
+`fixtures/home_0_1_0/home.tar.gz` was written by that version: `project/` was deployed and called, three jobs, a task
+and a workload ran, one API key was created, and `cortex down` ended it.
 """
 
 from __future__ import annotations
