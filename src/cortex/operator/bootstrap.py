@@ -24,8 +24,8 @@ from cortex.telemetry import Logger
 
 
 @dataclass(frozen=True)
-class OperatorIdentity:
-    """Process, version and addresses of this operator, as `run/operator.json` has them."""
+class OperatorInfo:
+    """Process, version and addresses of this operator: the content of `run/operator.json`."""
 
     process: ProcessIdentity
     url: str
@@ -38,7 +38,7 @@ class OperatorIdentity:
     host: str = ""  #: listening address of both, as given
 
     @classmethod
-    def of(cls, settings: OperatorSettings) -> OperatorIdentity:
+    def of(cls, settings: OperatorSettings) -> OperatorInfo:
         """Return the identity of this process."""
         return cls(
             process=ProcessIdentity.of(os.getpid()),

@@ -11,7 +11,7 @@ import time
 from cortex.errors import CortexError, DatabaseUnavailableError, InputError
 from cortex.home import Home
 from cortex.installation import Installation
-from cortex.operator.bootstrap import OperatorIdentity, ensure_token, listen, lock_home, save_settings
+from cortex.operator.bootstrap import OperatorInfo, ensure_token, listen, lock_home, save_settings
 from cortex.operator.certificates import ServedCertificate
 from cortex.operator.infrastructure import own_address
 from cortex.operator.leader_election import Leadership, consume_restart_mark, restart_process, stand_by
@@ -64,7 +64,7 @@ async def _run_elected(
 ) -> None:
     """Stand by until this operator is elected, then run it while it leads."""
     certificate = ServedCertificate(settings.tls, home.fingerprints_file, _logger)
-    identity = OperatorIdentity.of(certificate.apply_name(settings))
+    identity = OperatorInfo.of(certificate.apply_name(settings))
     ensure_token(home)  # commands need one while this operator stands by, too
     identity.write(home)
     me = Leader(socket.gethostname(), os.getpid(), identity.url, identity.gateway_url, time.time())

@@ -23,13 +23,12 @@ from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiStatus
 from cortex.models.source import loads_models
 from cortex.operator.autoscaling.sampler import Scaling, Sources, requests_of
-from cortex.operator.bootstrap import OperatorIdentity, ensure_shared_token, ensure_token, save_settings
+from cortex.operator.bootstrap import OperatorInfo, ensure_shared_token, ensure_token, save_settings
 from cortex.operator.certificates import ServedCertificate
 from cortex.operator.deploy.deployer import Deployer
-from cortex.operator.deploy.diagnose import Surroundings
+from cortex.operator.deploy.diagnose import Machine
 from cortex.operator.deploy.keys import Keys
-from cortex.operator.deploy.projects import ProjectFolders
-from cortex.operator.deploy.shared_projects import SharedProjects
+from cortex.operator.deploy.projects import ProjectFolders, SharedProjects
 from cortex.operator.http.app import create_app
 from cortex.operator.http.server import create_jobs_server, create_server, listen_privately
 from cortex.operator.http.services import Services
@@ -95,7 +94,7 @@ class Operator:
             self._reconciler.gateways = cluster.fleet.size
             cluster.fleet.on_change = self._reconciler.wake
         self._keys = Keys(KeyStore(self._database), self._reconciler.publish_now)
-        self._reconciler.keys = self._keys.in_force
+        self._reconciler.keys = self._keys.active
 
         # Jobs, and the replicas that work for them.
         self._supervisor = JobSupervisor(
@@ -142,7 +141,7 @@ class Operator:
             is_updating=self._reconciler.is_updating,
             is_failing=self._is_failing,
             on_change=self._reconciler.wake,
-            find_surroundings=self._find_surroundings,
+            inspect_machine=self._inspect_machine,
             share=self._shared_projects.save if self._shared_projects else None,
         )
 
@@ -157,7 +156,7 @@ class Operator:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         await self._start()
-        identity = OperatorIdentity.of(self._settings)
+        identity = OperatorInfo.of(self._settings)
         servers = [
             (self._server(identity), listener),
             (self._jobs_server(), listen_privately(self._home.jobs_socket)),
@@ -215,7 +214,7 @@ class Operator:
         _logger.info("operator stopped", stopped_all=self._stops_all)
         await self._job_store.shutdown()
 
-    def _server(self, identity: OperatorIdentity) -> uvicorn.Server:
+    def _server(self, identity: OperatorInfo) -> uvicorn.Server:
         """Return the server of the operator's HTTP API."""
         services = Services(
             home=self._home,
@@ -273,8 +272,8 @@ class Operator:
     def _is_failing(self, record: ApiRecord) -> bool:
         return self._reconciler.own_state(record).status in (ApiStatus.ERROR, ApiStatus.OOM)
 
-    async def _find_surroundings(self) -> Surroundings:
-        return Surroundings(os.environ, await self._engine.find_devices())
+    async def _inspect_machine(self) -> Machine:
+        return Machine(os.environ, await self._engine.find_devices())
 
     def _api_targets(self) -> list[Target]:
         """Return the newest and the serving revision of every API."""

@@ -8,7 +8,7 @@ import pytest
 
 from cortex.errors import ConfigError, ConflictError, InputError, NotFoundError
 from cortex.home import Home
-from cortex.operator.deploy.deployer import Deployer, Result
+from cortex.operator.deploy.deployer import Deployer, DeployResult
 from cortex.operator.deploy.projects import ProjectFolders
 from cortex.state.apis import ApiRecord, ApiStore
 from cortex.state.database import open_sqlite
@@ -19,7 +19,7 @@ FUNCTIONS = "def predict(sample, metadata):\n    return sample\n"
 
 @dataclass
 class Desk:
-    """A deployer with its store, and what the reconciler would tell it."""
+    """A deployer with its store and a fake reconciler state."""
 
     home: Home
     updating: set[str] = field(default_factory=set)
@@ -39,11 +39,11 @@ class Desk:
 
     def deploy(
         self, yaml: str | None = None, handler: str = HANDLER, force: bool = False, **files: str
-    ) -> list[Result]:
+    ) -> list[DeployResult]:
         archive = project(config() if yaml is None else yaml, handler, **files)
         return asyncio.run(self.deployer.deploy(archive, "cortex.yaml", force))
 
-    def patch(self, yaml: str, force: bool = False) -> list[Result]:
+    def patch(self, yaml: str, force: bool = False) -> list[DeployResult]:
         return asyncio.run(self.deployer.patch(yaml.encode(), force))
 
     def record(self, name: str = "iris") -> ApiRecord:
@@ -61,25 +61,25 @@ def desk(home: Home) -> Desk:
 
 
 def test_a_first_deploy_creates_and_a_second_changes_nothing(desk: Desk) -> None:
-    assert desk.deploy() == [Result("iris", "creating iris (RealtimeAPI)")]
+    assert desk.deploy() == [DeployResult("iris", "creating iris (RealtimeAPI)")]
     before = desk.record()
-    assert desk.deploy() == [Result("iris", "iris (RealtimeAPI) is up to date")]
+    assert desk.deploy() == [DeployResult("iris", "iris (RealtimeAPI) is up to date")]
     assert (desk.record(), desk.changes) == (before, 1)
     desk.updating.add("iris")
-    assert desk.deploy() == [Result("iris", "iris (RealtimeAPI) is already updating")]
+    assert desk.deploy() == [DeployResult("iris", "iris (RealtimeAPI) is already updating")]
 
 
-def test_an_unchanged_deploy_of_an_api_that_fails_tries_it_anew(desk: Desk) -> None:
+def test_an_unchanged_deploy_of_a_failing_api_retries_it(desk: Desk) -> None:
     desk.deploy()
     before = desk.record()
     desk.failing.add("iris")
-    assert desk.deploy() == [Result("iris", "updating iris (RealtimeAPI)")]
+    assert desk.deploy() == [DeployResult("iris", "updating iris (RealtimeAPI)")]
     after = desk.record()
     assert (after.spec, after.target.project_hash) == (before.spec, before.target.project_hash)
     assert after.revision != before.revision
 
 
-def test_the_project_is_kept_by_its_hash_without_its_configuration(desk: Desk) -> None:
+def test_stores_the_project_under_its_hash_without_the_configuration(desk: Desk) -> None:
     desk.deploy(data="1,2")
     (folder,) = desk.home.projects_dir.iterdir()
     assert folder.name == desk.record().target.project_hash
@@ -99,17 +99,17 @@ def test_the_project_is_kept_by_its_hash_without_its_configuration(desk: Desk) -
         (config(extra="  tracker: {model_type: regression}"), True),
     ],
 )
-def test_only_what_replicas_are_told_at_their_start_changes_the_revision(desk: Desk, yaml: str, restarts: bool) -> None:
+def test_only_changes_that_need_new_processes_change_the_revision(desk: Desk, yaml: str, restarts: bool) -> None:
     desk.deploy()
     before = desk.record()
-    assert desk.deploy(yaml) == [Result("iris", "updating iris (RealtimeAPI)")]
+    assert desk.deploy(yaml) == [DeployResult("iris", "updating iris (RealtimeAPI)")]
     after = desk.record()
     assert (after.revision != before.revision) == restarts
     assert after.spec_id != before.spec_id
     assert after.api_id < before.api_id
 
 
-def test_what_drift_is_measured_by_restarts_nothing(desk: Desk) -> None:
+def test_changing_drift_settings_keeps_the_revision(desk: Desk) -> None:
     desk.deploy(config(extra="  tracker: {model_type: regression}"))
     before = desk.record()
     desk.deploy(config(extra="  tracker: {model_type: regression, window: 200, false_alarm_rate: 0.01}"))
@@ -123,17 +123,17 @@ def test_a_changed_file_of_the_project_changes_the_revision(desk: Desk) -> None:
     assert desk.record().revision != before.revision
 
 
-def test_an_api_that_is_updating_is_changed_by_force_only(desk: Desk) -> None:
+def test_changes_an_updating_api_only_with_force(desk: Desk) -> None:
     desk.deploy()
     before = desk.record()
     desk.updating.add("iris")
     error = "iris is updating (override with --force)"
-    assert desk.deploy(config(answer="two")) == [Result("iris", error=error)]
-    assert desk.patch(config(answer="two")) == [Result("iris", error=error)]
+    assert desk.deploy(config(answer="two")) == [DeployResult("iris", error=error)]
+    assert desk.patch(config(answer="two")) == [DeployResult("iris", error=error)]
     with pytest.raises(ConflictError, match="is updating"):
         asyncio.run(desk.deployer.refresh("iris"))
     assert desk.record() == before
-    assert desk.deploy(config(answer="two"), force=True) == [Result("iris", "updating iris (RealtimeAPI)")]
+    assert desk.deploy(config(answer="two"), force=True) == [DeployResult("iris", "updating iris (RealtimeAPI)")]
 
 
 def test_a_mistake_changes_nothing_and_leaves_nothing(desk: Desk) -> None:
@@ -153,12 +153,12 @@ def test_mistakes_in_the_source_are_found_before_anything_runs(desk: Desk) -> No
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "../cortex.yaml", "a\\b"])
-def test_the_name_of_the_configuration_is_a_plain_one(desk: Desk, name: str) -> None:
+def test_rejects_a_configuration_name_that_is_a_path(desk: Desk, name: str) -> None:
     with pytest.raises(InputError, match="not the name of a file"):
         asyncio.run(desk.deployer.deploy(project(config()), name))
 
 
-def test_what_is_no_archive_is_refused(desk: Desk) -> None:
+def test_rejects_a_body_that_is_no_zip(desk: Desk) -> None:
     with pytest.raises(InputError, match="zip"):
         asyncio.run(desk.deployer.deploy(b"hello", "cortex.yaml"))
 
@@ -169,14 +169,14 @@ def test_a_patch_keeps_each_apis_own_project(desk: Desk) -> None:
     hashes = [desk.record(name).target.project_hash for name in ("one", "two")]
     results = desk.patch(config("two", replicas=2) + config("one", answer="new"))
     assert results == [
-        Result("two", "updating two (RealtimeAPI)"),
-        Result("one", "updating one (RealtimeAPI)"),
+        DeployResult("two", "updating two (RealtimeAPI)"),
+        DeployResult("one", "updating one (RealtimeAPI)"),
     ]
     assert [desk.record(name).target.project_hash for name in ("one", "two")] == hashes
     assert desk.record("two").spec.autoscaling.min_replicas == 2
 
 
-def test_an_api_of_another_kind_wants_the_old_one_deleted_first(desk: Desk) -> None:
+def test_rejects_a_change_of_kind_until_the_api_is_deleted(desk: Desk) -> None:
     jobs = config().replace("RealtimeAPI", "BatchAPI").split("  autoscaling")[0]
     handler = HANDLER + "\n    def handle_batch(self, payload):\n        return payload\n"
     desk.deploy(handler=handler)
@@ -191,10 +191,10 @@ def test_an_api_of_another_kind_wants_the_old_one_deleted_first(desk: Desk) -> N
             change()
     assert desk.record().spec.kind == "RealtimeAPI"
     asyncio.run(desk.deployer.delete("iris"))
-    assert desk.deploy(jobs, handler) == [Result("iris", "creating iris (BatchAPI)")]
+    assert desk.deploy(jobs, handler) == [DeployResult("iris", "creating iris (BatchAPI)")]
 
 
-def test_a_patch_is_checked_as_a_deploy_is(desk: Desk) -> None:
+def test_a_patch_is_checked_like_a_deploy(desk: Desk) -> None:
     desk.deploy()
     with pytest.raises(ConfigError, match="missing.py"):
         desk.patch(config().replace("handler.py", "missing.py"))
@@ -207,16 +207,16 @@ def test_a_patch_is_checked_as_a_deploy_is(desk: Desk) -> None:
 def test_a_refresh_makes_a_new_revision_of_the_same_spec(desk: Desk) -> None:
     desk.deploy()
     before = desk.record()
-    assert asyncio.run(desk.deployer.refresh("iris")) == Result("iris", "updating iris (RealtimeAPI)")
+    assert asyncio.run(desk.deployer.refresh("iris")) == DeployResult("iris", "updating iris (RealtimeAPI)")
     after = desk.record()
     assert after.revision != before.revision
     assert after.spec == before.spec
-    assert desk.deploy() == [Result("iris", "iris (RealtimeAPI) is up to date")]
+    assert desk.deploy() == [DeployResult("iris", "iris (RealtimeAPI) is up to date")]
 
 
-def test_a_deleted_api_is_gone_and_deleting_it_again_is_an_error(desk: Desk) -> None:
+def test_deleting_an_api_twice_is_an_error(desk: Desk) -> None:
     desk.deploy()
-    assert asyncio.run(desk.deployer.delete("iris")) == Result("iris", "deleting iris")
+    assert asyncio.run(desk.deployer.delete("iris")) == DeployResult("iris", "deleting iris")
     assert desk.store.records() == ()
     with pytest.raises(NotFoundError, match="iris is not deployed"):
         asyncio.run(desk.deployer.delete("iris"))
@@ -247,11 +247,11 @@ def test_apis_missing_from_a_later_deploy_of_their_deployment_are_deleted(desk: 
 SPLITTER = "- name: split\n  kind: TrafficSplitter\n  apis: [{name: iris, weight: 100}]\n"
 
 
-def test_what_a_splitter_uses_stays_until_nobody_uses_it(desk: Desk) -> None:
+def test_rejects_the_deletion_of_an_api_that_a_splitter_uses(desk: Desk) -> None:
     with pytest.raises(ConfigError, match='"iris" is neither in this file nor deployed'):
         desk.deploy(SPLITTER)
     desk.deploy()
-    assert desk.deploy(SPLITTER) == [Result("split", "creating split (TrafficSplitter)")]
+    assert desk.deploy(SPLITTER) == [DeployResult("split", "creating split (TrafficSplitter)")]
     with pytest.raises(ConflictError, match=r"used by the following TrafficSplitter\(s\): split"):
         asyncio.run(desk.deployer.delete("iris"))
     with pytest.raises(InputError, match="has no replicas"):
@@ -262,16 +262,16 @@ def test_what_a_splitter_uses_stays_until_nobody_uses_it(desk: Desk) -> None:
     asyncio.run(desk.deployer.delete("iris"))
 
 
-def test_a_deployment_keeps_what_a_splitter_uses(desk: Desk) -> None:
+def test_a_deployment_keeps_an_api_that_a_splitter_uses(desk: Desk) -> None:
     desk.deploy(deployment("a", "b"), FUNCTIONS)
     desk.deploy(SPLITTER.replace("iris", "a"))
     assert desk.deploy(deployment("b"), FUNCTIONS) == [
-        Result("a", error="cannot delete a because it is used by the following TrafficSplitter(s): split")
+        DeployResult("a", error="cannot delete a because it is used by the following TrafficSplitter(s): split")
     ]
     assert [record.name for record in desk.store.records()] == ["a", "b", "split"]
 
 
-def test_what_a_schedule_submits_is_checked_as_a_submission_is(desk: Desk) -> None:
+def test_checks_a_schedules_submission_like_a_real_one(desk: Desk) -> None:
     text = "- name: jobs\n  kind: BatchAPI\n  handler: {type: python, path: handler.py}\n"
     schedule = "  schedule:\n    cron: '0 3 * * *'\n    submission: {workers: 0, item_list: {items: [1]}}\n"
     with pytest.raises(ConfigError) as raised:
@@ -289,7 +289,7 @@ def test_a_deployment_that_is_updating_is_not_changed_in_part(desk: Desk) -> Non
     assert desk.store.records() == before
 
 
-def test_a_huge_upload_does_not_hold_up_the_operator(desk: Desk) -> None:
+def test_a_huge_upload_does_not_block_the_event_loop(desk: Desk) -> None:
     archive = project(config(), HANDLER, zeros="\0" * (250 * 1024**2))
 
     async def scenario() -> float:

@@ -11,7 +11,7 @@ from cortex.config.project import ProjectFiles
 from cortex.engine.devices import Inventory
 from cortex.errors import ConfigError, Diagnostic
 from cortex.operator.deploy import model_checks
-from cortex.operator.deploy.diagnose import Surroundings, diagnose
+from cortex.operator.deploy.diagnose import Machine, diagnose
 from harness.ports import free_port
 
 PREDICTORS = {
@@ -48,7 +48,7 @@ class Project:
         self, environ: Mapping[str, str] | None = None, devices: Inventory | None = None
     ) -> tuple[Diagnostic, ...]:
         try:
-            diagnose(self.root / "cortex.yaml", "cortex.yaml", (), Surroundings(environ or os.environ, devices))
+            diagnose(self.root / "cortex.yaml", "cortex.yaml", (), Machine(environ or os.environ, devices))
         except ConfigError as error:
             return error.diagnostics
         return ()
@@ -117,14 +117,14 @@ def test_a_folder_of_many_invalid_models_is_summed_up(project: Project) -> None:
     assert any("15 more models" in problem.message for problem in problems)
 
 
-def test_a_dir_without_models_is_a_problem(project: Project) -> None:
+def test_reports_a_dir_without_models(project: Project) -> None:
     project.files("dir/model.onnx")
     project.add("onnx", "dir: dir")
     (problem,) = project.problems()
     assert problem.message.startswith("dir has no folders, each of which would be a model")
 
 
-def test_a_store_that_cannot_be_reached_is_one_line(project: Project) -> None:
+def test_reports_an_unreachable_store_in_one_line(project: Project) -> None:
     endpoint = f"http://127.0.0.1:{free_port()}"
     project.add("onnx", "path: s3://bucket/iris")
     project.add("onnx", "dir: s3://bucket/iris", "two")
@@ -134,7 +134,7 @@ def test_a_store_that_cannot_be_reached_is_one_line(project: Project) -> None:
     assert all(problem.message.endswith("can't be reached") for problem in problems)
 
 
-def test_a_store_that_never_answers_is_given_up(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_a_store_that_never_answers(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_checks, "_SAMPLE_TIMEOUT_S", 0.3)
     monkeypatch.setattr(model_checks, "TIMEOUT_S", 0.6)
     project.add("onnx", "path: s3://bucket/iris")
@@ -142,23 +142,23 @@ def test_a_store_that_never_answers_is_given_up(project: Project, monkeypatch: p
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         keys = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
-        ((_, violation),) = model_checks.examine_models(apis, project.root, keys, timeout_s=0.6)
+        ((_, violation),) = model_checks.model_violations(apis, project.root, keys, timeout_s=0.6)
     assert violation.message == "s3://bucket/iris did not answer in time"
 
 
-def test_what_is_too_big_to_be_listed_in_time_counts_as_right(project: Project) -> None:
+def test_a_location_too_large_to_list_in_time_counts_as_valid(project: Project) -> None:
     project.files(*(f"dir/m{number}/x" for number in range(20)))
     project.add("onnx", "dir: dir")
     apis = diagnose(project.root / "cortex.yaml", "cortex.yaml").apis
-    assert model_checks.examine_models(apis, project.root, {}, timeout_s=model_checks._SAMPLE_TIMEOUT_S) == []
+    assert model_checks.model_violations(apis, project.root, {}, timeout_s=model_checks._SAMPLE_TIMEOUT_S) == []
 
 
-def test_models_of_another_tensorflow_serving_are_not_looked_for(project: Project) -> None:
+def test_models_of_an_external_tensorflow_serving_are_not_checked(project: Project) -> None:
     project.add("tensorflow", "path: s3://far/away", extra="    tensorflow_serving: host:8500\n")
     assert project.problems({}) == ()
 
 
-def test_without_surroundings_nothing_outside_of_the_project_is_looked_at(project: Project) -> None:
+def test_without_a_machine_only_the_project_is_checked(project: Project) -> None:
     project.add("onnx", "path: s3://bucket/iris")
     assert diagnose(project.root / "cortex.yaml", "cortex.yaml").project == ProjectFiles.scan(
         project.root, "cortex.yaml"
@@ -173,7 +173,7 @@ def test_without_surroundings_nothing_outside_of_the_project_is_looked_at(projec
         ("inf: 1", Inventory(), "no Inferentia chip (no /dev/neuron0)"),
     ],
 )
-def test_devices_that_the_machine_lacks_are_a_mistake_in_the_file(
+def test_reports_devices_that_the_machine_lacks_at_their_place_in_the_file(
     project: Project, compute: str, devices: Inventory, message: str
 ) -> None:
     project.files("m/1/x")

@@ -14,7 +14,7 @@ from cortex.cli.samples import read_sample
 from cortex.client.packaging import DEFAULT_CONFIG, find_config
 from cortex.errors import ConfigError, InputError
 from cortex.lifecycle import ApiKind
-from cortex.operator.deploy.diagnose import Diagnosis, Surroundings, diagnose
+from cortex.operator.deploy.diagnose import Diagnosis, Machine, diagnose
 
 _NOT_TRIED = {
     ApiKind.ASYNC: "answers later",
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
     """Print every mistake, or what would be deployed."""
     file = find_config(Path(arguments.config))
     try:
-        diagnosis = diagnose(file, file.name, surroundings=Surroundings(context.environ))
+        diagnosis = diagnose(file, file.name, machine=Machine(context.environ))
     except ConfigError as error:
         raise located(error, file.parent) from None
     if arguments.sample:

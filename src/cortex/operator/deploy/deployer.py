@@ -1,6 +1,6 @@
-"""Changes what is wanted: deploy, patch, refresh, delete. Diagnose → diff → store → wake the reconciler.
+"""Deploy, patch, refresh and delete APIs: diagnose → compare with the store → store → wake the reconciler.
 
-Starts and stops nothing itself.
+Changes only what is desired; the reconciler starts and stops replicas.
 """
 
 from __future__ import annotations
@@ -9,26 +9,29 @@ import asyncio
 import hashlib
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from cortex.config.project import content_hash
+from cortex.config.document import parse
+from cortex.config.project import ProjectFiles, content_hash
 from cortex.config.schema import Api
-from cortex.errors import ConflictError, InputError, NotFoundError
+from cortex.errors import ConfigError, ConflictError, Diagnostic, InputError, NotFoundError
 from cortex.lifecycle import ApiKind
-from cortex.operator.deploy.diagnose import Diagnosis, Surroundings, diagnose
-from cortex.operator.deploy.patch import diagnose_patch
+from cortex.operator.deploy.diagnose import Diagnosis, Machine, diagnose, diagnose_project
 from cortex.operator.deploy.projects import ProjectFolders
 from cortex.state.apis import ApiRecord, ApiStore, Change, Target
 
 _OVERRIDE = "(override with --force)"
+#: Name of the file in diagnostics of a patch.
+_PATCH_NAME = "cortex.yaml"
 
 
 @dataclass(frozen=True)
-class Result:
-    """What became of one API; exactly one of `message` and `error` says something."""
+class DeployResult:
+    """Outcome for one API; exactly one of `message` and `error` is set."""
 
     api: str
     message: str = ""
@@ -36,7 +39,10 @@ class Result:
 
 
 class Deployer:
-    """One change at a time; each is stored whole or not at all."""
+    """Applies one change at a time; each is stored completely or not at all.
+
+    `share` stores a project (hash, folder) in the database before an API refers to it, if operators share one.
+    """
 
     def __init__(
         self,
@@ -45,7 +51,7 @@ class Deployer:
         is_updating: Callable[[ApiRecord], bool],
         is_failing: Callable[[ApiRecord], bool],
         on_change: Callable[[], None],
-        find_surroundings: Callable[[], Awaitable[Surroundings]] | None = None,
+        inspect_machine: Callable[[], Awaitable[Machine]] | None = None,
         share: Callable[[str, Path], Awaitable[None]] | None = None,
     ) -> None:
         self._store = store
@@ -53,25 +59,25 @@ class Deployer:
         self._is_updating = is_updating
         self._is_failing = is_failing
         self._on_change = on_change
-        self._find_surroundings = find_surroundings
+        self._inspect_machine = inspect_machine
         self._share = share
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
-    async def deploy(self, archive: bytes, config_name: str, force: bool = False) -> list[Result]:
-        """Make the APIs of an uploaded project what is wanted.
+    async def deploy(self, archive: bytes, config_name: str, force: bool = False) -> list[DeployResult]:
+        """Deploy the APIs of an uploaded project.
 
         `archive` is a zip of the project, its configuration at `config_name` included.
 
         Raises: ConfigError with every mistake; then nothing has changed.
         """
         _check_config_name(config_name)
-        async with self._turn:
+        async with self._lock:
             deployed = [record.spec for record in self._store.records()]
             async with self._projects.unpacked(archive) as folder:
-                around = await self._surroundings()
-                diagnosis, project_hash = await asyncio.to_thread(_diagnose, folder, config_name, deployed, around)
-                (folder / config_name).unlink()  # it is no file of the project
-                results, changes, deletions = self._diff(diagnosis.apis, project_hash, force)
+                machine = await self._machine()
+                diagnosis, project_hash = await asyncio.to_thread(_diagnose, folder, config_name, deployed, machine)
+                (folder / config_name).unlink()  # not a file of the project: it must not change the project's hash
+                results, changes, deletions = self._compare(diagnosis.apis, project_hash, force)
                 if changes:
                     if self._share is not None:
                         await self._share(project_hash, folder)
@@ -79,52 +85,52 @@ class Deployer:
                 self._write(changes, deletions)
             return results
 
-    async def patch(self, config: bytes, force: bool = False) -> list[Result]:
+    async def patch(self, config: bytes, force: bool = False) -> list[DeployResult]:
         """Change the configuration of deployed APIs; their projects stay. Raises: ConfigError, NotFoundError."""
-        async with self._turn:
+        async with self._lock:
             records = {record.name: record for record in self._store.records()}
-            around = await self._surroundings()
-            diagnosed = await asyncio.to_thread(diagnose_patch, config, records, self._projects, around)
+            machine = await self._machine()
+            apis = await asyncio.to_thread(_diagnose_patch, config, records, self._projects, machine)
             changes: list[Change] = []
-            results: list[Result] = []
-            for api in diagnosed:
+            results: list[DeployResult] = []
+            for api in apis:
                 if (record := records.get(api.name)) is None:
                     raise NotFoundError(f"{api.name} is not deployed")
-                result, change = self._diff_one(api, record, record.target.project_hash, force)
+                result, change = self._compare_one(api, record, record.target.project_hash, force)
                 results.append(result)
                 changes += [change] if change else []
             self._write(changes, [])
             return results
 
-    async def refresh(self, name: str, force: bool = False) -> Result:
-        """Replace every replica of an API by a new one of the same spec.
+    async def refresh(self, name: str, force: bool = False) -> DeployResult:
+        """Replace every replica of an API by a new one with the same spec.
 
-        Raises: NotFoundError, ConflictError; InputError if it has no processes.
+        Raises: NotFoundError; ConflictError if it is updating; InputError if it has no replicas.
         """
-        async with self._turn:
+        async with self._lock:
             record = self._require(name)
             if record.spec.kind is ApiKind.SPLITTER:
                 raise InputError(f"{name} is a {record.spec.kind}, which has no replicas; refresh the APIs behind it")
             if self._is_updating(record) and not force:
                 raise ConflictError(f"{name} is updating {_OVERRIDE}")
             self._write([_change(record.spec, record.target.project_hash, secrets.token_hex(8))], [])
-            return Result(name, f"updating {_label(record.spec)}")
+            return DeployResult(name, f"updating {_label(record.spec)}")
 
-    async def delete(self, name: str, keep_cache: bool = False) -> Result:
-        """Delete an API; its replicas finish what is inside them.
+    async def delete(self, name: str, keep_cache: bool = False) -> DeployResult:
+        """Delete an API; its replicas finish the requests inside them.
 
         Raises: NotFoundError; ConflictError if a splitter sends requests to it.
         """
-        async with self._turn:
+        async with self._lock:
             self._require(name)
             if users := _splitters_of(name, [record.spec for record in self._store.records()]):
                 raise ConflictError(f"cannot delete {name} {_used_by(users)}; delete or change them first")
             self._store.write([], [name], keep_history=keep_cache)
             self._on_change()
-            return Result(name, f"deleting {name}")
+            return DeployResult(name, f"deleting {name}")
 
-    async def _surroundings(self) -> Surroundings | None:
-        return await self._find_surroundings() if self._find_surroundings else None
+    async def _machine(self) -> Machine | None:
+        return await self._inspect_machine() if self._inspect_machine else None
 
     def _require(self, name: str) -> ApiRecord:
         record = self._store.get(name)
@@ -137,56 +143,56 @@ class Deployer:
             self._store.write(changes, deletions)
             self._on_change()
 
-    def _diff(
+    def _compare(
         self, apis: Sequence[Api], project_hash: str, force: bool
-    ) -> tuple[list[Result], list[Change], list[str]]:
-        """Compare with what is stored: results to show, changes to store, APIs to delete."""
-        results: list[Result] = []
+    ) -> tuple[list[DeployResult], list[Change], list[str]]:
+        """Compare with the store; return results to show, changes to store, APIs to delete."""
+        results: list[DeployResult] = []
         changes: list[Change] = []
         for api in apis:
-            result, change = self._diff_one(api, self._store.get(api.name), project_hash, force)
+            result, change = self._compare_one(api, self._store.get(api.name), project_hash, force)
             results.append(result)
             changes += [change] if change else []
         deletions = self._missing_of_deployment(apis)
         deployment = next((api.deployment for api in apis if api.deployment), None)
-        if errors := self._uses_of_missing(apis, deletions):
-            return [Result(name, error=error) for name, error in errors.items()], [], []
+        if errors := self._deletion_conflicts(apis, deletions):
+            return [DeployResult(name, error=error) for name, error in errors.items()], [], []
         if deployment and any(result.error for result in results):
-            # Such a deployment is one whole: it is not changed in part.
+            # A deployment is changed as a whole or not at all.
             error = f"previous {deployment} deployment is updating {_OVERRIDE}"
-            return [Result(api.name, error=error) for api in apis], [], []
+            return [DeployResult(api.name, error=error) for api in apis], [], []
         if deployment and not changes and not deletions:
             results = [replace(result, message=f"{deployment} deployment is up to date") for result in results]
-        return results + [Result(name, f"deleting {name} api") for name in deletions], changes, deletions
+        return results + [DeployResult(name, f"deleting {name} api") for name in deletions], changes, deletions
 
-    def _diff_one(
+    def _compare_one(
         self, api: Api, record: ApiRecord | None, project_hash: str, force: bool
-    ) -> tuple[Result, Change | None]:
+    ) -> tuple[DeployResult, Change | None]:
         label = _label(api)
         if record is None:
-            return Result(api.name, f"creating {label}"), _change(api, project_hash, secrets.token_hex(8))
+            return DeployResult(api.name, f"creating {label}"), _change(api, project_hash, secrets.token_hex(8))
         change = _change(api, project_hash, record.nonce)
         is_updating = self._is_updating(record)
         if change.spec_id == record.spec_id:
-            if self._is_failing(record):  # what it lacked may be there now: try it anew, not after its back-off
-                return Result(api.name, f"updating {label}"), _change(api, project_hash, secrets.token_hex(8))
+            if self._is_failing(record):  # the cause may be gone: retry now instead of after the backoff
+                return DeployResult(api.name, f"updating {label}"), _change(api, project_hash, secrets.token_hex(8))
             state = "is already updating" if is_updating else "is up to date"
-            return Result(api.name, f"{label} {state}"), None
+            return DeployResult(api.name, f"{label} {state}"), None
         if is_updating and not force:
-            return Result(api.name, error=f"{api.name} is updating {_OVERRIDE}"), None
-        return Result(api.name, f"updating {label}"), change
+            return DeployResult(api.name, error=f"{api.name} is updating {_OVERRIDE}"), None
+        return DeployResult(api.name, f"updating {label}"), change
 
     def _missing_of_deployment(self, apis: Sequence[Api]) -> list[str]:
-        """Name the APIs that an earlier deploy of the same deployment had and this one has not."""
+        """Return the names of APIs that an earlier deploy of the same deployment had and this one has not."""
         deployments = {api.deployment for api in apis if api.deployment}
         names = {api.name for api in apis}
         return [r.name for r in self._store.records() if r.deployment in deployments and r.name not in names]
 
-    def _uses_of_missing(self, apis: Sequence[Api], deletions: Sequence[str]) -> dict[str, str]:
-        """Say which of the APIs to delete a splitter sends requests to, as it will be after this deploy."""
+    def _deletion_conflicts(self, apis: Sequence[Api], deletions: Sequence[str]) -> dict[str, str]:
+        """Return an error for each API to delete to which a splitter will send requests after this deploy."""
         names = {api.name for api in apis}
-        wanted = [*apis, *(record.spec for record in self._store.records() if record.name not in names)]
-        users = {name: _splitters_of(name, wanted) for name in deletions}
+        desired = [*apis, *(record.spec for record in self._store.records() if record.name not in names)]
+        users = {name: _splitters_of(name, desired) for name in deletions}
         return {name: f"cannot delete {name} {_used_by(some)}" for name, some in users.items() if some}
 
 
@@ -198,10 +204,22 @@ def _used_by(splitters: Sequence[str]) -> str:
     return f"because it is used by the following TrafficSplitter(s): {', '.join(splitters)}"
 
 
+def _label(api: Api) -> str:
+    return f"{api.name} api" if api.deployment else f"{api.name} ({api.kind})"
+
+
+def _check_config_name(name: str) -> None:
+    if name != PurePosixPath(name).name or name in ("", ".", "..") or "\\" in name or "\0" in name:
+        raise InputError(f"{name!r} is not the name of a file in the project folder")
+
+
+# Revisions.
+
+
 def revision_of(api: Api, project_hash: str, nonce: str) -> str:
-    """Return the hash of all that, when it changes, needs new processes."""
+    """Return the hash of everything that requires new processes when it changes."""
     handler = api.handler.model_dump(mode="json")
-    if handler["server_side_batching"] is None:  # as before there was such a key: an upgrade restarts nothing
+    if handler["server_side_batching"] is None:  # hash as versions without this field do: an upgrade restarts nothing
         del handler["server_side_batching"]
     parts: dict[str, Any] = {
         "name": api.name,
@@ -210,7 +228,7 @@ def revision_of(api: Api, project_hash: str, nonce: str) -> str:
         "project": project_hash,
         "nonce": nonce,
     }
-    if api.tracker is not None:  # of which a process is told no more
+    if api.tracker is not None:  # the fields of a tracker that processes get
         parts["tracker"] = [api.tracker.key, api.tracker.model_type]
     if api.readiness is not None:
         parts["readiness"] = api.readiness
@@ -227,17 +245,60 @@ def _digest(parts: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _label(api: Api) -> str:
-    return f"{api.name} api" if api.deployment else f"{api.name} ({api.kind})"
-
-
-def _check_config_name(name: str) -> None:
-    if name != PurePosixPath(name).name or name in ("", ".", "..") or "\\" in name or "\0" in name:
-        raise InputError(f"{name!r} is not the name of a file in the project folder")
+# Diagnosis, on a thread.
 
 
 def _diagnose(
-    folder: Path, config_name: str, deployed: Sequence[Api], around: Surroundings | None
+    folder: Path, config_name: str, deployed: Sequence[Api], machine: Machine | None
 ) -> tuple[Diagnosis, str]:
-    diagnosis = diagnose(folder / config_name, config_name, deployed, around)
+    diagnosis = diagnose(folder / config_name, config_name, deployed, machine)
     return diagnosis, content_hash(diagnosis.project)
+
+
+def _diagnose_patch(
+    config: bytes, records: Mapping[str, ApiRecord], projects: ProjectFolders, machine: Machine | None
+) -> list[Api]:
+    """Return the APIs of a configuration, each checked against the project that it is deployed with.
+
+    Raises: ConfigError with every mistake; NotFoundError if one of them is not deployed.
+    """
+    names = _api_names(config)
+    for name in names:
+        if name not in records:
+            raise NotFoundError(f"{name} is not deployed")
+    hashes = dict.fromkeys(records[name].target.project_hash for name in names)
+    deployed = [record.spec for record in records.values()]
+    with tempfile.TemporaryDirectory(prefix="cortex-patch-") as folder:
+        file = Path(folder) / _PATCH_NAME
+        file.write_bytes(config)
+        if not hashes:
+            return list(diagnose_project(file, _PATCH_NAME, ProjectFiles(Path(folder), ()), deployed).apis)
+        problems: list[Diagnostic] = []
+        apis: list[Api] = []
+        for project_hash in hashes:
+            project = ProjectFiles.scan(projects.path(project_hash), _PATCH_NAME)
+            own = {name for name in names if records[name].target.project_hash == project_hash}
+            try:
+                diagnosis = diagnose_project(file, _PATCH_NAME, project, deployed, machine)
+                apis += [api for api in diagnosis.apis if api.name in own]
+            except ConfigError as error:
+                problems += [problem for problem in error.diagnostics if _api_of(problem, names) in (None, *own)]
+        if problems:
+            raise ConfigError(list(dict.fromkeys(problems)))
+    return sorted(apis, key=lambda api: names.index(api.name))
+
+
+def _api_names(config: bytes) -> list[str]:
+    """Return the names of the APIs of a configuration, in order. Raises: ConfigError if it is no YAML list of maps."""
+    names = []
+    for item in parse(config, _PATCH_NAME).items:
+        name, kind = item.at("name"), item.at("kind")
+        if name and isinstance(name.value, str) and not (kind and kind.value == "deployment"):
+            names.append(name.value)
+    return list(dict.fromkeys(names))
+
+
+def _api_of(problem: Diagnostic, names: Sequence[str]) -> str | None:
+    """Return the name of the API that a diagnostic is about; None if it is about the file or the project."""
+    first = problem.path.split(".")[0].split(":")[0]
+    return first if first in names else None

@@ -1,11 +1,11 @@
-"""Finds everything that can be known to be wrong before a deploy: the one code path of check and deploy.
+"""Diagnosis of a configuration and its project: every mistake that can be found before a deploy.
 
-Imports nothing of the operator, so that `cortex check` is quick, and never runs the user's code.
+`cortex check` and the deployer share this code. It never runs the user's code. `cortex check` must start fast, so
+imports that only some configurations need happen inside the functions that use them.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,9 @@ from cortex.config.project import ProjectFiles
 from cortex.config.requirements import parse_requirements
 from cortex.config.schema import Api, Handler
 from cortex.config.validate import CheckedFile, check_file
-from cortex.errors import ConfigError, Diagnostic
+from cortex.config.violations import Violation
+from cortex.errors import ConfigError, Diagnostic, SubmissionError
+from cortex.lifecycle import ApiKind
 from cortex.predictor.source import inspect_source
 
 if TYPE_CHECKING:
@@ -25,36 +27,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A configuration and its project, with nothing wrong that could be found."""
+    """A configuration and its project, without any mistake found."""
 
     apis: tuple[Api, ...]
     project: ProjectFiles
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What the project is looked at in: whose credentials open its buckets, and which devices it would have."""
+class Machine:
+    """The machine to check models and devices against."""
 
-    environ: Mapping[str, str]
-    devices: Inventory | None = None  #: None: not known, because it will run elsewhere
+    environ: Mapping[str, str]  #: has the credentials for buckets
+    devices: Inventory | None = None  #: None: unknown, because the APIs will run elsewhere
 
 
 def diagnose(
     config_file: Path,
     display_name: str,
     deployed: Sequence[Api] | None = None,
-    surroundings: Surroundings | None = None,
+    machine: Machine | None = None,
 ) -> Diagnosis:
-    """Read a configuration and the project folder around it; diagnostics call the file `display_name`.
+    """Check a configuration and the project folder around it; diagnostics call the file `display_name`.
 
-    `deployed` are the APIs that it comes beside; None: not known.
-    Without `surroundings` nothing outside of the folder is looked at: no models, no devices. With them it may take
-    half a minute, and no event loop may run in this thread.
+    `deployed` are the APIs that exist already; None: unknown.
+    With `machine`, models and devices are checked, too; that may take 30 s, and no event loop may run in this thread.
 
     Raises: ConfigError with every mistake found; InputError if the folder can't be a project.
     """
     project = ProjectFiles.scan(config_file.parent, config_file.name)
-    return diagnose_project(config_file, display_name, project, deployed, surroundings)
+    return diagnose_project(config_file, display_name, project, deployed, machine)
 
 
 def diagnose_project(
@@ -62,16 +63,16 @@ def diagnose_project(
     display_name: str,
     project: ProjectFiles,
     deployed: Sequence[Api] | None = None,
-    surroundings: Surroundings | None = None,
+    machine: Machine | None = None,
 ) -> Diagnosis:
-    """Read a configuration that is for `project`, wherever the file itself is; otherwise as `diagnose`."""
-    reading = check_file(config_file, display_name, project, deployed)
-    found = [*reading.problems, *_project_problems(project, reading.readable), *_schedule_problems(reading)]
-    if surroundings is not None:
-        found += _outside_problems(project, reading, surroundings)
-    if found:
-        raise ConfigError(list(dict.fromkeys(found)))
-    return Diagnosis(reading.apis, project)
+    """Check a configuration file against a project in another folder; otherwise like `diagnose`."""
+    checked = check_file(config_file, display_name, project, deployed)
+    problems = [*checked.problems, *_project_problems(project, checked.readable), *_schedule_problems(checked)]
+    if machine is not None:
+        problems += _machine_problems(project, checked, machine)
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return Diagnosis(checked.apis, project)
 
 
 def _project_problems(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Diagnostic]:
@@ -82,48 +83,71 @@ def _project_problems(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Di
     for path in dict.fromkeys(["requirements.txt", *(api.handler.dependencies.pip for api in apis)]):
         if project.contains(path):
             yield from parse_requirements((project.root / path).read_text(errors="replace"), path)
-    forms = (
-        (api.kind, h.path, h.interface, h.type, h.models is not None, _batches(h))
+    sources = (
+        (api.kind, h.path, h.interface, h.type, h.models is not None, _has_batching(h))
         for api in apis
         for h in (api.handler,)
     )
-    for kind, path, interface, type_, has_models, batches in dict.fromkeys(forms):
+    for kind, path, interface, type_, has_models, has_batching in dict.fromkeys(sources):
         if path.endswith(".py") and project.contains(path):
             text = (project.root / path).read_text(errors="replace")
-            yield from inspect_source(text, path, interface, type_, has_models, kind, batches)
+            yield from inspect_source(text, path, interface, type_, has_models, kind, has_batching)
 
 
-def _batches(handler: Handler) -> bool:
-    """Tell whether requests share calls; of TensorFlow models, runs are joined beneath calls of any method."""
+def _has_batching(handler: Handler) -> bool:
+    """Return True if the handler gets batches; TensorFlow models are batched beneath the handler."""
     return handler.server_side_batching is not None and handler.type == "python"
 
 
-def _schedule_problems(reading: CheckedFile) -> Iterator[Diagnostic]:
-    scheduled = [checked for checked in reading.checked if checked.api.schedule is not None]
-    if not scheduled:
-        return
-    # Loaded where it is needed: most files have none.
-    schedule_checks: Any = importlib.import_module("cortex.operator.deploy.schedule_checks")
-    for checked in scheduled:
-        for violation in schedule_checks.submission_violations(checked.api):
-            if (problem := checked.point_at(violation)) is not None:
-                yield problem
+def _schedule_problems(checked: CheckedFile) -> Iterator[Diagnostic]:
+    for entry in checked.checked:
+        if entry.api.schedule is not None and entry.api.schedule.submission:
+            for violation in _submission_violations(entry.api, entry.api.schedule.submission):
+                if (problem := entry.point_at(violation)) is not None:
+                    yield problem
 
 
-def _outside_problems(project: ProjectFiles, reading: CheckedFile, surroundings: Surroundings) -> Iterator[Diagnostic]:
-    said = {(problem.line, problem.column) for problem in reading.problems}
-    violations = []
-    if surroundings.devices is not None:
-        # Loaded where it is needed, as the look at models is: most checks need neither.
-        device_checks: Any = importlib.import_module("cortex.operator.deploy.device_checks")
-        devices = surroundings.devices
-        violations += [
-            (api, item) for api in reading.readable for item in device_checks.device_violations(api, devices)
-        ]
-    if any(api.handler.models is not None for api in reading.readable):
-        model_checks: Any = importlib.import_module("cortex.operator.deploy.model_checks")
-        violations += model_checks.examine_models(reading.readable, project.root, surroundings.environ)
+def _submission_violations(api: Api, submission: dict[str, Any]) -> Iterator[Violation]:
+    """Check a schedule's submission as it will be checked when it is due."""
+    from cortex.jobs.intake.submission import SubmissionLimits  # noqa: PLC0415 - see the module's docstring
+    from cortex.jobs.intake.task_submission import parse_body  # noqa: PLC0415
+
+    networking = api.networking
+    limits = SubmissionLimits(networking.max_body_size, networking.max_batch_size, api.kind is ApiKind.TASK)
+    try:
+        parse_body(submission, limits)
+    except SubmissionError as error:
+        for line in str(error).splitlines():
+            message, _, fix = line.partition("; ")
+            yield Violation(("schedule.submission",), message, fix)
+
+
+def _machine_problems(project: ProjectFiles, checked: CheckedFile, machine: Machine) -> Iterator[Diagnostic]:
+    apis = checked.readable
+    violations: list[tuple[Api, Violation]] = []
+    if machine.devices is not None:
+        violations += [(api, violation) for api in apis for violation in _device_violations(api, machine.devices)]
+    if any(api.handler.models is not None for api in apis):
+        from cortex.operator.deploy.model_checks import model_violations  # noqa: PLC0415 - see the module's docstring
+
+        violations += model_violations(apis, project.root, machine.environ)
+    reported = {(problem.line, problem.column) for problem in checked.problems}
     for api, violation in violations:
-        problem = reading.point_at(api, violation)
-        if problem is not None and (problem.line, problem.column) not in said:
+        problem = checked.point_at(api, violation)
+        if problem is not None and (problem.line, problem.column) not in reported:
             yield problem
+
+
+def _device_violations(api: Api, devices: Inventory) -> Iterator[Violation]:
+    """Report devices that the machine has too few of, even when all are free."""
+    gpu, inf = api.compute.gpu, api.compute.inf
+    if gpu > len(devices.gpus):
+        has = _count(len(devices.gpus), "GPU") if devices.gpus else f"no NVIDIA GPU ({devices.why_no_gpus})"
+        yield Violation(("compute.gpu",), f"{gpu}: this machine has {has}", "remove it, or deploy to another machine")
+    if inf > len(devices.chips):
+        has = _count(len(devices.chips), "Inferentia chip") if devices.chips else "no Inferentia chip (no /dev/neuron0)"
+        yield Violation(("compute.inf",), f"{inf}: this machine has {has}", "remove it, or deploy to another machine")
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'s' if number != 1 else ''}"

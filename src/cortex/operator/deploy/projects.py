@@ -1,4 +1,4 @@
-"""Keeps the unpacked projects, one folder per content hash, and deletes those that nothing uses any more."""
+"""Unpacked projects: one folder per content hash, and a copy in the database if several operators share one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from cortex.cluster.archives import Archives
 from cortex.config.archive import unpack
+from cortex.errors import CortexError
 from cortex.home import Home
+from cortex.state.projects import ProjectStore
+from cortex.telemetry import Logger
 
-#: Names that start with a dot are being filled or deleted; hashes never do.
+#: Prefix of folders that are being filled or deleted; hashes never start with a dot.
 _TEMPORARY = ".tmp-"
 
 
@@ -23,40 +27,79 @@ class ProjectFolders:
         self._root = home.projects_dir
 
     def path(self, project_hash: str) -> Path:
-        """Return the folder of a project; its code must not write there."""
+        """Return the folder of a project. It is immutable: its code must not write there."""
         return self._root / project_hash
 
     @asynccontextmanager
     async def unpacked(self, archive: bytes) -> AsyncIterator[Path]:
-        """Unpack an upload into a folder that lasts as long as the block. Raises: InputError."""
-        folder = self._root / f"{_TEMPORARY}{secrets.token_hex(8)}"
+        """Unpack an upload into a folder that exists as long as the block. Raises: InputError."""
+        folder = self._temporary()
         try:
-            # It may take seconds, in which everything else goes on.
+            # On a thread: it may take seconds.
             await asyncio.to_thread(unpack, archive, folder)
             yield folder
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     def adopt(self, folder: Path, project_hash: str) -> None:
-        """Move an unpacked project to its place, unless the same one is there already."""
-        place = self.path(project_hash)
-        if not place.exists():
-            folder.rename(place)
+        """Move an unpacked project to its final folder, unless that exists."""
+        path = self.path(project_hash)
+        if not path.exists():
+            folder.rename(path)
 
     def set_aside_unused(self, used: Collection[str]) -> list[Path]:
-        """Move all projects but those whose hash is in `used` out of the way, for `delete`; takes no time."""
-        doomed = [folder for folder in self._folders() if folder.name not in used]
-        return [folder.rename(self._root / f"{_TEMPORARY}{secrets.token_hex(8)}") for folder in doomed]
+        """Rename all projects but those whose hash is in `used`; return the new folders for `delete`. Fast."""
+        unused = [folder for folder in self._root.iterdir() if not folder.name.startswith(".")]
+        return [folder.rename(self._temporary()) for folder in unused if folder.name not in used]
 
     async def delete(self, folders: Collection[Path]) -> None:
-        """Delete what was set aside."""
+        """Delete folders returned by `set_aside_unused`."""
         for folder in folders:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     def clean(self) -> None:
-        """Delete what an operator that was killed left half done."""
+        """Delete the temporary folders of an operator that was killed."""
         for folder in self._root.glob(".*"):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _folders(self) -> list[Path]:
-        return [folder for folder in self._root.iterdir() if not folder.name.startswith(".")]
+    def _temporary(self) -> Path:
+        return self._root / f"{_TEMPORARY}{secrets.token_hex(8)}"
+
+
+class SharedProjects:
+    """Projects in the database that several operators share: a new leader fetches them from there."""
+
+    def __init__(self, home: Home, store: ProjectStore, logger: Logger) -> None:
+        self._folders = ProjectFolders(home)
+        self._archives = Archives(home, "shared-archives")
+        self._store = store
+        self._logger = logger
+
+    async def save(self, project_hash: str, folder: Path) -> None:
+        """Store the project in a folder. Raises: CortexError, OSError."""
+        path, _ = await self._archives.get(project_hash, folder)
+        try:
+            await asyncio.to_thread(self._store.put, project_hash, path)
+        finally:
+            path.unlink(missing_ok=True)
+
+    async def fetch(self, hashes: Collection[str]) -> None:
+        """Unpack those of these projects that have no folder here; log those that fail.
+
+        Deletes all others from the database: call it before anything is deployed.
+        """
+        await asyncio.to_thread(self._store.keep_only, hashes)
+        for project_hash in hashes:
+            if not self._folders.path(project_hash).exists():
+                await asyncio.to_thread(self._fetch, project_hash)
+
+    def _fetch(self, project_hash: str) -> None:
+        try:
+            archive = b"".join(self._store.get(project_hash))
+            if archive:
+                unpack(archive, self._folders.path(project_hash))
+                self._logger.info("project fetched from the database", project=project_hash)
+            else:
+                self._logger.error("project is missing; deploy it again", project=project_hash)
+        except (CortexError, OSError) as error:
+            self._logger.error("project can't be fetched", project=project_hash, error=error)

@@ -13,7 +13,7 @@ from cortex.gateway.access_log import AccessSource, LocalAccess
 from cortex.gateway.base import AnyGateway
 from cortex.home import Home
 from cortex.operator.autoscaling.sampler import Scaling
-from cortex.operator.bootstrap import OperatorIdentity
+from cortex.operator.bootstrap import OperatorInfo
 from cortex.operator.deploy.deployer import Deployer
 from cortex.operator.deploy.keys import Keys
 from cortex.operator.infrastructure import Cluster
@@ -30,7 +30,7 @@ class Services:
     """One instance per operator; every group of routes takes what it needs from it."""
 
     home: Home
-    identity: OperatorIdentity
+    identity: OperatorInfo
     apis: ApiStore
     engine: Engine
     gateway: AnyGateway
