@@ -21,7 +21,7 @@ from cortex.cluster.known_nodes import NodesFile
 from cortex.cluster.transport import derived
 from cortex.config.project import ProjectFiles, content_hash
 from cortex.config.schema import Api
-from cortex.engine.preparing import Prepared
+from cortex.engine.environment import Prepared
 from cortex.home import Home
 from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.replica.metric_folder import read_folder

@@ -15,7 +15,7 @@ import pytest
 from cluster.test_cluster_engine import Cluster, ask, cluster, ready, run, stop
 from cortex.config.project import ProjectFiles, content_hash
 from cortex.config.schema import Api
-from cortex.engine.preparing import Prepared
+from cortex.engine.environment import Prepared
 from cortex.home import Home
 from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.replica.spec import ReplicaSpec

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortex.engine.logs import MAX_LINE_BYTES, LogFollower, LogWriter, prune, read_logs
+from cortex.engine.log_writer import MAX_LINE_BYTES, LogWriter
+from cortex.engine.logs import LogFollower, prune, read_logs
 from harness.wait import wait_until
 
 
@@ -146,7 +147,7 @@ def test_a_folder_that_can_not_be_made_stops_nobody(tmp_path: Path) -> None:
 
 def test_a_clock_that_goes_back_does_not_break_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([2_000_000_000, 1_000_000_000, 3_000_000_000])
-    monkeypatch.setattr("cortex.engine.logs.time.time_ns", lambda: next(ticks))
+    monkeypatch.setattr("cortex.engine.log_writer.time.time_ns", lambda: next(ticks))
     writer = LogWriter(tmp_path / "r.log")
     for text in "abc":
         writer.line(0, "o", text)

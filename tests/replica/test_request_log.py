@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.engine.logs import MAX_LINE_BYTES, LogWriter, read_logs
+from cortex.engine.log_writer import MAX_LINE_BYTES, LogWriter
+from cortex.engine.logs import read_logs
 from cortex.replica.request_log import REQUEST, RequestStream
 
 Printed = list[tuple[bytes, str]]

@@ -21,7 +21,7 @@ from cortex.cluster.framing import unpack
 from cortex.cluster.placement import NodeAddress
 from cortex.cluster.transport import Json, NodeAgentAwayError, Wire, WireError, connect
 from cortex.cluster.validation import is_sound, on_node
-from cortex.engine.log_files import LogLine
+from cortex.engine.logs import LogLine
 from cortex.errors import CortexError
 from cortex.replica.spec import Limits, ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger

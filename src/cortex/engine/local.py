@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cortex.engine.devices import DEVICE_DIR, Inventory, assign, find_devices
-from cortex.engine.logs import LogWriter
+from cortex.engine.log_writer import LogWriter
 from cortex.errors import EngineError
 from cortex.home import Home, write_private
 from cortex.lifecycle import ProcessState

@@ -1,231 +1,119 @@
-"""Log files of replicas: the supervisor writes one, the operator merges, follows and prunes them.
+"""Log files of replicas as the operator and the CLI read them: merged, followed, pruned.
 
-A line is `2026-11-21T01:32:46.123456Z 0 o text`: UTC, the index of the process, the stream (`o` standard output,
-`e` standard error, `s` the supervisor itself), the text. One that was printed for a request has the request's id after
-the stream, `o:<id>`. Within a file, times never go back. Standard library only, and nothing here waits: supervisors
-import it.
+`cortex.engine.log_writer` writes them and documents the form of a line.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import heapq
 import os
 import re
-import time
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import groupby
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
-from cortex.engine.log_files import FILE_NAME, SUPERVISOR, History, LogLine, entries, parse, replicas
-from cortex.engine.log_files import STDERR as STDERR
-from cortex.engine.log_files import STDOUT as STDOUT
-from cortex.replica.request_log import END, ID, MARK
+from cortex.engine.log_writer import SUPERVISOR
+from cortex.errors import InputError
 
-#: A longer line is cut into several.
-MAX_LINE_BYTES = 64 * 1024
-
-
-_MARK_BYTE = MARK.encode()
-_MARKED = re.compile(f"{MARK}({ID}){END}".encode())
-_Key = tuple[int, str]  # a process and its stream
-#: What one poll of a follower takes from one replica at most.
+_FILE_NAME = re.compile(r"(?P<replica>.+)\.log(?:\.\d+)?")
+_BLOCK_BYTES = 64 * 1024
+#: File times come from a coarser clock than the times of lines.
+_CLOCK_MARGIN_S = 60
+#: Maximum that one poll of a follower reads from one replica.
 _POLL_BYTES = 1024 * 1024
 _READ_BYTES = 256 * 1024
-_REOPEN_AFTER_NS = 1_000_000_000
+_FOLLOW_POLL_S = 0.2
 
 
-class LogWriter:
-    """Writes one replica's log file and keeps it bounded.
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of a replica's log."""
 
-    Whatever is wrong with the disk, it drops lines, goes on, and says how many were dropped once it can.
-    """
-
-    def __init__(self, path: Path | str, max_bytes: int = 10 * 1024 * 1024, backups: int = 4) -> None:
-        self._path = str(path)
-        self._max_bytes = max_bytes
-        self._backups = backups
-        self._file: int | None = None
-        self._size_bytes = 0
-        self._is_torn = False
-        self._pending: dict[_Key, bytearray] = {}
-        self._begun: dict[_Key, str] = {}  #: whose line it is that goes on, where the start of a long one is written
-        self._dropped = 0
-        self._dropped_why = ""
-        self._next_open_ns = 0
-        self._now_ns = 0
-        self._second = -1
-        self._second_text = ""
+    at: str  #: UTC, ISO 8601 with microseconds; sorts as text
+    replica: str
+    process: int
+    stream: str  #: STDOUT, STDERR or SUPERVISOR
+    text: str
+    request_id: str = ""  #: of the request that printed it; empty if unknown
 
     @property
-    def path(self) -> Path:
-        """Return the file that is written."""
-        return Path(self._path)
+    def time(self) -> datetime:
+        """The time of the line."""
+        return datetime.fromisoformat(self.at)
 
-    def feed(self, process: int, stream: str, data: bytes) -> None:
-        """Write the complete lines in `data`; the rest waits for the next call."""
-        key = (process, stream)
-        pending = self._pending.get(key)
-        if pending is not None:
-            pending += data
-            if b"\n" not in data and len(pending) < MAX_LINE_BYTES:
-                return
-            data = bytes(pending)
-        lines = data.split(b"\n")
-        rest = lines.pop()
-        if b"\r" in data:
-            lines = [line.removesuffix(b"\r") for line in lines]
-        if len(rest) >= MAX_LINE_BYTES:
-            self._write_marked(key, [*lines, rest], is_complete=False)
-            rest = b""
-        elif lines:
-            self._write_marked(key, lines)
-        if rest:
-            self._pending[key] = bytearray(rest)
-        else:
-            self._pending.pop(key, None)
 
-    def line(self, process: int, stream: str, text: str) -> None:
-        """Write `text` as a line, or as several if it has line breaks."""
-        encoded = text.encode(errors="backslashreplace")
-        self._write(process, stream, _cut(encoded.split(b"\n")))
+_AT = attrgetter("at")
 
-    def flush(self, process: int | None = None) -> None:
-        """Write the incomplete last lines of a process, or of all, as lines: nothing will complete them."""
-        for key in [key for key in self._pending if process is None or key[0] == process]:
-            self._write_marked(key, [bytes(self._pending.pop(key))])
-        for key in [key for key in self._begun if process is None or key[0] == process]:
-            del self._begun[key]
 
-    def close(self) -> None:
-        """Flush and let go of the file; a later call opens it again."""
-        self.flush()
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+class LogSource(Protocol):
+    """A machine whose logs can be read."""
 
-    def _write_marked(self, key: _Key, lines: list[bytes], is_complete: bool = True) -> None:
-        """Write lines whose requests are said by marks; without one, a line is that of the line it goes on with."""
-        process, stream = key
-        begun = self._begun.pop(key, "")
-        if not begun and not any(_MARK_BYTE in line for line in lines):
-            self._write(process, stream, _cut(lines))
+    def logs(
+        self, folder: str, replica: str | None, tail: int | None, follow: bool
+    ) -> AsyncGenerator[list[LogLine], None]:
+        """Yield the lines of a folder of logs in chunks, oldest first.
+
+        `replica` is an id, or the short id shown in lines. `tail` limits the existing lines. With `follow`, new lines
+        are yielded until the caller stops; an empty chunk means that there are no more for now.
+        """
+
+
+class LocalLogs:
+    """The logs below one folder of this machine."""
+
+    def __init__(self, logs_dir: Path) -> None:
+        self._logs_dir = logs_dir
+
+    async def logs(
+        self, folder: str, replica: str | None, tail: int | None, follow: bool
+    ) -> AsyncGenerator[list[LogLine], None]:
+        """Yield lines; see `LogSource`. Raises: InputError if `folder` is not below the folder of logs."""
+        api_dir = (self._logs_dir / folder).resolve()
+        if not api_dir.is_relative_to(self._logs_dir.resolve()):
+            raise InputError(f"{folder!r} is not a folder of logs")
+        replica_id = _full_id(api_dir, replica)
+        if not follow:
+            yield await asyncio.to_thread(lambda: list(read_logs(api_dir, replica_id, tail=tail)))
             return
-        request_id = ""
-        for request_id, group in groupby(_unmarked(lines, begun), key=itemgetter(0)):
-            token = f"{stream}:{request_id}" if request_id else stream
-            self._write(process, token, _cut([text for _, text in group]))
-        if request_id and not is_complete:
-            self._begun[key] = request_id
-
-    def _write(self, process: int, stream: str, lines: list[bytes]) -> None:
-        prefix = b"%b %d %b " % (self._timestamp(), process, stream.encode())
-        block = prefix + (b"\n" + prefix).join(lines) + b"\n"
+        follower = LogFollower(api_dir, replica_id, tail or 0)
         try:
-            self._prepare(len(block))
-            if self._file is None:
-                raise OSError(0, self._dropped_why or "the file can't be opened")
-            if self._dropped:
-                dropped, self._dropped = self._dropped, 0
-                notice = f"{dropped} log lines were dropped: {self._dropped_why}\n"
-                block = b"%b %d %b " % (prefix.split()[0], process, SUPERVISOR.encode()) + notice.encode() + block
-                lines = [*lines, *[b""] * dropped]
-            self._put(self._file, block)
-        except OSError as error:
-            self._dropped += len(lines)
-            self._dropped_why = error.strerror or str(error)
-
-    def _put(self, file: int, block: bytes) -> None:
-        if self._is_torn:
-            block = b"\n" + block
-        view = memoryview(block)
-        while view:
-            written = os.write(file, view)
-            self._size_bytes += written
-            view = view[written:]
-            # A disk that fills up takes a part; the line that it cut must not swallow the next one.
-            self._is_torn = bool(view)
-
-    def _timestamp(self) -> bytes:
-        # The merge of several files relies on times that never go back; clocks do.
-        self._now_ns = max(self._now_ns, time.time_ns())
-        second, rest_ns = divmod(self._now_ns, 1_000_000_000)
-        if second != self._second:
-            self._second = second
-            self._second_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-        return b"%b.%06dZ" % (self._second_text.encode(), rest_ns // 1000)
-
-    def _prepare(self, block_bytes: int) -> None:
-        """Open the file, or the next one if the block does not fit any more."""
-        if self._file is not None and self._size_bytes and self._size_bytes + block_bytes > self._max_bytes:
-            self._rotate()
-        if self._file is None and self._now_ns >= self._next_open_ns:
-            self._next_open_ns = self._now_ns + _REOPEN_AFTER_NS
-            os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)  # noqa: PTH103, PTH120 - no Path per line
-            self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._size_bytes = os.fstat(self._file).st_size
-            self._is_torn = self._size_bytes > 0 and os.pread(self._file, 1, self._size_bytes - 1) != b"\n"
-            self._next_open_ns = 0
-
-    def _rotate(self) -> None:
-        assert self._file is not None
-        os.close(self._file)
-        self._file = None
-        names = [self._path, *(f"{self._path}.{number}" for number in range(1, self._backups + 1))]
-        for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
-            with contextlib.suppress(FileNotFoundError):
-                os.replace(newer, older)  # noqa: PTH105 - plain strings, as everywhere in this class
-        if not self._backups:
-            os.truncate(self._path, 0)
-
-
-def _cut(lines: list[bytes]) -> list[bytes]:
-    """Return the lines with long ones as several."""
-    if max(map(len, lines)) <= MAX_LINE_BYTES:
-        return lines
-    return [line[at : at + MAX_LINE_BYTES] for line in lines for at in range(0, max(len(line), 1), MAX_LINE_BYTES)]
-
-
-def _unmarked(lines: list[bytes], begun: str) -> Iterator[tuple[str, bytes]]:
-    """Take the marks off; one within a line, where threads got in each other's way, begins another line.
-
-    `begun` is whose line the first one goes on with.
-    """
-    for line in lines:
-        first, *marked = _MARKED.split(line)
-        if first or not marked:
-            yield begun, first
-        begun = ""
-        for request_id, text in zip(marked[::2], marked[1::2], strict=True):
-            yield request_id.decode(), text
+            while True:
+                lines = await asyncio.to_thread(follower.poll)
+                yield lines
+                if not lines:
+                    await asyncio.sleep(_FOLLOW_POLL_S)
+        finally:
+            follower.close()
 
 
 def read_logs(
     api_dir: Path, replica: str | None = None, *, tail: int | None = None, since: datetime | None = None
 ) -> Iterator[LogLine]:
-    """Yield the lines of all replicas of an API, past ones too, or of one, in the order of time.
+    """Yield the lines of one replica or of all replicas of an API, past ones included, ordered by time.
 
-    `tail` limits them to the last so many lines, `since` to those from that moment on. Holds one line of each
-    replica (and `tail` lines) in memory.
+    `tail` limits them to the last lines, `since` to those from that time on. Memory holds one line of each replica
+    and `tail` lines.
     """
     if not tail and tail is not None:
         return
-    histories = (History(api_dir, name) for name in replicas(api_dir, replica))
-    lines: Iterator[LogLine] = heapq.merge(*(history.read(tail, since) for history in histories), key=_AT)
+    logs = (_ReplicaLog(api_dir, name) for name in _logged_replicas(api_dir, replica))
+    lines: Iterator[LogLine] = heapq.merge(*(log.read(tail, since) for log in logs), key=_AT)
     if since is not None:
-        start = _format(since)
+        start = f"{since.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%f}Z"
         lines = (line for line in lines if line.at >= start)
     yield from lines if tail is None else deque(lines, maxlen=tail)
 
 
 class LogFollower:
-    """Follows the logs of all replicas of an API, or of one; replicas that appear later are followed too.
+    """Follows the logs of one replica, or of all replicas of an API, including those that start later.
 
-    Holds one open file per replica; end with `close`.
+    Holds one open file per replica; call `close` at the end.
     """
 
     def __init__(self, api_dir: Path, replica: str | None = None, tail: int = 100) -> None:
@@ -235,37 +123,37 @@ class LogFollower:
         self._cursors: dict[str, _Cursor] | None = None
 
     def poll(self) -> list[LogLine]:
-        """Return the lines since the last call, in order of time; the first call returns the last `tail` ones.
+        """Return the lines since the last call, ordered by time; the first call returns the last `tail` lines.
 
-        Never waits. A full answer is cut off, so call again at once until there is nothing.
+        Never blocks. The size of a result is limited, so call again at once until the result is empty.
         """
         is_first = self._cursors is None
         cursors = self._cursors = self._cursors or {}
-        names = replicas(self._api_dir, self._replica)
+        names = _logged_replicas(self._api_dir, self._replica)
         for name in set(cursors) - set(names):
             cursors.pop(name).close()
         for name in names:
             if name not in cursors:
-                cursors[name] = _Cursor(History(self._api_dir, name), self._tail if is_first else None)
+                cursors[name] = _Cursor(_ReplicaLog(self._api_dir, name), self._tail if is_first else None)
         lines = sorted((line for cursor in cursors.values() for line in cursor.read()), key=_AT)
         return lines[len(lines) - min(self._tail, len(lines)) :] if is_first else lines
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for cursor in (self._cursors or {}).values():
             cursor.close()
         self._cursors = None
 
 
 def prune(logs_dir: Path, present: Collection[str], max_past: int = 20, max_bytes: int = 256 * 1024 * 1024) -> None:
-    """Delete the logs of the oldest past replicas of each API, beyond so many of them or so many bytes.
+    """Delete the logs of past replicas of each API, oldest first, beyond `max_past` replicas or `max_bytes`.
 
-    `present` are the ids of the replicas that run; their logs are bounded by their writers.
+    `present` are the ids of running replicas; their writers bound their logs.
     """
-    for api_dir in [entry for entry in entries(logs_dir) if entry.is_dir()]:
+    for api_dir in [entry for entry in _entries(logs_dir) if entry.is_dir()]:
         past: dict[str, list[tuple[Path, os.stat_result]]] = {}
-        for entry in entries(api_dir):
-            match = FILE_NAME.fullmatch(entry.name)
+        for entry in _entries(api_dir):
+            match = _FILE_NAME.fullmatch(entry.name)
             if match and match["replica"] not in present:
                 with contextlib.suppress(FileNotFoundError):
                     past.setdefault(match["replica"], []).append((entry, entry.stat()))
@@ -278,33 +166,96 @@ def prune(logs_dir: Path, present: Collection[str], max_past: int = 20, max_byte
                     file.unlink(missing_ok=True)
 
 
-_AT = attrgetter("at")
+class _ReplicaLog:
+    """The log files of one replica, current and rotated.
 
+    Files are identified by inode, because rotation may rename them at any moment, also between two steps of a reader.
+    """
 
-def _format(moment: datetime) -> str:
-    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%f}Z"
+    def __init__(self, api_dir: Path, replica: str) -> None:
+        self.replica = replica
+        self._path = api_dir / f"{replica}.log"
+
+    def inodes(self) -> list[int]:
+        """Return the inodes of the files, oldest first."""
+        # Newest first: a file that rotation renames meanwhile is seen twice, never missed.
+        return list(dict.fromkeys(inode for inode, _ in self._files()))[::-1]
+
+    def open(self, inode: int) -> BinaryIO | None:
+        """Open the file, wherever rotation has moved it; return None if it is gone."""
+        for _ in range(2):
+            for found, path in self._files():
+                if found == inode:
+                    with contextlib.suppress(FileNotFoundError):
+                        file = path.open("rb", buffering=_BLOCK_BYTES)
+                        if os.fstat(file.fileno()).st_ino == inode:
+                            return file
+                        file.close()
+        return None
+
+    def read(self, tail: int | None, since: datetime | None) -> Iterator[LogLine]:
+        """Yield lines, oldest first: at least the last `tail`, without files last written before `since`."""
+        inodes = self.inodes()
+        inode, offset = (None, 0) if tail is None else self.start_of_tail(inodes, tail)
+        for number in inodes[inodes.index(inode) if inode is not None else 0 :]:
+            file = self.open(number)
+            if file is None:
+                continue
+            with file:
+                last_write = os.fstat(file.fileno()).st_mtime
+                if since is None or last_write + _CLOCK_MARGIN_S >= since.timestamp():
+                    file.seek(offset)
+                    yield from _parse(self.replica, file)
+            offset = 0
+
+    def start_of_tail(self, inodes: list[int], lines: int) -> tuple[int | None, int]:
+        """Return the file and the offset in it where the last `lines` lines begin."""
+        start: tuple[int | None, int] = (None, 0)
+        for inode in reversed(inodes):
+            file = self.open(inode)
+            if file is None:
+                break
+            with file:
+                offset, found = _offset_of_last_lines(file, lines)
+            start = (inode, offset)
+            lines -= found
+            if lines <= 0:
+                break
+        return start
+
+    def _files(self) -> Iterator[tuple[int, Path]]:
+        missing = number = 0
+        # A rotation in progress leaves one gap; two in a row are the end.
+        while missing < 2:
+            path = self._path.with_name(f"{self._path.name}.{number}") if number else self._path
+            try:
+                yield path.stat().st_ino, path
+                missing = 0
+            except FileNotFoundError:
+                missing += number > 0
+            number += 1
 
 
 class _Cursor:
-    """A place in one replica's history: an open file and an offset. The open file keeps its inode from being reused."""
+    """A position in one replica's log: an open file and an offset. The open file keeps its inode from being reused."""
 
-    def __init__(self, history: History, tail: int | None) -> None:
-        """Begin at the last `tail` lines, or with all there is."""
-        self._history = history
+    def __init__(self, log: _ReplicaLog, tail: int | None) -> None:
+        """Start at the last `tail` lines, or at the first line."""
+        self._log = log
         self._file: BinaryIO | None = None
         self._inode = -1
         self._rest = b""
-        inodes = history.inodes()
-        inode, offset = (inodes[0] if inodes else None, 0) if tail is None else history.start_of_tail(inodes, tail)
+        inodes = log.inodes()
+        inode, offset = (inodes[0] if inodes else None, 0) if tail is None else log.start_of_tail(inodes, tail)
         if inode is not None:
             self._enter(inode, offset)
 
     def read(self) -> list[LogLine]:
-        """Return the next lines, some at a time, across as many files as there are."""
+        """Return the next lines, up to a limit, from as many files as there are."""
         lines: list[LogLine] = []
         budget = _POLL_BYTES
         while budget > 0:
-            # Newer files are looked for before the last look at this one: once there is one, this one is final.
+            # List newer files before the last read of this one: once there is a newer file, this one is final.
             following = self._following()
             while budget > 0 and (data := self._read_file()):
                 budget -= len(data)
@@ -314,23 +265,23 @@ class _Cursor:
             self._enter(following, 0)
         return lines
 
-    def _lines(self, data: bytes) -> list[LogLine]:
-        complete, newline, rest = (self._rest + data).rpartition(b"\n")
-        self._rest = rest
-        return list(parse(self._history.replica, complete.split(b"\n"))) if newline else []
-
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
+    def _lines(self, data: bytes) -> list[LogLine]:
+        complete, newline, rest = (self._rest + data).rpartition(b"\n")
+        self._rest = rest
+        return list(_parse(self._log.replica, complete.split(b"\n"))) if newline else []
+
     def _enter(self, inode: int, offset: int) -> None:
         self.close()
         self._inode = inode
-        # What the last file ends in without a line break, the next one does not go on with.
+        # The next file does not continue an incomplete last line.
         self._rest += b"\n" if self._rest else b""
-        self._file = self._history.open(inode)
+        self._file = self._log.open(inode)
         if self._file is not None:
             self._file.seek(offset)
 
@@ -338,6 +289,60 @@ class _Cursor:
         return self._file.read(_READ_BYTES) if self._file is not None else b""
 
     def _following(self) -> int | None:
-        inodes = self._history.inodes()
+        inodes = self._log.inodes()
         position = inodes.index(self._inode) + 1 if self._inode in inodes else 0
         return inodes[position] if position < len(inodes) else None
+
+
+def _parse(replica: str, lines: Iterable[bytes]) -> Iterator[LogLine]:
+    """Parse the lines of one file. A malformed line, torn by a full disk, gets the time of the line before it."""
+    at = ""
+    for line in lines:
+        text = line.decode(errors="replace").rstrip("\n")
+        parts = text.split(" ", 3)
+        if len(parts) == 4 and len(parts[0]) == 27 and parts[1].isdecimal():
+            at = max(at, parts[0])
+            stream, _, request_id = parts[2].partition(":")
+            yield LogLine(at, replica, int(parts[1]), stream, parts[3], request_id)
+        elif at and text:
+            yield LogLine(at, replica, 0, SUPERVISOR, text)
+
+
+def _offset_of_last_lines(file: BinaryIO, lines: int) -> tuple[int, int]:
+    """Return the offset of the last `lines` complete lines of a file, and their number (at most `lines`)."""
+    position = file.seek(0, os.SEEK_END)
+    # One newline more than lines: the one that ends the line before them.
+    wanted = lines + 1
+    found = 0
+    while position > 0:
+        start = max(0, position - _BLOCK_BYTES)
+        file.seek(start)
+        block = file.read(position - start)
+        end = len(block)
+        while (end := block.rfind(b"\n", 0, end)) >= 0:
+            found += 1
+            if found == wanted:
+                return start + end + 1, lines
+        position = start
+    return 0, found
+
+
+def _entries(folder: Path) -> list[Path]:
+    """List a folder; a missing one is empty."""
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _logged_replicas(api_dir: Path, only: str | None) -> list[str]:
+    """Return the ids of all replicas with log files, or `only` if it has some."""
+    matches = (_FILE_NAME.fullmatch(entry.name) for entry in _entries(api_dir))
+    return sorted({match["replica"] for match in matches if match and only in (None, match["replica"])})
+
+
+def _full_id(api_dir: Path, replica: str | None) -> str | None:
+    """Complete the short id that log lines show."""
+    if replica is None or "-" in replica:
+        return replica
+    return next((name for name in _logged_replicas(api_dir, None) if name.endswith(f"-{replica}")), replica)

@@ -10,7 +10,7 @@ from pathlib import Path
 from cortex.config.dotenv import read_dotenv
 from cortex.engine.environment import prepare
 from cortex.engine.local import replica_environ
-from cortex.engine.logs import STDOUT, LogWriter
+from cortex.engine.log_writer import STDOUT, LogWriter
 from cortex.errors import StorageError
 from cortex.home import Home
 from cortex.replica.spec import Setup

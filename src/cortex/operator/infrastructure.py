@@ -19,7 +19,7 @@ from cortex.cluster.ray_placer import RayPlacer
 from cortex.cluster.transport import derived
 from cortex.engine.base import Engine
 from cortex.engine.local import LocalEngine
-from cortex.engine.preparing import Prepared, prepare_revision
+from cortex.engine.environment import Prepared, prepare_revision
 from cortex.errors import InputError
 from cortex.gateway.base import AnyGateway
 from cortex.gateway.config import GatewaySettings

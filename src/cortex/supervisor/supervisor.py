@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cortex.engine.logs import LogWriter
+from cortex.engine.log_writer import LogWriter
 from cortex.lifecycle import ProcessState
 from cortex.processes.sockets import allow_descriptors
 from cortex.replica.channel import Channel

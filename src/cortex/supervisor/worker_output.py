@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Mapping
 
-from cortex.engine.logs import LogWriter
+from cortex.engine.log_writer import LogWriter
 
 _READ_BYTES = 64 * 1024
 _LOOK_MS = 50

@@ -11,7 +11,7 @@ from typing import Any
 
 from cortex.config.schema import Api
 from cortex.engine.local import LocalEngine
-from cortex.engine.preparing import Prepared
+from cortex.engine.environment import Prepared
 from cortex.home import Home
 from cortex.jobs.spec import JobRecord
 from cortex.jobs.store import JobStore

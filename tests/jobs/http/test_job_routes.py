@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from cortex.engine.log_source import LocalLogs
-from cortex.engine.logs import STDOUT, LogWriter
+from cortex.engine.log_writer import STDOUT, LogWriter
+from cortex.engine.logs import LocalLogs
 from cortex.errors import ConflictError
 from cortex.jobs.http.view import JobView
 from cortex.jobs.spec import JobRecord

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cortex.engine.log_source import LocalLogs
-from cortex.engine.logs import LogWriter
+from cortex.engine.log_writer import LogWriter
+from cortex.engine.logs import LocalLogs
 from cortex.gateway.access import ACCESS_LOG_FILE as ACCESS_LOG
 from cortex.gateway.access_log import LocalAccess
 from cortex.operator.http.log_format import LogForm

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from cortex.engine.preparing import Prepared
+from cortex.engine.environment import Prepared
 from cortex.errors import EnvironmentBuildError
 from cortex.operator.replicas.plan import Preparation, Stage
 from cortex.operator.replicas.preparations import Preparations

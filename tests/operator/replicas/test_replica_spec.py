@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cortex.engine.preparing import Prepared
+from cortex.engine.environment import Prepared
 from cortex.home import Home
 from cortex.models.spec import DEFAULT_MODEL, ModelPath
 from cortex.operator.replicas.replica_specs import replica_spec

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cortex.cluster.transport import Json, Wire
-from cortex.engine.log_source import LocalLogs
+from cortex.engine.logs import LocalLogs
 from cortex.gateway.access_log import LocalAccess
 
 _BATCH = 500

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from cortex.engine.log_source import LogSource
+from cortex.engine.logs import LogSource
 from cortex.errors import NotFoundError
 from cortex.jobs.http.endpoints import JobsPort, answer, begun, dry_run, flag, submit
 from cortex.jobs.http.view import JobView, job_json, jobs_json, submitted_json

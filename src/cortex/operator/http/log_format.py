@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cortex.engine.log_files import STDERR, STDOUT, SUPERVISOR, LogLine
+from cortex.engine.log_writer import STDERR, STDOUT, SUPERVISOR
+from cortex.engine.logs import LogLine
 
 #: Default and maximum of `tail`.
 DEFAULT_TAIL, MAX_TAIL = 1000, 1_000_000

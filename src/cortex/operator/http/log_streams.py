@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 
 from starlette.responses import StreamingResponse
 
-from cortex.engine.log_files import SUPERVISOR, LogLine
-from cortex.engine.log_source import LogSource
+from cortex.engine.log_writer import SUPERVISOR
+from cortex.engine.logs import LogLine, LogSource
 from cortex.errors import EngineError, InputError
 from cortex.gateway.access_log import AccessSource, Fields
 from cortex.operator.http.log_format import LogForm, format_access

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cortex.engine.base import Engine
-from cortex.engine.log_source import LocalLogs, LogSource
+from cortex.engine.logs import LocalLogs, LogSource
 from cortex.engine.model_agent import ModelAgent
 from cortex.errors import NotFoundError
 from cortex.gateway.access_log import AccessSource, LocalAccess

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cortex.engine.logs import LogWriter
+from cortex.engine.log_writer import LogWriter
 from cortex.home import Home
 from cortex.jobs.spec import JobRecord
 from cortex.lifecycle import JobStatus

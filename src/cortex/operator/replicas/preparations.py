@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 
-from cortex.engine.preparing import Prepared
+from cortex.engine.environment import Prepared
 from cortex.errors import CortexError
 from cortex.operator.replicas.plan import Preparation, Stage
 from cortex.replica.spec import Failure

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cortex.engine.base import Engine
 from cortex.engine.logs import prune as prune_logs
-from cortex.engine.preparing import Prepared
+from cortex.engine.environment import Prepared
 from cortex.errors import ComputeUnavailableError, DatabaseUnavailableError, EngineError, GatewayError
 from cortex.gateway.routes import ApiKey, RoutingTable
 from cortex.home import Home

@@ -6,7 +6,7 @@ import secrets
 from dataclasses import replace
 
 from cortex.config.schema import Api, Compute
-from cortex.engine.preparing import Prepared, setup_of
+from cortex.engine.environment import Prepared, setup_of
 from cortex.home import Home
 from cortex.models.source import loads_models, model_source
 from cortex.replica.spec import ReplicaSpec
