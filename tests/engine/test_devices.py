@@ -108,7 +108,7 @@ def test_no_output_of_the_tool_confuses_the_reader(text: str) -> None:
 
 
 def test_a_replica_that_finds_too_few_free_devices_is_told_how_many_there_are() -> None:
-    with pytest.raises(ComputeUnavailableError, match="1 of the 2 GPUs that it wants are free"):
+    with pytest.raises(ComputeUnavailableError, match="1 of the 2 GPUs that it requests are free"):
         assign(wanting(gpu=2), Inventory(("a", "b")), [assign(wanting(gpu=1), Inventory(("a", "b")), [])])
     with pytest.raises(ComputeUnavailableError, match="0 of the 1 Inferentia chips"):
         assign(wanting(inf=1), Inventory(), [])

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from cortex.config.schema import Dependencies
-from cortex.engine.environment import PreparedEnvironment, prepare, replica_constraints
+from cortex.engine.environment import PreparedEnvironment, prepare_environment, replica_constraints
 from cortex.errors import EnvironmentBuildError
 from cortex.home import Home
 from harness.wait import wait_until
@@ -29,7 +29,7 @@ def build(
     home: Home, project: Path, variables: Mapping[str, str] | None = None, lines: list[str] | None = None, **files: str
 ) -> PreparedEnvironment:
     found = lines if lines is not None else []
-    return asyncio.run(prepare(home, project, Dependencies(**files), os.environ, variables, found.append))
+    return asyncio.run(prepare_environment(home, project, Dependencies(**files), os.environ, variables, found.append))
 
 
 def run_python(environment: PreparedEnvironment, code: str) -> str:
@@ -169,7 +169,7 @@ def test_a_failing_script_is_reported_with_its_last_words(home: Home, project: P
 def test_conda_packages_need_a_conda(home: Home, project: Path) -> None:
     (project / "conda-packages.txt").write_text("rdkit\n")
     with pytest.raises(EnvironmentBuildError, match=r"conda-packages\.txt: needs micromamba, mamba or conda"):
-        asyncio.run(prepare(home, project, Dependencies(), {"PATH": "/nowhere"}))
+        asyncio.run(prepare_environment(home, project, Dependencies(), {"PATH": "/nowhere"}))
     assert left_over(home) == []
 
 
@@ -184,7 +184,7 @@ def test_conda_makes_the_environment_that_the_rest_goes_into(home: Home, project
     (project / "requirements.txt").write_text("six==1.16.0\n")
     lines: list[str] = []
     environ = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
-    environment = asyncio.run(prepare(home, project, Dependencies(), environ, on_line=lines.append))
+    environment = asyncio.run(prepare_environment(home, project, Dependencies(), environ, on_line=lines.append))
     prefix = Path(environment.bin_dir).parent
     version = f"python={sys.version_info.major}.{sys.version_info.minor}"
     assert lines[0] == f"conda create --yes --prefix {prefix} --channel conda-forge {version} pip"
@@ -197,7 +197,7 @@ def test_builds_of_one_environment_at_the_same_time_run_once(home: Home, project
     (project / "dependencies.sh").write_text(f"echo run >> {home.path}/runs\n")
 
     async def scenario() -> list[PreparedEnvironment]:
-        return await asyncio.gather(*(prepare(home, project, Dependencies(), os.environ) for _ in range(4)))
+        return await asyncio.gather(*(prepare_environment(home, project, Dependencies(), os.environ) for _ in range(4)))
 
     assert len(set(asyncio.run(scenario()))) == 1
     assert (home.path / "runs").read_text() == "run\n"
@@ -207,9 +207,9 @@ BUILD_SCRIPT = """
 import asyncio, os, sys
 from pathlib import Path
 from cortex.config.schema import Dependencies
-from cortex.engine.environment import prepare
+from cortex.engine.environment import prepare_environment
 from cortex.home import Home
-print(asyncio.run(prepare(Home(Path(sys.argv[1])), Path(sys.argv[2]), Dependencies(), os.environ)).key)
+print(asyncio.run(prepare_environment(Home(Path(sys.argv[1])), Path(sys.argv[2]), Dependencies(), os.environ)).key)
 """
 
 
@@ -252,7 +252,7 @@ def test_a_cancelled_build_ends_its_installers_and_leaves_nothing(home: Home, pr
     (project / "dependencies.sh").write_text(f"sleep 1000 & echo $! > {home.path}/pid; wait\n")
 
     async def scenario() -> None:
-        task = asyncio.create_task(prepare(home, project, Dependencies(), os.environ))
+        task = asyncio.create_task(prepare_environment(home, project, Dependencies(), os.environ))
         while not (home.path / "pid").exists() or not (home.path / "pid").read_text().strip():
             await asyncio.sleep(0.01)
         task.cancel()
@@ -273,7 +273,7 @@ def test_a_build_cancelled_while_an_installer_starts_leaves_nothing_running(
 
     async def scenario() -> set[int]:
         before = {child.pid for child in psutil.Process().children(recursive=True)}
-        task = asyncio.create_task(prepare(home, project, Dependencies(), os.environ))
+        task = asyncio.create_task(prepare_environment(home, project, Dependencies(), os.environ))
         while not (started := {child.pid for child in psutil.Process().children(recursive=True)} - before):
             await asyncio.sleep(0)
         for _ in range(turns):

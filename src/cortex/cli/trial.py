@@ -14,11 +14,11 @@ from cortex.client.transport import Answer, read, reason
 from cortex.config.archive import unpack
 from cortex.config.project import pack
 from cortex.config.schema import Api
+from cortex.engine.environment import prepare_revision
 from cortex.engine.local import LocalEngine
 from cortex.engine.log_writer import SUPERVISOR
 from cortex.engine.logs import read_logs
 from cortex.engine.model_agent import ModelAgent
-from cortex.engine.environment import prepare_revision
 from cortex.errors import CortexError, UserError
 from cortex.home import Home
 from cortex.models.source import loads_models

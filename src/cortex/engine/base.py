@@ -1,4 +1,4 @@
-"""The protocol of an engine: where replicas run. Nothing here knows about APIs, routes or the database."""
+"""The interface of engines: one runs replicas on this machine, one on a cluster."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from cortex.replica.spec import Limits, ReplicaSpec, ReplicaStatus
 
 
 class Engine(Protocol):
-    """Starts, watches and stops replicas; replicas outlive it and are adopted by the next one.
+    """Starts, watches and stops replicas. Replicas outlive it and are adopted by the next engine.
 
     All methods run on the operator's event loop. The engine keeps the newest status of each replica and calls
-    `on_change` (set by its owner before `startup`) after each change, so that nobody has to poll. It calls `on_end`
-    (set likewise) once nothing of a replica runs any more, before what it wrote is removed: perhaps more than once,
-    and for a replica of an earlier engine too.
+    `on_change` after each change. It calls `on_end` once nothing of a replica runs any more, before it removes the
+    replica's files: possibly more than once, and for replicas of an earlier engine too. The owner sets both callbacks
+    before `startup`.
     """
 
     on_change: Callable[[], None]
     on_end: Callable[[ReplicaSpec], None]
 
     async def startup(self) -> None:
-        """Adopt every replica that already runs and clean up after those that died meanwhile."""
+        """Adopt every running replica and clean up after those that died while no operator ran."""
 
     async def shutdown(self) -> None:
-        """Let go of all replicas without stopping one."""
+        """Stop watching the replicas; they keep running."""
 
     async def find_devices(self) -> Inventory:
-        """Look again which devices there are for replicas."""
+        """Detect the devices for replicas again."""
 
     def devices(self) -> Inventory:
-        """Return the devices that were found last; those that replicas hold included."""
+        """Return the devices found last, including those assigned to replicas."""
 
     async def start(self, spec: ReplicaSpec) -> None:
-        """Start a replica with devices of its own; returns before it is ready. They are free again once it is gone.
+        """Start a replica with devices of its own; return before it is ready. Its devices are free once it is gone.
 
         Raises: ComputeUnavailableError if too few are free; EngineError if its supervisor can't be started.
         """
 
     async def stop(self, replica_id: str, drain_s: float) -> None:
-        """Ask a replica to finish the requests inside it and end; after `drain_s` it is killed.
+        """Drain and stop a replica; it is killed if it takes longer than `drain_s`.
 
-        Unknown ids are ignored. Returns at once; the replica disappears from `replicas()` when it is gone.
+        Unknown ids are ignored. Returns at once; `replicas()` no longer contains the replica when it has ended.
         """
 
     async def configure(self, replica_id: str, limits: Limits) -> None:
-        """Change the limits of a running replica, from its next request on. Unknown ids are ignored."""
+        """Change the limits of a running replica; they apply from its next request on. Unknown ids are ignored."""
 
     def replicas(self) -> dict[str, tuple[ReplicaSpec, ReplicaStatus]]:
-        """Return every replica that runs, by id, with its newest status; those being stopped included."""
+        """Return every running replica by id, with its newest status, including those being stopped."""

@@ -1,4 +1,4 @@
-"""Measures how much CPU the replicas of APIs use, from what the kernel counted. Decides nothing."""
+"""CPU use of the replicas of each API, measured from the kernel's counters."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import psutil
 
 from cortex.replica.spec import ReplicaStatus
 
-#: CPU seconds by process: one that has a pid again is another, and one stays the same when the clock is set.
+#: CPU seconds by process. A `psutil.Process` survives reuse of its pid and changes of the clock.
 _Times = dict[psutil.Process, float]
 
 
 class CpuMeter:
-    """Counts the cores in use between two calls."""
+    """Measures the cores in use between two calls."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -24,7 +24,7 @@ class CpuMeter:
     async def cores(self, replicas: Iterable[ReplicaStatus]) -> Mapping[str, float]:
         """Return the cores that the ready replicas of each API used since the last call.
 
-        What a replica used to become ready does not count. An API none of whose replicas was seen before is left out.
+        CPU time spent on startup does not count. The result omits APIs whose replicas are all new since that call.
         """
         return await asyncio.to_thread(self._measure, [status for status in replicas if status.is_ready])
 
@@ -52,7 +52,7 @@ def _children() -> dict[int, list[int]]:
 
 
 def _times(supervisor: int, children: Mapping[int, Sequence[int]]) -> _Times:
-    """Return what a supervisor and all below it have used."""
+    """Return the CPU seconds of a supervisor and its descendants."""
     times: _Times = {}
     pending = [supervisor]
     while pending:

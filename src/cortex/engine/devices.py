@@ -1,4 +1,4 @@
-"""Finds this machine's GPUs and Inferentia chips, and decides which replica gets which. Never touches a device."""
+"""Detection of GPUs and Inferentia chips, and their assignment to replicas. Never opens a device."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from cortex.replica.spec import ReplicaSpec
 
 DEVICE_DIR = Path("/dev")
 _PROGRAM = "nvidia-smi"
-#: A driver that wakes up takes seconds per GPU.
+#: A driver that initializes takes seconds per GPU.
 _QUERY_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """What there is for replicas: the devices that they may be given, and the cores and memory that they share."""
+    """Resources for replicas: devices to assign, and cores and memory to share."""
 
-    gpus: tuple[str, ...] = ()  #: as CUDA_VISIBLE_DEVICES names them, so that no order of devices matters
+    gpus: tuple[str, ...] = ()  #: ids in the form of CUDA_VISIBLE_DEVICES, independent of the order of devices
     chips: tuple[int, ...] = ()  #: Inferentia: N of /dev/neuronN
-    why_no_gpus: str = ""  #: where there are none
+    why_no_gpus: str = ""  #: empty if there are GPUs
     cores: float = field(default=0.0, compare=False)
     memory_bytes: int = field(default=0, compare=False)
 
     def free(self, running: Iterable[ReplicaSpec]) -> Inventory:
-        """Return what no running replica holds."""
+        """Return the inventory without devices listed in the spec of a running replica."""
         held = [(spec.gpu_ids, spec.inf_ids) for spec in running]
         gpus = {gpu for ids, _ in held for gpu in ids}
         chips = {chip for _, ids in held for chip in ids}
@@ -45,60 +45,60 @@ class Inventory:
 
 
 def assign(spec: ReplicaSpec, inventory: Inventory, running: Iterable[ReplicaSpec]) -> ReplicaSpec:
-    """Return the spec with the devices that it is to have; GPUs that somebody else has chosen are left as they are.
+    """Assign free devices to a replica; GPUs already set in its spec are kept.
 
     Raises: ComputeUnavailableError if too few are free.
     """
     free = inventory.free(running)
     gpus = spec.gpu_ids or free.gpus[: spec.gpu]
     if spec.gpu > len(gpus):
-        raise ComputeUnavailableError(f"{len(free.gpus)} of the {spec.gpu} GPUs that it wants are free")
+        raise ComputeUnavailableError(f"{len(free.gpus)} of the {spec.gpu} GPUs that it requests are free")
     if spec.inf > len(free.chips):
-        raise ComputeUnavailableError(f"{len(free.chips)} of the {spec.inf} Inferentia chips that it wants are free")
+        raise ComputeUnavailableError(f"{len(free.chips)} of the {spec.inf} Inferentia chips that it requests are free")
     return replace(spec, gpu_ids=gpus, inf_ids=free.chips[: spec.inf])
 
 
 async def find_devices(environ: Mapping[str, str], device_dir: Path = DEVICE_DIR) -> Inventory:
-    """Look at what this machine has; `CUDA_VISIBLE_DEVICES` in `environ` narrows it down. Never raises."""
+    """Detect the resources of this machine, limited by `CUDA_VISIBLE_DEVICES` in `environ`. Never raises."""
     chips = await asyncio.to_thread(_chips, device_dir)
-    there = Inventory(
+    inventory = Inventory(
         chips=chips, cores=float(len(os.sched_getaffinity(0))), memory_bytes=psutil.virtual_memory().total
     )
     try:
         found = parse_gpus(await _query(environ))
     except _NoAnswerError as error:
-        return replace(there, why_no_gpus=str(error))
+        return replace(inventory, why_no_gpus=str(error))
     visible = visible_gpus(found, environ.get(CUDA_DEVICES))
     why = "" if visible else f"{CUDA_DEVICES} of the operator leaves none" if found else f"{_PROGRAM} lists none"
-    return replace(there, gpus=visible, why_no_gpus=why)
+    return replace(inventory, gpus=visible, why_no_gpus=why)
 
 
 def parse_gpus(text: str) -> dict[str, str]:
-    """Read `index, uuid` lines into a map."""
+    """Parse `index, uuid` lines into a map."""
     found = (re.fullmatch(r"\s*(\d+)\s*,\s*(\S+)\s*", line) for line in text.splitlines())
     return {match[1]: match[2] for match in found if match}
 
 
 def visible_gpus(found: Mapping[str, str], variable: str | None) -> tuple[str, ...]:
-    """Apply `CUDA_VISIBLE_DEVICES` as CUDA does: indices or beginnings of ids; what follows a wrong one is ignored."""
+    """Apply `CUDA_VISIBLE_DEVICES` as CUDA does: indices or prefixes of ids; an invalid one ends the list."""
     if variable is None:
         return tuple(found.values())
     visible: list[str] = []
     for item in map(str.strip, variable.split(",")):
-        gpu = found.get(item) or (item if item.startswith("MIG-") else _by_beginning(found.values(), item))
+        gpu = found.get(item) or (item if item.startswith("MIG-") else _by_prefix(found.values(), item))
         if gpu is None:
             break
         visible.append(gpu)
     return tuple(dict.fromkeys(visible))
 
 
-def _by_beginning(ids: Iterable[str], beginning: str) -> str | None:
-    matches = [gpu for gpu in ids if beginning.startswith("GPU-") and gpu.startswith(beginning)]
+def _by_prefix(ids: Iterable[str], prefix: str) -> str | None:
+    matches = [gpu for gpu in ids if prefix.startswith("GPU-") and gpu.startswith(prefix)]
     return matches[0] if len(matches) == 1 else None
 
 
 class _NoAnswerError(Exception):
-    """Why it is not known which GPUs there are."""
+    """The GPUs can't be listed."""
 
 
 async def _query(environ: Mapping[str, str]) -> str:
@@ -113,8 +113,8 @@ async def _query(environ: Mapping[str, str]) -> str:
     except OSError as error:
         raise _NoAnswerError(f"{_PROGRAM} can't be run: {error.strerror or error}") from None
     if code:
-        words = next(iter(output.split("\n")), "").strip() or f"it ended with exit code {code}"
-        raise _NoAnswerError(f"{_PROGRAM} failed: {words}")
+        message = next(iter(output.split("\n")), "").strip() or f"it ended with exit code {code}"
+        raise _NoAnswerError(f"{_PROGRAM} failed: {message}")
     return output
 
 
@@ -127,7 +127,7 @@ async def _run(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int,
         async with asyncio.timeout(_QUERY_TIMEOUT_S):
             output, _ = await process.communicate()
     except TimeoutError:
-        process.kill()  # and no waiting for its end: a driver that hangs keeps it from ending
+        process.kill()  # without waiting for its end, which a hanging driver prevents
         raise
     return process.returncode or 0, output.decode(errors="replace")
 

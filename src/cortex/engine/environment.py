@@ -1,6 +1,7 @@
-"""Environments of projects: virtual environments layered on the installation, cached by what they are made from.
+"""Environments of projects: virtual environments layered on the installation, cached by what they are built from.
 
-Knows nothing of APIs and replicas. A project that asks for nothing runs on the installation's own interpreter.
+`prepare_revision` collects what a replica is started from: its interpreter, its variables, and its model. A project
+without dependencies runs on the interpreter of the installation.
 """
 
 from __future__ import annotations
@@ -23,27 +24,33 @@ import uv
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from cortex.config.dotenv import read_dotenv
 from cortex.engine.installer import Installer, InstallerFailedError, uv_settings
-from cortex.errors import EnvironmentBuildError
+from cortex.engine.local import replica_environ
+from cortex.engine.log_writer import STDOUT, LogWriter
+from cortex.errors import EnvironmentBuildError, StorageError
 from cortex.home import Home
 from cortex.processes.filelock import locked
+from cortex.replica.spec import Setup
+from cortex.state.apis import Target
+from cortex.storage.client import fetch, is_remote
 
-#: What replica processes import besides the standard library; a project must not bring versions they can't use.
+#: What replica processes import besides the standard library; a project's own versions must satisfy these.
 REPLICA_REQUIREMENTS = ("httptools", "orjson", "python-multipart", "starlette", "uvloop")
 
 _DISTRIBUTION = "cortex-serving"
-#: Changes when environments are made in another way, so that older ones are not used.
+#: Incremented when environments are built differently, so that older ones are not reused.
 _FORMAT = 1
 _CONDA_TOOLS = ("micromamba", "mamba", "conda")
 _COMPLETE = "complete.json"
 _CHECK = "import cortex.replica.spec, httptools, orjson, starlette.requests, uvloop"
 _WORD = re.compile(r"[\w./+-]+")
-#: Of the machine's environment, what would lead installers elsewhere.
+#: Variables of the machine that would make installers install elsewhere.
 _LEFT_OUT = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX"})
 
 
 class DependencyFiles(Protocol):
-    """Paths, relative to the project, of the files that say what to install; any of them may not exist."""
+    """Paths of dependency files, relative to the project; any of them may be missing."""
 
     @property
     def pip(self) -> str: ...
@@ -54,22 +61,81 @@ class DependencyFiles(Protocol):
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """Everything that a replica of a revision is started with."""
+
+    python: str
+    env: Mapping[str, str]
+    model_path: str | None = None
+
+
+@dataclass(frozen=True)
 class PreparedEnvironment:
-    """An interpreter that has what a project asked for, and all that replicas need."""
+    """An interpreter with the dependencies of a project and of replicas."""
 
     python: str
     bin_dir: str
     key: str  #: name of its folder; empty for the installation itself
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment variables under which the programs of this environment are found first."""
+        """Return the environment variables that put the programs of this environment first on PATH."""
         found = {"PATH": os.pathsep.join([self.bin_dir, environ.get("PATH", os.defpath)])}
         if self.key:
             found["VIRTUAL_ENV"] = str(Path(self.bin_dir).parent)
         return found
 
 
-async def prepare(
+async def prepare_revision(home: Home, environ: Mapping[str, str], target: Target) -> Prepared:
+    """Build the environment of `target` and fetch its model. The output of installers goes to the API's logs.
+
+    Raises: EnvironmentBuildError, StorageError, ConfigError.
+    """
+    log = LogWriter(install_log(home, target.spec.name, target.revision))
+    try:
+        return await prepare_setup(home, environ, setup_of(target), lambda line: log.line(0, STDOUT, line))
+    finally:
+        log.close()
+
+
+async def prepare_setup(
+    home: Home, environ: Mapping[str, str], setup: Setup, on_line: Callable[[str], None]
+) -> Prepared:
+    """Build the environment of an unpacked project and fetch its model; `on_line` receives the output of installers.
+
+    Raises: EnvironmentBuildError, StorageError, ConfigError.
+    """
+    inherited = replica_environ(environ)
+    project = home.projects_dir / setup.project_hash
+    # `.env` is read last and wins, as it did where a shell sourced it after the container's own variables.
+    dotenv = await asyncio.to_thread(read_dotenv, project, {**inherited, **setup.env})
+    variables = {**setup.env, **dotenv}
+    environment = await prepare_environment(home, project, setup, inherited, variables, on_line)
+    model_path = str(await _model(home, project, setup.model, inherited)) if setup.model else None
+    return Prepared(environment.python, {**environment.variables(inherited), **variables}, model_path)
+
+
+def setup_of(target: Target) -> Setup:
+    """Return what every machine must prepare before it can run replicas of `target`."""
+    handler = target.spec.handler
+    files = handler.dependencies
+    return Setup(target.project_hash, files.pip, files.conda, files.shell, handler.env, handler.model)
+
+
+def install_log(home: Home, api: str, revision: str) -> Path:
+    """Return the file for the output of installers, among the logs of the API."""
+    return home.logs_dir / api / f"{api}-{revision[:8]}-install.log"
+
+
+async def _model(home: Home, project: Path, model: str, environ: Mapping[str, str]) -> Path:
+    if is_remote(model):
+        return await fetch(model, home.models_dir, environ)
+    path = project / Path(model).expanduser()
+    if not path.exists():
+        raise StorageError(f"model {model}: no such file or folder")
+    return path
+
+
+async def prepare_environment(
     home: Home,
     project_dir: Path,
     dependencies: DependencyFiles,
@@ -77,52 +143,47 @@ async def prepare(
     variables: Mapping[str, str] | None = None,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> PreparedEnvironment:
-    """Return the environment of a project; build it if no project had the same before.
+    """Return the environment of a project; build it unless a project with the same dependencies was built before.
 
-    `environ` is the machine's environment, `variables` are the project's own. `on_line` is given the installers'
-    output as it comes. Two builds of the same environment never run at once, not even those of two operators; a
-    failed or cancelled one leaves only its log. Raises: EnvironmentBuildError.
+    `environ` is the environment of the machine, `variables` are those of the project. `on_line` receives the output
+    of installers line by line. One environment is never built twice at once, not even by two operators. A failed or
+    cancelled build leaves only its log. Raises: EnvironmentBuildError.
     """
-    wanted = _Wanted.of(project_dir, dependencies)
-    if wanted.is_nothing:
+    files = _Files.of(project_dir, dependencies)
+    if not files.names:
         return PreparedEnvironment(sys.executable, str(Path(sys.executable).parent), "")
     variables = variables or {}
-    key = await asyncio.to_thread(_key, project_dir, wanted, variables)
+    key = await asyncio.to_thread(_key, project_dir, files, variables)
     folder = home.environments_dir / key
-    found = PreparedEnvironment(str(folder / "env/bin/python"), str(folder / "env/bin"), key)
+    environment = PreparedEnvironment(str(folder / "env/bin/python"), str(folder / "env/bin"), key)
     if _is_complete(folder):
-        return found
+        return environment
     async with locked(home.environments_dir / f"{key}.lock") as lock:
         if not _is_complete(folder):
-            build = _Build(folder, project_dir, wanted, found)
+            build = _Build(folder, project_dir, files, environment)
             await build.run({**environ}, {**variables}, lock, on_line)
-    return found
+    return environment
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """The files that are there, relative to the project; None where there is none."""
+class _Files:
+    """The dependency files that a project has, relative to the project; None for those it lacks."""
 
     pip: str | None
     conda: str | None
     shell: str | None
 
     @classmethod
-    def of(cls, project_dir: Path, files: DependencyFiles) -> _Wanted:
-        return cls(
-            *(name if _says_something(project_dir / name) else None for name in (files.pip, files.conda, files.shell))
-        )
+    def of(cls, project_dir: Path, files: DependencyFiles) -> _Files:
+        paths = (files.pip, files.conda, files.shell)
+        return cls(*(path if _has_content(project_dir / path) else None for path in paths))
 
     @property
-    def is_nothing(self) -> bool:
-        return not (self.pip or self.conda or self.shell)
-
-    @property
-    def files(self) -> list[str]:
+    def names(self) -> list[str]:
         return [name for name in (self.shell, self.conda, self.pip) if name]
 
 
-def _says_something(file: Path) -> bool:
+def _has_content(file: Path) -> bool:
     try:
         lines = file.read_text(errors="replace").splitlines()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -130,16 +191,16 @@ def _says_something(file: Path) -> bool:
     return any(line.strip() and not line.lstrip().startswith("#") for line in lines)
 
 
-def _key(project_dir: Path, wanted: _Wanted, variables: Mapping[str, str]) -> str:
-    """Hash all that an environment depends on. A script may use variables; the other files hardly can."""
+def _key(project_dir: Path, files: _Files, variables: Mapping[str, str]) -> str:
+    """Hash everything that an environment depends on. Only scripts can use variables."""
     contents: dict[str, str] = {}
-    for name in wanted.files:
+    for name in files.names:
         _add_content(project_dir, Path(name), contents)
     identity = [
         _FORMAT,
-        [wanted.shell, wanted.conda, wanted.pip],
+        [files.shell, files.conda, files.pip],
         sorted(contents.items()),
-        sorted(variables.items()) if wanted.shell else [],
+        sorted(variables.items()) if files.shell else [],
         sys.version,
         _installation_paths(),
         distribution(_DISTRIBUTION).version,
@@ -149,7 +210,7 @@ def _key(project_dir: Path, wanted: _Wanted, variables: Mapping[str, str]) -> st
 
 
 def _add_content(project_dir: Path, name: Path, contents: dict[str, str]) -> None:
-    """Add a file, and whatever of the project its words name (`-r more.txt`, `./package`), to the contents."""
+    """Add a file, and the project files that its words name (`-r more.txt`, `./package`), to the contents."""
     normal = os.path.normpath(name)
     path = project_dir / normal
     if normal in contents or normal.startswith("..") or not path.is_file():
@@ -176,7 +237,7 @@ def _files_at(project_dir: Path, name: Path) -> Iterator[Path]:
 
 
 def replica_constraints() -> list[str]:
-    """Return the versions that the packages of replicas, and what those need, may have beside a project's own."""
+    """Return the version constraints of the packages of replicas and of their dependencies, for installers."""
     allowed: dict[str, set[str]] = {}
     pending = [_DISTRIBUTION]
     while pending:
@@ -196,7 +257,7 @@ def replica_constraints() -> list[str]:
 
 
 def _installation_paths() -> list[str]:
-    """Return the folders that hold the installation's packages, its own and those it needs."""
+    """Return the folders that contain the packages of the installation."""
     own = str(Path(str(distribution(_DISTRIBUTION).locate_file(""))).resolve())
     paths = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), own]
     return list(dict.fromkeys(paths))
@@ -208,11 +269,11 @@ def _is_complete(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Build:
-    """Makes one environment where it will stay: conda's can't be moved. A last file marks it as complete."""
+    """Builds one environment in its final folder, as conda can't move one. A last file marks it as complete."""
 
     folder: Path
     project_dir: Path
-    wanted: _Wanted
+    files: _Files
     target: PreparedEnvironment
     constraints: list[str] = field(default_factory=replica_constraints)
 
@@ -233,50 +294,50 @@ class _Build:
                 await self._create(installer)
                 await self._install(installer)
                 await self._step(installer, "the new environment", [self.target.python, "-I", "-c", _CHECK])
-            (self.folder / _COMPLETE).write_text(json.dumps({"files": self.wanted.files}))
+            (self.folder / _COMPLETE).write_text(json.dumps({"files": self.files.names}))
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
             raise
 
     def _clear(self) -> None:
-        # What a killed build has left.
+        # A killed build leaves files.
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(mode=0o700, parents=True)
 
     async def _create(self, installer: Installer) -> None:
         prefix = self.folder / "env"
-        if self.wanted.conda:
+        if self.files.conda:
             python = f"python={sys.version_info.major}.{sys.version_info.minor}"
             command = [*self._conda(installer, "create"), python, "pip"]
         else:
-            # Scripts call pip: it has to be the environment's own, or it would install elsewhere.
-            seed = ["--seed"] if self.wanted.shell else []
+            # Scripts call pip: without one in the environment, the installation's would install elsewhere.
+            seed = ["--seed"] if self.files.shell else []
             command = [uv.find_uv_bin(), "venv", "--color=never", "--python", sys.executable, *seed, str(prefix)]
-        await self._step(installer, self.wanted.conda or "the environment", command)
+        await self._step(installer, self.files.conda or "the environment", command)
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        # The environment's own packages come first, the installation's after them, those installed editable too.
+        # The packages of the environment come first, then those of the installation, editable ones included.
         layer = "; ".join(["import site", *(f"site.addsitedir({path!r})" for path in _installation_paths())])
         (prefix / "lib" / version / "site-packages" / "cortex_installation.pth").write_text(f"{layer}\n")
         (self.folder / "constraints.txt").write_text("".join(f"{line}\n" for line in self.constraints))
 
     async def _install(self, installer: Installer) -> None:
-        if self.wanted.shell:
-            await self._step(installer, self.wanted.shell, ["bash", "-e", self.wanted.shell])
-        if self.wanted.conda:
+        if self.files.shell:
+            await self._step(installer, self.files.shell, ["bash", "-e", self.files.shell])
+        if self.files.conda:
             await self._step(
-                installer, self.wanted.conda, [*self._conda(installer, "install"), "--file", self.wanted.conda]
+                installer, self.files.conda, [*self._conda(installer, "install"), "--file", self.files.conda]
             )
-        if self.wanted.pip:
+        if self.files.pip:
             command = [uv.find_uv_bin(), "pip", "install", "--color=never", "--python", self.target.python]
             command += ["--compile-bytecode", "--constraint", str(self.folder / "constraints.txt")]
-            await self._step(installer, self.wanted.pip, [*command, "--requirement", self.wanted.pip])
+            await self._step(installer, self.files.pip, [*command, "--requirement", self.files.pip])
 
     def _conda(self, installer: Installer, action: str) -> list[str]:
         path = installer.environ.get("PATH")
         tool = next((found for name in _CONDA_TOOLS if (found := shutil.which(name, path=path))), None)
         if tool is None:
             raise EnvironmentBuildError(
-                f"{self.wanted.conda}: needs micromamba, mamba or conda on the operator's PATH; "
+                f"{self.files.conda}: needs micromamba, mamba or conda on the operator's PATH; "
                 "install one, or list the packages in requirements.txt, and deploy again"
             )
         return [tool, action, "--yes", "--prefix", str(self.folder / "env"), "--channel", "conda-forge"]
@@ -294,6 +355,6 @@ class _Build:
         words = set(re.split(r"[^\w.-]+", "\n".join(lines).lower()))
         clashing = [line for line in self.constraints if re.split(r"[^\w.-]", line)[0] in words]
         parts = [f"{what}: can't be installed ({error})", *lines]
-        if clashing and what == self.wanted.pip:
+        if clashing and what == self.files.pip:
             parts.append(f"cortex itself needs {', '.join(clashing)}: allow such a version")
         return "\n".join([*parts, f"the whole output is in {self.log_file}"])

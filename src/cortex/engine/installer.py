@@ -1,6 +1,6 @@
-"""Runs installers as child processes: their output kept and passed on, their whole process group ended with them.
+"""Installers as child processes: logs and forwards their output, ends their whole process group.
 
-Knows how a machine's settings for pip read in uv's words, not what is installed where.
+Also translates a machine's settings for pip into those of uv.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import BinaryIO
 _TAIL_LINES = 30
 _MAX_LINE_BYTES = 64 * 1024
 _LOG_MAX_BYTES = 10 * 1024 * 1024
-#: How long output is waited for after an installer has ended: what it left running may hold the pipe for ever.
+#: Time to wait for output after an installer has ended: a process that it left running may keep the pipe open.
 _OUTPUT_GRACE_S = 1.0
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-#: pip's variable → uv's, where the value means the same; the first of uv's is set, unless any of them is there.
+#: pip's variable → uv's with the same meaning; the first of uv's is set, unless one of them is set already.
 _SAME_MEANING = {
     "PIP_INDEX_URL": ("UV_DEFAULT_INDEX", "UV_INDEX_URL"),
     "PIP_EXTRA_INDEX_URL": ("UV_INDEX", "UV_EXTRA_INDEX_URL"),
@@ -45,9 +45,9 @@ class InstallerFailedError(Exception):
 
 @dataclass(frozen=True)
 class Installer:
-    """Where and with what the installers of one environment run.
+    """Runs the installers of one environment.
 
-    The children inherit `lock`: if we die, an orphan keeps it until it has ended, and nobody builds beside it.
+    The children inherit `lock`: if this process dies, an orphan keeps the lock until it has ended.
     """
 
     folder: Path
@@ -57,15 +57,15 @@ class Installer:
     on_line: Callable[[str], None]
 
     async def run(self, command: Sequence[str]) -> None:
-        """Run a command to its end. Cancelling kills all it started. Raises: InstallerFailedError, OSError."""
-        # A pipe of our own: with one of asyncio's, waiting for the process would also wait for the end of the output,
-        # which a child that it left running may never give.
+        """Run a command to its end. Cancellation kills its process group. Raises: InstallerFailedError, OSError."""
+        # Not a pipe of asyncio: waiting for the process would also wait for the end of its output, which a child that
+        # it left running may never close.
         output, child_end = os.pipe()
         starting = asyncio.create_task(self._start(command, child_end))
         try:
             process = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # It may run already, and have started others: only its session's number gets hold of them.
+            # It may already run and have started others, which only its process group reaches.
             with contextlib.suppress(OSError):
                 await _kill_all(await starting)
             os.close(output)
@@ -75,7 +75,7 @@ class Installer:
             raise
         finally:
             os.close(child_end)
-        # Its transport closes it, uvloop's a moment later: closed here as well, that would hit the number's next owner.
+        # The transport closes the pipe, uvloop's a moment later: closing it here too could close a reused descriptor.
         await self._attend(process, os.fdopen(output, "rb", buffering=0))
 
     async def _start(self, command: Sequence[str], output: int) -> asyncio.subprocess.Process:
@@ -111,7 +111,7 @@ class Installer:
 
     async def _read(self, stream: asyncio.StreamReader, tail: deque[str]) -> None:
         while raw := await _line(stream):
-            # Progress bars rewrite their line; the last version of it is the one to keep.
+            # Progress bars rewrite their line; keep the last version.
             text = _ANSI.sub("", raw.decode(errors="replace")).rstrip().rpartition("\r")[2]
             line = _CREDENTIALS.sub("***@", text)
             tail.append(line)
@@ -128,7 +128,7 @@ async def _kill_all(process: asyncio.subprocess.Process) -> None:
 
 
 async def _line(stream: asyncio.StreamReader) -> bytes:
-    """Return the next line, or a piece of one that is too long."""
+    """Return the next line, or a part of one that is too long."""
     try:
         return await stream.readuntil(b"\n")
     except asyncio.IncompleteReadError as error:
@@ -138,9 +138,9 @@ async def _line(stream: asyncio.StreamReader) -> bytes:
 
 
 def uv_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what uv must be told of the machine's settings for pip, none of which it reads itself.
+    """Return the settings of uv that correspond to the machine's settings for pip, which uv does not read.
 
-    uv's own settings win.
+    Settings of uv that are present take precedence.
     """
     settings = {}
     for pip, (target, *others) in _SAME_MEANING.items():
@@ -148,7 +148,7 @@ def uv_settings(environ: Mapping[str, str]) -> dict[str, str]:
         if value and not any(name in environ for name in (target, *others)):
             settings[target] = value
     if "UV_INDEX" in settings and "UV_INDEX_STRATEGY" not in environ:
-        # As pip: the best version of all indexes, not the first index that knows the name.
+        # As pip: the best version of all indexes, not the first index that has the package.
         settings["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     links = [link for link in environ.get("PIP_FIND_LINKS", "").split() if "://" in link or Path(link).is_dir()]
     if links and "UV_FIND_LINKS" not in environ:

@@ -18,8 +18,8 @@ from cortex.cluster.placement import Placer
 from cortex.cluster.ray_placer import RayPlacer
 from cortex.cluster.transport import derived
 from cortex.engine.base import Engine
-from cortex.engine.local import LocalEngine
 from cortex.engine.environment import Prepared, prepare_revision
+from cortex.engine.local import LocalEngine
 from cortex.errors import InputError
 from cortex.gateway.base import AnyGateway
 from cortex.gateway.config import GatewaySettings

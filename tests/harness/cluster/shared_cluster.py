@@ -13,7 +13,7 @@ import pytest
 import uv
 
 from cortex.config.schema import Dependencies
-from cortex.engine.environment import prepare
+from cortex.engine.environment import prepare_environment
 from cortex.home import Home
 from harness.cluster.cluster_installation import OnRay, installed, outside
 from harness.cluster.machines import Network, require_machines
@@ -97,4 +97,4 @@ async def _fill_cache(home: Home) -> None:
     home.create()
     for folder in sorted(EXAMPLES_DIR.iterdir()):
         if (folder / "cortex.yaml").exists() and "tensorflow" not in folder.name:
-            await prepare(home, folder, Dependencies(), os.environ)
+            await prepare_environment(home, folder, Dependencies(), os.environ)

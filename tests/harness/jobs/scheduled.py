@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cortex.config.schema import Api
-from cortex.engine.local import LocalEngine
 from cortex.engine.environment import Prepared
+from cortex.engine.local import LocalEngine
 from cortex.home import Home
 from cortex.jobs.spec import JobRecord
 from cortex.jobs.store import JobStore

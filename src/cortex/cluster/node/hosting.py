@@ -18,10 +18,10 @@ from typing import Protocol
 from cortex.cluster.archives import checked_hash
 from cortex.config.archive import archive_hash, unpack
 from cortex.engine.base import Engine
+from cortex.engine.environment import install_log, prepare_setup
 from cortex.engine.local import first_status
 from cortex.engine.log_writer import STDOUT, LogWriter
 from cortex.engine.logs import prune
-from cortex.engine.environment import install_log, prepare_setup
 from cortex.errors import CortexError, EngineError, InputError
 from cortex.home import Home
 from cortex.replica.spec import Failure, Limits, ReplicaSpec, ReplicaStatus

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from cortex.engine.base import Engine
-from cortex.engine.logs import prune as prune_logs
 from cortex.engine.environment import Prepared
+from cortex.engine.logs import prune as prune_logs
 from cortex.errors import ComputeUnavailableError, DatabaseUnavailableError, EngineError, GatewayError
 from cortex.gateway.routes import ApiKey, RoutingTable
 from cortex.home import Home
