@@ -241,7 +241,7 @@ def test_mistakes_are_told_in_the_words_of_the_file(text: str, expected: list[st
         ("compute", "min_replicas", 'move it to "autoscaling.min_replicas"'),
         ("autoscaling", "workers_per_replica", 'move it to "handler.processes_per_replica"'),
         ("autoscaling", "windows", 'did you mean "window"?'),
-        ("networking", "port", "remove it; there can be: endpoint, timeout, max_body_size, access_log, auth"),
+        ("networking", "port", "remove it; supported keys: endpoint, timeout, max_body_size, access_log, auth"),
     ],
 )
 def test_an_unknown_key_comes_with_the_key_that_was_meant(section: str, key: str, fix: str, tmp_path: Path) -> None:
@@ -251,11 +251,11 @@ def test_an_unknown_key_comes_with_the_key_that_was_meant(section: str, key: str
 @pytest.mark.parametrize(
     ("section", "key", "fix"),
     [
-        ("compute", "min_replicas", "remove it; there can be: cpu, mem, gpu, inf, node_groups, mem_limit"),
-        ("", "autoscalings", "remove it; there can be: name, kind, handler, networking, compute, schedule"),
+        ("compute", "min_replicas", "remove it; supported keys: cpu, mem, gpu, inf, node_groups, mem_limit"),
+        ("", "autoscalings", "remove it; supported keys: name, kind, handler, networking, compute, schedule"),
         ("", "max_batch_size", 'move it to "networking.max_batch_size"'),
         ("networking", "timeouts",
-         "remove it; there can be: endpoint, max_body_size, access_log, auth, max_batch_size, local_paths"),
+         "remove it; supported keys: endpoint, max_body_size, access_log, auth, max_batch_size, local_paths"),
         ("networking", "max_batches_size", 'did you mean "max_batch_size"?'),
     ],
 )  # fmt: skip

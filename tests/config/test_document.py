@@ -159,7 +159,7 @@ def test_an_alias_bomb_is_refused_before_it_grows() -> None:
         ("- a: !!python/object:os.system x\n", 'tag "python/object:os.system" is not supported'),
         ("- a: !!int x\n", '"x" does not fit its tag "int"'),
         ("- a: !!set {b}\n", 'tag "set" is not supported'),
-        ('- a: "\\uD800"\n', "half of a surrogate pair is not a character"),
+        ('- a: "\\uD800"\n', "an unpaired surrogate is not a valid character"),
         ("- on: 1\n", "key on must be a string"),
         ("- a: {{ b }}\n", "a map or list cannot be a key"),
         ("- a: 1\n  <<: 5\n", "can only merge maps"),

@@ -88,14 +88,15 @@ def test_a_splitter_has_no_code(tmp_path: Path) -> None:
         ("- name: s\n  kind: TrafficSplitter\n",
          ['s.apis: must be defined (write "apis:" with "- name: my-api" and "weight: 100" below it)']),
         (split("name: x, weight: 30", "name: y, weight: 60"),
-         ["s.apis[1].weight: the weights of all APIs but a shadow must sum up to 100 (got 90) (change the weights)"]),
+         ["s.apis[1].weight: the weights of all APIs except the shadow must add up to 100 (got 90) "
+          "(change the weights)"]),
         (split("name: x, weight: 100", "name: x, weight: 10, shadow: true"),
-         ['s.apis[1].name: "x" is in the list already (remove one of them)']),
+         ['s.apis[1].name: "x" is already in the list (remove one of them)']),
         (split("name: x, weight: 100", "name: y, weight: 1, shadow: true", "name: x2, weight: 1, shadow: true"),
          ["s.apis[2].name: \"x2\" is neither in this file nor deployed (did you mean \"x\"?)",
           "s.apis[2].shadow: only one API can be the shadow (remove it, or this API)"]),
         (split("name: nightly, weight: 100"),
-         ['s.apis[0].name: "nightly" is of kind BatchAPI, not a RealtimeAPI (name a RealtimeAPI)']),
+         ['s.apis[0].name: "nightly" is of kind BatchAPI, not a RealtimeAPI (use the name of a RealtimeAPI)']),
         (split("name: x, wieght: 100"),
          ['s.apis[0].wieght: key "wieght" is not supported (did you mean "weight"?)']),
         (split("name: x, weight: 101"),
@@ -104,7 +105,7 @@ def test_a_splitter_has_no_code(tmp_path: Path) -> None:
         (split("weight: 100"), ['s.apis[0].name: must be defined (write "name: my-api")']),
         (split("name: x, weight: 100") + "  autoscaling: {min_replicas: 1}\n",
          ["s.autoscaling: autoscaling key is not supported for TrafficSplitter kind "
-          "(say it of the APIs that it names)"]),
+          "(set it for the APIs that the splitter names)"]),
     ],
 )  # fmt: skip
 def test_mistakes_in_a_splitter(text: str, expected: list[str], tmp_path: Path) -> None:
@@ -159,14 +160,14 @@ TENSORFLOW = "type: tensorflow, path: handler.py, models: {path: s3://bucket/mod
          ["a.handler.server_side_batching.max_batch_size: max_batch_size cannot be greater than processes_per_replica "
           "times threads_per_process (4 > 2) (set threads_per_process to at least 4)"]),
         (realtime(batching(4) + ", threads_per_process: 4, tensorflow_serving: 'a:1'", code=TENSORFLOW),
-         ["a.handler.server_side_batching: cannot be used with a server elsewhere, which batches as it was told to "
+         ["a.handler.server_side_batching: cannot be used with an external server, which has its own batching settings "
           "(remove one of them)"]),
         (realtime(batching(1)),
          ["a.handler.server_side_batching.max_batch_size: must be greater than or equal to 2 (got 1) "
           "(write a number of at least 2 and of at most 1024)"]),
         (realtime(batching(4)).replace("RealtimeAPI", "AsyncAPI"),
          ["a.handler.server_side_batching: server_side_batching key is not supported for AsyncAPI kind (remove it: "
-          'each process works on one workload; "autoscaling" says how many there are)']),
+          'each process runs one workload at a time; "autoscaling" sets the number of replicas)']),
     ],
 )  # fmt: skip
 def test_mistakes_in_batching(text: str, expected: list[str], tmp_path: Path) -> None:
@@ -203,17 +204,17 @@ def test_samples_and_baselines_are_read(tmp_path: Path) -> None:
         ("readiness: broken.json",
          'a.readiness: "broken.json" is not JSON: Expecting value (line 2, column 1) (correct the file)'),
         ("tracker: {model_type: regression, baseline: sample.json}",
-         'a.tracker.baseline: "sample.json" must have a list of numbers '
+         'a.tracker.baseline: "sample.json" must contain a list of numbers '
          "(write the predictions for your training data, as [1.5, 2])"),
         ("tracker: {model_type: classification, baseline: empty.json}",
-         'a.tracker.baseline: "empty.json" must have a list of classes, or a map of each class to its count '
+         'a.tracker.baseline: "empty.json" must contain a list of classes, or a map from class to count '
          '(write something like {"cat": 700, "dog": 300})'),
         ("tracker: {model_type: classification, window: 5}",
          "a.tracker.window: must be greater than or equal to 100 (got 5) (write a number of at least 100)"),
         ("tracker: {}", 'a.tracker.model_type: must be defined (write "model_type: classification")'),
         ("schedule: '0 3 * * *'",
          "a.schedule: schedule key is not supported for RealtimeAPI kind "
-         "(remove it: jobs of a BatchAPI or a TaskAPI can be run by the clock)"),
+         "(remove it: only a BatchAPI or a TaskAPI can have a schedule)"),
     ],
 )  # fmt: skip
 def test_mistakes_in_samples_and_baselines(beside: str, expected: str, tmp_path: Path) -> None:
@@ -245,13 +246,13 @@ CRON = 'write something like "0 3 * * *": minute, hour, day of the month, month,
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
-        ("'0 3 * *'", f't.schedule: "0 3 * *" is no cron expression: it has 4 fields, not 5 ({CRON})'),
-        ("'61 3 * * *'", f't.schedule: "61 3 * * *" is no cron expression: bad minute ({CRON})'),
-        ("'0 0 30 2 *'", f't.schedule: "0 0 30 2 *" is no cron expression: bad day-of-month ({CRON})'),
-        ("'@dayly'", 't.schedule: "@dayly" is no cron expression (did you mean "@daily"?)'),
+        ("'0 3 * *'", f't.schedule: "0 3 * *" is not a cron expression: it has 4 fields, not 5 ({CRON})'),
+        ("'61 3 * * *'", f't.schedule: "61 3 * * *" is not a cron expression: bad minute ({CRON})'),
+        ("'0 0 30 2 *'", f't.schedule: "0 0 30 2 *" is not a cron expression: bad day-of-month ({CRON})'),
+        ("'@dayly'", 't.schedule: "@dayly" is not a cron expression (did you mean "@daily"?)'),
         ("{timezone: UTC}", "t.schedule.cron: must be defined (write \"cron: \"0 3 * * *\"\")"),
         ("{cron: '0 3 * * *', timezone: Europe/Berln}",
-         't.schedule.timezone: "Europe/Berln" is no time zone (write "Europe/Berlin")'),
+         't.schedule.timezone: "Europe/Berln" is not a known time zone (write "Europe/Berlin")'),
         ("{cron: '0 3 * * *', time_zone: UTC}",
          't.schedule.time_zone: key "time_zone" is not supported (did you mean "timezone"?)'),
         ("{cron: '0 3 * * *', overlap: forbid}",
@@ -266,4 +267,4 @@ def test_mistakes_in_schedules(schedule: str, expected: str, tmp_path: Path) -> 
 def test_a_scheduled_batch_api_says_what_to_submit(tmp_path: Path) -> None:
     text = BATCH + "  schedule: '0 3 * * *'\n"
     (problem,) = problems(tmp_path, text)
-    assert problem.startswith("nightly.schedule.submission: must be defined: a job of a BatchAPI needs its input")
+    assert problem.startswith("nightly.schedule.submission: must be defined: a job of a BatchAPI needs input")

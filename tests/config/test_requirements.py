@@ -49,7 +49,7 @@ BAD = [
     ("a \\\n b \\\n c", 1, 1, "is not a requirement", "write it as name==version"),
     ("--requirment more.txt", 1, 1, "unknown option '--requirment'", "did you mean --requirement?"),
     ("--zzzz", 1, 1, "unknown option '--zzzz'", "remove the line"),
-    ("-r", 1, 1, "-r needs a value", "write -r VALUE, or remove the line"),
+    ("-r", 1, 1, "-r requires a value", "write -r VALUE, or remove the line"),
     ("--pre yes", 1, 1, "--pre takes no value", "write --pre"),
     ("cortex==0.31.0", 1, 1, "'cortex' would replace the module cortex", "remove the line: it is installed"),
     ("<<<<<<< HEAD", 1, 1, "'<<<<<<< HEAD' is not a requirement", "write a package's name, such as numpy==2.0.0"),

@@ -257,7 +257,7 @@ def test_a_region_that_was_not_told_is_asked_for_again() -> None:
 
 @pytest.mark.parametrize(
     ("url", "message"),
-    [("s3:///none", "names no bucket"), ("ftp://x/y", r"ftp:// is not supported; use s3://, gs:// or a local path")],
+    [("s3:///none", "has no bucket name"), ("ftp://x/y", r"ftp:// is not supported; use s3://, gs:// or a local path")],
 )
 def test_urls_that_mean_nothing_are_refused(url: str, message: str) -> None:
     with pytest.raises(StorageError, match=message):

@@ -1,1 +1,1 @@
-"""What a user writes: cortex.yaml and the project folder, read into checked, frozen models."""
+"""Parse and validate `cortex.yaml` and the project folder."""

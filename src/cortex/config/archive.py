@@ -1,7 +1,4 @@
-"""Archives of project folders: the rules of names and limits, and the one door through which one is unpacked.
-
-Knows nothing of what a project's files mean.
-"""
+"""Zip archives of project folders: rules for file names and sizes, and safe unpacking."""
 
 from __future__ import annotations
 
@@ -22,17 +19,17 @@ from typing import IO
 
 from cortex.errors import InputError
 
-#: All files of a project together, unpacked.
+#: Total size of a project, unpacked.
 MAX_PROJECT_BYTES = 512 * 1024 * 1024
-#: More than this is a virtual environment or a data set that landed in the folder; it also keeps archives below zip64.
+#: A larger count usually means a virtual environment or a data set in the folder. Keeps archives below zip64.
 MAX_PROJECT_FILES = 50_000
 IGNORE_NAME = ".cortexignore"
 
 _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 1024
-#: 50,000 entries with long names fit; parsing stays below some 100 MB whatever is sent.
+#: Room for 50,000 entries with long names; bounds the memory of parsing to about 100 MB.
 _MAX_DIRECTORY_BYTES = 16 * 1024 * 1024
-#: Deflate can't do better than 1032:1, so more means entries that overlap.
+#: Deflate compresses 1032:1 at most; a higher ratio means overlapping entries.
 _MAX_RATIO = 1100
 _CHUNK_BYTES = 1024 * 1024
 
@@ -48,10 +45,10 @@ def archive_hash(data: bytes) -> str:
 
 
 def unpack(data: bytes, destination: Path) -> None:
-    """Unpack an archive into the new folder `destination`, all of it or nothing.
+    """Unpack an archive into the new folder `destination` atomically.
 
-    A folder that is already there is left as it is: name folders by `archive_hash`.
-    Raises: InputError if the archive is not one of plain files under plain relative names within the limits.
+    An existing folder is left unchanged: name folders by `archive_hash`.
+    Raises: InputError if the archive contains anything but plain files with relative names within the limits.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
     with _opened(data) as packed:
@@ -64,7 +61,7 @@ def unpack(data: bytes, destination: Path) -> None:
                 _extract(packed, entry, building)
             building.rename(destination)
         except OSError as error:
-            # Somebody else was faster with the same content.
+            # Another process unpacked the same content first.
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
         finally:
@@ -72,7 +69,7 @@ def unpack(data: bytes, destination: Path) -> None:
 
 
 def name_problem(path: str) -> str | None:
-    """Say why `path` can't be the name of a project's file; the same rules hold on both sides of an archive."""
+    """Return why `path` is not a valid file name in a project, or None. Packing and unpacking use the same rules."""
     try:
         encoded = path.encode()
     except UnicodeEncodeError:
@@ -90,7 +87,7 @@ def name_problem(path: str) -> str | None:
 
 
 def too_big(where: str = "") -> str:
-    """Say that a project is over `MAX_PROJECT_BYTES`, and `where` most of it is."""
+    """Return the message for a project over `MAX_PROJECT_BYTES`; `where` names its largest part."""
     hint = f"; most of it is in {where}" if where else ""
     return (
         f"the project has more than {MAX_PROJECT_BYTES // 1024**2} MiB{hint}; list what is not needed in {IGNORE_NAME}"
@@ -98,18 +95,18 @@ def too_big(where: str = "") -> str:
 
 
 def too_many(where: str = "") -> str:
-    """Say that a project is over `MAX_PROJECT_FILES`, and `where` most of them are."""
+    """Return the message for a project over `MAX_PROJECT_FILES`; `where` names the part with most files."""
     hint = f"; most of them are in {where}" if where else ""
     return f"the project has more than {MAX_PROJECT_FILES:,} files{hint}; list what is not needed in {IGNORE_NAME}"
 
 
 def is_executable(mode: int) -> bool:
-    """Tell whether the owner may execute a file of this mode."""
+    """Return True if the owner may execute a file of this mode."""
     return bool(mode & stat.S_IXUSR)
 
 
 def chunks(file: IO[bytes]) -> Iterator[bytes]:
-    """Read a file to its end in pieces of bounded size."""
+    """Yield the content of a file in chunks of bounded size."""
     while chunk := file.read(_CHUNK_BYTES):
         yield chunk
 
@@ -119,13 +116,13 @@ def hash_entry(digest: hashlib._Hash, name: str, executable: bool, file: IO[byte
     content = hashlib.sha256()
     for chunk in chunks(file):
         content.update(chunk)
-    # Names hold no newline, so no two projects give the same bytes.
+    # Names contain no newline, so different projects never produce the same bytes.
     digest.update(f"{content.hexdigest()} {'x' if executable else '-'} {name}\n".encode())
 
 
 def _opened(data: bytes) -> zipfile.ZipFile:
-    """Open a zip file whose list of entries is known to be small. Raises: InputError."""
-    # Exactly what `pack` and `zip` write ends in 22 bytes without a comment, and has no zip64 record before them.
+    """Open a zip file after checking that its central directory is small. Raises: InputError."""
+    # Archives of `pack` and `zip` end in a 22-byte record without a comment, and have no zip64 record before it.
     tail = data[-22:]
     if len(tail) < 22 or tail[:4] != b"PK\5\6" or data[-42:-38] == b"PK\6\7":
         raise InputError("the project is not a plain zip file")
@@ -139,7 +136,7 @@ def _opened(data: bytes) -> zipfile.ZipFile:
 
 
 def _checked_entries(packed: zipfile.ZipFile, archive_bytes: int) -> list[zipfile.ZipInfo]:
-    """Return the files of an archive, every one of them checked. Raises: InputError."""
+    """Return the files of an archive after validating each. Raises: InputError."""
     entries = [entry for entry in packed.infolist() if not _is_plain_folder(entry)]
     if len(entries) > MAX_PROJECT_FILES:
         raise InputError(too_many())
@@ -149,11 +146,11 @@ def _checked_entries(packed: zipfile.ZipFile, archive_bytes: int) -> list[zipfil
         raise InputError("the project's archive has overlapping files")
     files: set[str] = set()
     for entry in entries:
-        # The library cuts names at a NUL; the whole one is what has to be good.
+        # zipfile cuts names at a NUL; check the whole name.
         if problem := name_problem(entry.orig_filename) or _entry_problem(entry):
             raise InputError(f"{entry.orig_filename!r} in the project's archive {problem}")
         if entry.filename in files:
-            raise InputError(f"{entry.filename!r} is twice in the project's archive")
+            raise InputError(f"{entry.filename!r} occurs twice in the project's archive")
         files.add(entry.filename)
     for name in files:
         parent = name.rpartition("/")[0]
@@ -165,7 +162,7 @@ def _checked_entries(packed: zipfile.ZipFile, archive_bytes: int) -> list[zipfil
 
 
 def _is_plain_folder(entry: zipfile.ZipInfo) -> bool:
-    """Tell whether an entry only announces a folder, as `zip -r` writes; folders come from the names of files."""
+    """Return True for a folder entry, as `zip -r` writes; folders are created from file names."""
     return entry.filename.endswith("/") and name_problem(entry.filename[:-1]) is None and entry.file_size == 0
 
 
@@ -174,19 +171,19 @@ def _entry_problem(entry: zipfile.ZipInfo) -> str | None:
     if kind not in (0, stat.S_IFREG):
         return "is a link or a special file"
     if entry.header_offset < 0:
-        return "is not all there"
+        return "is truncated"
     if entry.flag_bits & 0x1:
         return "is encrypted"
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        return "is packed in an unknown way"
+        return "uses an unsupported compression method"
     if entry.file_size > _MAX_RATIO * max(entry.compress_size, 1):
-        return "unpacks to more than it can"
+        return "has an impossible compression ratio"
     return None
 
 
 @contextmanager
 def _entry_data(packed: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
-    """Open an entry for reading; whatever is wrong with its data becomes an InputError."""
+    """Open an entry for reading; convert errors in its data to InputError."""
     try:
         with packed.open(entry) as file:
             yield file

@@ -1,6 +1,7 @@
-"""The forms that models have had in files: the keys of one of several models, and the section for each type of code.
+"""Convert older file forms to the current one; every value keeps its position in the user's file.
 
-Moves nodes and keeps their positions; which model may be called what is `schema.py`'s.
+`convert` chooses the generation of each resource (`kinds.py`) and moves its values into a `Draft` by the tables in
+`generations.py`. Types, defaults and ranges are checked later, by `schema.py`.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from cortex.config.generations import (
     TASK,
     UNSUPPORTED_KEYS,
     FileGeneration,
-    instead_of,
     is_within_unsupported,
+    unsupported_key_fix,
 )
 from cortex.config.kinds import choose, find_key
 from cortex.config.values import dashed, nearest, quote
@@ -43,39 +44,39 @@ MODEL_ENTRIES = "handler.models.paths"
 
 @dataclass
 class Draft:
-    """One API on its way to the schema: the current form's fields, each with the user's own node."""
+    """One API converted to the current form: each field with the user's own node."""
 
     document: Document
     item: Node
     generation: FileGeneration
     kind: str
-    constants: dict[str, object]  #: what the generation implies, by field
+    implied: dict[str, object]  #: values implied by the generation, by field
     fields: dict[str, Node] = dataclasses.field(default_factory=dict)
     sections: dict[str, Node] = dataclasses.field(default_factory=dict)  #: the user's maps, by key as written
-    homes: dict[str, Node] = dataclasses.field(
+    section_nodes: dict[str, Node] = dataclasses.field(
         default_factory=dict
-    )  #: the section of the models, by field, even if it is empty
-    broken: set[str] = dataclasses.field(default_factory=set)  #: what was refused here: sections that are no maps
+    )  #: optional sections by field, even if they are empty
+    rejected: set[str] = dataclasses.field(default_factory=set)  #: rejected keys, such as sections that are not maps
     problems: list[Diagnostic] = dataclasses.field(default_factory=list)
 
     @property
     def type(self) -> str:
-        """Tell which type of code the user asked for, or probably meant to."""
+        """The handler type as written; python if it is missing or not a string."""
         node = self.item.at(self.generation.section, "type")
         return node.value if node is not None and isinstance(node.value, str) else "python"
 
     def data(self) -> dict[str, Any]:
-        """Build the current form as plain nested maps."""
+        """Return the current form as plain nested maps."""
         data: dict[str, Any] = {}
-        for field in self.homes:
+        for field in self.section_nodes:
             _inner(data, field.split("."))
-        for field, value in {**self.constants, **{field: node.plain() for field, node in self.fields.items()}}.items():
+        for field, value in {**self.implied, **{field: node.plain() for field, node in self.fields.items()}}.items():
             *parents, leaf = field.split(".")
             _inner(data, parents)[leaf] = value
         return data
 
-    def written(self, field: str) -> str:
-        """Say how this generation writes a field: of several ways the one whose section is there, or the newest."""
+    def written_key(self, field: str) -> str:
+        """Return the key of this generation for a field: the one whose section is present, else the newest."""
         fields = self.generation.fields.items()
         ways = [written for written, target in fields if target == field]
         if field == MODELS:
@@ -84,43 +85,43 @@ class Draft:
         used = [written for written in fitting if written.rpartition(".")[0] in self.sections.keys() - {""}]
         return (used or fitting or ways or [field])[-1]
 
-    def key(self, field: str) -> str:
-        """Say which key the user wrote for a field, or would have to write."""
+    def last_key(self, field: str) -> str:
+        """Return the last part of the key that the user wrote, or should write, for a field."""
         node = self.fields.get(field)
-        return str(node.path[-1]) if node else self.written(field).rpartition(".")[2]
+        return str(node.path[-1]) if node else self.written_key(field).rpartition(".")[2]
 
-    def is_foreign(self, written: str) -> bool:
-        """Tell whether a key is of a section for the models of other types."""
+    def is_for_other_types(self, written: str) -> bool:
+        """Return True for a key in a models section of other handler types."""
         types = [MODEL_SECTIONS[part] for part in written.split(".") if part in MODEL_SECTIONS]
         return any(self.type not in some for some in types)
 
     def is_unsupported(self, written: str) -> bool:
-        """Tell whether a key is for other kinds only: of this generation, or of the one that kind was written in."""
+        """Return True for a known key that only other kinds support."""
         is_alone = self.generation in (TASK, SPLITTER)
         is_known = is_alone or written in self.generation.fields or written in self.generation.sections
-        # The section for the models of other types is a mistake of its own, with a better fix.
-        is_foreign = not is_alone and self.is_foreign(written.rpartition(".")[2])
-        return is_known and instead_of(self.kind, written) is not None and not is_foreign
+        # `_misplaced_section` reports sections for other types with a better fix.
+        is_foreign = not is_alone and self.is_for_other_types(written.rpartition(".")[2])
+        return is_known and unsupported_key_fix(self.kind, written) is not None and not is_foreign
 
     def is_out_of_place(self, written: str) -> bool:
-        """Tell whether a key is in a section for other types, or for other kinds only."""
-        return self.is_foreign(written) or is_within_unsupported(self.kind, written)
+        """Return True for a key that belongs to other types or other kinds."""
+        return self.is_for_other_types(written) or is_within_unsupported(self.kind, written)
 
     def available_fields(self) -> frozenset[str]:
-        """List the fields of the current form that this generation and kind have keys for."""
+        """The fields of the current form that this generation and kind support."""
         useful = [field for field, key in self.generation.written.items() if not is_within_unsupported(self.kind, key)]
         return frozenset(useful) - {IGNORED, NOT_YET}
 
     def find(self, *field: str | int) -> Node | None:
-        """Find the user's node for a field, also one inside a value that the user wrote as a whole."""
+        """Return the user's node for a field or for a value inside it."""
         for length in range(len(field), 0, -1):
             if node := self.fields.get(".".join(map(str, field[:length]))):
                 return node.at(*(int(part) if str(part).isdecimal() else part for part in field[length:]))
-        return self.homes.get(".".join(map(str, field)))
+        return self.section_nodes.get(".".join(map(str, field)))
 
     def missing(self, field: str) -> tuple[Node, Path]:
-        """Find where the user should have written a field: the innermost map there is, and the key to add to it."""
-        written = self.written(field).split(".")
+        """Return the innermost existing map for a missing field, and the path of the key to add to it."""
+        written = self.written_key(field).split(".")
         depth = len(written) - 1
         while depth and ".".join(written[:depth]) not in self.sections:
             depth -= 1
@@ -134,23 +135,23 @@ def _inner(data: dict[str, Any], path: list[str]) -> dict[str, Any]:
     return data
 
 
-#: Sections that may be null, and their fields.
+#: Sections that may be null → their fields.
 _OPTIONAL_SECTIONS = {
     "monitoring": "tracker",
     "schedule": "schedule",
     "server_side_batching": "handler.server_side_batching",
     "tracker": "tracker",
 }
-#: What one API behind a splitter may say.
+#: Keys of one target of a splitter.
 _TRAFFIC_KEYS = {key: key for key in ("name", "weight", "shadow")}
 _MEANT_IN_TRAFFIC = {"api": "name", "percent": "weight"}
-#: Keys that only one kind has, with that kind.
+#: Keys that exist for a single kind.
 _KEYS_OF_KINDS = {"apis": ApiKind.SPLITTER, "definition": ApiKind.TASK}
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """The APIs of a file, and what was wrong with keys, kinds and the deployment."""
+    """The APIs of a file, and the mistakes in keys, kinds and the deployment."""
 
     drafts: tuple[Draft, ...]
     problems: tuple[Diagnostic, ...]
@@ -158,7 +159,7 @@ class Conversion:
 
 
 def convert(document: Document) -> Conversion:
-    """Bring every resource of a document into the current form."""
+    """Convert every resource of a document to the current form."""
     kinds = [find_key(item, "kind") for item in document.items]
     names = [kind.value if kind else None for kind in kinds]
     deployments = [item for item, kind in zip(document.items, names, strict=True) if kind == "deployment"]
@@ -196,7 +197,7 @@ def _read_deployments(document: Document, deployments: list[Node]) -> tuple[str 
     for key, node in item.value.items():
         if key not in ("name", "kind"):
             meant = nearest(key, ("name", "kind"))
-            fix = f'did you mean "{meant}"?' if meant else "remove it; there can be: name, kind"
+            fix = f'did you mean "{meant}"?' if meant else "remove it; supported keys: name, kind"
             problems.append(document.at_key(node, f"key {quote(key)} is not supported", fix))
     name = find_key(item, "name")
     if name is None:
@@ -229,18 +230,18 @@ def _check_deployment(document: Document, kinds: list[Node | None], deployments:
 
 def _implied(generation: FileGeneration, kind: str, deployment: str | None) -> dict[str, object]:
     implied: dict[str, object] = {"kind": kind}
-    if generation is not SPLITTER:  # which alone has no code
+    if generation is not SPLITTER:  # a splitter has no code
         implied["handler.interface"] = generation.interface
     if generation in (FUNCTIONS, TASK):
         implied["handler.type"] = "python"
     if generation in (FUNCTIONS, DEPLOYED_CLASS):
-        # A placeholder when the deployment's own name is wrong: the file is refused anyhow.
+        # A placeholder if the deployment's name is invalid: the file is rejected anyway.
         implied["deployment"] = deployment or "deployment"
     return implied
 
 
 def _move(draft: Draft, holder: Node, section: str) -> None:
-    """Put each value of a map where the current form has it; unknown keys are read as what they probably mean."""
+    """Move each value of a map to its field; an unknown key is read as the key it most likely means."""
     assert isinstance(holder.value, dict)
     draft.sections[section] = holder
     for key, node in holder.value.items():
@@ -257,8 +258,8 @@ def _move(draft: Draft, holder: Node, section: str) -> None:
 
 
 def _refuse(draft: Draft, key: str, written: str, node: Node) -> None:
-    """Say that a key belongs to other kinds."""
-    message, fix = f"{key} key is not supported for {draft.kind} kind", instead_of(draft.kind, written) or ""
+    """Report a key that only other kinds support."""
+    message, fix = f"{key} key is not supported for {draft.kind} kind", unsupported_key_fix(draft.kind, written) or ""
     draft.problems.append(draft.document.at_key(node, message, fix))
 
 
@@ -279,11 +280,11 @@ def _place(draft: Draft, written: str, node: Node) -> None:
         about, fix = NOT_YET_KEYS[key]
         message = f"key {quote(key)} ({about}) is not available in this version of cortex"
         draft.problems.append(draft.document.at_key(node, message, fix))
-        if key == written:  # it stands where the code would be described
-            draft.broken.add(draft.generation.section)
+        if key == written:  # it replaces the section that describes the code
+            draft.rejected.add(draft.generation.section)
     elif field in draft.fields:
         other = ".".join(str(part) for part in draft.fields[field].path[1:])
-        draft.problems.append(draft.document.at_key(node, f"says the same as {quote(other)}", "remove one of them"))
+        draft.problems.append(draft.document.at_key(node, f"duplicates {quote(other)}", "remove one of them"))
     elif field in (MODEL_ENTRIES, "apis"):
         _place_list(draft, field, node)
     elif field not in (IGNORED, "kind"):
@@ -298,7 +299,7 @@ def _place_list(draft: Draft, field: str, node: Node) -> None:
         entries, problems = _read_entries(draft.document, node, _TRAFFIC_KEYS, _MEANT_IN_TRAFFIC, fix)
     draft.problems += problems
     if entries is None:
-        draft.broken.add(field)
+        draft.rejected.add(field)
     else:
         draft.fields[field] = entries
 
@@ -312,22 +313,22 @@ def _place_section(draft: Draft, written: str, node: Node) -> None:
     if node.value is None and (holds_models or key in _OPTIONAL_SECTIONS):
         return
     if holds_models:
-        draft.homes[MODELS] = node
+        draft.section_nodes[MODELS] = node
     if isinstance(node.value, dict):
-        if key in _OPTIONAL_SECTIONS:  # it asks for something even if it is empty
-            draft.homes[_OPTIONAL_SECTIONS[key]] = node
+        if key in _OPTIONAL_SECTIONS:  # an empty section still enables the feature
+            draft.section_nodes[_OPTIONAL_SECTIONS[key]] = node
         _move(draft, node, written)
     elif holds_models and isinstance(node.value, tuple) and draft.generation is not HANDLER:
         draft.sections[written] = node
         _place(draft, f"{written}.paths", node)
     else:
-        draft.broken |= {written, MODELS} if holds_models else {written}
+        draft.rejected |= {written, MODELS} if holds_models else {written}
         fix = _section_fix(node) if holds_models else 'write "key: value" lines below it'
         draft.problems.append(draft.document.wrong_type(node, "a map", fix))
 
 
 def _suggest(draft: Draft, section: str, key: str, node: Node) -> tuple[str, str | None]:
-    """Say what to do about an unknown key, and which key (as written) it probably is."""
+    """Return the fix for an unknown key, and the key (as written) that it most likely means."""
     generation = draft.generation
     if not section and key in _KEYS_OF_KINDS:
         return f"remove it: it belongs to {_KEYS_OF_KINDS[key]}", None
@@ -340,37 +341,37 @@ def _suggest(draft: Draft, section: str, key: str, node: Node) -> tuple[str, str
         return (f'write "{leaf}"' if parent == section else f'move it to "{meant}"'), meant
     prefix = f"{section}." if section else ""
     siblings = [other for other in generation.keys_of(section) if not draft.is_out_of_place(prefix + other)]
-    # What another generation has here is no misspelling.
+    # A key that another generation has here is not a misspelling.
     known = any(_as_in(other, generation, section, key) in {*other.fields, *other.sections} for other in GENERATIONS)
     near = None if known else nearest(key, siblings)
     if near is not None:
         return f'did you mean "{near}"?', prefix + near
     if isinstance(node.value, dict) and (section_home := _home_of_section(draft, key)):
         return f'move what is in it to "{section_home}"', None
-    return f"remove it; there can be: {', '.join(siblings)}", None
+    return f"remove it; supported keys: {', '.join(siblings)}", None
 
 
 def _elsewhere(draft: Draft, section: str, key: str) -> str | None:
-    """Find a key that another generation, or another section, has: what does this generation write for it?"""
+    """Return this generation's key for a field that another generation or section writes as `key`."""
     generation = draft.generation
     served = draft.available_fields()
     for other in GENERATIONS:
         field = other.fields.get(_as_in(other, generation, section, key))
         if field in served:
-            return draft.written(field)
+            return draft.written_key(field)
     fields = {
         field
         for other in GENERATIONS
         for written, field in other.fields.items()
         if written.rpartition(".")[2] == key and field in served
     }
-    # Of a key that models have as well, the other one is meant.
+    # If models and another section both have the key, prefer the other section.
     likely = {field for field in fields if not field.startswith(f"{MODELS}.")} or fields
-    return draft.written(likely.pop()) if len(likely) == 1 else None
+    return draft.written_key(likely.pop()) if len(likely) == 1 else None
 
 
 def _as_in(other: FileGeneration, generation: FileGeneration, section: str, key: str) -> str:
-    """Write a key of one generation as another would: `predictor` is the other's `handler`."""
+    """Translate a key to another generation: `predictor` becomes `handler`."""
     same_section = re.sub(rf"^{generation.section}\b", other.section, section)
     return f"{same_section}.{key}" if same_section else key
 
@@ -387,13 +388,13 @@ def _home_of_section(draft: Draft, section: str) -> str | None:
 def _read_entries(
     document: Document, listing: Node, known: Mapping[str, str], older: Mapping[str, str], fix: str
 ) -> tuple[Node | None, list[Diagnostic]]:
-    """Bring the entries of a list into the current form; None if one of them can't be read at all.
+    """Convert the entries of a list to the current form; None if an entry is not a map.
 
-    `known` maps the keys that this file may have to the current ones, `older` those that only others may have; `fix`
-    is for an entry that is no map.
+    `known` maps the keys of this generation to the current ones, `older` those of other generations. `fix` is the
+    suggestion for an entry that is not a map.
     """
     if not isinstance(listing.value, tuple):
-        return listing, []  # the schema will say so
+        return listing, []  # the schema reports it
     problems: list[Diagnostic] = []
     entries: list[Node] = []
     for item in listing.value:
@@ -419,27 +420,27 @@ def _read_entry(
         meant = known.get(key) or older.get(key) or nearest(key, current)
         if key not in known:
             question = f'write "{meant}"' if key in older else f'did you mean "{meant}"?'
-            fix = question if meant else f"remove it; there can be: {', '.join(current)}"
+            fix = question if meant else f"remove it; supported keys: {', '.join(current)}"
             problems.append(document.at_key(node, f"key {quote(key)} is not supported", fix))
             if meant in written:
                 continue
         if meant in entry:
             other = entry[meant].path[-1]
-            problems.append(document.at_key(node, f"says the same as {quote(other)}", "remove one of them"))
+            problems.append(document.at_key(node, f"duplicates {quote(other)}", "remove one of them"))
         elif meant is not None:
             entry[meant] = node
     return replace(item, value=entry)
 
 
 def _read_models(document: Document, listing: Node, generation: FileGeneration) -> tuple[Node | None, list[Diagnostic]]:
-    """Bring the entries of a list of models into the current form; None if one of them can't be read at all."""
+    """Convert the entries of `paths` to the current form; None if an entry is not a map."""
     known = MODEL_KEYS if generation is HANDLER else {**MODEL_KEYS, **OLDER_MODEL_KEYS}
     fix = 'write "name: my-model" and "path: s3://bucket/path" in it'
     return _read_entries(document, listing, known, OLDER_MODEL_KEYS, fix)
 
 
 def _section_fix(node: Node) -> str:
-    """Say what to write instead of a section of models that is no map."""
+    """Return the fix for a models section that is not a map."""
     if isinstance(node.value, tuple):
         return 'write "paths:" above its items'
     return f'write "path: {node.value if isinstance(node.value, str) else "s3://bucket/path"}" below it'
@@ -448,7 +449,7 @@ def _section_fix(node: Node) -> str:
 def _misplaced_section(
     document: Document, sections: Mapping[str, Node], type_: str, generation: FileGeneration, instead: Mapping[str, str]
 ) -> list[Diagnostic]:
-    """Say that models are in the section for another type of code; `instead` is for keys that the kind has not."""
+    """Report models sections for other handler types; `instead` has the fixes for keys that the kind lacks."""
     problems: list[Diagnostic] = []
     for written, node in sections.items():
         key = written.rpartition(".")[2]
@@ -462,7 +463,7 @@ def _misplaced_section(
 
 
 def _is_shared(section: Node, generation: FileGeneration) -> bool:
-    """Tell whether the section may be one of a file up to 0.24, when Python code had its models under `models` too."""
+    """Return True if the section is valid for all types, as `models` was up to 0.24."""
     if generation in (DEPLOYED_CLASS, KINDLESS):
         return True
     if generation is HANDLER or section.path[-1] != "models":

@@ -1,4 +1,4 @@
-"""Rules between APIs: those of one file, and those that are deployed."""
+"""Rules between the APIs of one file, and between those and the deployed APIs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cortex.lifecycle import ApiKind
 
 
 def clashes_between(checked: Sequence[CheckedApi]) -> list[Diagnostic]:
-    """Find names and endpoints that two APIs of the file have."""
+    """Report names and endpoints that two APIs of the file share."""
     problems: list[Diagnostic] = []
     names: dict[str, CheckedApi] = {}
     endpoints: dict[str, CheckedApi] = {}
@@ -41,11 +41,11 @@ def clashes_between(checked: Sequence[CheckedApi]) -> list[Diagnostic]:
 def clashes_with_deployed(
     checked: Sequence[CheckedApi], deployed: Sequence[Api], deployment: str | None
 ) -> list[Diagnostic]:
-    """Find what can't be deployed beside what is: other kinds of the same API, endpoints of others."""
+    """Report changes of an API's kind, and endpoints that other deployed APIs use."""
     problems: list[Diagnostic] = []
     by_name = {api.name: api for api in deployed}
     names = {result.api.name for result in checked}
-    # An API of this file's deployment that the file no longer has is about to be deleted: its endpoint is free.
+    # APIs of the same deployment that are no longer in the file will be deleted, so their endpoints are free.
     staying = [
         api for api in deployed if api.name not in names and (deployment is None or api.deployment != deployment)
     ]
@@ -67,10 +67,10 @@ def clashes_with_deployed(
 
 
 def splitter_problems(checked: Sequence[CheckedApi], deployed: Sequence[Api] | None) -> list[Diagnostic]:
-    """Find what splitters can't send requests to; without knowledge of what is deployed, just within the file."""
+    """Report invalid targets of splitters; if `deployed` is None, only those within the file."""
     kinds = {api.name: api.kind for api in deployed or ()}
     kinds |= {result.api.name: result.api.kind for result in checked if "name" not in result.wrong}
-    # A resource whose kind is unknown, or that has no name, may be the target.
+    # An API with an invalid name may be the intended target.
     is_all_known = deployed is not None and not any("name" in result.wrong for result in checked)
     problems: list[Diagnostic] = []
     for result in checked:
@@ -86,9 +86,9 @@ def _target_problem(traffic: Traffic, kinds: Mapping[str, ApiKind], is_all_known
     if kind is ApiKind.REALTIME or (kind is None and not is_all_known):
         return None
     if kind is not None:
-        return f"{quote(traffic.name)} is of kind {kind}, not a RealtimeAPI", "name a RealtimeAPI"
+        return f"{quote(traffic.name)} is of kind {kind}, not a RealtimeAPI", "use the name of a RealtimeAPI"
     near = nearest(traffic.name, [name for name, other in kinds.items() if other is ApiKind.REALTIME])
-    fix = f"did you mean {quote(near)}?" if near else "deploy it before, or in the same file"
+    fix = f"did you mean {quote(near)}?" if near else "deploy it first, or in the same file"
     return f"{quote(traffic.name)} is neither in this file nor deployed", fix
 
 

@@ -1,6 +1,7 @@
-"""YAML to plain data with the line and column of every key and value, and diagnostics that point into it.
+"""Parse YAML into plain data that keeps the line and column of every key and value.
 
-Knows YAML and nothing of what the keys mean, except that `name` names an item of the list.
+The parser accepts exactly what the original's YAML library accepted: no dates, no base-60 numbers. The only key with a
+meaning here is `name`, which labels the items of the list in diagnostics.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Scalar = str | int | float | bool | None
 Path = tuple[str | int, ...]
 
 MAX_SIZE_BYTES = 512 * 1024
-MAX_VALUES = 50_000  #: after aliases are expanded, so that a few lines can't become gigabytes
+MAX_VALUES = 50_000  #: after alias expansion, as a limit on "billion laughs" files
 MAX_DEPTH = 64
 
 _TAG = "tag:yaml.org,2002:"
@@ -34,7 +35,7 @@ _TRUE = frozenset({"yes", "true", "on"})
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One value, where it and its key are written (from 1), and the path of keys that led to it."""
+    """One value, the positions of the value and of its key (from 1), and the path of keys to it."""
 
     value: Scalar | tuple[Node, ...] | dict[str, Node]
     line: int
@@ -44,7 +45,7 @@ class Node:
     path: Path
 
     def plain(self) -> Any:
-        """Strip the positions."""
+        """Return the value without positions."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
         if isinstance(self.value, tuple):
@@ -52,7 +53,7 @@ class Node:
         return self.value
 
     def at(self, *path: object) -> Node | None:
-        """Find the value under `path`, None if there is none."""
+        """Return the node at `path`, or None."""
         node: Node | None = self
         for part in path:
             if node is None:
@@ -68,7 +69,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Document:
-    """A file that holds a list of maps; `problems` are mistakes that did not keep it from being read."""
+    """A file that contains a list of maps; `problems` are mistakes that did not prevent parsing."""
 
     file: str
     items: tuple[Node, ...]
@@ -76,28 +77,29 @@ class Document:
     labels: dict[int, str]
 
     def diagnostic(self, line: int, column: int, path: Path, message: str, fix: str = "") -> Diagnostic:
-        """Make a diagnostic whose path starts with the name of the item it is in."""
+        """Return a diagnostic whose path starts with the name of its item."""
         return Diagnostic(self.file, line, column, _render(path, self.labels), message, fix)
 
     def at_value(self, node: Node, message: str, fix: str = "") -> Diagnostic:
-        """Make a diagnostic that points at a value."""
+        """Return a diagnostic that points at a value."""
         return self.diagnostic(node.line, node.column, node.path, message, fix)
 
     def at_key(self, node: Node, message: str, fix: str = "") -> Diagnostic:
-        """Make a diagnostic that points at the key of a value."""
+        """Return a diagnostic that points at the key of a value."""
         return self.diagnostic(node.key_line, node.key_column, node.path, message, fix)
 
     def wrong_type(self, node: Node, expected: str, fix: str) -> Diagnostic:
-        """Make the diagnostic for a value of the wrong type; `expected` has its article."""
+        """Return the diagnostic for a value of the wrong type; `expected` includes its article."""
         if node.value is None:
             return self.at_value(node, *NULL)
         return self.at_value(node, f"{quote(node.plain())}: invalid type (expected {expected})", fix)
 
 
 def parse(data: bytes, file: str) -> Document:
-    """Read YAML that must be a list of maps.
+    """Parse YAML that must be a list of maps.
 
-    Raises: ConfigError if there is no such list; what is wrong inside the list is in `Document.problems`.
+    Mistakes inside the list are collected in `Document.problems`.
+    Raises: ConfigError if the file is not a non-empty list.
     """
     text = _decode(data, file)
     root = _compose(text, file)
@@ -137,7 +139,7 @@ def _decode(data: bytes, file: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # `error.start` counts from after a byte order mark, `error.object` starts there too.
+        # Both `error.start` and `error.object` begin after a byte order mark.
         line, column = _position(error.object[: error.start].decode("utf-8", "replace"))
         message = f"is not UTF-8 text (byte 0x{error.object[error.start]:02x})"
         raise _refuse(file, line, column, message, "save the file as UTF-8") from None
@@ -149,7 +151,7 @@ def _position(before: str) -> tuple[int, int]:
 
 
 class _TooDeep(Exception):
-    """More levels than any configuration has."""
+    """The nesting exceeds `MAX_DEPTH`."""
 
     def __init__(self, mark: Any) -> None:
         super().__init__()
@@ -157,7 +159,7 @@ class _TooDeep(Exception):
 
 
 class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
-    """Composes nodes with marks; its scalars resolve as the original's did: no dates, no base-60 numbers."""
+    """Composes nodes with marks and resolves scalars as the original did: no dates, no base-60 numbers."""
 
     def __init__(self, text: str) -> None:
         Reader.__init__(self, text)
@@ -204,7 +206,7 @@ def _compose(text: str, file: str) -> yaml.Node | None:
         raise _refuse(file, line, column, f"character #x{error.character:04x} is not allowed", "remove it") from None
     except yaml.MarkedYAMLError as error:
         position, message, fix = _explain(error, text)
-        # What ends too early is reported where the text ends, not on the empty line after it.
+        # Report an unexpected end at the end of the text, not on the empty line after it.
         raise _refuse(file, *min(position or end, end), message, fix) from None
     except (ValueError, OverflowError):  # an escape such as "\U7fffffff"
         line, column = min((loader.line + 1, loader.column + 1), end) if loader else end
@@ -238,7 +240,7 @@ def _render(path: Path, labels: dict[int, str]) -> str:
 
 @dataclass
 class _NodeBuilder:
-    """The walk from YAML nodes to ours; aliases are expanded, so what it makes is counted."""
+    """Converts YAML nodes to `Node`s; expands aliases and counts the values it creates."""
 
     file: str
     made: int = 0
@@ -316,7 +318,7 @@ class _NodeBuilder:
             self._problem(node.start_mark, path, f"key {node.value or 'null'} must be a string", f"write {quoted}")
         else:
             message = "a map or list cannot be a key"
-            # Where the map begins: it is the value that a template without quotes was meant to be.
+            # Point at the start of the map: usually it is an unquoted template such as {{ name }}.
             self._problem(holder.start_mark, path, message, "put text with {{ }} or [ ] in quotes")
         return None
 
@@ -325,7 +327,9 @@ class _NodeBuilder:
         text = str(node.value)
         if kind in ("str", "merge"):
             if any("\ud800" <= char <= "\udfff" for char in text):
-                self._problem(node.start_mark, path, "half of a surrogate pair is not a character", "remove the escape")
+                self._problem(
+                    node.start_mark, path, "an unpaired surrogate is not a valid character", "remove the escape"
+                )
                 return text.encode("utf-8", "replace").decode()
             return text
         try:
@@ -346,7 +350,7 @@ def _short(tag: str) -> str:
 
 
 class _TooBig(Exception):
-    """A number outside of what JSON readers agree on."""
+    """The number is outside the range that JSON parsers agree on."""
 
 
 def _bool(text: str) -> bool:
@@ -382,7 +386,7 @@ _READERS = {"bool": _bool, "int": _int, "float": _float, "null": _null}
 
 
 class _ParserError(NamedTuple):
-    """The parser's words (problem, context) and ours; `opener` points at where the broken thing began."""
+    """Patterns of PyYAML's problem and context, and our message; `opener`: point at the opening token."""
 
     problem: str
     context: str
@@ -443,7 +447,7 @@ _PARSER_ERRORS = (
 
 
 def _explain(error: yaml.MarkedYAMLError, text: str) -> tuple[tuple[int, int] | None, str, str]:
-    """Translate a parser's error about `text`: line and column (from 1), the message, the fix."""
+    """Translate a PyYAML error about `text` to its position (from 1), message and fix."""
     problem, context = error.problem or "", error.context or ""
     if error.problem_mark and "mapping values are not allowed" in problem:
         return _explain_colon(text.split("\n"), error.problem_mark.line, error.problem_mark.column)
@@ -460,7 +464,7 @@ def _mark_position(mark: yaml.Mark | None) -> tuple[int, int] | None:
 
 
 def _explain_colon(lines: list[str], line: int, column: int) -> tuple[tuple[int, int], str, str]:
-    """Tell a second colon in a value from a line that the parser took to be the end of the one above."""
+    """Distinguish a second colon in a value from a line that PyYAML read as a continuation of the previous one."""
     key = lines[line][:column].lstrip(" -") if line < len(lines) else ":"
     above = next((index for index in range(line - 1, -1, -1) if lines[index].split("#")[0].strip()), None)
     if ": " in key or above is None:

@@ -1,4 +1,8 @@
-"""The `.env` file of a project: read as a shell with auto-export would, without running anything."""
+"""Parse the `.env` file of a project as a shell with `set -a` would, without running anything.
+
+python-dotenv is not used because it skips bad lines instead of reporting them with line and column, and quotes,
+escapes and expands differently from a shell, which the original used.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,15 @@ DOTENV_NAME = ".env"
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=")
 _EXPORT = re.compile(r"export[ \t]+")
 _PLAIN_REFERENCE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
-#: `$1`, `$?`, `${name:-default}` and `$(command)` mean something to a shell that we do not do.
+#: `$1`, `$?`, `${name:-default}` and `$(command)`: shell expansions that are not supported.
 _SPECIAL_REFERENCE = re.compile(r"\$[({0-9@*#?$!'\"-]")
 _METACHARACTERS = frozenset(";&|<>()")
 
 
 def read_dotenv(root: Path, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables of `root`'s `.env`, or none where there is no such file.
+    """Return the variables of `root`'s `.env`; empty if there is no such file.
 
-    `environ` holds the variables that `$NAME` may refer to besides those of earlier lines.
+    `$NAME` refers to variables of earlier lines, then to `environ`.
     Raises: ConfigError with a diagnostic for each bad line.
     """
     file = root / DOTENV_NAME
@@ -37,8 +41,8 @@ def read_dotenv(root: Path, environ: Mapping[str, str] | None = None) -> dict[st
 
 
 def parse_dotenv(text: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that `text` sets, as `read_dotenv` does for a file."""
-    # A shell would keep the carriage returns of a file saved on Windows in the values; nobody means that.
+    """Return the variables that `text` sets. Raises: ConfigError as `read_dotenv`."""
+    # A shell would keep the carriage returns of Windows line endings in the values, which is never intended.
     return _DotenvParser(text.replace("\r\n", "\n"), environ or {}).read()
 
 
@@ -49,7 +53,7 @@ class _BadLineError(Exception):
 
 
 class _DotenvParser:
-    """One pass over the text; after a bad line it goes on with the next, to report all of them."""
+    """Parses the text in one pass; continues after a bad line, to report all of them."""
 
     def __init__(self, text: str, environ: Mapping[str, str]) -> None:
         self._text = text
@@ -76,13 +80,13 @@ class _DotenvParser:
         return Diagnostic(DOTENV_NAME, line, column, "", error.message, error.fix)
 
     def _read_line(self) -> None:
-        """Read assignments up to and including the end of the line."""
+        """Parse assignments up to and including the end of the line."""
         self._skip_blanks()
         if export := _EXPORT.match(self._text, self._position):
             self._position = export.end()
             self._skip_blanks()
             if self._at_end_of_line():
-                raise _BadLineError(export.start(), "exports nothing", "write export VARIABLE=value")
+                raise _BadLineError(export.start(), "has no variable to export", "write export VARIABLE=value")
         while not self._at_end_of_line():
             start = self._position
             match = _ASSIGNMENT.match(self._text, start)
@@ -97,7 +101,7 @@ class _DotenvParser:
         is_first = not self._text[self._text.rfind("\n", 0, start) + 1 : start].strip()
         if is_first:
             return _BadLineError(start, "is not an assignment", "write VARIABLE=value")
-        return _BadLineError(start, "follows the end of the value", "quote a value that has spaces")
+        return _BadLineError(start, "is after the end of the value", "quote a value that contains spaces")
 
     def _skip_blanks(self) -> None:
         while self._text.startswith((" ", "\t", "\\\n"), self._position):
@@ -119,7 +123,7 @@ class _DotenvParser:
             parts.append(self._read_part(character, start))
         value = "".join(parts)
         if "\0" in value:
-            raise _BadLineError(start, "has a NUL character, which no variable can hold")
+            raise _BadLineError(start, "contains a NUL character, which no environment variable can hold")
         return value
 
     def _read_part(self, character: str, start: int) -> str:
@@ -134,7 +138,7 @@ class _DotenvParser:
             escaped = self._text[self._position - 1 : self._position]
             return "" if escaped == "\n" else escaped or "\\"
         if character in _METACHARACTERS:
-            raise _BadLineError(self._position, f"{character!r} means something else to a shell", "quote the value")
+            raise _BadLineError(self._position, f"{character!r} has a special meaning in a shell", "quote the value")
         self._position += 1
         if character == "~" and self._is_home(start):
             return self._environ["HOME"]
@@ -183,7 +187,7 @@ class _DotenvParser:
         special = _SPECIAL_REFERENCE.match(self._text, self._position)
         closes_quote = quoted and special is not None and special[0] == '$"'
         if self._text[self._position] == "`" or (special and not closes_quote and not (quoted and special[0] == "$'")):
-            fix = "write the value itself, in single quotes if it has a $ or a `"
+            fix = "write the value itself, in single quotes if it contains $ or `"
             raise _BadLineError(self._position, "only $NAME and ${NAME} are expanded", fix)
         self._position += 1
         return "$"

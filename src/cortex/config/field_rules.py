@@ -1,4 +1,8 @@
-"""Rules between the fields of one API."""
+"""Rules between the fields of one API. Pure: no rule reads a file.
+
+Each rule examines a validated `Api` and yields violations by field of the current form; `violations.py` locates the
+field in the user's file.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ _BATCHING = "handler.server_side_batching"
 
 
 def field_violations(api: Api) -> Iterator[Violation]:
-    """Check the fields of one API against each other and against the bounds that depend on its generation."""
+    """Check the fields of one API against each other and against the limits of its generation."""
     yield from _kind_violations(api)
     yield from _replica_violations(api)
     yield from _concurrency_violations(api)
@@ -40,9 +44,9 @@ def field_violations(api: Api) -> Iterator[Violation]:
 
 def _kind_violations(api: Api) -> Iterator[Violation]:
     if api.kind is ApiKind.ASYNC:
-        fix = 'remove it: "autoscaling" says how many workloads are worked on at the same time'
+        fix = 'remove it: "autoscaling" sets how many workloads run concurrently'
     elif api.kind.runs_jobs:
-        fix = 'remove it: a submission says how many "workers" its job has'
+        fix = 'remove it: a submission sets the number of "workers" of its job'
     else:
         return
     for key in ("processes_per_replica", "threads_per_process"):
@@ -64,7 +68,7 @@ def _replica_violations(api: Api) -> Iterator[Violation]:
         message = f"init_replicas cannot be less than min_replicas ({first} < {low})"
         yield Violation((initial, minimum), message, f"set init_replicas to at least {low}")
     target = api.autoscaling.target_cpu_utilization
-    # Later files of that family measured against the request, so that more than 100 % made sense.
+    # Later generations measured utilization relative to the CPU request, so values above 100 % were valid.
     if target is not None and target > 100 and api.handler.interface == "functions":
         yield Violation(
             ("autoscaling.target_cpu_utilization",),
@@ -106,7 +110,7 @@ def _compute_violations(api: Api) -> Iterator[Violation]:
 
 
 def _model_violations(api: Api) -> Iterator[Violation]:
-    """Check what an API says about models, all but whether they are there."""
+    """Check the fields of models; `project_rules.py` checks that local models exist."""
     handler = api.handler
     if handler.models is not None:
         yield from _form_violations(handler.models)
@@ -127,7 +131,7 @@ def _form_violations(models: ModelsConfig) -> Iterator[Violation]:
         message = "must have one of path, paths and dir"
         yield Violation((_MODELS, *every), message, 'write "path: s3://bucket/path" in it')
     elif len(given) > 1:
-        # At the later ones: the first is what a reader sees as right.
+        # Report the later ones: the first is most likely intended.
         for field in given[1:]:
             yield Violation((field, given[0]), f"cannot be used together with {{{given[0]}}}", "remove one of them")
     names = Counter(entry.name for entry in models.paths or ())
@@ -143,10 +147,10 @@ def _cache_violations(api: Api, models: ModelsConfig) -> Iterator[Violation]:
     size, on_disk, memory = (f"{_MODELS}.{key}" for key in ("cache_size", "disk_cache_size", "cache_memory"))
     if models.cache_size is not None and models.disk_cache_size is None:
         fix = f'add "disk_cache_size: {models.cache_size}" or more'
-        yield Violation((size, on_disk), "needs disk_cache_size beside it", fix)
+        yield Violation((size, on_disk), "requires disk_cache_size", fix)
     elif models.cache_size is None and models.disk_cache_size is not None:
         fix = f'add "cache_size: {models.disk_cache_size}" or less'
-        yield Violation((on_disk, size), "needs cache_size beside it", fix)
+        yield Violation((on_disk, size), "requires cache_size", fix)
     elif (models.cache_size or 0) > (models.disk_cache_size or 0):
         message = f"cache_size cannot be greater than disk_cache_size ({models.cache_size} > {models.disk_cache_size})"
         yield Violation((size, on_disk), message, f"set disk_cache_size to at least {models.cache_size}")
@@ -159,10 +163,10 @@ def _cache_violations(api: Api, models: ModelsConfig) -> Iterator[Violation]:
     caches = (size, memory) if models.cache_size is not None else (memory,)
     if api.handler.processes_per_replica > 1:
         message = f"must be 1 when models are cached (got {api.handler.processes_per_replica})"
-        fix = 'remove it; "threads_per_process" and replicas are not bound to 1'
+        fix = 'remove it; "threads_per_process" and the number of replicas may be larger'
         yield Violation(("handler.processes_per_replica", *caches), message, fix)
     if api.handler.tensorflow_serving not in (None, LOCAL_SERVING):
-        message = "must be local when models are cached: another server holds what it holds"
+        message = "must be local when models are cached: an external server manages its own models"
         fix = f'write "{LOCAL_SERVING}", or remove the limits on models'
         yield Violation(("handler.tensorflow_serving", *caches), message, fix)
 
@@ -183,7 +187,7 @@ def _tensorflow_fields(api: Api) -> Iterator[str]:
 
 
 def _batching_violations(api: Api) -> Iterator[Violation]:
-    """Check that the code can be given batches of requests."""
+    """Check that the handler supports batches of requests."""
     handler = api.handler
     if (batching := handler.server_side_batching) is None:
         return
@@ -192,7 +196,7 @@ def _batching_violations(api: Api) -> Iterator[Violation]:
         yield Violation((_BATCHING, "handler.type"), message, "remove it, or run the session from Python code")
     if handler.type != "tensorflow":
         return
-    # There each request keeps its own call, and runs of the model are joined: of no more calls than there are threads.
+    # With TensorFlow each request keeps its own call; runs of the model are joined across calls, one per thread.
     calls = handler.processes_per_replica * handler.threads_per_process
     if batching.max_batch_size > calls:
         size = f"{_BATCHING}.max_batch_size"
@@ -204,12 +208,12 @@ def _batching_violations(api: Api) -> Iterator[Violation]:
         fields = (size, "handler.threads_per_process", "handler.processes_per_replica")
         yield Violation(fields, message, f"set threads_per_process to at least {threads}")
     if handler.tensorflow_serving not in (None, LOCAL_SERVING):
-        message = "cannot be used with a server elsewhere, which batches as it was told to"
+        message = "cannot be used with an external server, which has its own batching settings"
         yield Violation((_BATCHING, "handler.tensorflow_serving"), message, "remove one of them")
 
 
 def _splitter_violations(api: Api) -> Iterator[Violation]:
-    """Check that what a splitter shares out comes to a whole."""
+    """Check the targets and weights of a splitter."""
     if api.kind is not ApiKind.SPLITTER:
         return
     if not api.apis:
@@ -220,7 +224,7 @@ def _splitter_violations(api: Api) -> Iterator[Violation]:
     for index, traffic in enumerate(api.apis):
         field = f"apis.{index}"
         if traffic.name in seen:
-            yield Violation((f"{field}.name",), f"{quote(traffic.name)} is in the list already", "remove one of them")
+            yield Violation((f"{field}.name",), f"{quote(traffic.name)} is already in the list", "remove one of them")
         seen.add(traffic.name)
         shadows += traffic.shadow
         if traffic.shadow and shadows > 1:
@@ -229,13 +233,13 @@ def _splitter_violations(api: Api) -> Iterator[Violation]:
     if total != 100:
         at = [f"apis.{index}.weight" for index, traffic in enumerate(api.apis) if not traffic.shadow]
         fields = (at[-1],) if at else ("apis",)
-        message = f"the weights of all APIs but a shadow must sum up to 100 (got {total})"
-        yield Violation(fields, message, "change the weights" if at else "add an API that is no shadow")
+        message = f"the weights of all APIs except the shadow must add up to 100 (got {total})"
+        yield Violation(fields, message, "change the weights" if at else "add an API that is not a shadow")
 
 
 def _schedule_violations(api: Api) -> Iterator[Violation]:
-    """Check that a schedule has something to submit."""
+    """Check that a schedule has a submission, if the kind needs one."""
     if api.schedule is not None and api.kind is ApiKind.BATCH and not api.schedule.submission:
-        message = "must be defined: a job of a BatchAPI needs its input"
-        fix = 'write "submission:" with what you would post, such as "workers" and "delimited_files"'
+        message = "must be defined: a job of a BatchAPI needs input"
+        fix = 'write "submission:" with the body of the request, such as "workers" and "delimited_files"'
         yield Violation(("schedule.submission",), message, fix)

@@ -1,6 +1,8 @@
-"""The keys that a kind of API has not, although its generation of files has them for others: what to do instead.
+"""The keys of each file generation and kind, as data.
 
-Only data, and how it is looked up.
+A generation maps each key as written to a field of the current form, named by its dotted path in `schema.Api`
+("handler.path"). `UNSUPPORTED_KEYS` lists the keys that a kind does not have although its generation has them for other
+kinds. `kinds.py` chooses the generation of a resource; `conversion.py` moves the values.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from types import MappingProxyType
 from cortex.config.schema import Interface
 from cortex.lifecycle import ApiKind
 
-IGNORED = "ignored"  #: accepted, since its generation had it; means nothing here
-NOT_YET = "not yet"  #: refused with the reason in `NOT_YET_KEYS`
+IGNORED = "ignored"  #: accepted for compatibility, without effect
+NOT_YET = "not yet"  #: rejected with the reason in `NOT_YET_KEYS`
 
-#: What the refused keys are about, and what to do instead.
+#: Subject of each rejected key, and the alternative.
 NOT_YET_KEYS = MappingProxyType(
     {
         "onnx": ("ONNX request handlers", 'write "predictor:" with "type: onnx" and "model"'),
@@ -25,14 +27,14 @@ NOT_YET_KEYS = MappingProxyType(
         "tensorflow": ("TensorFlow request handlers", 'write "predictor:" with "type: tensorflow" and "model"'),
     }
 )
-#: Sections that may be written as one value: which field that is.
+#: Sections that may be written as a single value → the field that it sets.
 SHORT_FORMS = MappingProxyType({"schedule": "schedule.cron"})
 
-#: Which types of code have their models in which section; files up to 0.24 had one for all.
+#: Sections for models → handler types that use them; files up to 0.24 had one section for all types.
 MODEL_SECTIONS = MappingProxyType(
     {"models": frozenset({"tensorflow", "onnx"}), "multi_model_reloading": frozenset({"python"})}
 )
-#: What one of several models may say: each key as written → the current one; the older keys up to 0.24.
+#: Keys of one entry of `paths`: as written → current; the older keys up to 0.24.
 MODEL_KEYS = MappingProxyType({"name": "name", "path": "path", "signature_key": "signature_key"})
 OLDER_MODEL_KEYS = MappingProxyType({"model": "path", "model_path": "path"})
 
@@ -42,21 +44,21 @@ class FileGeneration:
     """One form of a resource: `fields` maps each key as written to its field in the current form."""
 
     interface: Interface
-    section: str  #: where the code is described
+    section: str  #: the section that describes the code
     fields: MappingProxyType[str, str]
 
     @cached_property
     def sections(self) -> frozenset[str]:
-        """Collect the keys that hold maps of further rows."""
+        """The keys whose values are maps."""
         return frozenset(written[:dot] for written in self.fields for dot in _dots(written))
 
     @cached_property
     def written(self) -> dict[str, str]:
-        """Map each field of the current form to the key that this generation writes for it (the newest, of several)."""
+        """The key of this generation for each field of the current form; the newest one if there are several."""
         return {field: written for written, field in self.fields.items()}
 
     def keys_of(self, section: str) -> list[str]:
-        """List the keys of use that may stand directly in a section ("" is the resource)."""
+        """List the supported keys directly in a section ("" is the resource itself)."""
         prefix = f"{section}." if section else ""
         useful = [key for key, field in self.fields.items() if field not in (IGNORED, NOT_YET)]
         inside = [key.removeprefix(prefix) for key in useful if key.startswith(prefix)]
@@ -68,7 +70,7 @@ def _dots(written: str) -> Iterable[int]:
 
 
 def _rows(section: str, keys: str, field: str | None = None) -> dict[str, str]:
-    """Make rows for keys that keep their names; `field` is their section in the current form if it has another name."""
+    """Map keys that keep their names; `field` is their section in the current form, if it differs."""
     return {
         f"{section}.{key}": field if field in (IGNORED, NOT_YET) else f"{field or section}.{key}"
         for key in keys.split()
@@ -77,14 +79,14 @@ def _rows(section: str, keys: str, field: str | None = None) -> dict[str, str]:
 
 _NAMES = {"name": "name", "kind": "kind"}
 _BOUNDS = {
-    # Ours, in files of every generation.
+    # Extensions of this project, in files of every generation.
     "networking.timeout": "networking.timeout_s",
     "networking.max_body_size": "networking.max_body_size",
     "networking.access_log": "networking.access_log",
     "networking.auth": "networking.auth",
     "compute.mem_limit": "compute.mem_limit",
 }
-_BATCHES = _rows("networking", "max_batch_size local_paths")  # ours as well
+_BATCHES = _rows("networking", "max_batch_size local_paths")  # extensions
 _COMPUTE = _rows("compute", "cpu mem gpu")
 _REPLICAS_IN_COMPUTE = _rows("compute", "min_replicas max_replicas init_replicas target_cpu_utilization", "autoscaling")
 _AUTOSCALING = {
@@ -97,11 +99,11 @@ _AUTOSCALING = {
     **_rows("autoscaling", "max_downscale_factor max_upscale_factor downscale_tolerance upscale_tolerance"),
 }
 _UPDATE_STRATEGY = _rows("update_strategy", "max_surge max_unavailable")
-_TRACKED = "key model_type baseline window false_alarm_rate"  # the last three are ours
+_TRACKED = "key model_type baseline window false_alarm_rate"  # the last three are extensions
 _TRACKER = _rows("tracker", _TRACKED)
 _MONITORING = _rows("monitoring", _TRACKED, "tracker")
-_READINESS = {"readiness": "readiness"}  # ours
-_SCHEDULE = _rows("schedule", "cron timezone submission overlap")  # ours
+_READINESS = {"readiness": "readiness"}  # extension
+_SCHEDULE = _rows("schedule", "cron timezone submission overlap")  # extension
 _CLASS = "type path python_path config env"
 _TENSORFLOW = "signature_key tensorflow_serving"
 _PROCESSES = "processes_per_replica threads_per_process"
@@ -121,7 +123,7 @@ def _batching(section: str) -> dict[str, str]:
     return {
         f"{section}.max_batch_size": "handler.server_side_batching.max_batch_size",
         f"{section}.batch_interval": "handler.server_side_batching.batch_interval_s",
-        f"{section}.isolate_failures": "handler.server_side_batching.isolate_failures",  # ours
+        f"{section}.isolate_failures": "handler.server_side_batching.isolate_failures",  # extension
     }
 
 
@@ -257,20 +259,20 @@ GENERATIONS = (FUNCTIONS, DEPLOYED_CLASS, KINDLESS, PREDICTOR, HANDLER, TASK, SP
 
 
 _REMOVE = "remove it"
-_WORKERS = 'remove it: a submission says how many "workers" its job has'
-_LOADED = "remove it: jobs have all models loaded"
-_ONE_CALL = 'remove it: each process works on one workload; "autoscaling" says how many there are'
-_ONE_WORKER = "remove it: a task runs once, on one worker"
+_WORKERS = 'remove it: a submission sets the number of "workers" of its job'
+_LOADED = "remove it: a job loads all models"
+_ONE_CALL = 'remove it: each process runs one workload at a time; "autoscaling" sets the number of replicas'
+_ONE_WORKER = "remove it: a task is one call in one worker"
 _DEFINITION = 'write "definition:" with "path"'
-_OF_TARGETS = "say it of the APIs that it names"
+_OF_TARGETS = "set it for the APIs that the splitter names"
 
-#: By kind: a key, wherever it stands, or one with its section → what to do instead.
+#: By kind: a key in any section, or a key with its section → the fix.
 UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         ApiKind.REALTIME: {
             "local_paths": _REMOVE,
             "networking.max_batch_size": _REMOVE,
-            "schedule": "remove it: jobs of a BatchAPI or a TaskAPI can be run by the clock",
+            "schedule": "remove it: only a BatchAPI or a TaskAPI can have a schedule",
         },
         ApiKind.ASYNC: {
             "cache_memory": "remove it: all models are loaded",
@@ -280,10 +282,10 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "monitoring": _REMOVE,
             "multi_model_reloading": "remove it, and load the model in __init__",
             "networking.max_batch_size": _REMOVE,
-            "poll_interval": "remove it: models are loaded when a process starts; `cortex refresh` takes new versions",
+            "poll_interval": "remove it: models are loaded when a process starts; `cortex refresh` loads new versions",
             "protobuf_path": _REMOVE,
             "readiness": _REMOVE,
-            "schedule": "remove it: jobs of a BatchAPI or a TaskAPI can be run by the clock",
+            "schedule": "remove it: only a BatchAPI or a TaskAPI can have a schedule",
             "server_side_batching": _ONE_CALL,
             "tracker": _REMOVE,
         },
@@ -297,8 +299,8 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "poll_interval": "remove it: the models of a job are not reloaded",
             "protobuf_path": _REMOVE,
             "readiness": _REMOVE,
-            "server_side_batching": 'remove it: a submission says the "batch_size" of its job',
-            "timeout": 'remove it: a submission says the "timeout" of its job',
+            "server_side_batching": 'remove it: a submission sets the "batch_size" of its job',
+            "timeout": 'remove it: a submission sets the "timeout" of its job',
             "tracker": _REMOVE,
             "update_strategy": _REMOVE,
         },
@@ -315,7 +317,7 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "readiness": _REMOVE,
             "server_side_batching": _REMOVE,
             "threads_per_process": _ONE_WORKER,
-            "timeout": 'remove it: a submission says the "timeout" of its job',
+            "timeout": 'remove it: a submission sets the "timeout" of its job',
             "tracker": _REMOVE,
             "type": "remove it: a task is Python",
             "update_strategy": _REMOVE,
@@ -339,13 +341,13 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 
 
-def instead_of(kind: str, written: str) -> str | None:
-    """Say what to do instead of a key, `written` with its sections; None if the kind has it."""
+def unsupported_key_fix(kind: str, written: str) -> str | None:
+    """Return the fix for a key (with its sections) that the kind does not support; None if it does."""
     table = UNSUPPORTED_KEYS[kind]
     return table.get(written.rpartition(".")[2]) or table.get(".".join(written.split(".")[-2:]))
 
 
 def is_within_unsupported(kind: str, written: str) -> bool:
-    """Tell whether the kind has not a key, or a section that it is in."""
+    """Return True if the kind does not support the key or a section around it."""
     parts = written.split(".")
-    return any(instead_of(kind, ".".join(parts[: end + 1])) is not None for end in range(len(parts)))
+    return any(unsupported_key_fix(kind, ".".join(parts[: end + 1])) is not None for end in range(len(parts)))

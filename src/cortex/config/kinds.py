@@ -1,6 +1,6 @@
-"""Which kind of API a resource is, and of which generation its file: told by its `kind`, else by its shape.
+"""Determine the kind and the file generation of a resource, from its `kind` key or else from its sections.
 
-Reads two or three keys of a resource; what else is in it is `eras.py`'s.
+`conversion.py` reads the remaining keys.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from cortex.lifecycle import ApiKind
 
 _KINDS = frozenset(ApiKind)
 _WRITTEN = frozenset({*(kind.value for kind in ApiKind), "SyncAPI", "api"})
-#: Sections that tell the generation of a resource, whatever else is in it.
+#: Sections that determine the generation of a resource.
 _SHAPES = (("handler", HANDLER), ("predictor", PREDICTOR), ("definition", TASK), ("apis", SPLITTER))
 _TOP_KEYS = frozenset(name for generation in GENERATIONS for name in generation.keys_of(""))
 
 
 class Choice(NamedTuple):
-    """What a resource is read as, and what is wrong with how it says so."""
+    """The kind and generation chosen for a resource, and the problem with its `kind` key, if any."""
 
-    generation: FileGeneration | None  #: None if nothing more can be said about the resource
+    generation: FileGeneration | None  #: None if the resource cannot be read further
     kind: ApiKind = ApiKind.REALTIME
     problem: Diagnostic | None = None
 
 
 def find_key(item: Node, key: str) -> Node | None:
-    """Find a top-level key, or what looks like it misspelt."""
+    """Return the node of a top-level key, or of a likely misspelling of it."""
     assert isinstance(item.value, dict)
     if key in item.value:
         return item.value[key]
@@ -50,7 +50,7 @@ def find_key(item: Node, key: str) -> Node | None:
 
 
 def choose(document: Document, item: Node, kind: Node | None, *, in_deployment: bool) -> Choice:
-    """Pick the kind and the generation of a resource; `kind` is what it has under that key."""
+    """Choose the kind and the generation of a resource; `kind` is the node of its `kind` key."""
     by_shape = _by_shape(item)
     if kind is None:
         if in_deployment:
@@ -89,7 +89,7 @@ def _generation_of(item: Node, kind: str | None) -> FileGeneration | None:
 
 
 def _kind_of(generation: FileGeneration | None) -> ApiKind:
-    """Tell which kind a generation of files is for; several are for more than one, of which this is the usual."""
+    """Return the usual kind of a file generation."""
     if generation is TASK:
         return ApiKind.TASK
     return ApiKind.SPLITTER if generation is SPLITTER else ApiKind.REALTIME

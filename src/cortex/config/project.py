@@ -1,7 +1,4 @@
-"""Project folders: which files belong to one, their content hash, their archive, and the one door that unpacks it.
-
-Knows nothing of what the files mean, except for `.cortexignore` and `.env`.
-"""
+"""Project folders: the scan for files, `.cortexignore`, the content hash and the archive."""
 
 from __future__ import annotations
 
@@ -41,10 +38,10 @@ _IGNORE_FIX = f"remove it or list it in {IGNORE_NAME}"
 
 @dataclass(frozen=True)
 class ProjectFiles:
-    """The files of one project folder that its code gets to see.
+    """The files of a project folder that are deployed.
 
-    `files` are relative, with forward slashes, sorted. Links that stay inside the folder are followed: what they
-    point at is stored under the link's name.
+    `files` are relative, with forward slashes, sorted. Symbolic links inside the folder are followed; the target is
+    stored under the link's name.
     """
 
     root: Path
@@ -52,9 +49,9 @@ class ProjectFiles:
 
     @classmethod
     def scan(cls, root: Path, config_name: str) -> ProjectFiles:
-        """List the project in `root`, whose configuration file (left out) is `config_name`.
+        """List the files of the project in `root`, except its configuration file `config_name`.
 
-        Raises: InputError if `root` can't be a project; ConfigError naming every file that can't be taken.
+        Raises: InputError if `root` cannot be a project; ConfigError with every file that cannot be deployed.
         """
         resolved = _checked_root(root)
         scan = _Scan(resolved, config_name, _read_ignore_file(resolved))
@@ -64,13 +61,13 @@ class ProjectFiles:
         return cls(resolved, tuple(sorted(scan.files)))
 
     def contains(self, path: str) -> bool:
-        """Tell whether `path`, relative to the root, is a file of the project."""
+        """Return True if `path`, relative to the root, is a file of the project."""
         normal = os.path.normpath(path)
         index = bisect_left(self.files, normal)
         return index < len(self.files) and self.files[index] == normal
 
     def has_folder(self, path: str) -> bool:
-        """Tell whether `path`, relative to the root, is a folder with files of the project in it."""
+        """Return True if `path`, relative to the root, is a folder that contains files of the project."""
         normal = os.path.normpath(path)
         if normal == ".":
             return True
@@ -79,7 +76,7 @@ class ProjectFiles:
 
 
 def content_hash(project: ProjectFiles) -> str:
-    """Return the hex SHA-256 of names, execute permissions and contents; `archive_hash` of its archive is the same."""
+    """Return the hex SHA-256 of names, execute permissions and contents, equal to `archive_hash` of its archive."""
     digest = hashlib.sha256()
     for name in project.files:
         with _open(project, name) as file:
@@ -88,9 +85,9 @@ def content_hash(project: ProjectFiles) -> str:
 
 
 def pack(project: ProjectFiles) -> bytes:
-    """Pack the project into a zip file whose bytes depend on names, execute permissions and contents only.
+    """Pack the project into a zip file whose bytes depend only on names, execute permissions and contents.
 
-    Raises: InputError if a file vanished, can't be read or grew beyond the limit since the scan.
+    Raises: InputError if a file was removed, cannot be read or grew beyond the limit since the scan.
     """
     buffer = io.BytesIO()
     total = 0
@@ -98,11 +95,11 @@ def pack(project: ProjectFiles) -> bytes:
         for name in project.files:
             with _open(project, name) as file:
                 entry = zipfile.ZipInfo(name, _EPOCH)
-                entry.create_system = 3  # Unix, whatever packs it: the permissions below are Unix's
+                entry.create_system = 3  # Unix on every platform, because the permissions below are Unix permissions
                 entry.compress_type = zipfile.ZIP_DEFLATED
                 executable = is_executable(os.fstat(file.fileno()).st_mode)
                 entry.external_attr = (stat.S_IFREG | (0o755 if executable else 0o644)) << 16
-                # Level 1: archives travel over loopback, where packing time is what one waits for.
+                # Level 1: archives mostly travel over loopback, where packing takes longer than sending.
                 entry._compresslevel = 1  # type: ignore[attr-defined]
                 with packed.open(entry, "w") as target:
                     for chunk in chunks(file):
@@ -116,7 +113,7 @@ def pack(project: ProjectFiles) -> bytes:
 def _checked_root(root: Path) -> Path:
     resolved = root.expanduser().resolve()
     if not resolved.is_dir():
-        raise InputError(f"{root}: is not a folder; give the folder that holds {_CONFIG_NAME}")
+        raise InputError(f"{root}: is not a folder; pass the folder that contains {_CONFIG_NAME}")
     if resolved in (Path(resolved.anchor), Path.home().resolve()):
         what = "the root of the file system" if resolved == Path(resolved.anchor) else "your home folder"
         raise InputError(
@@ -144,7 +141,7 @@ def _read_ignore_file(root: Path) -> GitIgnoreSpec:
 
 @dataclass
 class _Scan:
-    """One walk through a project folder; bad files are noted and the walk goes on."""
+    """One walk through a project folder that collects every problem."""
 
     root: Path
     config_name: str
@@ -157,7 +154,7 @@ class _Scan:
 
     def run(self) -> None:
         self._folder(self.root, "", (self.root,))
-        # `.env` is put back in whatever the rules say: projects have always relied on it.
+        # `.env` is included even if it matches `.cortexignore`, as in the original.
         dotenv = self.root / DOTENV_NAME
         if not dotenv.is_dir() and (dotenv.exists() or dotenv.is_symlink()):
             self._entry(dotenv, DOTENV_NAME, (self.root,))
@@ -176,7 +173,7 @@ class _Scan:
         try:
             status = path.lstat()
         except OSError:
-            return None  # gone since the folder was listed
+            return None  # removed since the folder was listed
         is_link = stat.S_ISLNK(status.st_mode)
         is_folder = path.is_dir() if is_link else stat.S_ISDIR(status.st_mode)
         if self._is_ignored(relative, is_folder):
@@ -201,14 +198,14 @@ class _Scan:
         try:
             target = path.resolve(strict=True)
         except (OSError, RuntimeError):
-            self._refuse(relative, "is a link to something that does not exist", _IGNORE_FIX)
+            self._refuse(relative, "is a link to a file that does not exist", _IGNORE_FIX)
             return False
         if not target.is_relative_to(self.root):
             fix = f"copy {target} into the project, or list the link in {IGNORE_NAME}"
             self._refuse(relative, "is a link that leaves the project folder", fix)
             return False
         if target in parents:
-            self._refuse(relative, "is a link to a folder around it", _IGNORE_FIX)
+            self._refuse(relative, "is a link to one of its parent folders", _IGNORE_FIX)
             return False
         return True
 

@@ -1,4 +1,7 @@
-"""Rules between an API and the files of its project."""
+"""Rules between an API and the files of its project: code, dependencies, local models, JSON samples.
+
+Model folders are only checked for existence; `operator/deploy` inspects their content.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ from cortex.lifecycle import ApiKind
 _READINESS, _BASELINE = "readiness", "tracker.baseline"
 _JSON = (".json",)
 _MODELS = "handler.models"
-#: With fewer, drift can't be told from chance.
+#: With fewer predictions, drift is indistinguishable from chance.
 MIN_BASELINE = 100
 
 
 def project_violations(api: Api, project: ProjectFiles, named: frozenset[str]) -> Iterator[Violation]:
-    """Check that the files an API names are in its project; `named` are the fields that the user wrote."""
+    """Check that the files of an API are in its project; `named` are the fields that the user wrote."""
     if api.kind is not ApiKind.SPLITTER:
         yield from _code_violations(api, project)
     python_path = api.handler.python_path
@@ -53,7 +56,7 @@ def _code_violations(api: Api, project: ProjectFiles) -> Iterator[Violation]:
 
 
 def _model_file_violations(api: Api, project: ProjectFiles) -> Iterator[Violation]:
-    """Check that models which are not in a store are in the project, or on this machine."""
+    """Check that local models exist, in the project or on this machine."""
     if api.handler.model is not None:
         yield from _location_violations("handler.model", api.handler.model, project)
     models = api.handler.models
@@ -97,11 +100,13 @@ def _absent_model(location: str, project: ProjectFiles) -> tuple[str, str]:
 
 
 def _not_a_folder(field: str, location: str) -> Violation:
-    return Violation((field,), f"{quote(location)}: is a file, not a folder", "name the folder that models are in")
+    return Violation(
+        (field,), f"{quote(location)}: is a file, not a folder", "write the folder that contains the models"
+    )
 
 
 def _sample_violations(api: Api, project: ProjectFiles) -> Iterator[Violation]:
-    """Check that the files are there, and have what is read of them."""
+    """Check the readiness sample and the tracker's baseline."""
     if api.readiness is not None:
         _, wrong = _read(api.readiness, project)
         if wrong:
@@ -114,7 +119,7 @@ def _sample_violations(api: Api, project: ProjectFiles) -> Iterator[Violation]:
 
 
 def _read(file: str, project: ProjectFiles) -> tuple[Any, tuple[str, str] | None]:
-    """Return what is in a file, or what is wrong with it."""
+    """Return the parsed JSON of a file, or a message and a fix."""
     if not project.contains(file):
         return None, _absent(file, project, _JSON)
     try:
@@ -122,7 +127,7 @@ def _read(file: str, project: ProjectFiles) -> tuple[Any, tuple[str, str] | None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         return None, (f"{quote(file)} is not JSON: {error.msg} ({where})", "correct the file")
-    except (ValueError, RecursionError):  # not UTF-8, or nested beyond what anyone reads
+    except (ValueError, RecursionError):  # not UTF-8, or nested too deeply
         return None, (f"{quote(file)} is not JSON", "correct the file")
 
 
@@ -130,12 +135,15 @@ def _baseline_problem(file: str, data: Any, model_type: str) -> tuple[str, str] 
     if model_type == "regression":
         if isinstance(data, list) and data and all(map(_is_number, data)):
             return _too_few(file, len(data))
-        return f"{quote(file)} must have a list of numbers", "write the predictions for your training data, as [1.5, 2]"
+        return (
+            f"{quote(file)} must contain a list of numbers",
+            "write the predictions for your training data, as [1.5, 2]",
+        )
     if isinstance(data, list) and data and all(map(_is_class, data)):
         return _too_few(file, len(data))
     if isinstance(data, dict) and all(map(_is_count, data.values())) and any(data.values()):
         return _too_few(file, sum(data.values()))
-    message = f"{quote(file)} must have a list of classes, or a map of each class to its count"
+    message = f"{quote(file)} must contain a list of classes, or a map from class to count"
     return message, 'write something like {"cat": 700, "dog": 300}'
 
 
@@ -150,7 +158,7 @@ def _is_number(value: object) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer larger than any float
         return False
 
 
@@ -163,17 +171,17 @@ def _is_count(value: object) -> bool:
 
 
 def _is_folder(path: Path) -> bool:
-    """Tell whether there is such a folder; no is the answer too for a name that no file can have."""
-    return os.path.isdir(path)  # noqa: PTH112 - the method raises where a name is too long
+    """Return True if the folder exists; False for names that no file can have."""
+    return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises for names that are too long
 
 
 def _is_file(path: Path) -> bool:
-    """Tell whether there is such a file, as `_is_folder`."""
+    """Return True if the file exists; False for names that no file can have."""
     return os.path.isfile(path)  # noqa: PTH113
 
 
 def _absent(file: str, project: ProjectFiles, suffixes: tuple[str, ...] = ()) -> tuple[str, str]:
-    """Say how a file is missing, and which one may be meant: a message and a fix."""
+    """Return the message and the fix for a missing file."""
     if _is_folder(project.root / file):
         return f"{quote(file)}: is a folder, not a file", _closest_file(file, project, suffixes)
     if _is_file(project.root / file):
@@ -182,7 +190,7 @@ def _absent(file: str, project: ProjectFiles, suffixes: tuple[str, ...] = ()) ->
 
 
 def _closest_file(file: str, project: ProjectFiles, suffixes: tuple[str, ...]) -> str:
-    """Say which file of a project is probably meant."""
+    """Return a fix that suggests the project file with the closest name."""
     candidates = [name for name in project.files if not suffixes or name.endswith(suffixes)]
     same_name = [name for name in candidates if PurePosixPath(name).name == PurePosixPath(file).name]
     inside = [name for name in candidates if suffixes and name.startswith(f"{file}/")]

@@ -1,4 +1,4 @@
-"""The form of requirements.txt: finds the lines that no installer could read. Resolves and installs nothing."""
+"""Check the syntax of requirements.txt and report lines that no installer can parse. Nothing is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from cortex.errors import Diagnostic
 
-#: The options that a requirements file may hold, and whether each wants a value.
+#: Options of a requirements file, and whether each takes a value.
 _OPTIONS = {
     "-r": True,
     "--requirement": True,
@@ -34,7 +34,7 @@ _OPTIONS = {
     "--pre": False,
     "--require-hashes": False,
 }
-#: Installing one of these would put another module `cortex` before ours.
+#: Installing one of these would shadow the running `cortex` package.
 _OWN_NAMES = frozenset({"cortex", "cortex-serving"})
 
 _COMMENT = re.compile(r"(^|\s+)#.*$")
@@ -46,7 +46,7 @@ _VERSION = re.compile(r"v?\d[\w.!+*-]*")
 
 
 def parse_requirements(text: str, file: str) -> list[Diagnostic]:
-    """Return a diagnostic for each line of a requirements file that can't be read, called `file` in them."""
+    """Return a diagnostic for each invalid line of a requirements file; they call it `file`."""
     found = []
     for line, column, content in _logical_lines(text):
         if problem := _problem(content):
@@ -55,11 +55,11 @@ def parse_requirements(text: str, file: str) -> list[Diagnostic]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yield line number, column and content of each line that says something, continued lines joined."""
+    """Yield line number, column and content of each line that is not blank or a comment; join continued lines."""
     start, parts = 0, []
     for number, raw in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         start = start or number
-        # As pip: a comment ends a continued line, and a backslash in it continues nothing.
+        # As in pip, a comment ends a continued line, and a backslash in a comment has no effect.
         is_comment = raw.lstrip().startswith("#")
         continues = raw.endswith("\\") and not is_comment
         parts.append((" " if is_comment else "") + (raw[:-1] if continues else raw))
@@ -74,7 +74,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _problem(content: str) -> tuple[str, str] | None:
-    """Return what is wrong with a line, and what to do about it."""
+    """Return the message and the fix for an invalid line, or None."""
     if content.startswith("-"):
         return _option_problem(content)
     requirement = _OPTION_OF_REQUIREMENT.sub("", content).strip()
@@ -99,14 +99,14 @@ def _option_problem(content: str) -> tuple[str, str] | None:
         close = difflib.get_close_matches(option, _OPTIONS, 1)
         return f"unknown option {option!r}", f"did you mean {close[0]}?" if close else "remove the line"
     if _OPTIONS[option] and not value:
-        return f"{option} needs a value", f"write {option} VALUE, or remove the line"
+        return f"{option} requires a value", f"write {option} VALUE, or remove the line"
     if not _OPTIONS[option] and value and not value.startswith("-"):
         return f"{option} takes no value", f"write {option}"
     return None
 
 
 def _is_location(requirement: str) -> bool:
-    """Tell whether a line names a URL or a path instead of a package."""
+    """Return True if a line is a URL or a path instead of a package name."""
     if _URL.match(requirement):
         return True
     bare = requirement.partition(";")[0].strip()

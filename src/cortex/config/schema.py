@@ -1,7 +1,7 @@
-"""The kinds: every field of an API with its default and range, as frozen models in the one current form.
+"""The schema of an API: every field with its default and range, as frozen models of the current file form.
 
-Knows nothing about YAML, positions or older files: `eras.py` brings a file into this form, `validate.py` turns the
-errors raised here into diagnostics. Units are in the names: seconds, bytes, cores.
+YAML, positions and older file forms are handled elsewhere: `conversion.py` converts a file to this form, and
+`validate.py` turns the errors raised here into diagnostics. Units are in the names (`_s`, `_bytes`); CPU is in cores.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cortex.lifecycle import ApiKind
 
 
 class ConfigModel(BaseModel):
-    """Frozen, strict about keys; a null for a field in `null_means_default` is as if the key were absent."""
+    """Base model: frozen, without extra keys. Null in a field of `null_means_default` means that the key is absent."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     null_means_default: ClassVar[frozenset[str]] = frozenset()
@@ -53,9 +53,7 @@ class ConfigModel(BaseModel):
 def _project_path(value: object) -> str:
     path = text(value)
     if path.startswith(("/", "~")):
-        raise problem(
-            f"{quote(path)} must be relative to the project folder", "write it as seen from the project folder"
-        )
+        raise problem(f"{quote(path)} must be relative to the project folder", "write a path inside the project folder")
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise problem(f"{quote(path)} must be inside the project folder", "move it into the project folder")
@@ -63,7 +61,7 @@ def _project_path(value: object) -> str:
 
 
 def folder_on_path(value: object) -> str:
-    """Read a folder of the project that goes on the Python path."""
+    """Validate a folder of the project to add to the Python path."""
     path = _project_path(value)
     if not path:
         raise problem(f"{quote(value)} is the project folder, which is on the Python path already", "remove the key")
@@ -79,8 +77,8 @@ ProjectPath = Annotated[str, BeforeValidator(_project_path)]
 
 
 STORES = ("s3://", "gs://")
-DEFAULT_MODEL = "_cortex_default"  #: what the one model of `path` is called inside
-LOCAL_SERVING = "local"  #: a TensorFlow Serving server that we start
+DEFAULT_MODEL = "_cortex_default"  #: internal name of the model given by `path`
+LOCAL_SERVING = "local"  #: a TensorFlow Serving process that the replica starts
 
 
 def _model_name(value: object) -> str:
@@ -104,11 +102,11 @@ _STORE_OVER_HTTP = re.compile(
 
 
 def _model_location(value: object) -> str:
-    """Read where a model is; whether it is there is a rule's business."""
+    """Validate the location of a model; `project_rules.py` checks that it exists."""
     location = text(value)
     if location.startswith(STORES):
         if not location.split("://", 1)[1].strip("/"):
-            raise problem(f"{quote(location)} names no bucket", f'write "{location[:5]}bucket/path"')
+            raise problem(f"{quote(location)} has no bucket name", f'write "{location[:5]}bucket/path"')
         return location
     if "://" in location or location.startswith("~") or _ALMOST_STORE.match(location):
         raise problem(
@@ -117,12 +115,12 @@ def _model_location(value: object) -> str:
         )
     if ".." in location.split("/"):
         fix = "move it into the project folder, or write an absolute path"
-        raise problem(f"{quote(location)} must not go up with ..", fix)
+        raise problem(f'{quote(location)} must not contain ".."', fix)
     return location
 
 
 def _as_store(url: str) -> str | None:
-    """Turn the HTTP address of an object, or what was nearly right, into the store's own form."""
+    """Suggest the s3:// or gs:// form of an object's HTTP address or of a misspelt URL."""
     if found := _ALMOST_STORE.match(url):
         return f"{'s3' if found[1].lower().startswith('s3') else 'gs'}://{found[2]}"
     found = _STORE_OVER_HTTP.fullmatch(url)
@@ -133,7 +131,7 @@ def _as_store(url: str) -> str | None:
 
 
 def serving_address(value: object) -> str:
-    """Read where a TensorFlow Serving server is: host:port, or LOCAL_SERVING."""
+    """Validate the address of a TensorFlow Serving server: host:port, or LOCAL_SERVING."""
     address = text(value)
     if address == LOCAL_SERVING:
         return address
@@ -153,7 +151,7 @@ ModelLocation = Annotated[str, BeforeValidator(_model_location)]
 
 
 class ModelEntry(ConfigModel):
-    """One of several models."""
+    """One entry of `models.paths`."""
 
     null_means_default = frozenset({"signature_key"})
 
@@ -163,14 +161,14 @@ class ModelEntry(ConfigModel):
 
 
 class ModelsConfig(ConfigModel):
-    """The exported models that an API serves: exactly one of `path`, `paths` and `dir`, and how many are held."""
+    """The exported models of an API: exactly one of `path`, `paths` and `dir`, and the limits of the caches."""
 
     null_means_default = frozenset({"path", "paths", "dir", "cache_size", "disk_cache_size", "cache_memory"})
 
     path: ModelLocation | None = None
     paths: Annotated[list[ModelEntry], BeforeValidator(a_list)] | None = None
-    dir: ModelLocation | None = None  #: its folders are models
-    signature_key: Text | None = None  #: of each model that has none of its own
+    dir: ModelLocation | None = None  #: each folder in it is a model
+    signature_key: Text | None = None  #: default for models without their own
     poll_interval_s: Annotated[float, BeforeValidator(duration_s(at_least=1))] = 10.0
     cache_size: Count | None = None  #: model versions in memory
     disk_cache_size: Count | None = None  #: model versions on disk
@@ -178,7 +176,7 @@ class ModelsConfig(ConfigModel):
 
     @property
     def is_cached(self) -> bool:
-        """Tell whether models are loaded when first asked for, and dropped again to stay within a limit."""
+        """True if models are loaded on first use and evicted to stay within a limit."""
         return self.cache_size is not None or self.cache_memory is not None
 
 
@@ -186,11 +184,11 @@ Interface = Literal["functions", "predictor", "handler"]
 
 MAX_NAME_LENGTH = 42
 MAX_ENDPOINT_LENGTH = 1000
-MIN_CORES = 0.02  #: of files from 0.13 on
-MIN_MEMORY_BYTES = 20 * 1024**2  #: of files from 0.13 on
-SUBMISSION_BYTES = 10 * 1024**2  #: what the body of a submission to a BatchAPI may have by default
-WORKLOAD_S = 3600.0  #: what one workload of an AsyncAPI may take by default
-MAX_BATCH_BYTES = 256 * 1024**2  #: a batch is held in memory whole, and is one value of the database
+MIN_CORES = 0.02  #: for files from 0.13 on
+MIN_MEMORY_BYTES = 20 * 1024**2  #: for files from 0.13 on
+SUBMISSION_BYTES = 10 * 1024**2  #: default size limit of a submission to a BatchAPI
+WORKLOAD_S = 3600.0  #: default time limit of one workload of an AsyncAPI
+MAX_BATCH_BYTES = 256 * 1024**2  #: a whole batch is held in memory and stored as one database value
 
 
 def _api_name(value: object) -> str:
@@ -225,7 +223,7 @@ def _endpoint(value: object) -> str:
 
 
 class Dependencies(ConfigModel):
-    """The files, relative to the project, that say what to install."""
+    """The dependency files, relative to the project folder."""
 
     pip: ProjectPath = "requirements.txt"
     conda: ProjectPath = "conda-packages.txt"
@@ -240,16 +238,16 @@ def _batch_size(value: object) -> int:
 
 
 class Batching(ConfigModel):
-    """Server-side batching: requests that come together are one call, with a list for each argument."""
+    """Server-side batching: concurrent requests become one call with a list for each argument."""
 
     max_batch_size: Annotated[int, BeforeValidator(integer(at_least=2, at_most=1024))]
-    #: The longest wait for more requests.
+    #: Maximum wait for further requests.
     batch_interval_s: Annotated[float, BeforeValidator(duration_s(above=0, example="10ms"))]
-    isolate_failures: Annotated[bool, BeforeValidator(true_or_false)] = True  #: bisect a batch that fails
+    isolate_failures: Annotated[bool, BeforeValidator(true_or_false)] = True  #: bisect a failed batch
 
 
 class Handler(ConfigModel):
-    """The user's code: where it is, how it is written, and what it is given."""
+    """The user's code: its location, its interface and its arguments."""
 
     null_means_default = frozenset({"config", "env", "server_side_batching"})
 
@@ -259,9 +257,9 @@ class Handler(ConfigModel):
     python_path: Annotated[str, BeforeValidator(folder_on_path)] | None = None
     config: Annotated[dict[str, Any], BeforeValidator(a_map)] = {}
     env: Annotated[dict[EnvName, EnvValue], BeforeValidator(a_map)] = {}
-    model: ModelLocation | None = None  #: handed to module functions, which load it themselves
+    model: ModelLocation | None = None  #: passed to module functions, which load it themselves
     models: ModelsConfig | None = None  #: `multi_model_reloading` of Python code
-    signature_key: Text | None = None  #: TensorFlow: of each model that `models` says no other for
+    signature_key: Text | None = None  #: TensorFlow: default for entries of `models` without their own
     tensorflow_serving: Annotated[str, BeforeValidator(serving_address)] | None = None  #: host:port, or LOCAL_SERVING
     processes_per_replica: Annotated[int, BeforeValidator(integer(at_least=1, at_most=100))] = 1
     threads_per_process: Annotated[int, BeforeValidator(integer(at_least=1))] = 1
@@ -270,7 +268,7 @@ class Handler(ConfigModel):
     server_side_batching: Batching | None = None
 
 
-#: In field of the code of an API that has none of its own.
+#: Placeholder for APIs without code.
 NO_CODE = Handler(interface="handler", type="python", path="(none)")
 
 
@@ -285,26 +283,27 @@ LocalFolder = Annotated[str, BeforeValidator(_local_folder)]
 
 
 class Networking(ConfigModel):
-    """Where an API answers, and the bounds of a request."""
+    """The endpoint of an API and the limits of a request."""
 
     null_means_default = frozenset({"endpoint", "local_paths"})
 
     endpoint: Annotated[str, BeforeValidator(_endpoint)]
-    timeout_s: Annotated[float, BeforeValidator(duration_s(above=0))] = 60.0  #: of an AsyncAPI WORKLOAD_S
-    max_body_size: Annotated[int, BeforeValidator(memory_bytes)] = 100 * 1024**2  #: of a BatchAPI SUBMISSION_BYTES
-    max_batch_size: Annotated[int, BeforeValidator(_batch_size)] = 256_000  #: bytes of one batch; only a BatchAPI's
-    local_paths: Annotated[list[LocalFolder], BeforeValidator(a_list)] | None = None  #: open to a BatchAPI's endpoint
+    timeout_s: Annotated[float, BeforeValidator(duration_s(above=0))] = 60.0  #: WORKLOAD_S for an AsyncAPI
+    max_body_size: Annotated[int, BeforeValidator(memory_bytes)] = 100 * 1024**2  #: SUBMISSION_BYTES for jobs
+    max_batch_size: Annotated[int, BeforeValidator(_batch_size)] = 256_000  #: bytes of one batch of a BatchAPI
+    #: Folders that submissions to a BatchAPI may read.
+    local_paths: Annotated[list[LocalFolder], BeforeValidator(a_list)] | None = None
     access_log: Annotated[bool, BeforeValidator(true_or_false)] = False  #: the gateway writes a line per request
-    auth: Annotated[str, BeforeValidator(enum("none", "api_key"))] = "none"  #: what callers must show to the gateway
+    auth: Annotated[str, BeforeValidator(enum("none", "api_key"))] = "none"  #: the credential that the gateway requires
 
     @property
     def needs_key(self) -> bool:
-        """Tell whether only callers with a key get in."""
+        """True if callers must send an API key."""
         return self.auth == "api_key"
 
 
 class Compute(ConfigModel):
-    """What one replica asks for; only `mem_limit` is a limit."""
+    """The resources that one replica requests; only `mem_limit` is enforced as a limit."""
 
     cpu: Annotated[float, BeforeValidator(cores)] | None = 0.2
     mem: Annotated[int, BeforeValidator(memory_bytes)] | None = None
@@ -315,13 +314,13 @@ class Compute(ConfigModel):
 
 
 class Autoscaling(ConfigModel):
-    """How many replicas there may be, and what moves their number."""
+    """The range of the number of replicas and the parameters of the autoscaler."""
 
     null_means_default = frozenset({"init_replicas"})
 
-    min_replicas: Annotated[int, BeforeValidator(integer(at_least=0))] = 1  #: 0: an idle API has no process
+    min_replicas: Annotated[int, BeforeValidator(integer(at_least=0))] = 1  #: 0: an idle API runs no process
     max_replicas: Count = 100
-    #: What a new API starts with; by default at least one, which shows whether its code can serve.
+    #: Replicas of a new API; at least 1 by default, so that a deployment shows whether the code works.
     init_replicas: Annotated[int, BeforeValidator(integer(at_least=0))] = Field(
         default_factory=lambda data: max(1, int(data.get("min_replicas", 1)))
     )
@@ -334,25 +333,26 @@ class Autoscaling(ConfigModel):
     max_upscale_factor: Annotated[float, BeforeValidator(number(above=1))] = 1.5
     downscale_tolerance: Fraction = 0.05
     upscale_tolerance: Annotated[float, BeforeValidator(number(at_least=0))] = 0.05
-    target_cpu_utilization: Count | None = None  #: percent; only files of 0.10 to 0.13 have it
+    target_cpu_utilization: Count | None = None  #: percent; only in files of 0.10 to 0.13
 
 
 class UpdateStrategy(ConfigModel):
-    """How many replicas more or fewer than wanted a rolling update may have: a count or a percentage."""
+    """Limits of a rolling update: extra and unavailable replicas, as a count or a percentage."""
 
     max_surge: Annotated[str, BeforeValidator(percent_or_count)] = "25%"
     max_unavailable: Annotated[str, BeforeValidator(percent_or_count)] = "25%"
 
 
 class TrackerConfig(ConfigModel):
-    """Which value of each response to count (classification) or average (regression), and what counts as drift."""
+    """The value of each response to count (classification) or average (regression), and the threshold of drift."""
 
     null_means_default = frozenset({"key", "baseline"})
 
     key: Text | None = None
     model_type: Annotated[str, BeforeValidator(enum("classification", "regression"))]
-    baseline: ProjectPath | None = None  #: JSON: values from training; None: the first `window`
-    window: Annotated[int, BeforeValidator(integer(at_least=100))] = 1000  #: predictions that are compared at once
+    #: JSON file with predictions from training; None: the first `window` predictions.
+    baseline: ProjectPath | None = None
+    window: Annotated[int, BeforeValidator(integer(at_least=100))] = 1000  #: number of predictions per comparison
     false_alarm_rate: Annotated[float, BeforeValidator(number(above=0, below=1))] = 0.001  #: per window
 
 
@@ -366,43 +366,44 @@ class Traffic(ConfigModel):
     """One API behind a TrafficSplitter."""
 
     name: Text
-    weight: Annotated[int, BeforeValidator(integer(at_least=0, at_most=100))]  #: percent of the requests
-    shadow: Annotated[bool, BeforeValidator(true_or_false)] = False  #: gets copies, whose answers nobody sees
+    weight: Annotated[int, BeforeValidator(integer(at_least=0, at_most=100))]  #: percent of requests
+    #: Receives copies of requests; its responses are discarded.
+    shadow: Annotated[bool, BeforeValidator(true_or_false)] = False
 
 
 class Schedule(ConfigModel):
-    """When jobs of an API are submitted by themselves, and what is submitted."""
+    """A schedule that submits jobs of an API."""
 
     null_means_default = frozenset({"submission"})
 
     cron: Annotated[str, BeforeValidator(cron_expression)]  #: five fields
     timezone: Annotated[str, BeforeValidator(time_zone)] = "UTC"
-    submission: Annotated[dict[str, Any], BeforeValidator(a_map)] = {}  #: as a POST of its endpoint
-    overlap: Annotated[str, BeforeValidator(enum("allow", "skip"))] = "allow"  #: what a run does while another runs
+    submission: Annotated[dict[str, Any], BeforeValidator(a_map)] = {}  #: request body of the submission
+    overlap: Annotated[str, BeforeValidator(enum("allow", "skip"))] = "allow"  #: if the previous job is still running
 
 
 class Api(ConfigModel):
-    """One API as it was asked for, complete with defaults; `model_dump(mode="json")` and back loses nothing."""
+    """One API as configured, with all defaults; `model_dump(mode="json")` round-trips."""
 
     null_means_default = frozenset({"readiness", "schedule"})
 
     name: Annotated[str, BeforeValidator(_api_name)]
     kind: ApiKind = ApiKind.REALTIME
-    deployment: str | None = None  #: the `kind: deployment` it belongs to; only files of 0.10 to 0.12 have one
-    handler: Handler = NO_CODE  #: that of a TrafficSplitter, which alone has none
+    deployment: str | None = None  #: name of its `kind: deployment`; only in files of 0.10 to 0.12
+    handler: Handler = NO_CODE  #: NO_CODE only for a TrafficSplitter
     networking: Networking
     compute: Compute = Compute()
     autoscaling: Autoscaling = Autoscaling()
     update_strategy: UpdateStrategy = UpdateStrategy()
     tracker: TrackerConfig | None = None
-    readiness: ProjectPath | None = None  #: a sample that a new replica must answer before it gets requests
-    apis: Annotated[list[Traffic], BeforeValidator(_shares)] | None = None  #: of a TrafficSplitter
-    schedule: Schedule | None = None  #: of a BatchAPI or a TaskAPI
+    readiness: ProjectPath | None = None  #: sample request that a new replica must answer before it receives traffic
+    apis: Annotated[list[Traffic], BeforeValidator(_shares)] | None = None  #: targets of a TrafficSplitter
+    schedule: Schedule | None = None  #: only for a BatchAPI or a TaskAPI
 
     @model_validator(mode="before")
     @classmethod
     def _default_networking(cls, data: Any) -> Any:
-        """Fill in the defaults that follow from what else the API says."""
+        """Set the defaults that depend on other fields of the API."""
         networking = data.get("networking", {}) if isinstance(data, dict) else None
         if not isinstance(networking, dict):
             return data
@@ -417,17 +418,17 @@ class Api(ConfigModel):
 
     @classmethod
     def read_stored(cls, text: str | bytes) -> Api:
-        """Read the JSON of one that was stored: it was accepted then, whatever this machine knows of time zones."""
+        """Parse the JSON of a stored API; its time zone was validated when it was stored and is not checked again."""
         return cls.model_validate_json(text, context=STORED)
 
     @property
     def concurrency(self) -> int:
-        """Count the requests that one replica runs at the same time."""
+        """Number of requests that one replica runs concurrently."""
         return self.handler.processes_per_replica * self.handler.threads_per_process
 
     @property
     def target_concurrency(self) -> float:
-        """Tell how many requests in flight per replica the autoscaler aims at."""
+        """Number of requests in flight per replica that the autoscaler targets."""
         batching, handler = self.handler.server_side_batching, self.handler
         calls = max(handler.threads_per_process, batching.max_batch_size if batching else 1)
         return self.autoscaling.target_replica_concurrency or float(handler.processes_per_replica * calls)

@@ -1,6 +1,7 @@
-"""A configuration file → checked APIs, or every mistake in it at once, sorted, each with its line and a fix.
+"""Validate a configuration file: return its APIs, or every mistake with position and fix, sorted.
 
-Owns the order of checks; fields are `schema.py`'s, older forms `eras.py`'s, rules between APIs `neighbours.py`'s.
+The steps, in order: parse YAML (`document.py`), convert older forms (`conversion.py`), validate each API's fields
+(`schema.py`), then the rules (`field_rules.py`, `project_rules.py`, `cross_api_rules.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from cortex.config.schema import Api
 from cortex.config.violations import CheckedApi, Violation
 from cortex.errors import ConfigError, Diagnostic
 
-#: What to write where something required is missing, by field in the current form.
+#: Examples for missing required fields.
 _EXAMPLES = MappingProxyType(
     {
         "name": "name: my-api",
@@ -45,7 +46,7 @@ _EXAMPLES = MappingProxyType(
         "tracker.model_type": "model_type: classification",
     }
 )
-#: Stand in for what is missing or wrong and has no default, so that the rules between fields still run.
+#: Stand-ins for missing or invalid fields without a default, so that the rules between fields can still run.
 _STAND_INS = MappingProxyType(
     {
         "name": "unnamed",
@@ -61,10 +62,9 @@ _STAND_INS = MappingProxyType(
 
 @dataclass(frozen=True)
 class CheckedFile:
-    """What a file says, and everything that is wrong with it.
+    """The APIs of a file and all its mistakes.
 
-    `readable` are the APIs whose code is named rightly, whatever else is wrong with them: their sources can be
-    inspected too, so that one run tells all.
+    `readable` are the APIs whose code can be located, so that its mistakes can be reported in the same run.
     """
 
     apis: tuple[Api, ...]
@@ -73,17 +73,17 @@ class CheckedFile:
     checked: tuple[CheckedApi, ...] = ()
 
     def point_at(self, api: Api, violation: Violation) -> Diagnostic | None:
-        """Locate what is wrong with one of these APIs; None if the value is wrong already, for another reason."""
+        """Return the diagnostic of a violation by one of these APIs; None if a field of it is already invalid."""
         return next((checked.point_at(violation) for checked in self.checked if checked.api is api), None)
 
 
 def read_apis(
     config_file: Path, display_name: str, project: ProjectFiles, deployed: Sequence[Api] | None = None
 ) -> list[Api]:
-    """Read and check a configuration file; diagnostics call it `display_name`.
+    """Parse and validate a configuration file, which diagnostics call `display_name`.
 
-    `deployed` are the APIs that exist already: one of the same name, or of the same deployment, is what the file
-    updates; any other keeps its endpoint. None: nobody knows which there are.
+    `deployed` are the existing APIs, None if they are unknown. The file updates those of the same name or deployment;
+    the others keep their endpoints.
 
     Raises: ConfigError with every mistake in the file.
     """
@@ -96,7 +96,7 @@ def read_apis(
 def check_file(
     config_file: Path, display_name: str, project: ProjectFiles, deployed: Sequence[Api] | None = None
 ) -> CheckedFile:
-    """Do as `read_apis`, but return the mistakes along with what could be read. Never raises ConfigError."""
+    """Validate like `read_apis`, but return the mistakes together with the APIs. Never raises ConfigError."""
     try:
         document = parse(_read(config_file, display_name), display_name)
     except ConfigError as error:
@@ -126,11 +126,13 @@ def _read(config_file: Path, display_name: str) -> bytes:
         return config_file.read_bytes()
     except OSError as error:
         reason = "file does not exist" if isinstance(error, FileNotFoundError) else str(error.strerror)
-        raise ConfigError([Diagnostic(display_name, 0, 0, "", reason, "name a file that can be read")]) from None
+        raise ConfigError(
+            [Diagnostic(display_name, 0, 0, "", reason, "correct the path or the permissions of the file")]
+        ) from None
 
 
 def _without_echoes(document: Document, problems: Iterable[Diagnostic]) -> list[Diagnostic]:
-    """Drop what follows from a value that YAML itself could not give us, and what was said already."""
+    """Drop duplicates, and problems that follow from values that failed to parse."""
     first = set(document.problems)
     fields = {(problem.line, problem.column) for problem in first}
     return [
@@ -141,11 +143,11 @@ def _without_echoes(document: Document, problems: Iterable[Diagnostic]) -> list[
 
 
 def _check(draft: Draft) -> tuple[CheckedApi, list[Diagnostic]]:
-    """Validate one API; what is wrong is reported, then replaced, so that the rest can be checked further."""
+    """Validate one API; report and replace invalid fields, so that the rules can check the others."""
     data = draft.data()
     problems: list[Diagnostic] = []
-    wrong: set[str] = set(draft.broken)
-    for _ in range(3):  # a replaced value can uncover what only its section's defaults bring up
+    wrong: set[str] = set(draft.rejected)
+    for _ in range(3):  # replacing a value can reveal errors in the defaults of its section
         try:
             return CheckedApi(draft, Api.model_validate(data), frozenset(wrong)), problems
         except ValidationError as error:
@@ -160,7 +162,7 @@ def _check(draft: Draft) -> tuple[CheckedApi, list[Diagnostic]]:
 
 
 def _field_of(draft: Draft, location: tuple[int | str, ...]) -> str:
-    """Find the field that an error is about; an error inside `config` or `env` is about the whole of it."""
+    """Return the field of an error; an error inside `config` or `env` concerns the whole field."""
     for length in range(len(location), 0, -1):
         field = ".".join(map(str, location[:length]))
         if field in draft.fields:
@@ -184,7 +186,7 @@ def _diagnose(draft: Draft, detail: ErrorDetails, field: str) -> Diagnostic | No
         return _diagnose_missing(draft, field) if field not in draft.fields else _missing_inside(draft, detail["loc"])
     at_key = detail["loc"][-1] == "[key]"
     node = draft.find(*(detail["loc"][:-1] if at_key else detail["loc"]))
-    if node is None:  # a default that follows from another value, which is wrong
+    if node is None:  # a default derived from another, invalid value
         return None
     context = detail.get("ctx", {})
     message, fix = str(context.get("text", detail["msg"])), str(context.get("fix", ""))
@@ -192,7 +194,7 @@ def _diagnose(draft: Draft, detail: ErrorDetails, field: str) -> Diagnostic | No
 
 
 def _missing_inside(draft: Draft, location: tuple[int | str, ...]) -> Diagnostic | None:
-    """Say that an item of a list lacks a key."""
+    """Report a missing key in an item of a list."""
     item = draft.find(*location[:-1])
     if item is None:
         return None
@@ -202,10 +204,10 @@ def _missing_inside(draft: Draft, location: tuple[int | str, ...]) -> Diagnostic
 
 
 def _diagnose_missing(draft: Draft, field: str) -> Diagnostic | None:
-    if field.startswith("networking"):  # the endpoint follows from the name
+    if field.startswith("networking"):  # the endpoint is derived from the name
         return None
-    written = draft.written(field)
-    if any(written == key or written.startswith(f"{key}.") for key in draft.broken):
+    written = draft.written_key(field)
+    if any(written == key or written.startswith(f"{key}.") for key in draft.rejected):
         return None
     holder, path = draft.missing(field)
     section = "task" if draft.generation is TASK else draft.generation.section

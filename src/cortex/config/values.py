@@ -1,4 +1,8 @@
-"""Readers of what says when jobs are run by the clock: cron expressions and time zones."""
+"""Parse and validate single values: strings, ranges, quantities, durations, cron expressions and time zones.
+
+Each function takes a value from YAML or JSON and returns it in our units, or raises the error made by `problem`. No
+function depends on the field that it validates.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from pydantic_core import PydanticCustomError
 NULL = ("cannot be null", "specify a value, or remove the key to use the default value")
 
 _SHOWN_LENGTH = 80
-#: What fits 64 bits everywhere, in nanoseconds and in bytes, with room to add to it.
+#: Fit into 64 bits in nanoseconds and in bytes, even when added up.
 _MAX_SECONDS = 100 * 365 * 24 * 3600
 _MAX_BYTES = 2**62
 _DECIMAL_UNITS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
@@ -32,37 +36,37 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0
 
 
 def problem(message: str, fix: str = "") -> PydanticCustomError:
-    """Make the error that a reader raises; `validate.py` takes it apart again."""
+    """Return the error to raise for an invalid value; `validate.py` extracts message and fix."""
     return PydanticCustomError("value", "{text}", {"text": message, "fix": fix})
 
 
 def quote(value: object) -> str:
-    """Show a value as JSON would, shortened: strings in quotes, so that `"5"` and `5` differ."""
+    """Format a value as shortened JSON: strings in quotes, so that `"5"` and `5` differ."""
     shown = json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, float) else f"{value:g}"
     return shown if len(shown) <= _SHOWN_LENGTH else shown[: _SHOWN_LENGTH - 1] + "…"
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """Find the candidate that `word` most likely meant, upper and lower case alike; None if nothing is close."""
+    """Return the candidate closest to `word`, ignoring case; None if none is close."""
     by_lower = {candidate.lower(): candidate for candidate in sorted(candidates)}
     found = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.65)
     return by_lower[found[0]] if found else None
 
 
 def dashed(name: str) -> str:
-    """Make a name of lower case letters, numbers and single dashes inside."""
+    """Convert a name to lower case letters, numbers and single inner dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def wrong_type(value: object, expected: str, fix: str = "") -> PydanticCustomError:
-    """Make the error for a value of the wrong type; `expected` has its article."""
+    """Return the error for a value of the wrong type; `expected` includes its article."""
     if value is None:
         return problem(*NULL)
     return problem(f"{quote(value)}: invalid type (expected {expected})", fix)
 
 
 def text(value: object) -> str:
-    """Read a string that isn't empty."""
+    """Validate a non-empty string."""
     if not isinstance(value, str):
         quoted = json.dumps(str(value).lower() if isinstance(value, bool) else str(value))
         raise wrong_type(
@@ -76,7 +80,7 @@ def text(value: object) -> str:
 
 
 def enum(*allowed: str) -> Callable[[object], str]:
-    """Make a reader of one of several words."""
+    """Return a validator for one of several words."""
 
     def read(value: object) -> str:
         if value in allowed and isinstance(value, str):
@@ -114,7 +118,7 @@ def _check_range(
 def integer(
     *, above: int | None = None, at_least: int | None = None, at_most: int | None = None
 ) -> Callable[[object], int]:
-    """Make a reader of an integer in a range; `2.0` and `true` are none."""
+    """Return a validator for integers in a range; `2.0` and `true` are rejected."""
 
     def read(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -129,7 +133,7 @@ def integer(
 def number(
     *, above: float | None = None, at_least: float | None = None, below: float | None = None
 ) -> Callable[[object], float]:
-    """Make a reader of a finite number in a range."""
+    """Return a validator for finite numbers in a range."""
 
     def read(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -141,7 +145,7 @@ def number(
 
 
 def parse_quantity(value: object) -> Decimal | None:
-    """Read `200m`, `1.5`, `512Mi`, `1e3` or a number; None if it is no such thing."""
+    """Parse a Kubernetes quantity: `200m`, `1.5`, `512Mi`, `1e3` or a number; None if it is invalid."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     match = _QUANTITY.fullmatch(str(value).strip())
@@ -169,12 +173,12 @@ def _quantity(value: object, examples: str) -> Decimal:
 
 
 def cores(value: object) -> float:
-    """Read a quantity of CPU, in cores: `200m` is 0.2."""
+    """Parse a CPU quantity into cores: `200m` is 0.2."""
     return float(_quantity(value, '"500m" or 2'))
 
 
 def memory_bytes(value: object) -> int:
-    """Read a quantity of memory, in bytes: `1Ki` is 1024."""
+    """Parse a memory quantity into bytes: `1Ki` is 1024."""
     size = math.ceil(_quantity(value, '"512Mi" or "2Gi"'))
     if size > _MAX_BYTES:
         raise problem(f"must be at most 4Ei (got {quote(value)})", "write a smaller amount")
@@ -188,7 +192,7 @@ def duration_s(
     multiple_of: float | None = None,
     example: str | None = None,
 ) -> Callable[[object], float]:
-    """Make a reader of a duration in seconds: `500ms`, `1m30s`, or a number of seconds."""
+    """Return a validator for durations in seconds: `500ms`, `1m30s`, or a number of seconds."""
 
     def read(value: object) -> float:
         seconds = _seconds(value)
@@ -227,7 +231,7 @@ def _seconds(value: object) -> float:
 
 
 def percent_or_count(value: object) -> str:
-    """Read an integer of at least 0, or `0%` to `100%`; both come back as a string."""
+    """Validate an integer of at least 0, or `0%` to `100%`; return it as a string."""
     written = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if not isinstance(written, str):
         raise wrong_type(value, "a string or an integer", "write something like 1 or 25%")
@@ -242,21 +246,21 @@ def percent_or_count(value: object) -> str:
 
 
 def true_or_false(value: object) -> bool:
-    """Read a boolean."""
+    """Validate a boolean."""
     if not isinstance(value, bool):
         raise wrong_type(value, "true or false", "write true or false")
     return value
 
 
 def a_map(value: object) -> dict[str, object]:
-    """Read a map; `document.py` has seen to it that its keys are strings and its values can be JSON."""
+    """Validate a map; `document.py` ensures that its keys are strings and its values fit JSON."""
     if not isinstance(value, dict):
         raise wrong_type(value, "a map", 'write "key: value" lines below it')
     return value
 
 
 def env_name(value: object) -> str:
-    """Read the name of an environment variable that a user may set."""
+    """Validate the name of an environment variable that users may set."""
     name = text(value)
     if name.startswith("CORTEX_"):
         raise problem(f"{quote(name)} cannot start with CORTEX_ (such names are reserved)", "rename the variable")
@@ -266,12 +270,12 @@ def env_name(value: object) -> str:
 
 
 def env_value(value: object) -> str:
-    """Read the value of an environment variable, which may be empty."""
+    """Validate the value of an environment variable, which may be empty."""
     return value if value == "" and isinstance(value, str) else text(value)
 
 
 def a_list(value: object) -> list[object]:
-    """Read a list that isn't empty."""
+    """Validate a non-empty list."""
     if not isinstance(value, list):
         raise wrong_type(value, "a list", 'write "- item" lines below it')
     if not value:
@@ -279,7 +283,7 @@ def a_list(value: object) -> list[object]:
     return value
 
 
-#: The context in which something is read that was checked when it was stored, by a machine that may have known more.
+#: Validation context for stored data: skip checks that depend on this machine, such as its time zone database.
 STORED = {"is_stored": True}
 
 _EXAMPLE = 'write something like "0 3 * * *": minute, hour, day of the month, month, day of the week'
@@ -297,29 +301,29 @@ _NEVER = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def cron_expression(value: object) -> str:
-    """Read a cron expression of five fields, one space between two; `@daily` and the like come back as such."""
+    """Validate a cron expression of five fields and normalize its spaces; aliases such as `@daily` are expanded."""
     written = text(value).strip().lower() if str(value).strip().startswith("@") else text(value)
     if written.startswith("@"):
         if written not in _ALIASES:
             near = nearest(written, _ALIASES)
-            raise problem(f"{quote(value)} is no cron expression", f'did you mean "{near}"?' if near else _EXAMPLE)
+            raise problem(f"{quote(value)} is not a cron expression", f'did you mean "{near}"?' if near else _EXAMPLE)
         return _ALIASES[written]
     fields = written.split()
     if len(fields) != _FIELDS:
-        raise problem(f"{quote(value)} is no cron expression: it has {len(fields)} fields, not {_FIELDS}", _EXAMPLE)
+        raise problem(f"{quote(value)} is not a cron expression: it has {len(fields)} fields, not {_FIELDS}", _EXAMPLE)
     expression = " ".join(fields)
     try:
         next(CronSim(expression, _NEVER))
     except CronSimError as error:
         reason = str(error)
-        raise problem(f"{quote(value)} is no cron expression: {reason[:1].lower()}{reason[1:]}", _EXAMPLE) from None
+        raise problem(f"{quote(value)} is not a cron expression: {reason[:1].lower()}{reason[1:]}", _EXAMPLE) from None
     except StopIteration:
-        raise problem(f"{quote(value)} never comes", _EXAMPLE) from None
+        raise problem(f"{quote(value)} never matches a date", _EXAMPLE) from None
     return expression
 
 
 def time_zone(value: object, info: ValidationInfo) -> str:
-    """Read the name of a time zone that this machine knows, or knew."""
+    """Validate the name of a time zone against this machine's database, unless the data was stored earlier."""
     name = text(value)
     if info.context == STORED:
         return name
@@ -330,5 +334,5 @@ def time_zone(value: object, info: ValidationInfo) -> str:
         cities = {zone.rpartition("/")[2]: zone for zone in sorted(zones) if "/" in zone}
         near = nearest(name, zones) or cities.get(nearest(name, cities) or "")
         fix = f"write {quote(near)}" if near else 'write something like "Europe/Berlin" or "UTC"'
-        raise problem(f"{quote(name)} is no time zone", fix) from None
+        raise problem(f"{quote(name)} is not a known time zone", fix) from None
     return name

@@ -1,4 +1,4 @@
-"""One API as it was read, with what is wrong in it, and where its fields are in the user's file."""
+"""Broken rules, and their position in the user's file."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cortex.errors import Diagnostic
 
 
 class Violation(NamedTuple):
-    """A broken rule. It points at the first of `fields` that the user wrote, and needs all of them to be right.
+    """A broken rule: it points at the first of `fields` that the user wrote, and is dropped if one of them is invalid.
 
-    In the message `{got}` stands for what the user wrote there, and `{handler.path}` for the key of that field.
+    In the message, `{got}` is replaced by the value and `{handler.path}` by the user's key for that field.
     """
 
     fields: tuple[str, ...]
@@ -22,11 +22,11 @@ class Violation(NamedTuple):
     fix: str = ""
 
 
-#: A field in the message of a broken rule.
+#: A field in the message of a violation.
 _FIELD = re.compile(r"\{(handler(?:\.[a-z_]+)+)\}")
 
-#: Places whose mistakes leave no doubt about which code is meant.
-_BESIDE_THE_CODE = frozenset(
+#: Fields whose mistakes do not affect where the code is.
+_FIELDS_UNRELATED_TO_CODE = frozenset(
     {
         "handler.python_path",
         "handler.config",
@@ -45,7 +45,7 @@ _BESIDE_THE_CODE = frozenset(
 
 @dataclass(frozen=True)
 class CheckedApi:
-    """An API with the fields that are wrong in it; those hold defaults and stand-ins."""
+    """A validated API; its invalid fields, listed in `wrong`, hold defaults or stand-ins."""
 
     draft: Draft
     api: Api
@@ -53,20 +53,20 @@ class CheckedApi:
 
     @property
     def is_readable(self) -> bool:
-        """Tell whether the user's code can be found and its interface is known."""
-        aside = tuple(f"{field}." for field in _BESIDE_THE_CODE)
-        return not any(field.startswith("handler") and not f"{field}.".startswith(aside) for field in self.wrong)
+        """True if the location and the interface of the user's code are valid."""
+        unrelated = tuple(f"{field}." for field in _FIELDS_UNRELATED_TO_CODE)
+        return not any(field.startswith("handler") and not f"{field}.".startswith(unrelated) for field in self.wrong)
 
     def point_at(self, violation: Violation) -> Diagnostic | None:
-        """Locate a broken rule; None if one of the values it is about is wrong in itself."""
+        """Return the diagnostic of a violation; None if one of its fields is already invalid."""
         if self.wrong.intersection(violation.fields):
             return None
         draft = self.draft
         for field in violation.fields:
             if node := draft.find(*field.split(".")):
-                message = re.sub(_FIELD, lambda found: draft.key(found[1]), violation.message)
+                message = re.sub(_FIELD, lambda found: draft.last_key(found[1]), violation.message)
                 message = message.replace("{got}", str(node.plain()))
-                # A section is where its key is; its value starts on the next line.
+                # Point at the key of a section; its value starts on the next line.
                 at = draft.document.at_key if isinstance(node.value, dict) else draft.document.at_value
                 return at(node, message, violation.fix)
         holder, path = draft.missing(violation.fields[0])

@@ -45,7 +45,7 @@ class Location:
         parts = urlsplit(url)
         if parts.scheme in SCHEMES:
             if not parts.netloc:
-                raise StorageError(f"{url} names no bucket")
+                raise StorageError(f"{url} has no bucket name")
             # Not parts.path: `?` and `#` are letters like others in a key.
             return cls(url, parts.scheme, parts.netloc, url.partition(f"//{parts.netloc}")[2].strip("/"))
         if parts.scheme == "file":

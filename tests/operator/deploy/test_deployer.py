@@ -256,7 +256,7 @@ def test_rejects_the_deletion_of_an_api_that_a_splitter_uses(desk: Desk) -> None
         asyncio.run(desk.deployer.delete("iris"))
     with pytest.raises(InputError, match="has no replicas"):
         asyncio.run(desk.deployer.refresh("split"))
-    with pytest.raises(ConfigError, match="must sum up to 100"):
+    with pytest.raises(ConfigError, match="must add up to 100"):
         desk.patch(SPLITTER.replace("100", "90"))
     asyncio.run(desk.deployer.delete("split"))
     asyncio.run(desk.deployer.delete("iris"))
