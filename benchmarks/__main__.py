@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from benchmarks import machine, measure, processes, report, results, systems
-from benchmarks.load import require_wrk
-from benchmarks.workloads import SMALL
+from benchmarks.tools import machine, measure, processes, report, results, systems
+from benchmarks.tools.load import require_wrk
+from benchmarks.tools.workloads import SMALL
 
 PARTS = ("small", "open", "large")
 QUICK = measure.Plan(rounds=1, seconds=2, open_s=3, open_rounds=1)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.cortex_cli import Cortex
-from benchmarks.endpoint import Endpoint, NotServingError, wait_until_right
-from benchmarks.load import closed_loop, require_wrk
-from benchmarks.systems import START_LIMIT_S
-from benchmarks.workloads import NOOP
+from benchmarks.tools.cortex_cli import Cortex
+from benchmarks.tools.endpoint import Endpoint, NotServingError, wait_until_right
+from benchmarks.tools.load import closed_loop, require_wrk
+from benchmarks.tools.systems import START_LIMIT_S
+from benchmarks.tools.workloads import NOOP
 from cortex.client.environments import connect_local
 from cortex.home import Home
 

@@ -23,9 +23,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, processes, report, results
-from benchmarks.cortex_cli import Cortex
-from benchmarks.open_calls import Call, send_all
+from benchmarks.tools import machine, processes, report, results
+from benchmarks.tools.cortex_cli import Cortex
+from benchmarks.tools.open_calls import Call, send_all
 from cortex.operator.autoscaling.policy import TICK_S
 from cortex.operator.autoscaling.queueing_theory import Service
 from cortex.operator.autoscaling.simulation import Assumptions, simulate

@@ -13,9 +13,9 @@ import shutil
 import statistics
 from dataclasses import dataclass
 
-from benchmarks import batch_systems, machine, processes, report, results
-from benchmarks.batch_systems import BatchSystem, Driver, DriverError
-from benchmarks.cortex_cli import NotServingError
+from benchmarks.tools import batch_systems, machine, processes, report, results
+from benchmarks.tools.batch_systems import BatchSystem, Driver, DriverError
+from benchmarks.tools.cortex_cli import NotServingError
 
 ITEMS, BATCH_SIZE = 1_000_000, 100
 FIRST_ITEMS = 10_000

@@ -17,8 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, report, results
-from benchmarks.paths import REPOSITORY
+from benchmarks.tools import machine, report, results
+from benchmarks.tools.paths import REPOSITORY
 
 RUNS = {"kills": {"kills": 50, "power_cuts": 0}, "power cuts": {"kills": 0, "power_cuts": 3}}
 

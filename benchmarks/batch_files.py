@@ -20,11 +20,11 @@ from typing import Any
 import obstore
 from obstore.store import S3Store
 
-from benchmarks import machine, report, results
-from benchmarks.batch_client import Jobs
-from benchmarks.cortex_cli import Cortex
-from benchmarks.paths import REPOSITORY
-from benchmarks.process_watch import Watch, memory_mb
+from benchmarks.tools import machine, report, results
+from benchmarks.tools.batch_client import Jobs
+from benchmarks.tools.cortex_cli import Cortex
+from benchmarks.tools.paths import REPOSITORY
+from benchmarks.tools.process_watch import Watch, memory_mb
 
 BUCKET = "batch"
 OBJECTS, BYTES, WORKERS = 20_000, 2_000_000_000, 2

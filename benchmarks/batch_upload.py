@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, processes, report, results
-from benchmarks.batch_client import Jobs, lines
-from benchmarks.cortex_cli import Cortex, groups
-from benchmarks.process_watch import Watch, memory_mb
+from benchmarks.tools import machine, processes, report, results
+from benchmarks.tools.batch_client import Jobs, lines
+from benchmarks.tools.cortex_cli import Cortex, groups
+from benchmarks.tools.process_watch import Watch, memory_mb
 
 ITEMS, BATCH_SIZE, WORKERS = 10_000_000, 100, 2
 #: The first tenth of the upload may still fill caches; after it memory is flat if it grows by no more than this.

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks import environments, machine, measure, processes, results
-from benchmarks.cortex_cli import Cortex
-from benchmarks.endpoint import Endpoint, free_ports, wait_until_right
-from benchmarks.load import require_wrk
-from benchmarks.paths import PEERS, USER_CODE
-from benchmarks.systems import START_LIMIT_S, System, environ_of, running
-from benchmarks.workloads import JSON, Workload
+from benchmarks.tools import environments, machine, measure, processes, results
+from benchmarks.tools.cortex_cli import Cortex
+from benchmarks.tools.endpoint import Endpoint, free_ports, wait_until_right
+from benchmarks.tools.load import require_wrk
+from benchmarks.tools.paths import PEERS, USER_CODE
+from benchmarks.tools.systems import START_LIMIT_S, System, environ_of, running
+from benchmarks.tools.workloads import JSON, Workload
 
 _PAYLOAD = {"x": [0.5, -1.25, 2.0, 0.75]}
 WIDTHS = ("light", "heavy")

@@ -17,12 +17,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import environments
-from benchmarks.endpoint import Endpoint, wait_until_right
-from benchmarks.load import closed_loop, require_wrk
-from benchmarks.paths import PEERS, USER_CODE
-from benchmarks.systems import START_LIMIT_S, named
-from benchmarks.workloads import IRIS, NOOP, Workload
+from benchmarks.tools import environments
+from benchmarks.tools.endpoint import Endpoint, wait_until_right
+from benchmarks.tools.load import closed_loop, require_wrk
+from benchmarks.tools.paths import PEERS, USER_CODE
+from benchmarks.tools.systems import START_LIMIT_S, named
+from benchmarks.tools.workloads import IRIS, NOOP, Workload
 
 _TESTS = Path(__file__).parent.parent / "tests"
 sys.path[:0] = [str(_TESTS), str(_TESTS / "cluster")]

@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, report, results
-from benchmarks.paths import REPOSITORY
+from benchmarks.tools import machine, report, results
+from benchmarks.tools.paths import REPOSITORY
 
 MB = 1_000_000
 MIB = 1024 * 1024
@@ -150,7 +150,7 @@ def _write_pickle(folder: Path, objects: str) -> None:
 
 
 def _write_onnx(folder: Path, number: int) -> None:
-    from benchmarks.big_models import write_onnx
+    from benchmarks.tools.big_models import write_onnx
 
     folder.mkdir(parents=True)
     write_onnx(folder, number, MODEL_BYTES)
@@ -182,7 +182,7 @@ def _in_process(part: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Run a part in a fresh process, and read its memory until it ends."""
     print(f"{part} {arguments}", flush=True)
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [sys.executable, "-m", "benchmarks.model_cache_process", part, json.dumps(arguments), file.name]
+        command = [sys.executable, "-m", "benchmarks.tools.model_cache_process", part, json.dumps(arguments), file.name]
         process = subprocess.Popen(command, cwd=REPOSITORY)
         highest = samples = 0
         statm = Path(f"/proc/{process.pid}/statm")

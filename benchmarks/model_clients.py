@@ -20,8 +20,8 @@ from shutil import copy
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks import machine, results, tensorflow_clients
-from benchmarks.paths import USER_CODE
+from benchmarks.tools import machine, results, tensorflow_clients
+from benchmarks.tools.paths import USER_CODE
 from cortex.models.loaded_models import with_call_scope
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, Layout, Model, ModelPath, ModelSource, Version
 from cortex.predictor.clients.python import Clients, build_clients

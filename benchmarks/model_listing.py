@@ -22,8 +22,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks import machine, report, results
-from benchmarks.listing_server import ListingServer
+from benchmarks.tools import machine, report, results
+from benchmarks.tools.listing_server import ListingServer
 from cortex.home import Home
 from cortex.models import protocol
 from cortex.models.spec import ModelSource

@@ -22,12 +22,12 @@ from typing import Any
 
 import yaml
 
-from benchmarks import machine, processes, report, results
-from benchmarks.big_models import PREDICTORS, WRITERS
-from benchmarks.cortex_cli import Cortex
-from benchmarks.endpoint import Endpoint, NotServingError
-from benchmarks.open_loop import OpenLoad, open_loop
-from benchmarks.workloads import JSON, NOOP, Workload
+from benchmarks.tools import machine, processes, report, results
+from benchmarks.tools.big_models import PREDICTORS, WRITERS
+from benchmarks.tools.cortex_cli import Cortex
+from benchmarks.tools.endpoint import Endpoint, NotServingError
+from benchmarks.tools.open_loop import OpenLoad, open_loop
+from benchmarks.tools.workloads import JSON, NOOP, Workload
 
 GOAL = 1.3
 _ASK = Workload("big", b'{"x": 1}', JSON, None)

@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, report, results
-from benchmarks.paths import REPOSITORY
+from benchmarks.tools import machine, report, results
+from benchmarks.tools.paths import REPOSITORY
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.endpoint import free_ports
+from benchmarks.tools.endpoint import free_ports
 from cortex.cluster.engine import Access, ClusterEngine
 from cortex.cluster.known_nodes import NodesFile
 from cortex.cluster.placement import NodeAddress, Placement, Resources

@@ -13,11 +13,11 @@ import statistics
 import time
 from typing import Any
 
-from benchmarks import machine, processes, report, results, systems
-from benchmarks.endpoint import Endpoint
-from benchmarks.open_loop import OpenLoad, open_loop
-from benchmarks.slow_connections import SlowClients
-from benchmarks.workloads import MIXED, MIXED_DOWNLOAD, MIXED_UPLOAD
+from benchmarks.tools import machine, processes, report, results, systems
+from benchmarks.tools.endpoint import Endpoint
+from benchmarks.tools.open_loop import OpenLoad, open_loop
+from benchmarks.tools.slow_connections import SlowClients
+from benchmarks.tools.workloads import MIXED, MIXED_DOWNLOAD, MIXED_UPLOAD
 
 GOAL = 1.5
 #: The burst in which 200 clients connect is over by then.

@@ -16,10 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import machine, processes, report, results
-from benchmarks.cortex_cli import Cortex, groups
-from benchmarks.endpoint import Endpoint, NotServingError, is_listening
-from benchmarks.workloads import JSON, NOOP, Workload
+from benchmarks.tools import machine, processes, report, results
+from benchmarks.tools.cortex_cli import Cortex, groups
+from benchmarks.tools.endpoint import Endpoint, NotServingError, is_listening
+from benchmarks.tools.workloads import JSON, NOOP, Workload
 
 _LIMIT_S = 60.0
 #: Of gateway and operator: a first `cortex deploy` starts both, and takes no others.

@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from benchmarks.endpoint import Endpoint, free_ports, wait_until_right
-from benchmarks.load import closed_loop, require_wrk
-from benchmarks.systems import START_LIMIT_S
-from benchmarks.workloads import NOOP
+from benchmarks.tools.endpoint import Endpoint, free_ports, wait_until_right
+from benchmarks.tools.load import closed_loop, require_wrk
+from benchmarks.tools.systems import START_LIMIT_S
+from benchmarks.tools.workloads import NOOP
 from cortex.engine.local import LocalEngine
 from cortex.gateway.haproxy import Gateway, GatewaySettings
 from cortex.gateway.routes import Backend, RoutingTable, Server

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator, default_rng
 
-from benchmarks import machine, processes, results
-from benchmarks.cortex_cli import Cortex
-from benchmarks.endpoint import Endpoint, wait_until_right
-from benchmarks.load import closed_loop, require_wrk
-from benchmarks.systems import START_LIMIT_S
-from benchmarks.workloads import NOOP
+from benchmarks.tools import machine, processes, results
+from benchmarks.tools.cortex_cli import Cortex
+from benchmarks.tools.endpoint import Endpoint, wait_until_right
+from benchmarks.tools.load import closed_loop, require_wrk
+from benchmarks.tools.systems import START_LIMIT_S
+from benchmarks.tools.workloads import NOOP
 from cortex.operator.monitoring.drift import Settings, begin, compare, observe
 from cortex.replica.metric_file import MetricFile
 from cortex.replica.prediction_series import bucket_of

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from benchmarks.batch_client import lines
-from benchmarks.processes import cpu_with_ended_s
+from benchmarks.tools.batch_client import lines
+from benchmarks.tools.processes import cpu_with_ended_s
 from benchmarks.user_code.batch_driver import batches
 
 BURN = "import time\nwhile time.process_time() < 0.3: pass"

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from benchmarks.endpoint import Endpoint
-from benchmarks.open_loop import is_whole, open_loop
-from benchmarks.workloads import NOOP
+from benchmarks.tools.endpoint import Endpoint
+from benchmarks.tools.open_loop import is_whole, open_loop
+from benchmarks.tools.workloads import NOOP
 
 _ANSWER = b'HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n{"y":1}'
 

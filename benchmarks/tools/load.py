@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.endpoint import Endpoint
-from benchmarks.paths import BENCHMARKS
-from benchmarks.workloads import Workload
+from benchmarks.tools.endpoint import Endpoint
+from benchmarks.tools.paths import BENCHMARKS
+from benchmarks.tools.workloads import Workload
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def closed_loop(
         body.write_bytes(workload.body)
         duration = max(1, round(seconds))
         command = [*prefix, "wrk", "-t1", f"-c{concurrency}", f"-d{duration}s", "--timeout", "30s"]
-        command += ["-s", str(BENCHMARKS / "wrk.lua"), endpoint.url]
+        command += ["-s", str(BENCHMARKS / "tools" / "wrk.lua"), endpoint.url]
         environ = {**os.environ, "WRK_BODY": str(body), "WRK_CONTENT_TYPE": workload.content_type}
         environ |= {"WRK_API_KEY": api_key} if api_key else {}
         done = subprocess.run(command, env=environ, check=True, capture_output=True, text=True, timeout=seconds + 60)

@@ -8,8 +8,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from benchmarks.endpoint import Endpoint
-from benchmarks.workloads import Workload
+from benchmarks.tools.endpoint import Endpoint
+from benchmarks.tools.workloads import Workload
 
 _STEP_BYTES = 1000
 _STEP_S = 1.0

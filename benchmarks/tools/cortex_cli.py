@@ -15,9 +15,9 @@ from typing import Any
 
 import psutil
 
-from benchmarks.endpoint import NotServingError, free_ports
-from benchmarks.paths import PEERS, USER_CODE
-from benchmarks.processes import descendants, end
+from benchmarks.tools.endpoint import NotServingError, free_ports
+from benchmarks.tools.paths import PEERS, USER_CODE
+from benchmarks.tools.processes import descendants, end
 
 _COMMAND_LIMIT_S = 180.0
 

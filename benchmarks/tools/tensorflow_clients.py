@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROW = [5.1, 3.5, 1.4, 0.2]
-SERVER = Path(__file__).parent.parent / "tests" / "tensorflow_model_server.py"
+SERVER = Path(__file__).parents[2] / "tests" / "harness" / "models" / "tensorflow_model_server.py"
 
 Row = tuple[str, Callable[[], Any], Callable[[], Any]]
 Open = Callable[[str | None], Any]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.workloads import Workload
+from benchmarks.tools.workloads import Workload
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from batch_driver import Totals, serve
 
-from benchmarks.batch_client import JobError, Jobs, lines
+from benchmarks.tools.batch_client import JobError, Jobs, lines
 
 
 def main() -> None:

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from benchmarks import processes
-from benchmarks.endpoint import Endpoint, NotServingError
-from benchmarks.load import Load, closed_loop
-from benchmarks.open_loop import open_loop
-from benchmarks.paths import USER_CODE
-from benchmarks.streaming import streaming
-from benchmarks.systems import System
-from benchmarks.workloads import LARGE, NOOP, SMALL, STREAM, Workload
+from benchmarks.tools import processes
+from benchmarks.tools.endpoint import Endpoint, NotServingError
+from benchmarks.tools.load import Load, closed_loop
+from benchmarks.tools.open_loop import open_loop
+from benchmarks.tools.paths import USER_CODE
+from benchmarks.tools.streaming import streaming
+from benchmarks.tools.systems import System
+from benchmarks.tools.workloads import LARGE, NOOP, SMALL, STREAM, Workload
 
 BARE = "bare function"
 SHARE_OF_PEAK = 0.7

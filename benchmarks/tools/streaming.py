@@ -7,8 +7,8 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from benchmarks.endpoint import Endpoint
-from benchmarks.workloads import CHUNK_COUNT, Workload
+from benchmarks.tools.endpoint import Endpoint
+from benchmarks.tools.workloads import CHUNK_COUNT, Workload
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 
-from benchmarks.measure import BARE, Failed, Outcome, Sample
+from benchmarks.tools.measure import BARE, Failed, Outcome, Sample
 
 CORTEX = "cortex"
 STATIC = "haproxy-static"

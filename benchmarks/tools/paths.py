@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-BENCHMARKS = Path(__file__).resolve().parent
+BENCHMARKS = Path(__file__).resolve().parent.parent
 REPOSITORY = BENCHMARKS.parent
 PEERS = BENCHMARKS / "peers"
 USER_CODE = BENCHMARKS / "user_code"

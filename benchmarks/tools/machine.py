@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.paths import PEERS
+from benchmarks.tools.paths import PEERS
 
 
 def facts() -> dict[str, str]:

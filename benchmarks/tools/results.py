@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any
 
-from benchmarks.paths import RESULTS
+from benchmarks.tools.paths import RESULTS
 
 
 def write(name: str, text: str, data: dict[str, Any]) -> None:

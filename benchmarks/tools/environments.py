@@ -9,7 +9,7 @@ import sys
 import venv
 from pathlib import Path
 
-from benchmarks.paths import PEERS, VENVS
+from benchmarks.tools.paths import PEERS, VENVS
 
 #: Variables of peers that are Ray's: with tokens it would leave one in the user's home, which every later Ray asks for.
 OF_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}

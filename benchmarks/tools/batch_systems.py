@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import environments, processes
-from benchmarks.cortex_cli import Cortex
-from benchmarks.paths import PEERS, REPOSITORY, USER_CODE
+from benchmarks.tools import environments, processes
+from benchmarks.tools.cortex_cli import Cortex
+from benchmarks.tools.paths import PEERS, REPOSITORY, USER_CODE
 
 WORKERS = 2
 
@@ -120,7 +120,7 @@ def _cortex(folder: Path) -> Iterator[Driver]:
     cortex = Cortex.in_folder(folder)
     with cortex.up():
         cortex.deploy("batch")
-        command = [sys.executable, "-m", "benchmarks.batch_driver_cortex"]
+        command = [sys.executable, "-m", "benchmarks.tools.batch_driver_cortex"]
         variables = {
             "CORTEX_HOME": str(cortex.home),
             "GATEWAY_PORT": str(cortex.gateway_port),

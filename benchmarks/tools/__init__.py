@@ -1,0 +1,1 @@
+"""Load generators, peers, measurements and reports that the commands share."""
