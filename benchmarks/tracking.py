@@ -26,7 +26,7 @@ from benchmarks.tools.endpoint import Endpoint, wait_until_right
 from benchmarks.tools.load import closed_loop, require_wrk
 from benchmarks.tools.systems import START_LIMIT_S
 from benchmarks.tools.workloads import NOOP
-from cortex.operator.monitoring.drift import Settings, begin, compare, observe
+from cortex.operator.monitoring.drift import DriftSettings, begin, compare, observe
 from cortex.replica.metric_file import MetricFile
 from cortex.replica.prediction_series import bucket_of
 from cortex.replica.spec import ReplicaSpec
@@ -99,7 +99,7 @@ def _chance(stream: Stream, seeds: int) -> dict[str, Any]:
         rng = default_rng(seed)
         baseline, window = stream.before(rng, _WINDOW), stream.before(rng, _WINDOW)
         for rate in _RATES:
-            psi, threshold = compare(baseline, window, Settings(stream.counts_classes, _WINDOW, rate))
+            psi, threshold = compare(baseline, window, DriftSettings(stream.counts_classes, _WINDOW, rate))
             flagged[str(rate)] += psi > threshold
     return {"stream": stream.name, "seeds": seeds, "flagged": flagged}
 
@@ -107,7 +107,7 @@ def _chance(stream: Stream, seeds: int) -> dict[str, Any]:
 def _delay(stream: Stream, seeds: int) -> dict[str, Any]:
     """Return how many predictions after a change it is flagged, at the default rate."""
     seeds = seeds if stream.counts_classes else max(1, seeds // 5)
-    settings = Settings(stream.counts_classes, _WINDOW, 0.001)
+    settings = DriftSettings(stream.counts_classes, _WINDOW, 0.001)
     needed = [_needed(stream, settings, default_rng(seed)) for seed in range(seeds)]
     return {
         "stream": stream.name, "change": stream.change, "seeds": seeds, "p50": statistics.median(needed),
@@ -115,7 +115,7 @@ def _delay(stream: Stream, seeds: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _needed(stream: Stream, settings: Settings, rng: Generator) -> int:
+def _needed(stream: Stream, settings: DriftSettings, rng: Generator) -> int:
     totals: Counter[str] = Counter()
     drift = begin("m", totals, {})
     # The change comes anywhere in a window.

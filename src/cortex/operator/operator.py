@@ -40,7 +40,7 @@ from cortex.operator.jobs.service import Jobs
 from cortex.operator.jobs.supervisor import JobSupervisor
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.monitoring.metrics import Metrics
-from cortex.operator.monitoring.tracking import Tracking
+from cortex.operator.monitoring.tracking import PredictionArchive, Tracking
 from cortex.operator.replicas.reconciler import Reconciler
 from cortex.operator.settings import OperatorSettings
 from cortex.state.apis import ApiRecord, ApiStore, Target
@@ -123,12 +123,20 @@ class Operator:
         self._engine.on_change = self._reconciler.preparations.on_change = self._wake
 
         # Metrics, predictions, autoscaling.
-        self._metric_totals = MetricTotals(home.metrics_dir, MetricStore(self._database), _logger)
+        archive = PredictionArchive(home, _logger)
+        self._metric_totals = MetricTotals(home.metrics_dir, MetricStore(self._database), _logger, archive.add)
         self._engine.on_end = self._metric_totals.end
         self._metrics = Metrics(
-            self._apis, self._metric_totals, self._gateway, self._job_store, self._reconciler.state, _logger
+            self._apis,
+            self._metric_totals,
+            self._gateway,
+            self._job_store,
+            self._job_store.workloads.counts,
+            self._reconciler.state,
+            _logger,
         )
-        self._tracking = Tracking(home, self._apis, self._metric_totals, PredictionStore(self._database), _logger)
+        predictions = PredictionStore(self._database)
+        self._tracking = Tracking(home, self._apis, self._metric_totals, archive, predictions, _logger)
         cores = cluster.engine.cores if cluster else CpuMeter().cores
         sources = Sources(lambda: requests_of(self._gateway), self._job_store.workloads.count, cores)
         wake, speed = self._reconciler.wake, settings.autoscaler_speed

@@ -1,4 +1,4 @@
-"""Drift is flagged, chance is not."""
+"""Drift is flagged, chance is not; the chi-square distribution against published tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 from numpy.random import Generator, default_rng
 
-from cortex.operator.monitoring.drift import KEPT_WINDOWS, Drift, Settings, begin, compare, observe
+from cortex.operator.monitoring.drift import (
+    KEPT_WINDOWS,
+    Drift,
+    DriftSettings,
+    begin,
+    chi_square_quantile,
+    chi_square_tail,
+    compare,
+    observe,
+)
 from cortex.replica.prediction_series import bucket_of
 
 #: Draws counts by category.
@@ -18,8 +27,8 @@ Draw = Callable[[Generator, int], dict[str, int]]
 
 SEEDS = 1000
 WINDOW = 1000
-CLASSES = Settings(counts_classes=True, window=WINDOW, false_alarm_rate=0.01)
-NUMBERS = Settings(counts_classes=False, window=WINDOW, false_alarm_rate=0.01)
+CLASSES = DriftSettings(counts_classes=True, window=WINDOW, false_alarm_rate=0.01)
+NUMBERS = DriftSettings(counts_classes=False, window=WINDOW, false_alarm_rate=0.01)
 
 
 def classes(*shares: float) -> Draw:
@@ -36,7 +45,7 @@ NORMAL = numbers(lambda rng, n: rng.normal(size=n))
 
 
 def alarms(
-    settings: Settings, before: Draw, after: Draw, baseline: int = WINDOW, seeds: int = SEEDS, window: int = WINDOW
+    settings: DriftSettings, before: Draw, after: Draw, baseline: int = WINDOW, seeds: int = SEEDS, window: int = WINDOW
 ) -> int:
     found = 0
     for seed in range(seeds):
@@ -63,7 +72,7 @@ def alarms(
         ),
     ],
 )  # fmt: skip
-def test_false_alarms_are_as_rare_as_stated(settings: Settings, draw: Draw, baseline: int) -> None:
+def test_false_alarms_do_not_exceed_the_given_rate(settings: DriftSettings, draw: Draw, baseline: int) -> None:
     assert alarms(settings, draw, draw, baseline) <= SEEDS * settings.false_alarm_rate
 
 
@@ -79,7 +88,7 @@ def test_false_alarms_are_as_rare_as_stated(settings: Settings, draw: Draw, base
         pytest.param(NUMBERS, numbers(lambda rng, n: np.zeros(n)), NORMAL, id="no constant any more"),
     ],
 )
-def test_a_shift_is_flagged_by_the_first_window_after_it(settings: Settings, before: Draw, after: Draw) -> None:
+def test_a_shift_is_flagged_by_the_first_window_after_it(settings: DriftSettings, before: Draw, after: Draw) -> None:
     assert alarms(settings, before, after, seeds=100) >= 98
 
 
@@ -93,20 +102,20 @@ def test_a_shift_is_flagged_by_the_first_window_after_it(settings: Settings, bef
     ],
 )
 @pytest.mark.parametrize(("baseline", "window"), [(100, 20_000), (20_000, 100)])
-def test_all_that_changes_is_flagged_whatever_the_sizes(
-    settings: Settings, before: Draw, after: Draw, baseline: int, window: int
+def test_flags_a_complete_change_for_any_sample_sizes(
+    settings: DriftSettings, before: Draw, after: Draw, baseline: int, window: int
 ) -> None:
     assert alarms(settings, before, after, baseline, 10, window) == 10
 
 
 @pytest.mark.parametrize("rare", [0.001, 0.01, 0.03, 0.049, 0.051])
 @pytest.mark.parametrize(("baseline", "window"), [(100, 20_000), (20_000, 100)])
-def test_a_rare_class_is_no_drift_whatever_the_sizes(rare: float, baseline: int, window: int) -> None:
+def test_a_rare_class_is_no_drift_for_any_sample_sizes(rare: float, baseline: int, window: int) -> None:
     draw = classes(1 - rare, rare)
     assert alarms(CLASSES, draw, draw, baseline, SEEDS, window) <= SEEDS * CLASSES.false_alarm_rate
 
 
-def stream(drift: Drift, settings: Settings, draw: Draw, totals: dict[str, int], looks: int, step: int) -> Drift:
+def stream(drift: Drift, settings: DriftSettings, draw: Draw, totals: dict[str, int], looks: int, step: int) -> Drift:
     rng = default_rng(looks)
     for look in range(looks):
         for name, count in draw(rng, step).items():
@@ -115,7 +124,7 @@ def stream(drift: Drift, settings: Settings, draw: Draw, totals: dict[str, int],
     return drift
 
 
-def test_a_window_ends_at_the_first_look_with_enough_predictions() -> None:
+def test_a_window_ends_at_the_first_call_with_enough_predictions() -> None:
     totals: dict[str, int] = {"c0": 17}
     drift = begin("m", totals, {})
 
@@ -132,7 +141,7 @@ def test_a_window_ends_at_the_first_look_with_enough_predictions() -> None:
     assert Drift.from_data(json.loads(json.dumps(drift.to_data()))) == drift
 
 
-def test_a_given_baseline_is_compared_with_the_first_window() -> None:
+def test_compares_a_given_baseline_with_the_first_window() -> None:
     drift = begin("m", {}, {"c0": 900, "c1": 100})
 
     drift = stream(drift, CLASSES, classes(0.5, 0.5), {}, looks=1, step=WINDOW)
@@ -140,21 +149,42 @@ def test_a_given_baseline_is_compared_with_the_first_window() -> None:
     assert (drift.compared, drift.drifted) == (1, 1)
 
 
-def test_totals_that_went_back_begin_a_new_window() -> None:
+def test_a_reset_of_the_totals_starts_a_new_window() -> None:
     drift = begin("m", {"c0": 5000}, {})
     drift = observe(drift, {"c0": 400}, CLASSES, 0.0)
     assert drift.mark == {"c0": 400}
     assert observe(drift, {"c0": 1400}, CLASSES, 0.0).baseline == {"c0": 1000}
 
 
-def test_a_look_without_news_changes_nothing() -> None:
+def test_an_incomplete_window_changes_nothing() -> None:
     drift = begin("m", {"c0": 5000}, {})
 
     assert observe(drift, {"c0": 5999}, CLASSES, 0.0) is drift
 
 
-def test_the_last_windows_are_kept() -> None:
+def test_keeps_the_latest_windows() -> None:
     drift = stream(begin("m", {}, {}), CLASSES, classes(0.5, 0.5), {}, looks=KEPT_WINDOWS + 9, step=WINDOW)
 
     assert len(drift.windows) == KEPT_WINDOWS
     assert drift.compared == KEPT_WINDOWS + 8
+
+
+@pytest.mark.parametrize(
+    ("tail", "degrees", "quantile"),
+    [
+        (0.05, 1, 3.841), (0.01, 1, 6.635), (0.001, 1, 10.828), (0.95, 10, 3.940), (0.5, 4, 3.357),
+        (0.05, 9, 16.919), (0.001, 9, 27.877), (0.05, 30, 43.773), (0.001, 100, 149.449), (0.99, 100, 70.065),
+    ],
+)  # fmt: skip
+def test_quantiles_match_published_tables(tail: float, degrees: int, quantile: float) -> None:
+    assert chi_square_quantile(tail, degrees) == pytest.approx(quantile, abs=0.0006)
+
+
+@pytest.mark.parametrize("tail", [1e-12, 1e-6, 0.3, 0.999999])
+@pytest.mark.parametrize("degrees", [1, 2, 29, 500])
+def test_chi_square_quantile_and_tail_are_inverse(tail: float, degrees: int) -> None:
+    assert chi_square_tail(chi_square_quantile(tail, degrees), degrees) == pytest.approx(tail, rel=1e-3)
+
+
+def test_any_value_exceeds_zero() -> None:
+    assert chi_square_tail(0, 3) == chi_square_tail(-1, 3) == 1

@@ -1,4 +1,4 @@
-"""What callers tell of predictions, and the baselines that projects bring, are read strictly."""
+"""Strict parsing of feedback and baselines; scores of predictions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cortex.errors import InputError
-from cortex.operator.monitoring.baseline import parse_baseline
-from cortex.operator.monitoring.feedback import as_text, judge, parse_feedback
+from cortex.operator.monitoring.drift import parse_baseline
+from cortex.operator.monitoring.feedback import as_text, parse_feedback, score
 from cortex.replica.prediction_series import bucket_of
 from cortex.replica.predictions import class_hash
 from cortex.state.predictions import MAX_ERROR, Truth
@@ -27,11 +27,11 @@ ID = f"{HOUR * 3_600_000 + 5}-7-1"
     ],
     ids=["object", "list", "lines"],
 )
-def test_truth_comes_as_an_object_a_list_or_lines(body: bytes) -> None:
+def test_accepts_an_object_a_list_or_lines(body: bytes) -> None:
     assert parse_feedback(body, counts_classes=True) == {"a": "7"}
 
 
-def test_what_utf_8_can_not_say_is_escaped() -> None:
+def test_escapes_text_that_utf_8_can_not_encode() -> None:
     body = rb'{"request_id": "\ud800", "truth": "\udfff"}'
     baseline = rb'{"\ud800": 500}'
 
@@ -57,22 +57,22 @@ def test_what_utf_8_can_not_say_is_escaped() -> None:
     ],
     ids=range(12),
 )
-def test_what_is_no_truth_is_refused(body: bytes, counts_classes: bool, message: str) -> None:
+def test_rejects_invalid_feedback(body: bytes, counts_classes: bool, message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_feedback(body, counts_classes)
 
 
-def test_classes_are_right_or_wrong() -> None:
+def test_scores_classes_as_right_or_wrong() -> None:
     predictions = {ID: as_text(class_hash("cat")), "x": as_text(class_hash("dog"))}
 
-    judged = judge({ID: "cat", "x": "cat", "unknown": "cat"}, predictions, now=lambda: (HOUR + 3) * 3600.0)
+    scored = score({ID: "cat", "x": "cat", "unknown": "cat"}, predictions, now=lambda: (HOUR + 3) * 3600.0)
 
-    assert judged == [Truth(ID, HOUR, predictions[ID], 0.0), Truth("x", HOUR + 3, predictions["x"], 1.0)]
+    assert scored == [Truth(ID, HOUR, predictions[ID], 0.0), Truth("x", HOUR + 3, predictions["x"], 1.0)]
 
 
-def test_numbers_miss_by_something() -> None:
-    assert judge({ID: 2.5}, {ID: as_text(2.0)}, now=lambda: 0.0) == [Truth(ID, HOUR, "2.0", -0.5)]
-    assert judge({ID: -1.7e308}, {ID: as_text(1.7e308)}, now=lambda: 0.0)[0].error == MAX_ERROR
+def test_scores_numbers_by_their_error() -> None:
+    assert score({ID: 2.5}, {ID: as_text(2.0)}, now=lambda: 0.0) == [Truth(ID, HOUR, "2.0", -0.5)]
+    assert score({ID: -1.7e308}, {ID: as_text(1.7e308)}, now=lambda: 0.0)[0].error == MAX_ERROR
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_numbers_miss_by_something() -> None:
     ],
     ids=["counts", "classes", "numbers"],
 )
-def test_a_baseline_is_counts_or_predictions(value: Any, counts_classes: bool, counts: dict[str, int]) -> None:
+def test_accepts_counts_or_predictions_as_a_baseline(value: Any, counts_classes: bool, counts: dict[str, int]) -> None:
     assert parse_baseline(json.dumps(value).encode(), counts_classes) == counts
 
 
@@ -92,7 +92,7 @@ def test_a_baseline_is_counts_or_predictions(value: Any, counts_classes: bool, c
     ("value", "counts_classes", "message"),
     [
         ({"cat": 99}, True, "it has 99 predictions; at least 100 are needed"),
-        ({"cat": 0.5}, True, 'the count of "cat" must be an integer, and not negative \\(got 0.5\\)'),
+        ({"cat": 0.5}, True, 'the count of "cat" must be a non-negative integer \\(got 0.5\\)'),
         ({"cat": -1}, True, 'the count of "cat" must be'),
         ({"1": 500}, False, "it must be a list of predictions$"),
         ("cat", True, "it must be a list of predictions, or an object of counts by class"),
@@ -104,11 +104,11 @@ def test_a_baseline_is_counts_or_predictions(value: Any, counts_classes: bool, c
     ],
     ids=range(10),
 )
-def test_what_is_no_baseline_is_refused(value: Any, counts_classes: bool, message: str) -> None:
+def test_rejects_an_invalid_baseline(value: Any, counts_classes: bool, message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_baseline(json.dumps(value).encode(), counts_classes)
 
 
-def test_a_baseline_is_json() -> None:
+def test_rejects_a_baseline_that_is_no_json() -> None:
     with pytest.raises(InputError, match="it is not JSON"):
         parse_baseline(b"\xff\xfe", counts_classes=True)

@@ -32,9 +32,10 @@ def database(tmp_path: Path) -> Engine:
     return engine
 
 
-def totals_of(database: Engine, folder: Path) -> MetricTotals:
-    """Open the totals as an operator that starts anew does."""
-    return MetricTotals(folder, MetricStore(database), Logger("test"))
+def totals_of(database: Engine, folder: Path, removals: list[tuple[str, Path]] | None = None) -> MetricTotals:
+    """Open the totals like an operator that starts; `removals` collects the calls of `before_removal`."""
+    found = [] if removals is None else removals
+    return MetricTotals(folder, MetricStore(database), Logger("test"), lambda api, path: found.append((api, path)))
 
 
 def write(folder: Path, replica: str, **numbers: float) -> None:
@@ -46,7 +47,7 @@ def write(folder: Path, replica: str, **numbers: float) -> None:
         file.cells[index] = number
 
 
-def test_numbers_of_replicas_that_ended_and_of_those_that_run_are_added(database: Engine, tmp_path: Path) -> None:
+def test_adds_the_numbers_of_running_and_ended_replicas(database: Engine, tmp_path: Path) -> None:
     folder, first, second, other = (
         tmp_path / "m",
         "iris-aaaaaaaa-000001",
@@ -69,7 +70,7 @@ def test_numbers_of_replicas_that_ended_and_of_those_that_run_are_added(database
     assert totals.of("unknown") == {}
 
 
-def test_a_replica_is_added_once_even_if_its_folder_outlives_the_operator(
+def test_adds_a_replica_once_even_if_its_folder_outlives_the_operator(
     database: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, replica = tmp_path / "m", "iris-aaaaaaaa-000001"
@@ -85,16 +86,16 @@ def test_a_replica_is_added_once_even_if_its_folder_outlives_the_operator(
     other = "iris-aaaaaaaa-000002"
     write(folder, other, requests=1)
     totals_of(database, folder).startup([])
-    assert MetricStore(database).folded() == {other}, "it is forgotten once there is nothing to be counted twice"
+    assert MetricStore(database).folded() == {other}, "the id is deleted once the folder is gone"
 
 
-def test_what_can_not_be_stored_is_still_counted_and_stored_later(database: Engine, tmp_path: Path) -> None:
+def test_a_replica_that_fails_to_be_stored_still_counts_and_is_stored_later(database: Engine, tmp_path: Path) -> None:
     folder, replica = tmp_path / "m", "iris-aaaaaaaa-000001"
     write(folder, replica, requests=3)
-    totals, seen = totals_of(database, folder), list[tuple[str, Path]]()
+    seen: list[tuple[str, Path]] = []
+    totals = totals_of(database, folder, seen)
     with database.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE metric_totals RENAME TO elsewhere")
-    totals.before_removal.append(lambda api, path: seen.append((api, path)))
     totals.startup([])
     with database.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE elsewhere RENAME TO metric_totals")
@@ -105,7 +106,7 @@ def test_what_can_not_be_stored_is_still_counted_and_stored_later(database: Engi
     assert set(seen) == {("iris", folder / replica)}
 
 
-def test_numbers_go_with_their_api(database: Engine, tmp_path: Path) -> None:
+def test_deleting_an_api_deletes_its_numbers(database: Engine, tmp_path: Path) -> None:
     folder = tmp_path / "m"
     write(folder, "iris-aaaaaaaa-000001", requests=3)
     totals = totals_of(database, folder)
@@ -117,7 +118,7 @@ def test_numbers_go_with_their_api(database: Engine, tmp_path: Path) -> None:
     assert not any(folder.iterdir())
 
 
-def test_numbers_of_a_deleted_api_are_none_of_the_one_that_has_its_name_now(database: Engine, tmp_path: Path) -> None:
+def test_a_new_api_does_not_inherit_the_numbers_of_a_deleted_one(database: Engine, tmp_path: Path) -> None:
     folder, apis = tmp_path / "m", ApiStore(database)
     record = apis.get("iris")
     assert record is not None
@@ -128,19 +129,18 @@ def test_numbers_of_a_deleted_api_are_none_of_the_one_that_has_its_name_now(data
     apis.write([Change(Target("cccccccc-and-more", record.spec, "project"), "another", "spec")])
     write(folder, "iris-bbbbbbbb-000001", requests=1)
     write(folder, "iris-cccccccc-000001", requests=1)
-    totals = totals_of(database, folder)
-    kept: list[str] = []
-    totals.before_removal.append(lambda _, ended: kept.append(ended.name))
+    removed: list[tuple[str, Path]] = []
+    totals = totals_of(database, folder, removed)
 
     assert totals.of("iris") == {REQUESTS: 2}
     assert len(totals.folders("iris")) == 2
     totals.startup([])
     assert totals.of("iris") == {REQUESTS: 2}
-    assert sorted(kept) == ["iris-bbbbbbbb-000001", "iris-cccccccc-000001"]
+    assert sorted(path.name for _, path in removed) == ["iris-bbbbbbbb-000001", "iris-cccccccc-000001"]
     assert not any(folder.iterdir())
 
 
-def test_versions_are_of_their_api_also_where_the_clock_was_set_back(database: Engine, tmp_path: Path) -> None:
+def test_recognizes_revisions_after_the_clock_was_set_back(database: Engine, tmp_path: Path) -> None:
     record = ApiStore(database).get("iris")
     assert record is not None
     past = ApiStore(database, now=lambda: record.created_at - timedelta(hours=1))
@@ -150,7 +150,7 @@ def test_versions_are_of_their_api_also_where_the_clock_was_set_back(database: E
     assert totals_of(database, tmp_path / "m").of("iris") == {REQUESTS: 1}
 
 
-def test_series_without_end_are_cut_off(database: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_the_number_of_series(database: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metric_totals, "MAX_SERIES", 2)
     folder = tmp_path / "m"
     write(folder, "iris-aaaaaaaa-000001", requests=3)
@@ -161,14 +161,14 @@ def test_series_without_end_are_cut_off(database: Engine, tmp_path: Path, monkey
     assert totals.of("iris") == {REQUESTS: 4, LOWEST: 1}
 
 
-def test_what_is_no_number_is_left_out(database: Engine, tmp_path: Path) -> None:
+def test_drops_nan(database: Engine, tmp_path: Path) -> None:
     write(tmp_path / "m", "iris-aaaaaaaa-000001", requests=3, level=float("nan"), lowest=float("-inf"))
     totals = totals_of(database, tmp_path / "m")
     totals.startup([])
     assert totals.of("iris") == {REQUESTS: 3, LOWEST: float("-inf")}
 
 
-def test_a_sum_that_is_no_number_any_more_does_not_begin_anew(database: Engine, tmp_path: Path) -> None:
+def test_a_counter_that_became_nan_does_not_restart(database: Engine, tmp_path: Path) -> None:
     write(tmp_path / "m", "iris-aaaaaaaa-000001", requests=float("nan"))
     totals = totals_of(database, tmp_path / "m")
     totals.startup([])

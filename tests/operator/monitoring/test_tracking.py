@@ -1,4 +1,4 @@
-"""What is told of the predictions of replicas, those that ended too."""
+"""Predictions of running and ended replicas: summaries, drift, feedback."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from cortex.home import Home
 from cortex.operator.monitoring.feedback import parse_feedback
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.monitoring.prediction_summary import categories, quantile
-from cortex.operator.monitoring.tracking import KEPT_HOURS, Tracking
+from cortex.operator.monitoring.tracking import KEPT_HOURS, PredictionArchive, Tracking
 from cortex.replica.metric_file import MetricFile
 from cortex.replica.metric_folder import process_file
 from cortex.replica.prediction_series import RELATIVE_ERROR, bucket_of, class_key
@@ -35,7 +36,7 @@ PID = 2**22 + 1  # never a process
 
 
 class Operated:
-    """A deployed API, its replicas' files, and what an operator makes of them."""
+    """A deployed API, the metric files of its replicas, and their tracking."""
 
     def __init__(self, path: Path) -> None:
         self.home = Home(path / "home")
@@ -47,9 +48,10 @@ class Operated:
         self.restart()
 
     def restart(self) -> None:
-        self.totals = MetricTotals(self.folder, MetricStore(self.database), Logger("test"))
-        store = PredictionStore(self.database)
-        self.tracking = Tracking(self.home, self.apis, self.totals, store, Logger("test"), lambda: NOW)
+        logger = Logger("test")
+        archive, store = PredictionArchive(self.home, logger), PredictionStore(self.database)
+        self.totals = MetricTotals(self.folder, MetricStore(self.database), logger, archive.add)
+        self.tracking = Tracking(self.home, self.apis, self.totals, archive, store, logger, lambda: NOW)
 
     def deploy(self, project: str = "project", **tracker: Any) -> None:
         handler = {"interface": "handler", "type": "python", "path": "handler.py"}
@@ -81,8 +83,11 @@ class Operated:
         del self.trackers[replica]
         self.totals.end(self.spec(replica))
 
-    def look(self) -> dict[str, Any]:
-        self.tracking.look(self.record)
+    def add_feedback(self, truths: Mapping[str, str | float]) -> dict[str, Any]:
+        return self.tracking.add_feedback(self.record, truths)
+
+    def update(self) -> dict[str, Any]:
+        self.tracking.update(self.record)
         described = self.tracking.describe(self.record)
         assert described is not None
         return described
@@ -100,14 +105,14 @@ def operated(tmp_path: Path) -> Operated:
 FIRST, SECOND = "iris-aaaaaaaa-000001", "iris-aaaaaaaa-000002"
 
 
-def test_classes_of_all_replicas_are_told(operated: Operated) -> None:
+def test_counts_the_classes_of_all_replicas(operated: Operated) -> None:
     operated.deploy(model_type="classification", key="label")
     operated.predict(FIRST, *[{"label": f"c{number % 30}"} for number in range(90)], {"label": "c7"}, {"other": 1})
     operated.predict(SECOND, {"label": "c7"})
     operated.end(FIRST)
     operated.restart()
 
-    described = operated.look()
+    described = operated.update()
 
     assert list(described["classes"].items())[:2] == [("c7", 5), ("c0", 3)]
     assert (len(described["classes"]), described["class_count"]) == (20, 30)
@@ -116,14 +121,14 @@ def test_classes_of_all_replicas_are_told(operated: Operated) -> None:
     assert json.loads(json.dumps(described)) == described
 
 
-def test_numbers_of_all_replicas_are_told(operated: Operated) -> None:
+def test_summarizes_the_numbers_of_all_replicas(operated: Operated) -> None:
     operated.deploy(model_type="regression")
     operated.predict(FIRST, *map(float, range(0, 1001, 2)))
     operated.end(FIRST)
-    assert operated.look()["regression"]["max"] == 1000
+    assert operated.update()["regression"]["max"] == 1000
     operated.predict(SECOND, *map(float, range(1, 1001, 2)))
 
-    regression = operated.look()["regression"]
+    regression = operated.update()["regression"]
 
     assert regression["count"] == 1001
     assert (regression["min"], regression["max"], regression["avg"]) == (0, 1000, 500)
@@ -131,15 +136,15 @@ def test_numbers_of_all_replicas_are_told(operated: Operated) -> None:
         assert value == pytest.approx(1000 * float(q), rel=RELATIVE_ERROR + 0.002)
 
 
-def test_numbers_whose_sum_is_none_are_told_as_json(operated: Operated) -> None:
+def test_numbers_whose_sum_overflows_become_null(operated: Operated) -> None:
     operated.deploy(model_type="regression")
     operated.predict(FIRST, 1.7e308, 1.7e308, -1.7e308)
     operated.predict(SECOND, -1.7e308, -1.7e308, first=10)
     operated.end(FIRST)
     operated.end(SECOND)
-    assert operated.tracking.tell(operated.record, {request_id(0): -1.7e308, request_id(1): 1.7e308})["matched"] == 2
+    assert operated.add_feedback({request_id(0): -1.7e308, request_id(1): 1.7e308})["matched"] == 2
 
-    described = operated.look()
+    described = operated.update()
 
     assert described["regression"]["avg"] is None
     assert described["regression"]["max"] == 1.7e308
@@ -147,25 +152,25 @@ def test_numbers_whose_sum_is_none_are_told_as_json(operated: Operated) -> None:
     json.dumps(described, allow_nan=False)
 
 
-def test_half_of_a_surrogate_pair_is_a_class_that_can_be_told(operated: Operated) -> None:
+def test_half_of_a_surrogate_pair_can_be_a_class(operated: Operated) -> None:
     operated.deploy(model_type="classification")
     operated.predict(FIRST, "\ud800", "cat")
     told = parse_feedback(rb'[{"request_id": "%s", "truth": "\ud800"}]' % request_id(0).encode(), counts_classes=True)
-    assert operated.tracking.tell(operated.record, told)["matched"] == 1
+    assert operated.add_feedback(told)["matched"] == 1
 
-    described = operated.look()
+    described = operated.update()
 
     assert described["classes"] == {r"\ud800": 1, "cat": 1}
     assert described["truth"]["accuracy"] == 1
     assert categories({class_key("\ud800"): 2, class_key(r"\ud800"): 3}, counts_classes=True) == {r"\ud800": 5}
 
 
-def test_an_api_that_has_predicted_nothing(operated: Operated) -> None:
+def test_describes_an_api_without_predictions(operated: Operated) -> None:
     operated.deploy(model_type="regression")
-    assert operated.look()["regression"] is None
+    assert operated.update()["regression"] is None
     operated.deploy()
     assert operated.tracking.describe(operated.record) is None
-    operated.tracking.look(operated.record)
+    operated.tracking.update(operated.record)
 
 
 @pytest.mark.parametrize("q", [0, 0.25, 0.5, 1])
@@ -177,37 +182,37 @@ def test_quantiles_of_few_numbers(q: float) -> None:
     assert quantile(counts, q) == pytest.approx(expected, rel=RELATIVE_ERROR)
 
 
-def test_drift_goes_on_over_a_restart(operated: Operated) -> None:
+def test_drift_detection_continues_after_a_restart(operated: Operated) -> None:
     operated.deploy(model_type="classification", window=200)
-    operated.look()
+    operated.update()
     operated.predict(FIRST, *["cat", "dog"] * 100)
-    assert operated.look()["drift"]["baseline_count"] == 200
+    assert operated.update()["drift"]["baseline_count"] == 200
     operated.predict(FIRST, *["cat", "dog"] * 60)
     operated.restart()
-    drift = operated.look()["drift"]
+    drift = operated.update()["drift"]
     assert (drift["is_drift"], drift["pending"]) == (None, 120)
 
     operated.end(FIRST)
     operated.predict(SECOND, *["dog"] * 100)
-    drift = operated.look()["drift"]
+    drift = operated.update()["drift"]
 
     assert drift["is_drift"] and drift["psi"] > drift["threshold"] > 0
     assert (drift["windows"], drift["windows_with_drift"], drift["pending"]) == (1, 1, 0)
     assert drift["last_windows"][0]["count"] == 220
 
 
-def test_another_model_has_a_baseline_of_its_own(operated: Operated) -> None:
+def test_a_new_model_gets_a_new_baseline(operated: Operated) -> None:
     operated.deploy(model_type="classification", window=100)
-    operated.look()
+    operated.update()
     operated.predict(FIRST, *["cat"] * 100)
-    operated.look()
+    operated.update()
     operated.deploy("other project", model_type="classification", window=100)
-    operated.look()
+    operated.update()
     operated.predict(FIRST, *["dog"] * 150)
-    operated.look()
+    operated.update()
     operated.predict(FIRST, *["dog"] * 150)
 
-    drift = operated.look()["drift"]
+    drift = operated.update()["drift"]
 
     assert (drift["baseline_count"], drift["windows"], drift["is_drift"]) == (150, 1, False)
 
@@ -221,22 +226,22 @@ def test_another_model_has_a_baseline_of_its_own(operated: Operated) -> None:
     ],
     ids=["good", "short", "missing"],
 )
-def test_a_baseline_comes_from_the_project(operated: Operated, text: str | None, count: int, problem: str) -> None:
+def test_reads_the_baseline_from_the_project(operated: Operated, text: str | None, count: int, problem: str) -> None:
     project = operated.home.projects_dir / "project"
     project.mkdir()
     if text is not None:
         (project / "baseline.json").write_text(text)
     operated.deploy(model_type="classification", window=100, baseline="baseline.json")
 
-    drift = operated.look()["drift"]
+    drift = operated.update()["drift"]
 
     assert (drift["baseline"], drift["baseline_count"]) == ("baseline.json", count)
     assert problem in drift["problem"]
     operated.predict(FIRST, *["cat"] * 100)
-    assert operated.look()["drift"]["is_drift"] is (True if count else None)
+    assert operated.update()["drift"]["is_drift"] is (True if count else None)
 
 
-def test_truth_comes_after_the_replica_has_ended(operated: Operated) -> None:
+def test_accepts_feedback_after_the_replica_has_ended(operated: Operated) -> None:
     operated.deploy(model_type="classification")
     operated.predict(FIRST, "cat", "dog")
     operated.predict(SECOND, "cat", first=10)
@@ -244,57 +249,55 @@ def test_truth_comes_after_the_replica_has_ended(operated: Operated) -> None:
     operated.restart()
     told = {request_id(0): "cat", request_id(1): "cat", request_id(10): "cat", "never": "cat"}
 
-    answer = operated.tracking.tell(operated.record, told)
+    answer = operated.add_feedback(told)
 
     assert answer == {"matched": 3, "unknown": 1, "unknown_ids": ["never"]}
-    truth = operated.look()["truth"]
+    truth = operated.update()["truth"]
     assert (truth["count"], truth["accuracy"]) == (3, pytest.approx(2 / 3))
     assert [hour["count"] for hour in truth["hours"]] == [3]
 
 
-def test_truth_counts_once_per_request(operated: Operated) -> None:
+def test_feedback_counts_once_per_request(operated: Operated) -> None:
     operated.deploy(model_type="regression")
     operated.predict(FIRST, 1.0, 3.0)
 
     def tell(told: dict[str, str | float]) -> Any:
-        return operated.tracking.tell(operated.record, told)
+        return operated.add_feedback(told)
 
     tell({request_id(0): 2.0, request_id(1): 3.0})
     operated.end(FIRST)
     for path in (operated.home.path / "predictions").rglob("*-0"):
-        path.unlink()  # what is known of a request stays, even once its prediction is forgotten
+        path.unlink()  # the stored prediction stays, even without its file
     assert tell({request_id(0): 4.0})["matched"] == 1
 
-    truth = operated.look()["truth"]
+    truth = operated.update()["truth"]
     assert (truth["count"], truth["mean_error"], truth["mean_absolute_error"]) == (2, -1.5, 1.5)
     assert truth["root_mean_squared_error"] == pytest.approx(4.5**0.5)
 
 
-def test_truth_needs_a_tracker(operated: Operated) -> None:
+def test_feedback_requires_a_tracker(operated: Operated) -> None:
     operated.deploy()
     with pytest.raises(InputError, match="iris has no `tracker`"):
-        operated.tracking.tell(operated.record, {"a": "cat"})
+        operated.add_feedback({"a": "cat"})
 
 
-def test_what_is_old_or_nobodys_is_forgotten(operated: Operated) -> None:
+def test_deletes_old_feedback_and_the_archive_of_deleted_apis(operated: Operated) -> None:
     operated.deploy(model_type="regression")
     operated.predict(FIRST, 1.0)
     operated.predict(FIRST, 1.0, first=-(KEPT_HOURS + 1) * 3_600_000)
-    operated.tracking.tell(operated.record, {request_id(0): 1.0, request_id(-(KEPT_HOURS + 1) * 3_600_000): 1.0})
+    operated.add_feedback({request_id(0): 1.0, request_id(-(KEPT_HOURS + 1) * 3_600_000): 1.0})
     operated.end(FIRST)
-    assert operated.look()["truth"]["count"] == 2
+    assert operated.update()["truth"]["count"] == 2
 
-    operated.tracking.sweep({"iris"})
-    assert operated.look()["truth"]["count"] == 1
+    operated.tracking.clean({"iris"})
+    assert operated.update()["truth"]["count"] == 1
     kept = operated.home.path / "predictions" / "iris"
     assert kept.is_dir()
-    operated.tracking.sweep(set())
+    operated.tracking.clean(set())
     assert not kept.exists()
 
 
-def test_a_database_that_can_not_be_read_does_not_end_the_loop(
-    operated: Operated, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loop_survives_an_unreadable_database(operated: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         with contextlib.closing(sqlite3.connect(operated.home.database_file, isolation_level=None)) as database:
             database.execute("ALTER TABLE apis RENAME TO elsewhere")
@@ -310,6 +313,6 @@ def test_a_database_that_can_not_be_read_does_not_end_the_loop(
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
-    monkeypatch.setattr("cortex.operator.monitoring.tracking.LOOK_S", 0.001)
+    monkeypatch.setattr("cortex.operator.monitoring.tracking.UPDATE_S", 0.001)
     operated.deploy(key="label", model_type="classification")
     asyncio.run(scenario())

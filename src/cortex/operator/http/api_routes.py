@@ -137,6 +137,6 @@ def api_routes(services: Services) -> APIRouter:
         counts_classes = require_tracker(record).model_type == CLASSIFICATION
         body = await read_body(request, MAX_FEEDBACK_BYTES, fix="post it in parts")
         truths = await asyncio.to_thread(parse_feedback, body, counts_classes)
-        return await asyncio.to_thread(services.tracking.tell, record, truths)
+        return await asyncio.to_thread(services.tracking.add_feedback, record, truths)
 
     return router

@@ -1,99 +1,111 @@
-"""Whether an API predicts otherwise than it did: windows of its predictions are compared with a baseline. All is pure.
+"""Drift detection: compares windows of an API's predictions with a baseline. Pure.
 
-The figure is the population stability index, the sum of (p - q) ln(p / q) over bins. Where nothing has changed, it is
-(1/n + 1/m) times a chi-square number with one degree of freedom less than there are bins, n and m being the sizes of
-window and baseline; this gives the threshold that is exceeded by chance at a stated rate. Counts come by category: the
+The statistic is the population stability index (PSI), the sum of (p - q) ln(p / q) over bins. Without drift it is
+distributed as (1/n + 1/m) times a chi-square variable with (bins - 1) degrees of freedom, for a window of n and a
+baseline of m predictions. This gives the threshold that chance exceeds at a given rate. Counts are by category: the
 name of a class, or the number of a bucket (`replica/prediction_series.py`) as text.
 """
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
-from cortex.operator.monitoring.chi_square import chi_square_quantile
+from cortex.config.project_rules import MIN_BASELINE
+from cortex.errors import InputError
+from cortex.replica.prediction_series import bucket_of
+from cortex.replica.series import encodable
 
 Counts = Mapping[str, int]
-#: Of one bin: in the baseline, in the window.
+#: Counts of one bin: (in the baseline, in the window).
 Pair = tuple[int, int]
 
-#: Numbers are sorted into so many bins of equal shares.
+#: Bins of numbers, with equal shares.
 NUMBER_BINS = 10
-#: As many classes have a bin of their own at most.
+#: Maximum of classes with a bin of their own.
 CLASS_BINS = 30
-#: Of each bin, the smaller of the two samples is to be expected to have as many.
+#: Minimum of the expected count per bin in the smaller sample.
 MIN_COUNT = 5
-#: The law holds for large samples only: thresholds are those of a rate so much smaller than the stated one.
+#: Factor on the false alarm rate, because the chi-square approximation is exact for large samples only.
 _MARGIN = 0.5
-#: Windows that are remembered.
+#: Windows kept in the history.
 KEPT_WINDOWS = 24
+#: Relative precision of the incomplete gamma function.
+_PRECISION = 1e-14
+_MAX_TERMS = 10_000
 
 
 @dataclass(frozen=True)
 class Window:
-    """One comparison."""
+    """Comparison of one window with the baseline."""
 
-    at: float  #: when it was complete, UNIX seconds
+    at: float  #: UNIX time at its end
     count: int  #: predictions in it
     psi: float
     threshold: float
 
     @property
     def is_drift(self) -> bool:
-        """Tell whether chance does not explain the figure."""
+        """Return True if the index exceeds what chance explains."""
         return self.psi > self.threshold
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What windows are compared with what."""
+class DriftSettings:
+    """Parameters of the comparison."""
 
-    counts_classes: bool
-    window: int  #: predictions
+    counts_classes: bool  #: of classes, not numbers
+    window: int  #: minimum of predictions per window
     false_alarm_rate: float  #: per window
 
 
 @dataclass(frozen=True)
 class Drift:
-    """What is known of one model's predictions so far; it crosses restarts as JSON."""
+    """State of drift detection for one model, stored as JSON.
 
-    model: str  #: of what, so that another model begins anew
-    mark: Counts  #: the totals when the present window began
-    baseline: Counts  #: empty until it is known
-    problem: str = ""  #: why the baseline is not the one that was asked for
-    compared: int = 0  #: windows
-    drifted: int = 0  #: windows that were drift
-    windows: tuple[Window, ...] = ()  #: the last ones, oldest first
+    empty baseline ──first window──▶ baseline ──each further window──▶ compared (+ drifted)
+    """
+
+    model: str  #: identifies the model; another one starts with a new state
+    mark: Counts  #: totals at the start of the current window
+    baseline: Counts  #: empty until known
+    problem: str = ""  #: why the configured baseline is not used
+    compared: int = 0  #: number of windows compared
+    drifted: int = 0  #: number of windows with drift
+    windows: tuple[Window, ...] = ()  #: latest windows, oldest first
 
     @property
     def last(self) -> Window | None:
-        """The newest comparison."""
+        """The latest window."""
         return self.windows[-1] if self.windows else None
 
     def to_data(self) -> dict[str, Any]:
-        """Return what becomes JSON; `from_data` is its inverse."""
+        """Return JSON data; `from_data` is the inverse."""
         return asdict(self)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Drift:
-        """Read what `to_data` returned."""
+        """Return the state in `data`, as returned by `to_data`."""
         return cls(**{**data, "windows": tuple(Window(**window) for window in data["windows"])})
 
 
 def begin(model: str, totals: Counts, given: Counts, problem: str = "") -> Drift:
-    """Begin with the next prediction; `given` is the baseline, or empty where the first window becomes it."""
+    """Return the initial state at `totals`; with an empty `given` baseline, the first window becomes the baseline."""
     return Drift(model, dict(totals), dict(given), problem)
 
 
-def observe(drift: Drift, totals: Counts, settings: Settings, now: float) -> Drift:
-    """Look at the totals of all predictions; the same object where no window has become complete.
+def observe(drift: Drift, totals: Counts, settings: DriftSettings, now: float) -> Drift:
+    """Return the state after the totals of all predictions; the same object if no window is complete.
 
-    A window ends at the first look that finds enough predictions, so it may have more.
+    A window ends at the first call with enough predictions, so it may have more.
     """
     if any(totals.get(category, 0) < count for category, count in drift.mark.items()):
-        return replace(drift, mark=dict(totals))  # counts were lost, with the memory of the machine
+        return replace(drift, mark=dict(totals))  # counters were reset, as by a reboot
     counts = {name: more for name, count in totals.items() if (more := count - drift.mark.get(name, 0)) > 0}
     size = sum(counts.values())
     if size < settings.window:
@@ -111,14 +123,14 @@ def observe(drift: Drift, totals: Counts, settings: Settings, now: float) -> Dri
     )
 
 
-def compare(baseline: Counts, counts: Counts, settings: Settings) -> tuple[float, float]:
-    """Return the index of `counts` against `baseline`, and the threshold that chance exceeds at the stated rate."""
+def compare(baseline: Counts, counts: Counts, settings: DriftSettings) -> tuple[float, float]:
+    """Return the PSI of `counts` against `baseline`, and the threshold that chance exceeds at the false alarm rate."""
     m, n = sum(baseline.values()), sum(counts.values())
     both = {name: (baseline.get(name, 0), counts.get(name, 0)) for name in {*baseline, *counts}}
     bins = _bins(both, settings, min(m, n) / (m + n), min(m, n) / (m + n))
     if len(bins) < 2:
-        # All of the smaller sample is too little beside the larger one, though it may be all that is different. Each
-        # sample then counts for a half; twice as much is asked for, as chance has more to say in the smaller one.
+        # The smaller sample is negligible beside the larger one, although it may differ completely. Weight both samples
+        # equally, and require twice the count, because the smaller sample varies more.
         bins = _bins(both, settings, min(m, n) / m / 4, min(m, n) / n / 4)
     if len(bins) < 2:
         return 0.0, 0.0
@@ -127,8 +139,8 @@ def compare(baseline: Counts, counts: Counts, settings: Settings) -> tuple[float
 
 
 def _index(bins: Iterable[Pair], m: int, n: int) -> float:
-    # Half a prediction more in each bin of the smaller sample, and as large a share of the other: an empty bin has no
-    # logarithm, and small ones would exceed the threshold too often.
+    # Add half a prediction to each bin of the smaller sample, and the same share to the other: an empty bin has no
+    # logarithm, and small bins would exceed the threshold too often.
     bins = list(bins)
     half = 0.5 / min(m, n)
     whole = 1 + half * len(bins)
@@ -139,14 +151,14 @@ def _index(bins: Iterable[Pair], m: int, n: int) -> float:
     return total
 
 
-# Bins are chosen by both samples together: by the baseline alone, classes that it has too many of by chance would be
-# chosen more often, and the window would seem to lack them.
+# Bins are chosen from both samples together. Chosen from the baseline alone, they would favour classes that it has too
+# many of by chance, which the window would then seem to lack.
 
 
-def _bins(both: Mapping[str, Pair], settings: Settings, before: float, after: float) -> list[Pair]:
+def _bins(both: Mapping[str, Pair], settings: DriftSettings, before: float, after: float) -> list[Pair]:
     """Return (baseline, window) per bin.
 
-    Per prediction of the baseline in a bin, `before` are expected in the smaller sample; per one of the window `after`.
+    `before` and `after` are the predictions expected in the smaller sample per prediction of baseline and window.
     """
 
     def expected(pair: Pair) -> float:
@@ -158,7 +170,7 @@ def _bins(both: Mapping[str, Pair], settings: Settings, before: float, after: fl
 
 
 def _by_class(both: Mapping[str, Pair], expected: Callable[[Pair], float]) -> list[Pair]:
-    """Return a bin for each of the largest classes, and one for the rest."""
+    """Return one bin for each of the largest classes, and one for the rest."""
     ranked = sorted(both.items(), key=lambda item: (-expected(item[1]), item[0]))
     own = [pair for _, pair in ranked[:CLASS_BINS] if expected(pair) >= MIN_COUNT]
     rest = _sum(pair for _, pair in ranked[len(own) :])
@@ -168,7 +180,7 @@ def _by_class(both: Mapping[str, Pair], expected: Callable[[Pair], float]) -> li
 
 
 def _by_size(both: Mapping[str, Pair], expected: Callable[[Pair], float], enough: float) -> list[Pair]:
-    """Return bins from the smallest numbers to the largest."""
+    """Return bins in order of the numbers."""
     bins, rest = [], (0, 0)
     for _, pair in sorted(both.items(), key=lambda item: int(item[0])):
         rest = _sum((rest, pair))
@@ -185,3 +197,115 @@ def _sum(pairs: Iterable[Pair]) -> Pair:
     for pair in pairs:
         before, after = before + pair[0], after + pair[1]
     return before, after
+
+
+# Baseline files.
+
+
+def parse_baseline(data: bytes, counts_classes: bool) -> Mapping[str, int]:
+    """Return the counts by category in a baseline file.
+
+    `data` is JSON: a list of predictions or, for classes, an object of counts by name. Raises: InputError.
+    """
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"it is not JSON: {error}") from None
+    if isinstance(value, dict) and counts_classes:
+        counts = {encodable(name): _count(name, count) for name, count in value.items()}
+    elif isinstance(value, list):
+        category = _class if counts_classes else _bucket
+        counts = dict(Counter(category(place, item) for place, item in enumerate(value)))
+    else:
+        also = ", or an object of counts by class" if counts_classes else ""
+        raise InputError(f"it must be a list of predictions{also}")
+    counts = {name: count for name, count in counts.items() if count}
+    if (known := sum(counts.values())) < MIN_BASELINE:
+        raise InputError(f"it has {known} predictions; at least {MIN_BASELINE} are needed")
+    return counts
+
+
+def _count(name: str, count: Any) -> int:
+    if type(count) is not int or count < 0:
+        raise InputError(f"the count of {json.dumps(name)} must be a non-negative integer (got {_shown(count)})")
+    return count
+
+
+def _class(place: int, item: Any) -> str:
+    if isinstance(item, bool) or not isinstance(item, str | int):
+        raise InputError(f"item {place} must be a class: a string or an integer (got {_shown(item)})")
+    return encodable(str(item))
+
+
+def _bucket(place: int, item: Any) -> str:
+    if isinstance(item, bool) or not isinstance(item, int | float):
+        raise InputError(f"item {place} must be a number (got {_shown(item)})")
+    try:
+        number = float(item)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise InputError(f"item {place} must be a finite number (got {_shown(item)})")
+    return str(bucket_of(number))
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+# The chi-square distribution, with the standard library only.
+
+
+def chi_square_tail(value: float, degrees: int) -> float:
+    """Return the probability that a sum of the squares of `degrees` standard normal numbers exceeds `value`."""
+    return _upper_gamma(degrees / 2, value / 2)
+
+
+@lru_cache(maxsize=1024)
+def chi_square_quantile(tail: float, degrees: int) -> float:
+    """Return the value that is exceeded with probability `tail` (0 to 1, both excluded)."""
+    low, high = 0.0, degrees + 10.0
+    while chi_square_tail(high, degrees) > tail:
+        high *= 2
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        if chi_square_tail(middle, degrees) > tail:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _upper_gamma(shape: float, x: float) -> float:
+    """Return the regularized upper incomplete gamma function, by its series or its continued fraction."""
+    if x <= 0:
+        return 1.0
+    scale = math.exp(shape * math.log(x) - x - math.lgamma(shape))
+    return 1 - scale * _series(shape, x) if x < shape + 1 else scale * _fraction(shape, x)
+
+
+def _series(shape: float, x: float) -> float:
+    term = total = 1 / shape
+    for number in range(1, _MAX_TERMS):
+        term *= x / (shape + number)
+        total += term
+        if term < total * _PRECISION:
+            break
+    return total
+
+
+def _fraction(shape: float, x: float) -> float:
+    # Lentz's method.
+    b = x + 1 - shape
+    c, d = math.inf, 1 / b
+    result = d
+    for number in range(1, _MAX_TERMS):
+        a = -number * (number - shape)
+        b += 2
+        d = 1 / (a * d + b)
+        c = b + a / c
+        result *= c * d
+        if abs(c * d - 1) < _PRECISION:
+            break
+    return result

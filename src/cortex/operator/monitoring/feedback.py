@@ -1,4 +1,4 @@
-"""Reads what callers tell of predictions after the fact, and judges the predictions by it. Pure."""
+"""Feedback: true values of earlier predictions, parsed and compared with the predictions. Pure."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from cortex.replica.predictions import class_hash
 from cortex.replica.series import encodable
 from cortex.state.predictions import MAX_ERROR, Truth
 
-#: One body.
+#: Maximum size of one body.
 MAX_FEEDBACK_BYTES = 32 * 1024 * 1024
 _MS_PER_HOUR = 3_600_000
-#: Ids of requests begin with the milliseconds of UNIX time at which they came.
+#: Request ids start with the time of arrival, in milliseconds of UNIX time.
 _TIME_DIGITS = 13
 
-#: Values by the ids of requests: classes as names, or numbers.
-Told = Mapping[str, str | float]
+#: True values by request id: names of classes, or numbers.
+Truths = Mapping[str, str | float]
 
 
-def parse_feedback(body: bytes, counts_classes: bool) -> Told:
-    """Return what was right, by request; of several values for one, the last.
+def parse_feedback(body: bytes, counts_classes: bool) -> Truths:
+    """Return the true values by request id; the last one of each request counts.
 
-    `body` is an object `{"request_id", "truth"}`, a list of such, or lines of such. Raises: InputError, with the place.
+    `body` is an object `{"request_id", "truth"}`, a list of such, or one such object per line.
+    Raises: InputError with the line or item.
     """
-    told: dict[str, str | float] = {}
+    truths: dict[str, str | float] = {}
     for place, item in _items(body):
         if not isinstance(item, dict) or not isinstance(item.get("request_id"), str) or "truth" not in item:
             raise InputError(f'{place}: it must be an object with the keys "request_id" (a string) and "truth"')
-        told[encodable(item["request_id"])] = _truth(place, item["truth"], counts_classes)
-    if not told:
+        truths[encodable(item["request_id"])] = _truth(place, item["truth"], counts_classes)
+    if not truths:
         raise InputError('the body is empty; post {"request_id": …, "truth": …}, one such object per line')
-    return told
+    return truths
 
 
 def _items(body: bytes) -> Iterator[tuple[str, Any]]:
@@ -59,7 +60,7 @@ def _truth(place: str, value: Any, counts_classes: bool) -> str | float:
     if counts_classes:
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise InputError(f"{place}: the truth must be a class: a string or an integer")
-        return encodable(str(value))  # as the tracker names classes
+        return encodable(str(value))  # like the tracker's names of classes
     if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
         raise InputError(f"{place}: the truth must be a number")
     return float(value)
@@ -73,15 +74,15 @@ def _is_finite(value: float) -> bool:
 
 
 def as_text(prediction: float) -> str:
-    """Return a prediction as it is stored: a class's hash, which is an int, or a number."""
+    """Return the stored form of a prediction: the hash of a class (an int), or a number."""
     return f"{prediction:016x}" if isinstance(prediction, int) else repr(prediction)
 
 
-def judge(told: Told, predictions: Mapping[str, str], now: Callable[[], float]) -> list[Truth]:
-    """Return what is known of those predictions that are found, by the ids of their requests (see `as_text`)."""
+def score(truths: Truths, predictions: Mapping[str, str], now: Callable[[], float]) -> list[Truth]:
+    """Compare the truths with `predictions` (by request id, in the form of `as_text`); skip those without one."""
     return [
         Truth(request_id, _hour(request_id, now), predictions[request_id], _error(predictions[request_id], truth))
-        for request_id, truth in told.items()
+        for request_id, truth in truths.items()
         if request_id in predictions
     ]
 

@@ -1,8 +1,8 @@
-"""The numbers of each API: of what runs, and of all that ended. Knows nothing of what is counted.
+"""Totals of each API's metrics, over its running replicas and all that have ended.
 
-A replica's numbers lie in a folder named by its id. Once it has ended they are added to the stored totals, and the
-folder goes; until it is gone, the stored id keeps them from being counted twice. Replicas of an API that was deleted
-may end when another has its name: the revision in their ids tells.
+Each replica has a folder of metrics named by its id. When the replica has ended, its numbers are added to the stored
+totals and the folder is deleted; until then, the stored id keeps them from being counted twice. A replica of a deleted
+API may end after a new API has taken the name: the revision in its id tells them apart.
 """
 
 from __future__ import annotations
@@ -20,35 +20,39 @@ from cortex.replica.spec import ReplicaSpec
 from cortex.state.metrics import MetricStore
 from cortex.telemetry import Logger
 
-#: Series of one API that are kept of replicas that ended; those beyond are dropped, the newest first.
+#: Maximum of stored series per API; newer ones are dropped.
 MAX_SERIES = 20_000
 
 
 class MetricTotals:
-    """Adds up the numbers of each API. Any thread may call it."""
+    """Thread-safe totals by API.
 
-    def __init__(self, folder: Path, store: MetricStore, logger: Logger) -> None:
-        #: Called with (api, folder) before the folder of a replica that ended goes, for what is not numbers; a second
-        #: time if storing failed.
-        self.before_removal: list[Callable[[str, Path], None]] = []
+    `before_removal` (api, folder) is called before the folder of an ended replica is deleted, to save what else is in
+    it; it is called again if storing the totals failed.
+    """
+
+    def __init__(
+        self, folder: Path, store: MetricStore, logger: Logger, before_removal: Callable[[str, Path], None]
+    ) -> None:
         self._folder = folder
         self._store = store
         self._logger = logger
+        self._before_removal = before_removal
         self._lock = threading.Lock()
 
-    def startup(self, present: Collection[str]) -> None:
-        """Add what replicas left that are not `present` (ids): they ended while no operator ran."""
+    def startup(self, running: Collection[str]) -> None:
+        """Add the numbers of all replicas except those `running` (ids): they ended while no operator ran."""
         for name in self._names():
-            if name not in present:
+            if name not in running:
                 self._end(name)
 
     def end(self, spec: ReplicaSpec) -> None:
-        """Add what a replica counted that has ended, and remove its folder. Repeating it changes nothing."""
+        """Add the numbers of an ended replica and delete its folder. Idempotent."""
         if spec.metrics_dir:
             self._end(Path(spec.metrics_dir).name)
 
     def of(self, api: str) -> dict[str, float]:
-        """Return an API's numbers by the keys of `replica.series`; counters never go back."""
+        """Return an API's numbers by the keys of `replica.series`; counters never decrease."""
         with self._lock:
             folded = self._store.folded()
             names = [name for name in self._names_of(api) if name not in folded]
@@ -63,20 +67,19 @@ class MetricTotals:
         if not folder.is_dir():
             return
         try:
-            api, revision = _origin(name)
+            api, revision = _parse_id(name)
             if revision in self._store.revision_prefixes(api):
-                for call in self.before_removal:
-                    call(api, folder)
+                self._before_removal(api, folder)
             with self._lock:
                 gone = self._store.folded() - set(self._names())
                 self._store.fold(api, revision, name, read_folder(folder), _combine, gone)
-        except Exception as error:  # the replica is gone in any case; the next start tries again
-            self._logger.error("numbers of a replica can't be stored", exc_info=error, replica=name)
+        except Exception as error:  # of any kind: the replica has ended, and the next start retries
+            self._logger.error("metrics of an ended replica can't be stored", exc_info=error, replica=name)
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _names_of(self, api: str) -> list[str]:
-        names = [(name, origin) for name in self._names() if (origin := _origin(name))[0] == api]
+        names = [(name, parsed) for name in self._names() if (parsed := _parse_id(name))[0] == api]
         revisions = self._store.revision_prefixes(api) if names else ()
         return [name for name, (_, revision) in names if revision in revisions]
 
@@ -87,8 +90,8 @@ class MetricTotals:
             return []
 
 
-def _origin(replica: str) -> tuple[str, str]:
-    """Take the API, and how its revision begins, out of a replica's id."""
+def _parse_id(replica: str) -> tuple[str, str]:
+    """Return the API and the revision prefix in a replica's id."""
     api, revision, _ = [*replica.rsplit("-", 2), "", ""][:3]
     return api, revision
 
@@ -98,15 +101,15 @@ def _combine(totals: Mapping[str, float], numbers: Mapping[str, float]) -> dict[
     combined = {key: value for key, value in merged if value is not None}
     if len(combined) <= MAX_SERIES:
         return combined
-    room = MAX_SERIES - len(totals)
-    kept = {*totals, *[key for key in combined if key not in totals][: max(room, 0)]}
+    free = MAX_SERIES - len(totals)
+    kept = {*totals, *[key for key in combined if key not in totals][: max(free, 0)]}
     return {key: value for key, value in combined.items() if key in kept}
 
 
 def _storable(key: str, value: float) -> float | None:
-    """Return the value, or what stands for one that is no number, which no database has a value for."""
+    """Return the value, or a substitute for NaN, which databases can't store."""
     if not math.isnan(value):
         return value
     series = parse_key(key)
-    # Infinities were added: a sum that began anew would pass for the sum of all.
+    # Opposite infinities were added. Dropping the total would make it look like one that starts at zero.
     return math.inf if series and series.kind in (SeriesKind.COUNTER, SeriesKind.SUM) else None

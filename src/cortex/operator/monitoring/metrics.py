@@ -1,30 +1,77 @@
-"""Gathers every number of the installation for `/metrics`. Decides and changes nothing."""
+"""The `/metrics` page: gathers all metrics of the installation and formats them for Prometheus."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import math
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
 
 from cortex import __version__
 from cortex.errors import GatewayError
 from cortex.gateway.base import AnyGateway
 from cortex.gateway.stats import BackendStats
 from cortex.jobs.store import JobStore
-from cortex.operator.monitoring.metric_text import Point, counter, gauge, points_of, to_text
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.replicas.status import ApiState
+from cortex.replica.series import Series, SeriesKind, encodable, parse_key
 from cortex.state.apis import ApiRecord, ApiStore
 from cortex.telemetry import Logger
 
-#: Classes of statuses; 0 is a request that got none, because its caller went away.
-_CLASSES = {kind: f"{kind}xx" if kind else "other" for kind in (1, 2, 3, 4, 5, 0)}
+#: Help texts of cortex's own metrics, in the order of the page. Users' metrics have none.
+HELP: Mapping[str, str] = {
+    "cortex_build_info": "Version of the operator; always 1.",
+    "cortex_requests_total": "Responses of the gateway by class of the status code; other: the client disconnected.",
+    "cortex_requests_in_flight": "Requests inside the replicas.",
+    "cortex_queue_length": "Requests waiting in the gateway for a replica.",
+    "cortex_replicas": "Replicas by state.",
+    "cortex_replicas_wanted": "Desired replicas.",
+    "cortex_replica_requests_total": "Responses of replicas by status code, including those for a process that died.",
+    "cortex_request_queue_seconds": "Time from a request's arrival at the gateway to the start of its call.",
+    "cortex_request_handler_seconds": "Time in the user's code.",
+    "cortex_request_duration_seconds": "Time from a request's arrival at the gateway to its response.",
+    "cortex_batch_wait_seconds": "Time that a request waited for others to join its batch.",
+    "cortex_batch_size": "Requests per call.",
+    "cortex_process_deaths_total": "Unexpected deaths of processes with user code, by cause.",
+    "cortex_model_reloads_total": "Replacements of a process by one with newer models.",
+    "cortex_jobs": "Stored jobs by status.",
+    "cortex_async_queue_length": "Workloads of an AsyncAPI that are not finished.",
+    "cortex_predictions_total": "Tracked predictions, by class for classification.",
+    "cortex_untracked_predictions_total": "Responses without a prediction of the tracker's type.",
+    "cortex_prediction_value_sum": "Sum of tracked numbers.",
+    "cortex_prediction_value_min": "Smallest tracked number.",
+    "cortex_prediction_value_max": "Largest tracked number.",
+}
+#: Prefix of series that are not shown.
+HIDDEN = "_"
 
-Counts = Mapping[str, int]
+#: Labels by class of status code; 0: no response, because the client disconnected.
+_STATUS_CLASSES = {kind: f"{kind}xx" if kind else "other" for kind in (1, 2, 3, 4, 5, 0)}
+_TYPES = {
+    SeriesKind.COUNTER: "counter",
+    SeriesKind.BUCKET: "histogram",
+    SeriesKind.SUM: "histogram",
+}
+Labels = tuple[tuple[str, str], ...]
+
+
+class MetricPoint(NamedTuple):
+    """One line of the page."""
+
+    type: str  #: of its family: "counter", "gauge", "histogram" or "unknown"
+    family: str
+    name: str  #: the family's, with a suffix in a histogram
+    labels: Labels
+    value: float
 
 
 class Metrics:
-    """Everything that is counted, as the text that Prometheus reads."""
+    """All metrics of the installation. `open_workloads` counts unfinished workloads by AsyncAPI."""
 
     def __init__(
         self,
@@ -32,63 +79,175 @@ class Metrics:
         totals: MetricTotals,
         gateway: AnyGateway,
         jobs: JobStore,
+        open_workloads: Callable[[], Awaitable[Mapping[str, int]]],
         state_of: Callable[[ApiRecord], ApiState],
         logger: Logger,
     ) -> None:
-        #: Returns the workloads that are not over, by AsyncAPI.
-        self.open_workloads: Callable[[], Awaitable[Counts]] = _none
         self._store = store
         self._totals = totals
         self._gateway = gateway
         self._jobs = jobs
+        self._open_workloads = open_workloads
         self._state_of = state_of
         self._logger = logger
 
     async def text(self) -> bytes:
-        """Return all numbers of all APIs that are deployed."""
+        """Return the page for all APIs that are deployed."""
         records = self._store.records()
         points = [gauge("cortex_build_info", 1, version=__version__)]
-        stats = await self._stats()
+        stats = await self._gateway_stats()
         jobs = await self._jobs.counts_by_status() if any(record.spec.kind.runs_jobs for record in records) else {}
-        workloads = await self.open_workloads()
+        workloads = await self._open_workloads()
         for record in records:
             name = record.name
             if name in stats:
-                points += _of_gateway(name, stats[name])
+                points += _gateway_points(name, stats[name])
             if record.spec.kind.has_replicas:
-                points += _of_replicas(name, self._state_of(record))
+                points += _replica_points(name, self._state_of(record))
             if record.spec.kind.runs_jobs:
                 points += [gauge("cortex_jobs", n, api=name, status=code) for code, n in jobs.get(name, {}).items()]
             if name in workloads:
                 points.append(gauge("cortex_async_queue_length", workloads[name], api=name))
-        return await asyncio.to_thread(self._with_counted, [record.name for record in records], points)
+        return await asyncio.to_thread(self._with_totals, [record.name for record in records], points)
 
-    def _with_counted(self, apis: list[str], points: list[Point]) -> bytes:
+    def _with_totals(self, apis: list[str], points: list[MetricPoint]) -> bytes:
         for api in apis:
-            points += points_of(api, self._totals.of(api))
+            points += series_points(api, self._totals.of(api))
         return to_text(points)
 
-    async def _stats(self) -> Mapping[str, BackendStats]:
+    async def _gateway_stats(self) -> Mapping[str, BackendStats]:
         try:
             return await self._gateway.stats()
         except GatewayError as error:
-            self._logger.warning("gateway does not tell its counts", error=error)
+            self._logger.warning("gateway statistics are unavailable", error=error)
             return {}
 
 
-async def _none() -> Counts:
-    return {}
+# Points.
 
 
-def _of_gateway(api: str, stats: BackendStats) -> Iterator[Point]:
-    for kind, words in _CLASSES.items():
-        yield counter("cortex_requests_total", stats.responses.get(kind, 0), api=api, code=words)
+def gauge(name: str, value: float, **labels: str) -> MetricPoint:
+    """Return a line of a gauge."""
+    return MetricPoint("gauge", name, name, tuple(labels.items()), value)
+
+
+def counter(name: str, value: float, **labels: str) -> MetricPoint:
+    """Return a line of a counter."""
+    return MetricPoint("counter", name, name, tuple(labels.items()), value)
+
+
+def _gateway_points(api: str, stats: BackendStats) -> Iterator[MetricPoint]:
+    for kind, label in _STATUS_CLASSES.items():
+        yield counter("cortex_requests_total", stats.responses.get(kind, 0), api=api, code=label)
     yield gauge("cortex_requests_in_flight", stats.in_flight, api=api)
     yield gauge("cortex_queue_length", stats.queued, api=api)
 
 
-def _of_replicas(api: str, state: ApiState) -> Iterator[Point]:
+def _replica_points(api: str, state: ApiState) -> Iterator[MetricPoint]:
     stale = asdict(state.stale)
     for name, number in asdict(state.updated).items():
         yield gauge("cortex_replicas", number + stale[name], api=api, state=name)
     yield gauge("cortex_replicas_wanted", state.requested, api=api)
+
+
+def series_points(api: str, numbers: Mapping[str, float]) -> Iterator[MetricPoint]:
+    """Yield the lines of the series counted by an API's processes; `numbers` has the keys of `replica.series`."""
+    buckets: dict[tuple[str, Labels], dict[float, float]] = {}
+    sums: dict[tuple[str, Labels], float] = {}
+    for key, value in numbers.items():
+        series = parse_key(key)
+        if series is None or series.name.startswith(HIDDEN):
+            continue
+        labels = (("api", api), *((label, encodable(text)) for label, text in series.labels))
+        match series.kind:
+            case SeriesKind.BUCKET:
+                bound, labels = _split_bound(labels)
+                buckets.setdefault((series.name, labels), {})[bound] = value
+            case SeriesKind.SUM:
+                sums[series.name, labels] = value
+            case SeriesKind.SET_AT:
+                pass
+            case SeriesKind.MIN | SeriesKind.MAX:
+                name = f"{series.name}_{series.kind.value}"
+                yield MetricPoint("gauge", name, name, labels, value)
+            case SeriesKind.COUNTER | SeriesKind.GAUGE:
+                yield _single(series, labels, value)
+    for (name, labels), found in buckets.items():
+        yield from _histogram(name, labels, found, sums.get((name, labels), 0.0))
+
+
+def _single(series: Series, labels: Labels, value: float) -> MetricPoint:
+    return MetricPoint(_TYPES.get(series.kind, "gauge"), series.name, series.name, labels, value)
+
+
+def _split_bound(labels: Labels) -> tuple[float, Labels]:
+    limit = next((value for label, value in labels if label == "le"), "+Inf")
+    return float(limit), tuple(pair for pair in labels if pair[0] != "le")
+
+
+def _histogram(name: str, labels: Labels, buckets: Mapping[float, float], total: float) -> Iterator[MetricPoint]:
+    count = 0.0
+    for bound in sorted({*buckets, math.inf}):
+        count += buckets.get(bound, 0.0)
+        limit = "+Inf" if bound == math.inf else f"{bound:g}"
+        yield MetricPoint("histogram", name, f"{name}_bucket", (*labels, ("le", limit)), count)
+    yield MetricPoint("histogram", name, f"{name}_sum", labels, total)
+    yield MetricPoint("histogram", name, f"{name}_count", labels, count)
+
+
+# Text.
+
+
+def to_text(points: Iterable[MetricPoint]) -> bytes:
+    """Return the page, grouped by family. Of duplicate series, a histogram's line is kept, else the first."""
+    families: dict[str, list[MetricPoint]] = {name: [] for name in HELP}
+    for point in _unique(_with_consistent_types(list(points))):
+        families.setdefault(point.family, []).append(point)
+    families = {name: found for name, found in families.items() if found}
+    registry = CollectorRegistry()
+    registry.register(_Families([_metric(name, found, families.keys()) for name, found in families.items()]))
+    return generate_latest(registry)
+
+
+def _with_consistent_types(points: list[MetricPoint]) -> list[MetricPoint]:
+    """Give each family one type. If APIs use one name for different types, each line becomes an untyped family."""
+    while True:
+        types: dict[str, set[str]] = {}
+        for point in points:
+            types.setdefault(point.family, set()).add(point.type)
+        mixed = {family for family, found in types.items() if len(found) > 1}
+        if not mixed:
+            return points
+        points = [p._replace(type="unknown", family=p.name) if p.family in mixed else p for p in points]
+
+
+def _unique(points: list[MetricPoint]) -> Iterable[MetricPoint]:
+    """Drop duplicate lines of a series: Prometheus rejects the whole page otherwise."""
+    found: dict[tuple[str, Labels], MetricPoint] = {}
+    for point in sorted(points, key=lambda point: point.type != "histogram"):  # a histogram must stay complete
+        found.setdefault((point.name, tuple(sorted(point.labels))), point)
+    return found.values()
+
+
+class _Families(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._metrics)
+
+
+def _metric(name: str, points: list[MetricPoint], families: Collection[str]) -> Metric:
+    kind = points[0].type
+    shown = name.removesuffix("_total") if kind == "counter" else name
+    # The library appends `_total` to the name of a counter. A user's counter without that suffix, or whose name without
+    # it is another family's, keeps its name and loses its type.
+    if kind == "counter" and (shown == name or shown in families):
+        kind, shown = "unknown", name
+    metric = Metric(shown, HELP.get(name, name), kind)
+    for point in points:
+        metric.add_sample(point.name, dict(point.labels), point.value)
+    return metric

@@ -1,4 +1,4 @@
-"""What `cortex get` tells of an API's predictions: from what was counted to JSON. Pure."""
+"""JSON summary of an API's predictions, drift and accuracy, as `cortex get` shows it. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cortex.replica.series import encodable, parse_key
 from cortex.replica.tracker import CLASSIFICATION
 from cortex.state.predictions import Errors
 
-#: The largest classes, by name.
+#: Maximum of classes shown, the most frequent first.
 SHOWN_CLASSES = 20
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _HOUR_S = 3600
@@ -34,7 +34,7 @@ Numbers = Mapping[str, float]
 
 
 def categories(numbers: Numbers, counts_classes: bool) -> dict[str, int]:
-    """Return how often each class was predicted, or a number of each bucket."""
+    """Return the number of predictions by class or by bucket."""
     name, label = (PREDICTIONS, "class") if counts_classes else (BUCKETS, "bucket")
     found: dict[str, int] = {}
     for key, value in numbers.items():
@@ -46,7 +46,7 @@ def categories(numbers: Numbers, counts_classes: bool) -> dict[str, int]:
 
 
 def summarize(numbers: Numbers, tracker: TrackerConfig) -> Json:
-    """Return what was predicted since the API was deployed."""
+    """Summarize the predictions since the API was deployed."""
     counts_classes = tracker.model_type == CLASSIFICATION
     counts = categories(numbers, counts_classes)
     summary: Json = {
@@ -77,7 +77,7 @@ def _regression(numbers: Numbers, counts: Mapping[str, int]) -> Json | None:
 
 
 def quantile(counts: Mapping[str, int], q: float) -> float:
-    """Return the number of which a share `q` of all is not larger, within `RELATIVE_ERROR`, by counts per bucket."""
+    """Return the `q` quantile, with a relative error of up to `RELATIVE_ERROR`, from counts per bucket."""
     ranked = sorted((int(bucket), count) for bucket, count in counts.items())
     left = q * sum(count for _, count in ranked)
     for bucket, count in ranked:
@@ -88,7 +88,7 @@ def quantile(counts: Mapping[str, int], q: float) -> float:
 
 
 def describe_drift(drift: Drift | None, pending: int, tracker: TrackerConfig) -> Json:
-    """Return the last comparison, and what it is of; `pending` predictions are part of no window yet."""
+    """Describe the drift state; `pending` predictions belong to the current, incomplete window."""
     last = drift.last if drift else None
     return {
         "baseline": tracker.baseline or "the first predictions",
@@ -117,7 +117,7 @@ def _window(window: Window) -> Json:
 
 
 def describe_truth(hours: Mapping[int, Errors], tracker: TrackerConfig) -> Json | None:
-    """Return how right the predictions were, of those whose truth was posted; None if none was."""
+    """Return accuracy or errors of the predictions with feedback; None without feedback."""
     if not hours:
         return None
     figures = _accuracy if tracker.model_type == CLASSIFICATION else _errors
@@ -142,5 +142,5 @@ def _errors(sums: Errors) -> Json:
 
 
 def _finite(value: float) -> float | None:
-    """Return the value, or None where its sum has become too large to be a number: JSON has no infinity."""
+    """Return the value, or None for an overflow: JSON has no infinity."""
     return value if isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Follows what APIs with a tracker predict: looks for drift, keeps predictions for later truth, and tells of both."""
+"""Tracking of predictions: drift detection, and feedback about the predictions of running and ended replicas."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,7 @@ from cortex.errors import InputError
 from cortex.home import Home
 from cortex.operator.error_log import LoopErrorLog
 from cortex.operator.monitoring import drift
-from cortex.operator.monitoring.baseline import parse_baseline
-from cortex.operator.monitoring.feedback import Told, as_text, judge
+from cortex.operator.monitoring.feedback import Truths, as_text, score
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.monitoring.prediction_summary import categories, describe_drift, describe_truth, summarize
 from cortex.replica.predictions import FOLDER, PredictionKind, copy_predictions, find_predictions
@@ -27,26 +26,56 @@ from cortex.state.apis import ApiRecord, ApiStore, Target
 from cortex.state.predictions import PredictionStore
 from cortex.telemetry import Logger
 
-#: How often totals are looked at.
-LOOK_S = 5.0
-#: Files of predictions that are kept of an API's replicas that ended, the newest ones.
+#: Interval of drift detection.
+UPDATE_S = 5.0
+#: Prediction files kept per API of ended replicas, the newest ones.
 KEPT_FILES = 32
-#: Truth about older predictions is forgotten, as it is in the original.
+#: Maximum age of feedback, as in the original.
 KEPT_HOURS = 14 * 24
-_SWEEP_S = 600.0
+_CLEAN_S = 600.0
 _SHOWN_UNKNOWN = 10
 
 Json = dict[str, Any]
 
 
+class PredictionArchive:
+    """Prediction files of replicas that have ended, in `CORTEX_HOME/predictions/API`."""
+
+    def __init__(self, home: Home, logger: Logger) -> None:
+        self._root = home.path / FOLDER
+        self._logger = logger
+
+    def add(self, api: str, folder: Path) -> None:
+        """Copy the prediction files in the metrics folder of an ended replica. Idempotent."""
+        archive = self._root / api
+        try:
+            for file in _files(folder / FOLDER):
+                copy_predictions(file, archive / f"{folder.name}-{file.name}")
+        except OSError as error:
+            self._logger.warning("predictions of an ended replica can't be kept", replica=folder.name, error=error)
+        for file in sorted(_files(archive), key=_modified, reverse=True)[KEPT_FILES:]:
+            file.unlink(missing_ok=True)
+
+    def files(self, api: str) -> list[Path]:
+        """Return the files of an API."""
+        return _files(self._root / api)
+
+    def keep_only(self, apis: Collection[str]) -> None:
+        """Delete the files of all other APIs."""
+        for folder in self._root.iterdir() if self._root.is_dir() else ():
+            if folder.name not in apis:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 class Tracking:
-    """`run` owns drift; the other methods only read it. `look`, `describe` and `tell` block: call them on threads."""
+    """Drift detection runs in `run`. `update`, `describe` and `add_feedback` block: call them on a thread."""
 
     def __init__(
         self,
         home: Home,
         apis: ApiStore,
         totals: MetricTotals,
+        archive: PredictionArchive,
         store: PredictionStore,
         logger: Logger,
         now: Callable[[], float] = time.time,
@@ -54,149 +83,129 @@ class Tracking:
         self._home = home
         self._apis = apis
         self._totals = totals
+        self._archive = archive
         self._store = store
         self._logger = logger
         self._now = now
-        self._swept_at = 0.0
-        self._error_log = LoopErrorLog(logger, "predictions can't be followed")
-        totals.before_removal.append(self.keep_predictions)
+        self._cleaned_at = 0.0
+        self._error_log = LoopErrorLog(logger, "tracking of predictions failed")
 
     async def run(self) -> None:
-        """Look at all APIs, again and again."""
+        """Update all APIs periodically."""
         while True:
-            with self._trying():
+            with self._logging_errors():
                 for record in self._apis.records():
                     if record.spec.tracker is not None:
-                        with self._trying(record.name):
-                            await asyncio.to_thread(self.look, record)
-                if self._now() - self._swept_at > _SWEEP_S:
-                    self._swept_at = self._now()
-                    await asyncio.to_thread(self.sweep, {record.name for record in self._apis.records()})
-            await asyncio.sleep(LOOK_S)
+                        with self._logging_errors(record.name):
+                            await asyncio.to_thread(self.update, record)
+                if self._now() - self._cleaned_at > _CLEAN_S:
+                    self._cleaned_at = self._now()
+                    await asyncio.to_thread(self.clean, {record.name for record in self._apis.records()})
+            await asyncio.sleep(UPDATE_S)
 
     @contextlib.contextmanager
-    def _trying(self, api: str = "") -> Iterator[None]:
+    def _logging_errors(self, api: str = "") -> Iterator[None]:
         try:
             yield
             if api:
                 self._error_log.succeeded()
-        except Exception as error:  # whatever it is, it must be tried again
+        except Exception as error:  # of any kind: the next update must happen
             self._error_log.failed(error, api=api)
 
-    def look(self, record: ApiRecord) -> None:
-        """Compare a window with the baseline, where one has become complete."""
+    def update(self, record: ApiRecord) -> None:
+        """Compare the current window with the baseline, if it is complete."""
         target, tracker = _served(record)
         if tracker is None:
             return
         counts = categories(self._totals.of(record.name), tracker.model_type == CLASSIFICATION)
         before = self._drift(record)
         if before is None:
-            given, problem = self._baseline(target, tracker)
-            # Whatever an API has predicted before the first look is its first model's.
+            baseline, problem = self._baseline(target, tracker)
+            # Predictions from before the very first update belong to the first model.
             mark = {} if self._store.drift(record.name) is None else counts
-            before = drift.begin(_model(target), mark, given, problem)
-            self._set(record.name, before)
-        settings = drift.Settings(tracker.model_type == CLASSIFICATION, tracker.window, tracker.false_alarm_rate)
+            before = drift.begin(_model(target), mark, baseline, problem)
+            self._store_drift(record.name, before)
+        settings = drift.DriftSettings(tracker.model_type == CLASSIFICATION, tracker.window, tracker.false_alarm_rate)
         after = drift.observe(before, counts, settings, self._now())
         if after is not before:
-            self._set(record.name, after)
-            self._tell_of_drift(record.name, before, after)
+            self._store_drift(record.name, after)
+            self._log_change(record.name, before, after)
 
     def describe(self, record: ApiRecord) -> Json | None:
-        """Return what `cortex get API` shows; None for an API without a tracker."""
+        """Return the JSON for `cortex get API`; None for an API without a tracker."""
         _, tracker = _served(record)
         if tracker is None:
             return None
         numbers = self._totals.of(record.name)
-        known = self._drift(record)
+        state = self._drift(record)
         counts = categories(numbers, tracker.model_type == CLASSIFICATION)
-        pending = sum(max(0, count - (known.mark.get(name, 0) if known else 0)) for name, count in counts.items())
-        truth = self._store.hours(record.name, tracker.model_type)
+        pending = sum(max(0, count - (state.mark.get(name, 0) if state else 0)) for name, count in counts.items())
+        hours = self._store.hours(record.name, tracker.model_type)
         return {
             **summarize(numbers, tracker),
-            "drift": describe_drift(known, pending, tracker),
-            "truth": describe_truth(truth, tracker),
+            "drift": describe_drift(state, pending, tracker),
+            "truth": describe_truth(hours, tracker),
         }
 
-    def tell(self, record: ApiRecord, told: Told) -> Json:
-        """Judge predictions by what was right; each request counts once. Raises: InputError."""
+    def add_feedback(self, record: ApiRecord, truths: Truths) -> Json:
+        """Compare truths with the predictions, and store the errors; each request counts once. Raises: InputError."""
         tracker = require_tracker(record)
-        known = self._store.predictions(record.name, tracker.model_type, told)
-        known |= self._find(record.name, _kind(tracker), told.keys() - known.keys())
-        self._store.add_truths(record.name, tracker.model_type, judge(told, known, self._now))
-        unknown = [request_id for request_id in told if request_id not in known]
-        return {"matched": len(known), "unknown": len(unknown), "unknown_ids": unknown[:_SHOWN_UNKNOWN]}
+        predictions = self._store.predictions(record.name, tracker.model_type, truths)
+        predictions |= self._find(record.name, _kind(tracker), truths.keys() - predictions.keys())
+        self._store.add_truths(record.name, tracker.model_type, score(truths, predictions, self._now))
+        unknown = [request_id for request_id in truths if request_id not in predictions]
+        return {"matched": len(predictions), "unknown": len(unknown), "unknown_ids": unknown[:_SHOWN_UNKNOWN]}
 
-    def keep_predictions(self, api: str, folder: Path) -> None:
-        """Copy the last predictions of a replica that has ended; repeating it changes nothing."""
-        kept = self._kept_folder(api)
-        try:
-            for ring in _files(folder / FOLDER):
-                copy_predictions(ring, kept / f"{folder.name}-{ring.name}")
-        except OSError as error:
-            self._logger.warning("predictions of a replica can't be kept", replica=folder.name, error=error)
-        for file in sorted(_files(kept), key=_modified, reverse=True)[KEPT_FILES:]:
-            file.unlink(missing_ok=True)
-
-    def sweep(self, apis: Collection[str]) -> None:
-        """Forget what is old, and what belongs to none of `apis`."""
+    def clean(self, apis: Collection[str]) -> None:
+        """Delete old feedback, and archived predictions of APIs other than `apis`."""
         self._store.forget_before(int(self._now()) // 3600 - KEPT_HOURS)
-        root = self._home.path / FOLDER
-        for folder in root.iterdir() if root.is_dir() else ():
-            if folder.name not in apis:
-                shutil.rmtree(folder, ignore_errors=True)
+        self._archive.keep_only(apis)
 
-    def _find(self, api: str, kind: PredictionKind, wanted: Collection[str]) -> dict[str, str]:
+    def _find(self, api: str, kind: PredictionKind, request_ids: Iterable[str]) -> dict[str, str]:
         found: dict[str, str] = {}
-        left = set(wanted)
-        # Those that run first: what ends in the meantime is among the kept ones by then.
-        for file in [*self._rings(api), *_files(self._kept_folder(api))]:
-            if not left:
+        missing = set(request_ids)
+        # List running replicas first: one that ends meanwhile is in the archive by then.
+        running = [file for folder in self._totals.folders(api) for file in _files(folder / FOLDER)]
+        for file in [*running, *self._archive.files(api)]:
+            if not missing:
                 break
-            more = find_predictions(file, kind, left)
+            more = find_predictions(file, kind, missing)
             found |= {request_id: as_text(value) for request_id, value in more.items()}
-            left -= more.keys()
+            missing -= more.keys()
         return found
 
-    def _rings(self, api: str) -> Iterator[Path]:
-        for folder in self._totals.folders(api):
-            yield from _files(folder / FOLDER)
-
-    def _kept_folder(self, api: str) -> Path:
-        return self._home.path / FOLDER / api
-
     def _drift(self, record: ApiRecord) -> drift.Drift | None:
-        """Return what is known of the model that is served; None at its beginning."""
+        """Return the stored state of the served model; None before its first update."""
         data = self._store.drift(record.name)
-        known = drift.Drift.from_data(json.loads(data)) if data else None
-        return known if known and known.model == _model(_served(record)[0]) else None
+        state = drift.Drift.from_data(json.loads(data)) if data else None
+        return state if state and state.model == _model(_served(record)[0]) else None
 
-    def _set(self, api: str, known: drift.Drift) -> None:
-        self._store.set_drift(api, json.dumps(known.to_data()))
+    def _store_drift(self, api: str, state: drift.Drift) -> None:
+        self._store.set_drift(api, json.dumps(state.to_data()))
 
     def _baseline(self, target: Target, tracker: TrackerConfig) -> tuple[drift.Counts, str]:
-        """Return the baseline of the project, empty if there is none, and why it can't be used."""
+        """Return the baseline of the project and the problem with it; empty if there is none."""
         if not tracker.baseline:
             return {}, ""
         file = self._home.projects_dir / target.project_hash / tracker.baseline
         try:
-            return parse_baseline(file.read_bytes(), tracker.model_type == CLASSIFICATION), ""
+            return drift.parse_baseline(file.read_bytes(), tracker.model_type == CLASSIFICATION), ""
         except (OSError, InputError) as error:
-            return {}, f"{tracker.baseline} is no baseline: {error}; the first predictions take its place"
+            return {}, f"{tracker.baseline} can't be used: {error}; the first predictions are the baseline"
 
-    def _tell_of_drift(self, api: str, before: drift.Drift, after: drift.Drift) -> None:
+    def _log_change(self, api: str, before: drift.Drift, after: drift.Drift) -> None:
         last, previous = after.last, before.last
         was_drift = previous is not None and previous.is_drift
         if last is not None and last is not previous and last.is_drift != was_drift:
-            message = "predictions drift" if last.is_drift else "predictions do not drift any more"
+            message = "predictions drift" if last.is_drift else "predictions no longer drift"
             self._logger.warning(message, api=api, psi=f"{last.psi:.4f}", threshold=f"{last.threshold:.4f}")
 
 
 def require_tracker(record: ApiRecord) -> TrackerConfig:
-    """Return the tracker of what is served. Raises: InputError."""
+    """Return the tracker of the served revision. Raises: InputError."""
     _, tracker = _served(record)
     if tracker is None:
-        raise InputError(f"{record.name} has no `tracker`: its predictions are not kept")
+        raise InputError(f"{record.name} has no `tracker`: its predictions are not recorded")
     return tracker
 
 
@@ -206,7 +215,7 @@ def _served(record: ApiRecord) -> tuple[Target, TrackerConfig | None]:
 
 
 def _model(target: Target) -> str:
-    """Return what predicts: other code, settings of it, or a tracker begin anew; `refresh` does not."""
+    """Return a hash that changes with the project, the handler's settings and the tracker, but not on refresh."""
     spec = target.spec
     tracker = spec.tracker.model_dump(mode="json") if spec.tracker else None
     parts = [target.project_hash, spec.handler.model_dump(mode="json"), tracker]

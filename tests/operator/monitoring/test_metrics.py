@@ -7,18 +7,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from cortex.operator.monitoring.metric_text import HELP, Point, counter, gauge, points_of, to_text
+from cortex.operator.monitoring.metrics import HELP, MetricPoint, counter, gauge, series_points, to_text
 from cortex.replica.metric_file import MetricFile, read_metrics
 from cortex.replica.series import Histogram, SeriesKind, series_key
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
 
-def lines(*points: Point) -> list[str]:
+def lines(*points: MetricPoint) -> list[str]:
     return [line for line in to_text(points).decode().splitlines() if not line.startswith("#")]
 
 
-def test_counters_and_gauges_keep_their_names_and_come_in_one_family_each() -> None:
+def test_groups_counters_and_gauges_by_family_under_their_own_names() -> None:
     text = to_text(
         [
             counter("cortex_requests_total", 3, api="a", code="2xx"),
@@ -35,12 +35,12 @@ def test_counters_and_gauges_keep_their_names_and_come_in_one_family_each() -> N
     ]
 
 
-def test_a_histogram_is_cumulated_and_its_count_is_the_last_bucket(tmp_path: Path) -> None:
+def test_histogram_buckets_are_cumulative(tmp_path: Path) -> None:
     path = tmp_path / "file"
     histogram = Histogram(MetricFile(path), "cortex_batch_size", (1.0, 2.0, 16.0), {"model": "m"})
     for value in (1, 2, 2, 99):
         histogram.observe(value)
-    assert lines(*points_of("iris", read_metrics(path))) == [
+    assert lines(*series_points("iris", read_metrics(path))) == [
         'cortex_batch_size_bucket{api="iris",le="1",model="m"} 1.0',
         'cortex_batch_size_bucket{api="iris",le="2",model="m"} 3.0',
         'cortex_batch_size_bucket{api="iris",le="16",model="m"} 3.0',
@@ -50,7 +50,7 @@ def test_a_histogram_is_cumulated_and_its_count_is_the_last_bucket(tmp_path: Pat
     ]
 
 
-def test_what_is_hidden_or_internal_is_not_shown() -> None:
+def test_omits_hidden_and_internal_series() -> None:
     numbers = {
         series_key(SeriesKind.COUNTER, "_sketch", {"bucket": "3"}): 1.0,
         series_key(SeriesKind.GAUGE, "level"): 2.5,
@@ -58,10 +58,10 @@ def test_what_is_hidden_or_internal_is_not_shown() -> None:
         series_key(SeriesKind.MAX, "value"): 9.0,
         "nothing of ours": 1.0,
     }
-    assert lines(*points_of("iris", numbers)) == ['level{api="iris"} 2.5', 'value_max{api="iris"} 9.0']
+    assert lines(*series_points("iris", numbers)) == ['level{api="iris"} 2.5', 'value_max{api="iris"} 9.0']
 
 
-def test_labels_with_any_text_are_read_back() -> None:
+def test_escapes_any_label_text() -> None:
     label = 'a "quoted" \\ word\nand a line'
     (family,) = text_string_to_metric_families(to_text([gauge("x", 1, api="iris", tag=label)]).decode())
     assert [(sample.name, sample.labels, sample.value) for sample in family.samples] == [
@@ -69,7 +69,7 @@ def test_labels_with_any_text_are_read_back() -> None:
     ]
 
 
-def test_the_same_name_with_two_meanings_is_still_valid_text() -> None:
+def test_one_name_with_two_types_still_gives_a_valid_page() -> None:
     points = [
         counter("hits", 1, api="a"),
         gauge("hits", 2, api="b"),
@@ -91,13 +91,13 @@ SOME_SERIES = st.sets(st.tuples(st.sampled_from(["x", "y"]), KINDS, st.builds(st
 @example({("x", SeriesKind.BUCKET, "a"), ("x", SeriesKind.GAUGE, "a_sum")})
 @example({("x", SeriesKind.COUNTER, "a_total"), ("y", SeriesKind.GAUGE, "a")})
 @example({("x", SeriesKind.BUCKET, "a"), ("y", SeriesKind.GAUGE, "a"), ("x", SeriesKind.COUNTER, "a_sum_total")})
-def test_whatever_names_are_used_the_page_has_each_family_and_line_once(
+def test_the_page_has_each_family_and_line_once_for_any_names(
     found: set[tuple[str, SeriesKind, str]],
 ) -> None:
-    points: list[Point] = []
+    points: list[MetricPoint] = []
     for api, kind, name in sorted(found):
         labels = {"le": "1"} if kind is SeriesKind.BUCKET else {}
-        points += points_of(api, {series_key(kind, name, labels): 1.0})
+        points += series_points(api, {series_key(kind, name, labels): 1.0})
 
     families = list(text_string_to_metric_families(to_text(points).decode()))
 
@@ -109,13 +109,13 @@ def test_whatever_names_are_used_the_page_has_each_family_and_line_once(
     }
 
 
-def test_what_was_stored_though_utf_8_can_not_say_it_is_escaped() -> None:
+def test_escapes_stored_text_that_utf_8_can_not_encode() -> None:
     numbers = {series_key(SeriesKind.GAUGE, "x", {"tag": "a\ud800"}): 1.0}
 
-    (family,) = text_string_to_metric_families(to_text(points_of("iris", numbers)).decode())
+    (family,) = text_string_to_metric_families(to_text(series_points("iris", numbers)).decode())
 
     assert family.samples[0].labels == {"api": "iris", "tag": r"a\ud800"}
 
 
-def test_the_reference_has_every_name() -> None:
+def test_the_reference_documents_every_metric() -> None:
     assert set(re.findall(r"`(cortex_\w+)`", REFERENCE.read_text())) == set(HELP)
