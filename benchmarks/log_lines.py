@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cortex.cluster.node_client import Leader, NodeLink
-from cortex.cluster.transport import derived
+from cortex.cluster.credentials import derive_key
+from cortex.cluster.node_client import LeaderAddress, NodeClient
 from cortex.operator.http.log_streams import stream_logs
 from cortex.telemetry import Logger
 
@@ -31,11 +31,11 @@ _TEXT = "a line of a usual length, with a number of its own and a few words more
 class _Nobody:
     """Owns links that are only asked for logs."""
 
-    def node_is_up(self, link: NodeLink) -> None: ...
+    def node_is_up(self, link: NodeClient) -> None: ...
 
-    def node_is_lost(self, link: NodeLink, reason: str) -> None: ...
+    def node_is_lost(self, link: NodeClient, reason: str) -> None: ...
 
-    def replica_changed(self, link: NodeLink, replica_id: str) -> None: ...
+    def replica_changed(self, link: NodeClient, replica_id: str) -> None: ...
 
     async def project_archive(self, project_hash: str) -> tuple[Path, str]:
         raise NotImplementedError
@@ -64,8 +64,8 @@ def _write(node: LocalNode, number: int, count: int) -> None:
 
 
 async def _measure(nodes: Sequence[LocalNode], count: int) -> None:
-    key, leader = derived(SECRET, "node"), Leader("127.0.0.1", 1, 1)
-    links = [NodeLink(node.address, key, leader, _Nobody(), Logger("bench")) for node in nodes]
+    key, leader = derive_key(SECRET, "node"), LeaderAddress("127.0.0.1", 1, 1)
+    links = [NodeClient(node.address, key, leader, _Nobody(), Logger("bench")) for node in nodes]
     for follow in (False, True):
         began, cpu = time.perf_counter(), time.process_time()
         seen = 0

@@ -22,10 +22,11 @@ from pathlib import Path
 import psutil
 
 from benchmarks.tools.endpoint import free_ports
-from cortex.cluster.engine import Access, ClusterEngine
-from cortex.cluster.known_nodes import NodesFile
+from cortex.cluster.credentials import ClusterCredentials, derive_key
+from cortex.cluster.engine import ClusterEngine
+from cortex.cluster.known_nodes import nodes_in_file
 from cortex.cluster.placement import NodeAddress, Placement, Resources
-from cortex.cluster.transport import Wire, accept, derived
+from cortex.cluster.transport import PeerConnection, accept
 from cortex.config.schema import Api
 from cortex.engine.local import first_status
 from cortex.gateway.haproxy import Gateway, GatewaySettings
@@ -50,7 +51,7 @@ class ScriptedNode:
         self.host, self.port = host, 0
         self._home = home
         self._replicas = replicas
-        self._wires: list[Wire] = []
+        self._wires: list[PeerConnection] = []
 
     async def start(self) -> None:
         server = await asyncio.start_server(self._serve, self.host, 0)
@@ -63,7 +64,7 @@ class ScriptedNode:
             wire.send(self._event(spec))
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
-        wire = await accept(reader, writer, derived(SECRET, "node"))
+        wire = await accept(reader, writer, derive_key(SECRET, "node"))
         if wire is None or (await wire.receive() or {}).get("purpose") != "control":
             writer.close()
             return
@@ -150,7 +151,11 @@ async def measure(count: int, folder: Path) -> list[str]:
         for name in node._replicas:
             found[name] = Placement(name, "placed", address, 0.0)
     engine = ClusterEngine(
-        home, NoPlacer(found), Access(SECRET, "127.0.0.1", 0), NodesFile(folder / "nodes"), Logger("limits")
+        home,
+        NoPlacer(found),
+        ClusterCredentials(SECRET, "127.0.0.1", 0),
+        nodes_in_file(folder / "nodes"),
+        Logger("limits"),
     )
     engine._mirror.refresh = _nothing  # type: ignore[method-assign] - scripted nodes count nothing
     wall, used = time.perf_counter(), time.process_time()
@@ -204,7 +209,7 @@ async def _haproxy(home: Home, replicas: list[Replica]) -> list[str]:
         target = Target("revision", made, "hash")
         records.append(ApiRecord(name, made.kind, None, target, "", "", f"id-{number}", now, now, target))
     states = {(record.name, record.revision): Preparation(Stage.DONE) for record in records}
-    full = replace(routes_of(records, replicas, states), gateway_secret=derived(SECRET, "gateway"))
+    full = replace(routes_of(records, replicas, states), gateway_secret=derive_key(SECRET, "gateway"))
     less = replace(routes_of(records, replicas[1:], states), gateway_secret=full.gateway_secret)
     gateway = Gateway(home, GatewaySettings("127.0.0.1", free_ports(1)[0]))
     started = time.perf_counter()

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from cortex.cluster.engine import Access, ClusterEngine
-from cortex.cluster.known_nodes import NodesFile
-from cortex.cluster.transport import derived
+from cortex.cluster.credentials import ClusterCredentials, derive_key
+from cortex.cluster.engine import ClusterEngine
+from cortex.cluster.known_nodes import nodes_in_file
 from cortex.config.project import ProjectFiles, content_hash
 from cortex.config.schema import Api
 from cortex.engine.environment import Prepared
@@ -90,8 +90,8 @@ def nodes() -> Iterator[list[LocalNode]]:
 async def cluster(home: Home, nodes: list[LocalNode], cores: float = 4.0) -> AsyncIterator[Cluster]:
     ended: list[str] = []
     placer = StaticPlacer([node.address for node in nodes], cores)
-    access = Access(SECRET, "127.0.0.1", 0)
-    engine = ClusterEngine(home, placer, access, NodesFile(home.run_dir / "nodes.json"), Logger("test"))
+    access = ClusterCredentials(SECRET, "127.0.0.1", 0)
+    engine = ClusterEngine(home, placer, access, nodes_in_file(home.run_dir / "nodes.json"), Logger("test"))
     engine.on_end = lambda spec: ended.append(spec.id)
     await engine.startup()
     try:
@@ -124,7 +124,7 @@ async def ready(made: Cluster, spec: ReplicaSpec) -> ReplicaStatus:
 def ask(socket: str, secret: str = "") -> tuple[int, Any]:
     host, _, port = socket.rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=10)
-    headers = {"content-type": "application/json", "x-cortex-gateway": secret or derived(SECRET, "gateway")}
+    headers = {"content-type": "application/json", "x-cortex-gateway": secret or derive_key(SECRET, "gateway")}
     connection.request("POST", "/", json.dumps(1), headers)
     response = connection.getresponse()
     return response.status, json.loads(response.read())
@@ -177,7 +177,7 @@ def test_replicas_outlive_the_agent_of_their_node(home: Home, nodes: list[LocalN
             answered, _ = await asyncio.to_thread(ask, before.processes[0].socket)
             assert answered == 200
             await asyncio.to_thread(node.start)
-            await until(lambda: made.engine.links[node.host].is_up and spec.id in made.engine.links[node.host].replicas)
+            await until(lambda: made.engine.nodes[node.host].is_up and spec.id in made.engine.nodes[node.host].replicas)
             assert made.status(spec.id) == before
             await stop(made, spec.id)
 
@@ -208,7 +208,7 @@ def test_what_is_too_large_for_every_node_waits_and_says_so(home: Home, nodes: l
             await until(lambda: (status := made.status(spec.id)) and status.lack)
             status = made.status(spec.id)
             assert status is not None
-            assert status.lack == "a replica wants 1 core, the largest node has 0.5 cores"
+            assert status.lack == "a replica needs 1 core; the largest node has 0.5 cores"
             await stop(made, spec.id)
 
     run(test())

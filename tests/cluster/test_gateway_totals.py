@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cortex.cluster.gateway_totals import GatewayTotals
+from cortex.cluster.gateways import GatewayTotals
 from cortex.gateway.stats import BackendStats
 
 
@@ -20,34 +20,34 @@ def totals(tmp_path: Path) -> GatewayTotals:
 
 
 def test_nodes_add_up(totals: GatewayTotals) -> None:
-    totals.note("n1", "x", told(a=3))
-    totals.note("n2", "y", told(a=4, b=1))
+    totals.add("n1", "x", told(a=3))
+    totals.add("n2", "y", told(a=4, b=1))
     assert totals.of("a") == {2: 7}
     assert totals.of("b") == {2: 1}
     assert totals.of("c") == {}
 
 
 def test_what_a_gateway_tells_late_or_again_changes_nothing(totals: GatewayTotals) -> None:
-    totals.note("n1", "x", told(a=3))
-    totals.note("n1", "x", told(a=2))
-    totals.note("n1", "x", {})
+    totals.add("n1", "x", told(a=3))
+    totals.add("n1", "x", told(a=2))
+    totals.add("n1", "x", {})
     assert totals.of("a") == {2: 3}
 
 
 def test_counts_that_begin_anew_come_on_top(totals: GatewayTotals) -> None:
     for counts, count in (("x", 3), ("y", 1), ("z", 0), ("z", 2)):
-        totals.note("n1", counts, told(a=count))
+        totals.add("n1", counts, told(a=count))
     assert totals.of("a") == {2: 6}
 
 
 def test_the_next_operator_goes_on(totals: GatewayTotals, tmp_path: Path) -> None:
-    totals.note("n1", "x", told(a=3))
-    totals.note("n1", "y", told(a=1))
+    totals.add("n1", "x", told(a=3))
+    totals.add("n1", "y", told(a=1))
     totals.save()
     again = GatewayTotals(tmp_path / "totals.json")
     again.load()
     assert again.of("a") == {2: 4}
-    again.note("n1", "y", told(a=2))
+    again.add("n1", "y", told(a=2))
     assert again.of("a") == {2: 5}
 
 
@@ -59,6 +59,6 @@ def test_a_file_that_is_none_is_begun_anew(totals: GatewayTotals, tmp_path: Path
 
 
 def test_apis_that_are_gone_are_forgotten(totals: GatewayTotals) -> None:
-    totals.note("n1", "x", told(a=3, b=2))
+    totals.add("n1", "x", told(a=3, b=2))
     totals.forget({"b"})
     assert (totals.of("a"), totals.of("b")) == ({}, {2: 2})

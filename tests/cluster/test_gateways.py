@@ -289,8 +289,8 @@ def test_lines_of_access_logs_come_from_all_gateways(home: Home, nodes: list[Loc
         async with site(home, nodes) as made, made.operator() as operator:
             await operator.fleet.startup(table(backend("one", await made.server("s1"), access_log=True)))
             await operator.all_serve()
-            await until(lambda: all(link.is_up for link in operator.engine.links.values()))
-            sources = [LocalAccess(home.logs_dir), *operator.engine.links.values()]
+            await until(lambda: all(link.is_up for link in operator.engine.nodes.values()))
+            sources = [LocalAccess(home.logs_dir), *operator.engine.nodes.values()]
             for node in (None, *nodes):
                 assert await answers(made, node, "one") == 200
 

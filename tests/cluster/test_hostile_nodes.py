@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 
 from cluster.test_cluster_engine import cluster, ready, run, stop, until
-from cortex.cluster import node_client as link_module
+from cortex.cluster import node_client as client_module
 from cortex.cluster import transport as wires
-from cortex.cluster.node_client import Leader, NodeLink
+from cortex.cluster.credentials import derive_key
+from cortex.cluster.metrics_mirror import MetricsMirror
+from cortex.cluster.node_client import LeaderAddress, NodeClient
 from cortex.cluster.placement import NodeAddress
-from cortex.cluster.transport import Wire, WireError, accept, connect, derived
+from cortex.cluster.transport import PeerConnection, PeerError, accept, connect
 from cortex.errors import InputError
 from cortex.home import Home
 from cortex.lifecycle import ProcessState
@@ -30,7 +32,7 @@ from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
 from harness.cluster.local_nodes import SECRET, LocalNode, local_nodes
 
-KEY = derived(SECRET, "node")
+KEY = derive_key(SECRET, "node")
 
 
 @dataclass
@@ -39,13 +41,13 @@ class Told:
 
     events: list[str] = field(default_factory=list)
 
-    def node_is_up(self, link: NodeLink) -> None:
+    def node_is_up(self, link: NodeClient) -> None:
         self.events.append("up")
 
-    def node_is_lost(self, link: NodeLink, reason: str) -> None:
+    def node_is_lost(self, link: NodeClient, reason: str) -> None:
         self.events.append(f"lost: {reason}")
 
-    def replica_changed(self, link: NodeLink, replica_id: str) -> None:
+    def replica_changed(self, link: NodeClient, replica_id: str) -> None:
         self.events.append(f"changed {replica_id}")
 
     async def project_archive(self, project_hash: str) -> tuple[Path, str]:
@@ -53,20 +55,20 @@ class Told:
 
 
 @contextlib.asynccontextmanager
-async def peer(serve: Callable[[Wire], Awaitable[None]]) -> AsyncIterator[NodeLink]:
+async def peer(serve: Callable[[PeerConnection], Awaitable[None]]) -> AsyncIterator[NodeClient]:
     """Follow something that knows the secret, and does with each connection what it likes."""
 
     async def greet(reader: StreamReader, writer: StreamWriter) -> None:
         wire = await accept(reader, writer, KEY)
         if wire is not None:
-            with contextlib.suppress(WireError, OSError):
+            with contextlib.suppress(PeerError, OSError):
                 await wire.receive()
                 await serve(wire)
             wire.close()
 
     server = await asyncio.start_server(greet, "127.0.0.1", 0)
     address = NodeAddress("n", "127.0.0.1", server.sockets[0].getsockname()[1])
-    link = NodeLink(address, KEY, Leader("127.0.0.1", 1, 1), Told(), Logger("test"))
+    link = NodeClient(address, KEY, LeaderAddress("127.0.0.1", 1, 1), Told(), Logger("test"))
     link.startup()
     try:
         yield link
@@ -75,8 +77,8 @@ async def peer(serve: Callable[[Wire], Awaitable[None]]) -> AsyncIterator[NodeLi
         server.close()
 
 
-def told(link: NodeLink) -> list[str]:
-    owner = link._owner
+def told(link: NodeClient) -> list[str]:
+    owner = link._observer
     assert isinstance(owner, Told)
     return owner.events
 
@@ -99,7 +101,7 @@ def test_gateways_are_led_to_addresses_of_the_node_only(socket: str, is_kept: bo
     process = ProcessStatus(0, socket, ProcessState.READY, near=near)
     status = ReplicaStatus(spec.id, "a", "x", 1, 0.0, (process,))
 
-    async def serve(wire: Wire) -> None:
+    async def serve(wire: PeerConnection) -> None:
         wire.send({"event": "node", "home": "/tmp"})
         replica = {"spec": spec.to_json(), "status": status.to_json(), "is_reserved": True}
         wire.send({"event": "replica", "id": spec.id, **replica})
@@ -137,16 +139,16 @@ def test_a_status_of_which_no_routes_can_be_made_is_not_taken(change: dict[str, 
     else:
         status["processes"][0] |= change
 
-    async def serve(wire: Wire) -> None:
+    async def serve(wire: PeerConnection) -> None:
         wire.send({"event": "node", "home": "/tmp"})
         replica = {"spec": spec.to_json(), "status": json.dumps(status), "is_reserved": True}
         wire.send({"event": "replica", "id": spec.id, **replica})
-        with contextlib.suppress(WireError):
+        with contextlib.suppress(PeerError):
             assert await wire.receive() is None
 
     async def test() -> None:
         async with peer(serve) as link:
-            await until(lambda: "what can't be" in link.problem)
+            await until(lambda: "an invalid status" in link.problem)
             assert link.replicas == {}
 
     run(test())
@@ -166,7 +168,7 @@ def test_a_status_of_which_no_routes_can_be_made_is_not_taken(change: dict[str, 
 def test_a_node_that_says_nonsense_is_followed_still(message: dict[str, Any]) -> None:
     connections = 0
 
-    async def serve(wire: Wire) -> None:
+    async def serve(wire: PeerConnection) -> None:
         nonlocal connections
         connections += 1
         if connections == 1:
@@ -187,7 +189,7 @@ def test_a_node_that_says_nonsense_is_followed_still(message: dict[str, Any]) ->
 def test_a_node_that_breaks_off_each_time_is_lost() -> None:
     connections = 0
 
-    async def serve(wire: Wire) -> None:
+    async def serve(wire: PeerConnection) -> None:
         nonlocal connections
         connections += 1
         wire.send({"event": "node", "home": "/tmp"})
@@ -203,7 +205,7 @@ def test_a_node_that_breaks_off_each_time_is_lost() -> None:
 
 
 def test_replicas_whose_names_lead_elsewhere_are_none(home: Home) -> None:
-    async def serve(wire: Wire) -> None:
+    async def serve(wire: PeerConnection) -> None:
         wire.send({"event": "node", "home": "/tmp"})
         wire.send({"event": "gone", "id": "../../logs", "is_left": True})
         wire.send({"event": "complete"})
@@ -227,7 +229,7 @@ def test_whoever_resets_a_greeting_broke_off() -> None:
         server = await asyncio.start_server(reset, "127.0.0.1", 0)
         try:
             for _ in range(20):  # at times the reset is there before the answer is waited for
-                with pytest.raises(WireError):
+                with pytest.raises(PeerError):
                     await connect("127.0.0.1", server.sockets[0].getsockname()[1], KEY)
         finally:
             server.close()
@@ -235,15 +237,15 @@ def test_whoever_resets_a_greeting_broke_off() -> None:
     run(test())
 
 
-def test_numbers_that_can_not_be_read_are_those_of_a_node_that_broke_off() -> None:
-    async def serve(wire: Wire) -> None:
+def test_unreadable_metrics_are_an_error_of_the_node(tmp_path: Path) -> None:
+    async def serve(wire: PeerConnection) -> None:
         wire.send({"size": 5000})
         wire.writer.write(b"x" * 5000)
 
     async def test() -> None:
         async with peer(serve) as link:
-            with pytest.raises(WireError, match="can't be read"):
-                await link.fetch_metrics("a-1-2")
+            with pytest.raises(PeerError, match="can't be read"):
+                await MetricsMirror(tmp_path).fetch("a-1-2", link)
 
     run(test())
 
@@ -277,13 +279,13 @@ def test_of_many_who_say_nothing_the_first_are_hung_up_on(monkeypatch: pytest.Mo
 
 def test_a_node_that_says_too_much_is_hung_up_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wires, "MAX_LINE_BYTES", 16384)
-    made: list[Wire] = []
+    made: list[PeerConnection] = []
 
-    async def kept(host: str, port: int, key: str) -> Wire:
+    async def kept(host: str, port: int, key: str) -> PeerConnection:
         made.append(await connect(host, port, key))
         return made[-1]
 
-    monkeypatch.setattr(link_module, "connect", kept)
+    monkeypatch.setattr(client_module, "connect", kept)
 
     async def serve(reader: StreamReader, writer: StreamWriter) -> None:
         wire = await accept(reader, writer, KEY)
@@ -295,7 +297,9 @@ def test_a_node_that_says_too_much_is_hung_up_on_at_once(monkeypatch: pytest.Mon
     async def test() -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         address = NodeAddress("n", "127.0.0.1", server.sockets[0].getsockname()[1])
-        logs = NodeLink(address, KEY, Leader("127.0.0.1", 1, 1), Told(), Logger("test")).logs("api", None, None, True)
+        logs = NodeClient(address, KEY, LeaderAddress("127.0.0.1", 1, 1), Told(), Logger("test")).logs(
+            "api", None, None, True
+        )
         assert await anext(logs) == []
         await logs.aclose()
         async with asyncio.timeout(20):
@@ -319,7 +323,7 @@ def test_an_operator_that_stood_still_takes_no_node_for_lost(home: Home, nodes: 
             lost: list[bool] = []
             made.engine.on_change = lambda: lost.append(spec.id not in made.engine.replicas())
             time.sleep(4)  # as a database that answers late, or a machine that is paused, has it
-            link = made.engine.links[nodes[0].host]
+            link = made.engine.nodes[nodes[0].host]
             heard = link._heard_at
             await until(lambda: link._heard_at != heard)
             assert True not in lost

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from cluster.test_cluster_engine import cluster, ready, run
-from cortex.cluster.engine import Access, ClusterEngine
-from cortex.cluster.known_nodes import NodesFile, SharedNodes
+from cortex.cluster.credentials import ClusterCredentials
+from cortex.cluster.engine import ClusterEngine
+from cortex.cluster.known_nodes import nodes_in_database, nodes_in_file
 from cortex.cluster.placement import NodeAddress
 from cortex.home import Home
 from cortex.state.database import open_state
@@ -36,7 +37,7 @@ def nodes() -> Iterator[list[LocalNode]]:
 
 
 def test_nodes_are_known_to_the_next_operator(facts: FactStore, tmp_path: Path) -> None:
-    for open_nodes in (lambda: SharedNodes(facts), lambda: NodesFile(tmp_path / "nodes.json")):
+    for open_nodes in (lambda: nodes_in_database(facts), lambda: nodes_in_file(tmp_path / "nodes.json")):
         known = open_nodes()
         for address in (ONE, TWO, MOVED):
             known.add(address)
@@ -49,12 +50,12 @@ def test_nodes_are_known_to_the_next_operator(facts: FactStore, tmp_path: Path) 
 
 def test_what_could_not_be_written_is_written_later(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "nodes.json"
-    known = NodesFile(path)
+    known = nodes_in_file(path)
     known.add(ONE)
     known.save()
     path.parent.mkdir()
     known.save()
-    assert NodesFile(path).all() == [ONE]
+    assert nodes_in_file(path).all() == [ONE]
 
 
 def test_operator_elsewhere_takes_over_replicas_while_ray_is_away(
@@ -64,14 +65,16 @@ def test_operator_elsewhere_takes_over_replicas_while_ray_is_away(
     other.create()
 
     async def test() -> None:
-        known = SharedNodes(facts)
+        known = nodes_in_database(facts)
         async with cluster(home, nodes) as made:
             known.add(nodes[0].address)
             known.save()
             spec = made.spec()
             before = await ready(made, spec)
         placer = StaticPlacer([], is_available=False)
-        engine = ClusterEngine(other, placer, Access(SECRET, "127.0.0.1", 0, 2), SharedNodes(facts), Logger("test"))
+        engine = ClusterEngine(
+            other, placer, ClusterCredentials(SECRET, "127.0.0.1", 0, 2), nodes_in_database(facts), Logger("test")
+        )
         await engine.startup()
         try:
             adopted, status = engine.replicas()[spec.id]

@@ -2,8 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from cortex.cluster.placement import Amounts, ClusterResources, NodeResources, Resources
-from cortex.cluster.unschedulable import choose_group, lack, may_run_on
+from cortex.cluster.placement import (
+    Amounts,
+    ClusterResources,
+    NodeResources,
+    Resources,
+    choose_group,
+    fits,
+    unschedulable_reason,
+)
 
 GIB = 1024**3
 SMALL = NodeResources("10.0.0.2", cpu=4, memory_bytes=8 * GIB, gpu=0, node_groups=frozenset({"cheap"}))
@@ -21,44 +28,44 @@ def cluster(*nodes: NodeResources, free_cpu: float = 0.0) -> ClusterResources:
 @pytest.mark.parametrize(
     ("wanted", "nodes", "said"),
     [
-        (Resources(8), (HEAD, SMALL), "a replica wants 8 cores, the largest node has 4 cores"),
-        (Resources(0.2), (), "a replica wants 0.2 cores; the cluster has no node"),
+        (Resources(8), (HEAD, SMALL), "a replica needs 8 cores; the largest node has 4 cores"),
+        (Resources(0.2), (), "a replica needs 0.2 cores; the cluster has no nodes"),
         (
             Resources(17, memory_bytes=48 * GIB),
             (SMALL, LARGE, GPU),
-            "a replica wants 17 cores and 48 GiB of memory, the largest node has 16 cores and 32 GiB of memory",
+            "a replica needs 17 cores and 48 GiB of memory; the largest node has 16 cores and 32 GiB of memory",
         ),
-        (Resources(1, gpu=1), (SMALL,), "a replica wants 1 core and 1 GPU, the largest node has 4 cores and 0 GPUs"),
+        (Resources(1, gpu=1), (SMALL,), "a replica needs 1 core and 1 GPU; the largest node has 4 cores and 0 GPUs"),
         (
             Resources(1, memory_bytes=512 * 1024**2, gpu=4),
             (SMALL, GPU),
-            "a replica wants 1 core, 512 MiB of memory and 4 GPUs, "
+            "a replica needs 1 core, 512 MiB of memory and 4 GPUs; "
             "the largest node has 8 cores, 64 GiB of memory and 2 GPUs",
         ),
         (
             Resources(8, node_groups=("fast",)),
             (SMALL, LARGE),
-            "a replica wants a node of node group fast; the cluster has none",
+            "a replica needs a node of node group fast; the cluster has none",
         ),
         (
             Resources(12, node_groups=("gpu", "fast")),
             (LARGE, GPU),
-            "a replica wants 12 cores, the largest node of node groups gpu or fast has 8 cores",
+            "a replica needs 12 cores; the largest node of node groups gpu or fast has 8 cores",
         ),
         (
             Resources(4),
             (SMALL, HEAD),
-            "a replica wants 4 cores on one node: no node has that free at the moment; "
-            "of the whole cluster 2.5 cores are free",
+            "a replica needs 4 cores on one node: no node has that free at the moment; "
+            "the whole cluster has 2.5 cores free",
         ),
     ],
 )
 def test_what_is_lacking_is_said(wanted: Resources, nodes: tuple[NodeResources, ...], said: str) -> None:
-    assert lack(wanted, cluster(*nodes, free_cpu=2.5)) == said
+    assert unschedulable_reason(wanted, cluster(*nodes, free_cpu=2.5)) == said
 
 
 def test_shares_of_cores_may_add_up_to_a_little_more() -> None:
-    assert may_run_on(Resources(0.1 + 0.2), NodeResources("h", 0.3, 0, 0))
+    assert fits(Resources(0.1 + 0.2), NodeResources("h", 0.3, 0, 0))
 
 
 @pytest.mark.parametrize(

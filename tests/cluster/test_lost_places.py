@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cortex.cluster.remote import Remote
+from cortex.cluster.remote_replica import RemoteReplica
 from cortex.engine.local import first_status
 from cortex.replica.spec import ReplicaSpec
 
@@ -10,8 +10,8 @@ SPEC = ReplicaSpec("iris-1-a", "iris", "1", "handler", "/p", "handler.py", "pyth
 REASON = "node 10.0.0.3: the operator is cortex 2 and the Python of Ray has 1 there"
 
 
-def remote() -> Remote:
-    return Remote(SPEC, first_status(SPEC, 0))
+def remote() -> RemoteReplica:
+    return RemoteReplica(SPEC, first_status(SPEC, 0))
 
 
 def test_the_first_loss_is_made_good_at_once_and_not_spoken_of() -> None:
@@ -42,5 +42,5 @@ def test_a_place_ends_the_complaint() -> None:
 def test_one_that_leaves_does_so_whatever_its_node_tells() -> None:
     it = remote()
     it.is_leaving = True
-    it.learn(first_status(SPEC, 7))
+    it.update(first_status(SPEC, 7))
     assert it.status.is_leaving

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from cortex.cluster.colocation import sockets_here
+from cortex.cluster.credentials import derive_key
 from cortex.cluster.node.start import RESERVE_SOCKET
-from cortex.cluster.transport import connect, derived
+from cortex.cluster.node_client import local_sockets_dir
+from cortex.cluster.transport import connect
 from cortex.home import Home
 from cortex.processes.identity import Identity
 from harness.cluster.local_nodes import SECRET, LocalNode, local_nodes
@@ -34,7 +35,7 @@ def told(node: LocalNode) -> dict[str, Any]:
     """What the agent says of itself to an operator."""
 
     async def ask() -> dict[str, Any]:
-        wire = await connect(node.host, node.address.port, derived(SECRET, "node"))
+        wire = await connect(node.host, node.address.port, derive_key(SECRET, "node"))
         wire.send({"purpose": "control", "host": "127.0.0.1", "port": 1, "epoch": 1})
         message = await wire.receive()
         wire.close()
@@ -44,18 +45,18 @@ def told(node: LocalNode) -> dict[str, Any]:
 
 
 def test_an_agent_on_this_machine_is_reached(node: LocalNode, told: dict[str, Any]) -> None:
-    assert sockets_here(node.host, told) == node.home.sockets_dir
+    assert local_sockets_dir(node.host, told) == node.home.sockets_dir
 
 
 def test_a_step_of_the_clock_changes_nothing(node: LocalNode, told: dict[str, Any]) -> None:
     identity = json.loads(told["identity"])
     stepped = json.dumps({**identity, "created_at": identity["created_at"] + 3600})
-    assert sockets_here(node.host, {**told, "identity": stepped}) == node.home.sockets_dir
+    assert local_sockets_dir(node.host, {**told, "identity": stepped}) == node.home.sockets_dir
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "0.0.0.0", "::", "localhost", ""])
 def test_an_agent_at_another_address_is_not(host: str, told: dict[str, Any]) -> None:
-    assert sockets_here(host, told) is None
+    assert local_sockets_dir(host, told) is None
 
 
 def test_an_agent_that_does_not_listen_in_its_home_here_is_not(
@@ -71,8 +72,8 @@ def test_an_agent_that_does_not_listen_in_its_home_here_is_not(
         {"identity": "[" * 100_000},
         {"identity": None},
     ):
-        assert sockets_here(node.host, {**told, **change}) is None, change
-    assert sockets_here(node.host, {}) is None
+        assert local_sockets_dir(node.host, {**told, **change}) is None, change
+    assert local_sockets_dir(node.host, {}) is None
 
 
 def test_another_users_agent_is_not() -> None:
@@ -92,7 +93,7 @@ def test_another_users_agent_is_not() -> None:
             with subprocess.Popen([*command, str(user)], **pipes) as process:
                 process.stdout.readline()  # type: ignore[union-attr]
                 identity = Identity.of(process.pid).to_json()
-                found[user] = sockets_here("127.0.0.1", {"home": str(home.path), "identity": identity})
+                found[user] = local_sockets_dir("127.0.0.1", {"home": str(home.path), "identity": identity})
                 process.communicate(b"\n")
             (home.sockets_dir / RESERVE_SOCKET).unlink()
         assert found == {0: home.sockets_dir, 65534: None}
@@ -102,6 +103,6 @@ def test_files_alone_are_no_agent(node: LocalNode, told: dict[str, Any], tmp_pat
     home = Home(tmp_path / "home")
     home.create()
     shutil.copy(node.home.run_dir / "node.json", home.run_dir)
-    assert sockets_here(node.host, {**told, "home": str(home.path)}) is None
+    assert local_sockets_dir(node.host, {**told, "home": str(home.path)}) is None
     os.mkfifo(home.sockets_dir / RESERVE_SOCKET)
-    assert sockets_here(node.host, {**told, "home": str(home.path)}) is None
+    assert local_sockets_dir(node.host, {**told, "home": str(home.path)}) is None

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from cortex.cluster import transport as wire_module
-from cortex.cluster.certificate import any_certificate, fingerprint, make_certificate
+from cortex.cluster.credentials import fingerprint, make_certificate, unverified_context
 from cortex.cluster.node.relay import splice
-from cortex.cluster.transport import MAX_LINE_BYTES, WireError, accept, connect
+from cortex.cluster.transport import MAX_LINE_BYTES, PeerError, accept, connect
 
 KEY = "a key of tests"
 Json = dict[str, Any]
@@ -105,7 +105,7 @@ async def in_between(far: int, ends_tls: str) -> AsyncIterator[int]:
             writer.write(await far_reader.readuntil(b"\n"))  # the greeting
             far_writer.write(await reader.readuntil(b"\n"))  # the client's proof
             writer.write(await far_reader.readuntil(b"\n"))  # the listener's word to begin
-            await far_writer.start_tls(any_certificate())
+            await far_writer.start_tls(unverified_context())
             if ends_tls == "both":
                 await writer.start_tls(make_certificate().context)
             await splice(reader, writer, far_reader, far_writer)
@@ -121,7 +121,7 @@ def test_who_stands_between_both_is_noticed(ends_tls: str) -> None:
     async def test() -> None:
         heard: list[Json] = []
         async with echo(heard) as far, in_between(far, ends_tls) as port:
-            with pytest.raises(WireError):
+            with pytest.raises(PeerError):
                 await connect("127.0.0.1", port, KEY)
         assert heard == []
 
@@ -140,7 +140,7 @@ def test_what_is_put_in_before_tls_is_noticed() -> None:
                 await splice(reader, writer, far_reader, far_writer)
 
             async with listener(serve) as port:
-                with pytest.raises(WireError):
+                with pytest.raises(PeerError):
                     await connect("127.0.0.1", port, KEY)
 
     run(test)
@@ -161,7 +161,7 @@ def test_who_knows_the_secret_is_not_made_to_answer_for_another() -> None:
             writer.close()
 
         async with listener(greet) as port:
-            with pytest.raises(WireError):
+            with pytest.raises(PeerError):
                 await connect("127.0.0.1", port, KEY)
         return await answer
 
@@ -172,7 +172,7 @@ def test_who_knows_the_secret_is_not_made_to_answer_for_another() -> None:
             hello = json.loads(await reader.readuntil(b"\n"))
             writer.write(await answer_to(hello["nonce"]))
             await reader.readuntil(b"\n")
-            await writer.start_tls(any_certificate())
+            await writer.start_tls(unverified_context())
             shown = fingerprint(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
             writer.write(await answer_to(f"{hello['nonce']} {shown}"))
             writer.write(b'{"command": "of a stranger"}\n')
@@ -220,7 +220,7 @@ def test_who_is_slow_to_begin_tls_is_hung_up_on_while_many_are_unknown(monkeypat
                     each.transport.abort()
 
             async with listener(serve) as port:
-                with pytest.raises(WireError):
+                with pytest.raises(PeerError):
                     await connect("127.0.0.1", port, KEY)
         assert unhandled == []
 

@@ -18,11 +18,11 @@ from cluster.test_cluster_engine import cluster, ready, run, stop, until
 from cluster.test_hostile_nodes import peer
 from cortex import __version__
 from cortex.cluster import engine
-from cortex.cluster import node_client as link
+from cortex.cluster import node_client as node_client
 from cortex.cluster.node.start import NodeStart, RunningAgent, is_over, reserve
 from cortex.cluster.placement import NodeAddress
 from cortex.cluster.ray_placer import RayPlacer
-from cortex.cluster.transport import Wire, WireError
+from cortex.cluster.transport import PeerConnection, PeerError
 from cortex.home import Home
 from cortex.telemetry import Logger
 from harness.cluster.local_nodes import LocalNode, local_nodes
@@ -82,7 +82,7 @@ def test_agent_of_another_version_is_ended_once_and_its_replicas_stay(
             spec = made.spec()
             before = await ready(made, spec)
         held = reserve(RunningAgent(node.host, node.address.port, __version__, node.home), spec.id, ())
-        monkeypatch.setattr(link, "__version__", "999.0")
+        monkeypatch.setattr(node_client, "__version__", "999.0")
         async with cluster(home, [node]) as made:
             await until(lambda: node.process is not None and node.process.poll() == 0)
             assert not is_over(held)  # so that whoever holds the reservation starts the next agent
@@ -128,7 +128,7 @@ def test_replica_on_a_node_out_of_reach_says_so_and_can_be_stopped(home: Home, n
             await until(lambda: (status := made.status(spec.id)) and status.lack)
             status = made.status(spec.id)
             assert status is not None
-            assert status.lack.startswith("node 127.0.0.1 can't be reached from the operator's machine: 127.0.0.1:")
+            assert status.lack.startswith("the operator's machine can't reach node 127.0.0.1: 127.0.0.1:")
             await made.engine.stop(spec.id, 5)
             assert made.engine.replicas() == {}
             assert made.placer.placements() == {}
@@ -155,9 +155,9 @@ def test_replica_on_a_node_out_of_reach_is_placed_elsewhere(
 
 def test_node_that_falls_silent_in_the_middle_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("METRICS_TIMEOUT_S", "LINES_TIMEOUT_S", "FOLLOW_TIMEOUT_S"):
-        monkeypatch.setattr(link, name, 0.2)
+        monkeypatch.setattr(node_client, name, 0.2)
 
-    async def serve(wire: Wire) -> None:
+    async def serve(wire: PeerConnection) -> None:
         wire.send({"size": 1000, "lines": [], "more": False})
         await wire.receive()
 
@@ -167,7 +167,7 @@ def test_node_that_falls_silent_in_the_middle_keeps_nobody_waiting(monkeypatch: 
                 await silent.fetch_metrics("a-1-2")
             for follow in (True, False):
                 for lines in (silent.logs("a", None, 10, follow), silent.access("a", None, 10, follow)):
-                    with pytest.raises(WireError, match="says nothing more"):
+                    with pytest.raises(PeerError, match="stopped sending lines"):
                         async for _ in lines:
                             pass
 
@@ -175,12 +175,12 @@ def test_node_that_falls_silent_in_the_middle_keeps_nobody_waiting(monkeypatch: 
 
 
 def test_node_that_breaks_off_in_the_middle_of_logs_is_told_of() -> None:
-    async def serve(wire: Wire) -> None:
+    async def serve(wire: PeerConnection) -> None:
         wire.send({"lines": []})
 
     async def test() -> None:
         async with peer(serve) as broken:
-            with pytest.raises(WireError, match="broke off"):
+            with pytest.raises(PeerError, match="closed the connection"):
                 async for _ in broken.logs("a", None, 10, False):
                     pass
 

@@ -15,8 +15,8 @@ import pytest
 
 from cluster import test_cluster_engine
 from cluster.test_cluster_engine import cluster, ready, run, stop, until
-from cortex.cluster.metrics_mirror import Mirror
-from cortex.cluster.transport import derived
+from cortex.cluster.credentials import derive_key
+from cortex.cluster.metrics_mirror import MetricsMirror
 from cortex.home import Home
 from cortex.replica.metric_folder import read_folder
 from harness.cluster.local_nodes import SECRET, LocalNode, local_nodes
@@ -57,10 +57,10 @@ def test_copies_of_an_operator_before_another_are_dropped(
     first, second = epochs
     folder, led = tmp_path / "metrics", tmp_path / "led"
     folder.mkdir()
-    Mirror(folder).startup(led, first)
+    MetricsMirror(folder).startup(led, first)
     (folder / "words-1-2").mkdir()
-    Mirror(folder).startup(led, second)
-    assert Mirror(folder).names() == ({"words-1-2"} if is_kept else set())
+    MetricsMirror(folder).startup(led, second)
+    assert MetricsMirror(folder).names() == ({"words-1-2"} if is_kept else set())
 
 
 SLOW = """
@@ -105,6 +105,6 @@ def test_what_a_worker_counts_that_outlives_its_supervisor_is_taken_in(
 def post(address: str, payload: str) -> int:
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=60)
-    headers = {"content-type": "application/json", "x-cortex-gateway": derived(SECRET, "gateway")}
+    headers = {"content-type": "application/json", "x-cortex-gateway": derive_key(SECRET, "gateway")}
     connection.request("POST", "/", json.dumps(payload), headers)
     return connection.getresponse().status

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from cluster.test_cluster_engine import cluster, ready, stop
-from cortex.cluster.transport import WireError, connect, derived
+from cortex.cluster.credentials import derive_key
+from cortex.cluster.transport import PeerError, connect
 from cortex.home import Home
 from harness.cluster.local_nodes import SECRET, LocalNode, local_nodes
 
@@ -75,7 +76,7 @@ def test_no_port_of_a_node_does_anything_without_the_secret(home: Home, node: Lo
                     said = await asyncio.to_thread(answer, address, data)
                     is_refused = not said or said.startswith((b"HTTP/1.1 401", b"HTTP/1.1 400", b'{"hello"'))
                     assert is_refused and said.count(b"\n") < 20, (address, name, said)
-                    assert SECRET.encode() not in said and derived(SECRET, "node").encode() not in said
+                    assert SECRET.encode() not in said and derive_key(SECRET, "node").encode() not in said
                     assert b"word" not in said
             assert made.status(spec.id) == before
             await stop(made, spec.id)
@@ -86,7 +87,7 @@ def test_no_port_of_a_node_does_anything_without_the_secret(home: Home, node: Lo
 def test_the_key_of_one_purpose_is_none_for_another(node: LocalNode) -> None:
     async def test() -> None:
         for purpose in ("operator", "gateway"):
-            with pytest.raises(WireError, match="does not know the secret"):
-                await connect(node.host, node.address.port, derived(SECRET, purpose))
+            with pytest.raises(PeerError, match="does not know the secret"):
+                await connect(node.host, node.address.port, derive_key(SECRET, purpose))
 
     asyncio.run(test())

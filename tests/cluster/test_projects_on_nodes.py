@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from cluster.test_cluster_engine import Cluster, cluster, ready, run, stop, until
-from cortex.cluster.archives import Archives
-from cortex.cluster.transport import Json, connect, derived
+from cortex.cluster.archives import ProjectArchives
+from cortex.cluster.credentials import derive_key
+from cortex.cluster.transport import Json, connect
 from cortex.errors import InputError
 from cortex.home import Home
 from cortex.replica.spec import ReplicaSpec
@@ -27,7 +28,7 @@ def node() -> Iterator[LocalNode]:
 
 async def send(node: LocalNode, data: bytes, **request: object) -> Json | None:
     """Send a project, or some of one, as an operator does."""
-    wire = await connect(node.host, node.address.port, derived(SECRET, "node"))
+    wire = await connect(node.host, node.address.port, derive_key(SECRET, "node"))
     wire.send({"purpose": "project", "digest": "0" * 64, "size": len(data), **request})
     wire.writer.write(data)
     await wire.drain()
@@ -69,7 +70,7 @@ def test_operator_that_comes_while_a_project_is_waited_for_sends_it(home: Home, 
             hidden = home.path / "hidden"
             Path(spec.project_dir).rename(hidden)
             await made.engine.start(spec)
-            await until(lambda: spec.id in made.engine.links[node.host].replicas)
+            await until(lambda: spec.id in made.engine.nodes[node.host].replicas)
             found = made.placer.found
         hidden.rename(spec.project_dir)
         async with cluster(home, [node]) as made:
@@ -119,7 +120,7 @@ def test_project_for_which_the_node_has_no_room_is_told_of(home: Home, node: Loc
 @pytest.mark.parametrize("name", ["../../etc", "", "a/b", "0" * 63])
 def test_what_is_no_hash_leads_nowhere(home: Home, name: str) -> None:
     with pytest.raises(InputError, match="not the hash of a project"):
-        asyncio.run(Archives(home).get(name))
+        asyncio.run(ProjectArchives(home).get(name))
 
 
 def test_nodes_take_no_project_outside_of_its_folder(node: LocalNode) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cortex.cluster.priority import Priority
+from cortex.cluster.node.start import Priority
 from cortex.home import Home
 from cortex.installation import Installation as Made
 from harness.cluster.cluster_installation import BRIDGE, NODE_AGENT, OPERATOR, OnRay, installed, outside, pids
@@ -196,7 +196,7 @@ def test_no_request_fails_while_the_head_of_ray_starts_again(on_ray: OnRay, is_d
             if not is_durable:  # Ray ends its nodes once their head has forgotten them
                 wait_until(lambda node=node: not has_raylet(node), 60, "Ray's nodes end")
                 on_ray.restore(node)
-        wait_until(lambda: "ray answers" in said(), 60, "the operator knows it")
+        wait_until(lambda: "connected to Ray" in said(), 60, "the operator knows it")
         on_ray.live("spread", REPLICAS)
     assert failed(load) == []
 
@@ -255,5 +255,5 @@ def test_what_can_never_fit_says_what_was_asked_and_what_there_is(on_ray: OnRay,
     project = write_project(tmp_path, SOURCE, CONFIG.format(name="huge", replicas=1, cpu=9))
     done = on_ray.cortex.cortex("deploy", project, check=False)
     assert done.returncode == 1
-    assert "a replica wants 9 cores, the largest node has 4 cores" in done.stdout + done.stderr
+    assert "a replica needs 9 cores; the largest node has 4 cores" in done.stdout + done.stderr
     on_ray.cortex.cortex("delete", "huge", "-f")

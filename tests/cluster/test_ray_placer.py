@@ -16,9 +16,8 @@ import pytest
 
 from cortex import __version__
 from cortex.cluster.node.start import IDENTITY_FILE, NodeStart
-from cortex.cluster.placement import Placement, Resources
+from cortex.cluster.placement import Placement, Resources, unschedulable_reason
 from cortex.cluster.ray_placer import RayPlacer
-from cortex.cluster.unschedulable import lack
 from cortex.processes.identity import Identity
 from cortex.telemetry import Logger
 from harness.cluster.ray_cluster import RayCluster, RayNode, ray_cluster
@@ -149,8 +148,9 @@ def test_what_does_not_fit_waits_and_it_can_be_said_why(it: Running, runner: asy
         await until(lambda: _free(it) == 0, "all is taken", it.placer)
         resources = it.placer.resources()
         assert resources is not None
-        assert "no node has that free" in lack(Resources(CORES), resources)
-        assert lack(Resources(CORES * 2), resources) == "a replica wants 8 cores, the largest node has 4 cores"
+        assert "no node has that free" in unschedulable_reason(Resources(CORES), resources)
+        too_large = unschedulable_reason(Resources(CORES * 2), resources)
+        assert too_large == "a replica needs 8 cores; the largest node has 4 cores"
         assert {it.placer.placements()[name].state for name in ("next", "never")} == {"pending"}
         await it.placer.remove("big-1")
         await it.state("next", "placed")
@@ -299,9 +299,9 @@ def test_an_operator_on_another_machine_reaches_ray(it: Running, runner: asyncio
 @pytest.mark.parametrize(
     ("shown", "advice"),
     [
-        ({}, "it asks for a token: `cortex up` wants RAY_AUTH_MODE=token, and the token of Ray's head in RAY_"),
-        ({"RAY_AUTH_MODE": "token"}, "there is no token: `cortex up` wants RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH"),
-        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}, "it does not take the token of RAY_AUTH_TOKEN"),
+        ({}, "it requires a token: set RAY_AUTH_MODE=token for `cortex up`, and the token of Ray's head in RAY_"),
+        ({"RAY_AUTH_MODE": "token"}, "there is no token: set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}, "it rejects the token of RAY_AUTH_TOKEN"),
     ],
 )
 def test_who_does_not_show_rays_token_is_told_so(

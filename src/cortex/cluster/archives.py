@@ -1,4 +1,4 @@
-"""Archives of projects for nodes, each made once, when the first node asks for it."""
+"""Archives of projects for nodes. Each is created once, for the first node that needs it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from cortex.home import Home
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
-def checked_hash(project_hash: str) -> str:
-    """Return what names a folder of projects. Raises: InputError for what leads elsewhere."""
+def validate_project_hash(project_hash: str) -> str:
+    """Return the hash, which is safe as the name of a folder. Raises: InputError for any other text."""
     if not _HASH.fullmatch(project_hash):
         raise InputError(f"{project_hash!r} is not the hash of a project")
     return project_hash
 
 
-class Archives:
-    """Files in a folder of the operator's home that is nobody else's."""
+class ProjectArchives:
+    """Archive files in a private folder of the operator's home."""
 
     def __init__(self, home: Home, name: str = "archives") -> None:
         self._home = home
@@ -32,19 +32,19 @@ class Archives:
         self._digests: dict[str, str] = {}
 
     async def get(self, project_hash: str, folder: Path | None = None) -> tuple[Path, str]:
-        """Return the file of a project, which is in its folder or in `folder`, and the digest of what is in it.
+        """Return the archive of a project and its digest. The project is in `folder`, by default in the home.
 
         Raises: OSError, InputError.
         """
-        root = folder or self._home.projects_dir / checked_hash(project_hash)
+        root = folder or self._home.projects_dir / validate_project_hash(project_hash)
         path = self._folder / f"{project_hash}.zip"
         async with self._locks.setdefault(project_hash, asyncio.Lock()):
             if project_hash not in self._digests or not path.is_file():
-                self._digests[project_hash] = await asyncio.to_thread(_make, root, path)
+                self._digests[project_hash] = await asyncio.to_thread(_create, root, path)
             return path, self._digests[project_hash]
 
     def keep_only(self, hashes: set[str]) -> None:
-        """Remove the archives of all other projects."""
+        """Delete the archives of all other projects."""
         for path in self._folder.glob("*.zip"):
             if path.stem not in hashes:
                 path.unlink(missing_ok=True)
@@ -53,9 +53,9 @@ class Archives:
             self._digests.pop(project_hash, None)
 
 
-def _make(root: Path, path: Path) -> str:
+def _create(root: Path, path: Path) -> str:
     if not root.is_dir():
-        raise InputError("it is not on the operator's machine; deploy it again")
+        raise InputError("the project is not on the operator's machine; deploy it again")
     names = sorted(str(file.relative_to(root)) for file in root.rglob("*") if file.is_file())
     data = pack(ProjectFiles(root, tuple(names)))
     path.parent.mkdir(mode=0o700, exist_ok=True)

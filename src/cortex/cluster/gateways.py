@@ -1,7 +1,8 @@
-"""The gateways of a cluster as one: that beside the operator, and one on each node that is to have one.
+"""All gateways of a cluster behind one interface: the operator's own gateway, and one on each selected node.
 
-Implements `gateway.base.AnyGateway`. All get the same table, and each reaches what is on its own machine by its path.
-Who does not answer is waited for by nobody, serves on with what it had, and gets the newest as soon as it is back.
+Implements `gateway.base.AnyGateway`. All gateways get the same routing table, and each reaches replicas on its own
+machine by their unix sockets. A gateway that does not answer serves its last table; nothing waits for it, and it gets
+the newest table when it is back.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ import json
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from cortex.cluster.gateway_client import GatewayLink, Stats
-from cortex.cluster.gateway_totals import GatewayTotals
+from cortex.cluster.gateway_client import GatewayClient, Stats
 from cortex.cluster.node.gateway import NodeGatewaySettings
-from cortex.cluster.node_client import NodeLink
-from cortex.cluster.placement import AGENT_PREFIX, ClusterResources, NodeAddress, Placement, Resources
-from cortex.cluster.transport import WireError
+from cortex.cluster.node_client import NodeClient
+from cortex.cluster.placement import AGENT_PREFIX, ClusterResources, NodeAddress, Placer, Resources
+from cortex.cluster.transport import PeerError
 from cortex.gateway.addresses import numeric
 from cortex.gateway.base import AnyGateway
 from cortex.gateway.routes import RoutingTable
@@ -27,67 +27,49 @@ from cortex.gateway.stats import BackendStats, summed
 from cortex.home import write_private
 from cortex.telemetry import Logger
 
-#: A node that the cluster knows no more, and whose gateway is silent, is given up after so long.
+#: A gateway that does not answer, on a node that left the cluster, is dropped after this time.
 _GONE_S = 60.0
-_TEND_S = 1.0
-#: What `cortex down` waits for nodes that don't answer.
+_CHECK_S = 1.0
+#: Limit on how long `cortex down` waits for nodes that don't answer.
 _STOP_TIMEOUT_S = 10.0
-_EVERYWHERE = frozenset({"0.0.0.0", "::", "*"})
+_ANY_HOST = frozenset({"0.0.0.0", "::", "*"})
 
-
-class Nodes(Protocol):
-    """What is asked of the engine of the cluster."""
-
-    @property
-    def links(self) -> Mapping[str, NodeLink]:
-        """The nodes with an agent, by their addresses."""
-
-
-class Reserving(Protocol):
-    """What is asked of the placer."""
-
-    async def place(self, name: str, resources: Resources, node_id: str = "") -> None:
-        """Have an agent run on a node."""
-
-    async def remove(self, name: str) -> None:
-        """Need it no more."""
-
-    def placements(self) -> dict[str, Placement]:
-        """Return what is placed."""
-
-    def resources(self) -> ClusterResources | None:
-        """Return what the cluster has; None while it does not answer."""
+#: Responses of each API by status class (2 for 2xx).
+Counts = dict[str, dict[int, int]]
 
 
 @dataclass(frozen=True)
-class FleetSettings:
-    """Which nodes have a gateway, and how those listen."""
+class GatewayFleetSettings:
+    """Selection of the nodes that have a gateway, and how these gateways listen."""
 
-    where: str  #: "operator": none; "all"; "group:NAME": those of a node group
-    own_host: str  #: on which the operator's own gateway listens
+    where: str  #: "operator": no node; "all"; "group:NAME": the nodes of a node group
+    own_host: str  #: listen address of the operator's own gateway
     port: int
     certificate: str = field(default="", repr=False)  #: PEM, with chain and key; "": plain HTTP
-    operator_host: str = ""  #: address of the operator's machine among the nodes
+    operator_host: str = ""  #: address of the operator's machine in the cluster
 
 
 @dataclass
 class _Member:
     """The gateway of one node."""
 
-    link: GatewayLink
-    node_id: str  #: "" while the cluster does not answer
-    seen_at: float  #: when the cluster knew the node last, or the gateway answered
+    client: GatewayClient
+    node_id: str  #: "" while the node is not part of the cluster
+    seen_at: float  #: when the node was last part of the cluster, or the gateway last answered
 
 
-class Fleet:
-    """One gateway for whoever feeds it. `on_change` is called when another number of gateways serves."""
+class GatewayFleet:
+    """All gateways of a cluster as one gateway.
+
+    `nodes` is the live mapping of followed nodes. `on_change` is called when the number of gateways changes.
+    """
 
     def __init__(
         self,
         own: AnyGateway,
-        nodes: Nodes,
-        placer: Reserving,
-        settings: FleetSettings,
+        nodes: Mapping[str, NodeClient],
+        placer: Placer,
+        settings: GatewayFleetSettings,
         key: str,
         epoch: int,
         folder: Path,
@@ -104,20 +86,20 @@ class Fleet:
         self._file = folder / "gateways.json"
         self._totals = GatewayTotals(folder / "gateway-totals.json")
         self._members: dict[str, _Member] = {}
-        self._ended: set[str] = set()  #: nodes that were told to have no gateway, since they are up
+        self._ended: set[str] = set()  #: nodes without a gateway that were ordered to end any, since they came up
         self._is_started = False
-        self._number = 0
+        self._version = 0
         self._table = RoutingTable()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def pid(self) -> int | None:
-        """HAProxy's master process beside the operator."""
+        """HAProxy's master process of the operator's own gateway."""
         return self._own.pid
 
     def size(self) -> int:
-        """Return how many gateways there are or should be, the operator's own included."""
-        # Before it starts it is as it was: another number would have HAProxy load other limits, and then these again.
+        """Return the number of gateways, the operator's own included."""
+        # Before startup it is that of the last operator, so that HAProxy does not reload with other limits twice.
         return 1 + len(self._members if self._is_started else self._known())
 
     @property
@@ -126,107 +108,107 @@ class Fleet:
         return self._table
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return each gateway of a node as JSON; `reason` says why it has not the newest routes."""
+        """Return each gateway of a node as JSON; `reason` is empty while it serves the newest routes."""
         scheme = "https" if self._settings.certificate else "http"
         return [
-            {"node": host, "url": f"{scheme}://{_in_url(host)}:{self._settings.port}", "reason": member.link.reason}
+            {"node": host, "url": f"{scheme}://{_in_url(host)}:{self._settings.port}", "reason": member.client.reason}
             for host, member in sorted(self._members.items())
         ]
 
-    # AnyGateway.
+    # The interface `gateway.base.AnyGateway`.
 
     async def startup(self, table: RoutingTable) -> None:
-        """Start the operator's own, and feed those that the last operator knew. Raises: GatewayError."""
+        """Start the operator's own gateway, and update those of the last operator. Raises: GatewayError."""
         self._totals.load()
-        self._table, self._number = table, 1
+        self._table, self._version = table, 1
         for host in self._known():
             self._add(host, "")
         self._is_started = True
-        await self._own.startup(self._seen_from_here(table))
-        self._begin(self._tend(), "tend gateways")
+        await self._own.startup(self._with_local_sockets(table))
+        self._spawn(self._check(), "check gateways")
 
     async def apply(self, table: RoutingTable) -> None:
-        """Put a table in force at the operator's own gateway and all that answer. Raises: GatewayError of its own."""
+        """Apply a table to all gateways that answer. Raises: GatewayError of the operator's own gateway."""
         self._table = table
-        self._number += 1
+        self._version += 1
         self._offer()
         self._totals.forget({backend.api for backend in table.backends})
-        answering = [member.link for member in self._members.values() if member.link.answers]
+        answering = [member.client for member in self._members.values() if member.client.answers]
         own, *_ = await asyncio.gather(
-            self._own.apply(self._seen_from_here(table)),
-            *(link.serves(self._number) for link in answering),
+            self._own.apply(self._with_local_sockets(table)),
+            *(client.serves(self._version) for client in answering),
             return_exceptions=True,
         )
         if isinstance(own, BaseException):
             raise own
 
     def use_certificate(self, pem: str) -> None:
-        """Serve another certificate, with chain and key, soon."""
+        """Replace the certificate; `pem` has its chain and key. The gateways apply it soon."""
         self._own.use_certificate(pem)
         self._settings = replace(self._settings, certificate=pem)
-        self._number += 1
+        self._version += 1
         self._offer()
 
     async def drained(self, names: Collection[str]) -> set[str]:
-        """Return those of `names` in which no request is or will be, as far as gateways answer."""
-        links = [member.link for member in self._members.values()]
-        own, *others = await asyncio.gather(self._own.drained(names), *(link.drained(names) for link in links))
+        """Return those backends in `names` that have no requests and get none at all gateways that answer."""
+        clients = [member.client for member in self._members.values()]
+        own, *others = await asyncio.gather(self._own.drained(names), *(client.drained(names) for client in clients))
         return set(own or ()).intersection(*(found for found in others if found is not None))
 
     async def stats(self) -> Mapping[str, BackendStats]:
-        """Return what each API does, by its name, over all gateways. Raises: GatewayError."""
+        """Return the statistics of each API, summed over all gateways. Raises: GatewayError."""
         own = await self._own.stats()
-        told = [member.link.stats for member in self._members.values()]
+        of_nodes = [member.client.stats for member in self._members.values()]
         found = {}
-        for api in {*own, *(name for stats in told for name in stats)}:
+        for api in {*own, *(name for stats in of_nodes for name in stats)}:
             nothing = BackendStats(0, 0)
             ours = own.get(api, nothing)
             counted = replace(nothing, responses=self._totals.of(api))
             together = summed([ours, counted])
-            each = [ours, *(stats[api] for stats in told if api in stats)]
+            each = [ours, *(stats[api] for stats in of_nodes if api in stats)]
             found[api] = replace(summed(each), responses=together.responses)
-        self._totals.save()  # what was shown is not to be forgotten
+        self._totals.save()  # counters that were shown must not go back
         return found
 
     async def ensure_running(self) -> None:
-        """Keep the operator's own; those of nodes are kept by their agents. Raises: GatewayError."""
+        """Restart the operator's own gateway if it died; agents do so on nodes. Raises: GatewayError."""
         await self._own.ensure_running()
 
     async def stop(self) -> None:
-        """End all of them, requests inside included; of nodes that don't answer, later operators must."""
-        await self._let_go()
+        """End all gateways, with the requests inside them. A later operator ends those that don't answer now."""
+        await self._cancel_tasks()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_TIMEOUT_S):
-                await asyncio.gather(*(self._leave(host) for host in list(self._members)))
+                await asyncio.gather(*(self._end_member(host) for host in list(self._members)))
         self._totals.save()
         await self._own.stop()
 
     async def shutdown(self) -> None:
-        """Let go of all: they serve on."""
-        await self._let_go()
-        await asyncio.gather(*(member.link.shutdown() for member in self._members.values()))
+        """Stop updating the gateways; they continue to serve."""
+        await self._cancel_tasks()
+        await asyncio.gather(*(member.client.shutdown() for member in self._members.values()))
         self._totals.save()
         await self._own.shutdown()
 
-    async def _let_go(self) -> None:
+    async def _cancel_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # Which nodes have one.
+    # Membership.
 
-    async def _tend(self) -> None:
+    async def _check(self) -> None:
         while True:
             try:
-                await self._tend_once()
-            except Exception as error:  # one bad look must not end all
-                self._logger.error("tending gateways failed", exc_info=error)
-            await asyncio.sleep(_TEND_S)
+                await self._check_once()
+            except Exception as error:  # one failed check must not end the loop
+                self._logger.error("checking gateways failed", exc_info=error)
+            await asyncio.sleep(_CHECK_S)
 
-    async def _tend_once(self) -> None:
-        there = self._placer.resources()
-        if there is not None:
-            self._look(there)
+    async def _check_once(self) -> None:
+        cluster = self._placer.resources()
+        if cluster is not None:
+            self._update_members(cluster)
         placements = self._placer.placements()
         for host, member in list(self._members.items()):
             placement = placements.get(_agent_name(host))
@@ -238,10 +220,10 @@ class Fleet:
         self._end_unwanted()
         self._totals.save()
 
-    def _look(self, there: ClusterResources) -> None:
-        """Add what is new, and leave out what is gone for good."""
+    def _update_members(self, cluster: ClusterResources) -> None:
+        """Add gateways on new nodes, and drop those of nodes that left the cluster for good."""
         now = asyncio.get_running_loop().time()
-        nodes = {node.host: (node_id, node.node_groups) for node_id, node in there.nodes.items()}
+        nodes = {node.host: (node_id, node.node_groups) for node_id, node in cluster.nodes.items()}
         before = set(self._members)
         for host, (node_id, groups) in nodes.items():
             if not self._is_wanted(host, groups):
@@ -253,90 +235,165 @@ class Fleet:
         for host, member in list(self._members.items()):
             if host not in nodes:
                 member.node_id = ""
-                if member.link.answers:
+                if member.client.answers:
                     member.seen_at = now
                 elif now - member.seen_at > _GONE_S:
                     self._drop(host)
         if before != set(self._members):
-            self._remember()
+            self._save_members()
             self.on_change()
 
     def _is_wanted(self, host: str, groups: Collection[str]) -> bool:
         settings = self._settings
-        if host == settings.operator_host and settings.own_host in {*_EVERYWHERE, host}:
-            return False  # the operator's own is there
+        if host == settings.operator_host and settings.own_host in {*_ANY_HOST, host}:
+            return False  # the operator's own gateway listens there
         return settings.where == "all" or settings.where in {f"group:{group}" for group in groups}
 
+    def _client(self, host: str) -> GatewayClient:
+        return GatewayClient(host, lambda: self._address(host), self._key, self._epoch, self._add_counts, self._logger)
+
     def _add(self, host: str, node_id: str) -> None:
-        link = GatewayLink(host, lambda: self._address(host), self._key, self._epoch, self._note, self._logger)
-        self._members[host] = _Member(link, node_id, asyncio.get_running_loop().time())
+        client = self._client(host)
+        self._members[host] = _Member(client, node_id, asyncio.get_running_loop().time())
         self._ended.discard(host)
-        link.offer(self._number, self._for(host), self._table)
-        link.startup()
+        client.offer(self._version, self._node_settings(host), self._table)
+        client.startup()
 
     def _drop(self, host: str) -> None:
         if host in self._members:
-            self._begin(self._leave(host), f"end gateway {host}")
+            self._spawn(self._end_member(host), f"end gateway {host}")
 
-    async def _leave(self, host: str) -> None:
+    async def _end_member(self, host: str) -> None:
         member = self._members.pop(host)
-        self._remember()
+        self._save_members()
         self._ended.add(host)
         self.on_change()
         try:
-            await member.link.end()
-        except WireError as error:
-            self._ended.discard(host)  # it is told once it is back
+            await member.client.end()
+        except PeerError as error:
+            self._ended.discard(host)  # `_end_unwanted` tries again once the node is back
             self._logger.warning("gateway of a node can't be ended now", node=host, reason=error)
         await self._placer.remove(_agent_name(host))
 
     def _end_unwanted(self) -> None:
-        """Have gateways end that an operator before us wanted; a node that is away is told once it is back."""
-        up = {host for host, link in self._nodes.links.items() if link.is_up}
+        """End gateways that an earlier operator wanted, as soon as their nodes are up."""
+        up = {host for host, node in self._nodes.items() if node.is_up}
         self._ended &= up
         for host in up - self._ended - self._members.keys():
             self._ended.add(host)
-            self._begin(self._end_one(host), f"end gateway {host}")
+            self._spawn(self._end_one(host), f"end gateway {host}")
 
     async def _end_one(self, host: str) -> None:
-        link = GatewayLink(host, lambda: self._address(host), self._key, self._epoch, self._note, self._logger)
         try:
-            await link.end()
-        except WireError:
+            await self._client(host).end()
+        except PeerError:
             self._ended.discard(host)
 
-    # Feeding.
+    # Tables, addresses and counters.
 
-    def _seen_from_here(self, table: RoutingTable) -> RoutingTable:
-        found = ((numeric(host) or host, link.sockets_here) for host, link in self._nodes.links.items())
+    def _with_local_sockets(self, table: RoutingTable) -> RoutingTable:
+        found = ((numeric(host) or host, node.local_sockets_dir) for host, node in self._nodes.items())
         return table.seen_from({host: folder for host, folder in found if folder is not None})
 
     def _offer(self) -> None:
         for host, member in self._members.items():
-            member.link.offer(self._number, self._for(host), self._table)
+            member.client.offer(self._version, self._node_settings(host), self._table)
 
-    def _for(self, host: str) -> NodeGatewaySettings:
+    def _node_settings(self, host: str) -> NodeGatewaySettings:
         return NodeGatewaySettings(host, self._settings.port, self._settings.certificate)
 
-    def _note(self, link: GatewayLink, counts: str, stats: Stats) -> None:
+    def _add_counts(self, client: GatewayClient, counts: str, stats: Stats) -> None:
         known = {backend.api for backend in self._table.backends}
-        self._totals.note(link.host, counts, {api: each for api, each in stats.items() if api in known})
+        self._totals.add(client.host, counts, {api: each for api, each in stats.items() if api in known})
 
     def _address(self, host: str) -> NodeAddress | None:
-        link = self._nodes.links.get(host)
-        return link.address if link is not None else None
+        node = self._nodes.get(host)
+        return node.address if node is not None else None
 
     def _known(self) -> list[str]:
-        return _hosts(self._file) if self._settings.where != "operator" else []
+        return _read_hosts(self._file) if self._settings.where != "operator" else []
 
-    def _remember(self) -> None:
-        with contextlib.suppress(OSError):  # the cluster will tell again
+    def _save_members(self) -> None:
+        with contextlib.suppress(OSError):  # the next operator asks the cluster
             write_private(self._file, json.dumps(sorted(self._members)))
 
-    def _begin(self, work: Coroutine[None, None, None], name: str) -> None:
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+@dataclass
+class _GatewayCounts:
+    """Counters of one node's gateway."""
+
+    counts: str = ""  #: id of the counters; a node that was set up anew has others, which start at 0
+    newest: Counts = field(default_factory=dict)
+    before: Counts = field(default_factory=dict)  #: sums of counters with earlier ids
+
+
+class GatewayTotals:
+    """Response counters of all gateways on nodes, present and past. Totals never decrease. Owns a file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._gateways: dict[str, _GatewayCounts] = {}
+        self._written = ""
+
+    def load(self) -> None:
+        """Load the totals of the last operator; start empty if the file is not readable."""
+        try:
+            data = json.loads(self._file.read_text())
+            self._gateways = {
+                str(host): _GatewayCounts(str(each["counts"]), _parse(each["newest"]), _parse(each["before"]))
+                for host, each in data.items()
+            }
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            self._gateways = {}
+
+    def save(self) -> None:
+        """Write the totals if they changed. The next call tries again if the disk is full."""
+        text = json.dumps({host: vars(gateway) for host, gateway in self._gateways.items()})
+        if text != self._written:
+            with contextlib.suppress(OSError):
+                write_private(self._file, text)
+                self._written = text
+
+    def add(self, host: str, counts: str, stats: Mapping[str, BackendStats]) -> None:
+        """Take the counters of a gateway. Values for the same `counts` never decrease."""
+        gateway = self._gateways.setdefault(host, _GatewayCounts(counts))
+        if gateway.counts != counts:
+            for api, responses in gateway.newest.items():
+                before = gateway.before.setdefault(api, {})
+                for kind, count in responses.items():
+                    before[kind] = before.get(kind, 0) + count
+            gateway.counts, gateway.newest = counts, {}
+        for api, each in stats.items():
+            known = gateway.newest.setdefault(api, {})
+            for kind, count in each.responses.items():
+                known[kind] = max(count, known.get(kind, 0))
+
+    def forget(self, apis: Collection[str]) -> None:
+        """Drop the totals of APIs that are not in `apis`."""
+        for host, gateway in list(self._gateways.items()):
+            for counts in (gateway.newest, gateway.before):
+                for name in counts.keys() - set(apis):
+                    del counts[name]
+            if not gateway.newest and not gateway.before:
+                del self._gateways[host]
+
+    def of(self, api: str) -> dict[int, int]:
+        """Return the responses of one API by status class."""
+        total: dict[int, int] = {}
+        for gateway in self._gateways.values():
+            for counts in (gateway.before, gateway.newest):
+                for kind, count in counts.get(api, {}).items():
+                    total[kind] = total.get(kind, 0) + count
+        return total
+
+
+def _parse(data: Any) -> Counts:
+    return {str(api): {int(kind): int(count) for kind, count in responses.items()} for api, responses in data.items()}
 
 
 def _agent_name(host: str) -> str:
@@ -347,7 +404,7 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _hosts(file: Path) -> list[str]:
+def _read_hosts(file: Path) -> list[str]:
     try:
         return [str(host) for host in json.loads(file.read_text())]
     except (OSError, ValueError, TypeError):

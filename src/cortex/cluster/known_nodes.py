@@ -1,4 +1,4 @@
-"""The nodes that an operator knew, for the next one: they are asked directly, also while the cluster is away."""
+"""Nodes that the last operator followed, so that the next one can reach them even while Ray is away."""
 
 from __future__ import annotations
 
@@ -6,35 +6,21 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
 
 from cortex.cluster.placement import NodeAddress
 from cortex.errors import CortexError
 from cortex.state.key_values import FactStore
 
-#: Nodes that were known last; of those that are gone for good, the oldest are forgotten first.
-_MOST = 10_000
+#: Limit on the number of stored nodes; the oldest are dropped first.
+_MAX_NODES = 10_000
 _FACT = "nodes"
 
 
-class KnownNodes(Protocol):
-    """Remembers nodes."""
+class KnownNodes:
+    """A set of node addresses, loaded once and written as a whole.
 
-    def all(self) -> Sequence[NodeAddress]:
-        """Return every node that was added."""
-
-    def add(self, address: NodeAddress) -> None:
-        """Remember a node; where its address is known, its new port."""
-
-    def remove(self, host: str) -> None:
-        """Forget a node."""
-
-    def save(self) -> None:
-        """Write down what was added and removed since the last call."""
-
-
-class _Nodes:
-    """Nodes that are read once, and written whole; `write` may raise OSError and CortexError, and is tried again."""
+    `write` may raise OSError or CortexError; the next `save` tries again.
+    """
 
     def __init__(self, text: str, write: Callable[[str], None]) -> None:
         self._write = write
@@ -42,11 +28,11 @@ class _Nodes:
         self._nodes = {address.host: address for address in _parse(text)}
 
     def all(self) -> Sequence[NodeAddress]:
-        """Return every node that was added."""
+        """Return all nodes."""
         return list(self._nodes.values())
 
     def add(self, address: NodeAddress) -> None:
-        """Remember a node; where its address is known, its new port."""
+        """Add a node, or update its port."""
         if self._nodes.get(address.host) == address:
             return
         self._nodes.pop(address.host, None)
@@ -54,40 +40,36 @@ class _Nodes:
         self._is_changed = True
 
     def remove(self, host: str) -> None:
-        """Forget a node."""
+        """Remove a node."""
         if self._nodes.pop(host, None):
             self._is_changed = True
 
     def save(self) -> None:
-        """Write down what was added and removed since the last call. Takes a moment: for a thread."""
+        """Write the nodes if they changed. Blocks: call it in a thread."""
         if not self._is_changed:
             return
         self._is_changed = False
-        newest = self.all()[-_MOST:]
+        newest = self.all()[-_MAX_NODES:]
         try:
             self._write(json.dumps([asdict(node) for node in newest]))
-        except (OSError, CortexError):  # a disk that is full, a database that is away: not for ever
+        except (OSError, CortexError):  # a full disk, or a database that is away
             self._is_changed = True
 
 
-class NodesFile(_Nodes):
-    """Nodes in a file, for one operator at a time."""
+def nodes_in_file(path: Path) -> KnownNodes:
+    """Return the nodes of a file in the home of a single operator."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        super().__init__(path.read_text() if path.exists() else "", self._replace)
-
-    def _replace(self, text: str) -> None:
-        part = self._path.with_suffix(".part")
+    def write(text: str) -> None:
+        part = path.with_suffix(".part")
         part.write_text(text)
-        part.rename(self._path)
+        part.rename(path)
+
+    return KnownNodes(path.read_text() if path.exists() else "", write)
 
 
-class SharedNodes(_Nodes):
-    """Nodes in the database that several operators share: who takes over finds them, whatever Ray knows."""
-
-    def __init__(self, facts: FactStore) -> None:
-        super().__init__(facts.get(_FACT) or "", lambda text: facts.put(_FACT, text))
+def nodes_in_database(facts: FactStore) -> KnownNodes:
+    """Return the nodes of the database that several operators share."""
+    return KnownNodes(facts.get(_FACT) or "", lambda text: facts.put(_FACT, text))
 
 
 def _parse(text: str) -> list[NodeAddress]:

@@ -1,54 +1,64 @@
-"""The operator's side of one node: what is there, what changes, and the orders that it is given.
+"""Client of one node agent, at the operator: follows the state of the node and sends commands.
 
-A link connects again for as long as it is wanted. A node that was silent for `SILENCE_S` counts as lost.
+A client reconnects for as long as it runs. A node that is silent for `SILENCE_S` is lost; a node that refuses
+connections has `AGENT_RESTART_S`, because its replicas run on while its agent restarts.
+
+Data from a node is validated before it gets into plans and routes: a node must not redirect the gateway elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import json
+import os
 import re
-import tarfile
+import socket
+import struct
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from cortex import __version__
-from cortex.cluster.colocation import sockets_here
-from cortex.cluster.framing import unpack
+from cortex.cluster.node.start import RESERVE_SOCKET
 from cortex.cluster.placement import NodeAddress
-from cortex.cluster.transport import Json, NodeAgentAwayError, Wire, WireError, connect
-from cortex.cluster.validation import is_sound, on_node
+from cortex.cluster.transport import Json, PeerConnection, PeerError, PeerNotListeningError, connect
 from cortex.engine.logs import LogLine
 from cortex.errors import CortexError
+from cortex.gateway.addresses import host_of, is_address, numeric
+from cortex.home import Home
+from cortex.processes.identity import Identity
 from cortex.replica.spec import Limits, ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
 
-#: Three beats of a node.
+#: Three heartbeats of a node.
 SILENCE_S = 3.0
-#: A machine that refuses connections lives, and so do its replicas: the agent, which ended, may be started again.
 AGENT_RESTART_S = 20.0
 _FIRST_RETRY_S = 0.1
 _MAX_RETRY_S = 1.0
-#: Silence is heard in parts: of a time in which this process stood still, only one passes unheard.
-_LOOKS = 3
-#: Names of folders are made of it.
+#: Silence is measured in several waits, so that a pause of this process consumes one of them at most.
+_SILENCE_WAITS = 3
+#: Ids become names of folders.
 _REPLICA_ID = re.compile(r"[a-z0-9][-a-z0-9]{0,127}")
-_BULK_TIMEOUT_S = 600.0
-#: What an agent that is to end is left for its last numbers.
+_UPLOAD_TIMEOUT_S = 600.0
+#: How long to wait for the last metrics of a node before its agent ends.
 _END_S = 3.0
-#: Numbers of one replica are a few hundred kilobytes.
+#: The metrics of one replica are a few hundred kilobytes.
 METRICS_TIMEOUT_S = 20.0
-#: A node reads all lines before it sends the first; with `follow` it says something several times a second.
+#: A node reads all lines before it sends the first; with `follow` it sends something several times per second.
 LINES_TIMEOUT_S = 60.0
 FOLLOW_TIMEOUT_S = 10.0
+#: No valid number in a status is this large.
+_MAX_NUMBER = 2**20
+_PEER_CREDENTIALS = struct.Struct("3i")
 
 
 @dataclass(frozen=True)
-class Leader:
-    """How nodes reach the operator, and which of several they are to obey."""
+class LeaderAddress:
+    """Address of the operator, and its epoch: nodes obey the highest."""
 
     host: str
     port: int
@@ -56,66 +66,68 @@ class Leader:
 
 
 @dataclass(frozen=True)
-class OnNode:
-    """A replica as its node tells of it; the paths of its spec are the node's."""
+class NodeReplica:
+    """A replica as its node reports it; the paths of its spec are the node's."""
 
     spec: ReplicaSpec
     status: ReplicaStatus
     is_reserved: bool
 
 
-class LinkOwner(Protocol):
-    """Who is told what a node says."""
+class NodeObserver(Protocol):
+    """Receives the changes of a node."""
 
-    def node_is_up(self, link: NodeLink) -> None:
-        """Learn that a node told all that it has: `link.replicas`."""
+    def node_is_up(self, node: NodeClient) -> None:
+        """Handle a node that has reported all of its replicas in `node.replicas`."""
 
-    def node_is_lost(self, link: NodeLink, reason: str) -> None:
-        """Learn that a node was silent for too long."""
+    def node_is_lost(self, node: NodeClient, reason: str) -> None:
+        """Handle a node that was silent for too long."""
 
-    def replica_changed(self, link: NodeLink, replica_id: str) -> None:
-        """Learn that a replica changed, came, or is there no more."""
+    def replica_changed(self, node: NodeClient, replica_id: str) -> None:
+        """Handle a replica that is new, changed or gone."""
 
     async def project_archive(self, project_hash: str) -> tuple[Path, str]:
         """Return a file with the archive of a project, and the archive's digest."""
 
 
-class NodeLink:
-    """One node. `startup`, then `shutdown`."""
+class NodeClient:
+    """Client of one node. `startup`, then `shutdown`."""
 
-    def __init__(self, address: NodeAddress, key: str, leader: Leader, owner: LinkOwner, logger: Logger) -> None:
+    def __init__(
+        self, address: NodeAddress, key: str, leader: LeaderAddress, observer: NodeObserver, logger: Logger
+    ) -> None:
         self.address = address
-        self.home: Path | None = None  #: of the node's agent, once it has told
-        self.replicas: dict[str, OnNode] = {}
-        self.ended: set[str] = set()  #: replicas that are over, whose numbers are still there
-        self.cores: dict[str, float] = {}  #: that the ready replicas of each API used lately
+        self.home: Path | None = None  #: of the agent; None until it has connected
+        self.replicas: dict[str, NodeReplica] = {}
+        self.ended: set[str] = set()  #: replicas that ended and whose metrics are still on the node
+        self.cores: dict[str, float] = {}  #: recent CPU usage of the ready replicas of each API
         self.is_up = False
-        self.sockets_here: Path | None = None  #: where its replicas' sockets are, if this process can reach them
-        self.problem = "it has not answered yet"  #: of the last time that it could not be followed
+        self.local_sockets_dir: Path | None = None  #: its replicas' sockets, if the node is this machine
+        self.problem = "it has not answered yet"  #: of the last failed connection
         self._key = key
         self._leader = leader
-        self._owner = owner
+        self._observer = observer
         self._logger = logger
-        self._refusal: str | None = None  #: what it said last, instead of what it has
-        self._renewed = ""  #: the version of an agent that was told to end for it
+        self._refusal: str | None = None  #: the reason of the last "refused" event
+        self._renewed = ""  #: version of the agent that was ordered to restart
         self._heard_at = time.monotonic()
-        self._wire: Wire | None = None
+        self._connection: PeerConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self._uploads: dict[str, asyncio.Task[None]] = {}
 
     def startup(self) -> None:
-        """Begin to follow the node."""
+        """Start to follow the node."""
         self._task = asyncio.create_task(self._run(), name=f"follow node {self.address.host}")
 
     async def shutdown(self) -> None:
-        """Stop following it; nothing there changes."""
+        """Stop following the node; nothing changes there."""
         tasks = [task for task in (self._task, *self._uploads.values()) if task]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def move(self, address: NodeAddress) -> None:
-        """Follow the node where its agent is now."""
+        """Follow the node at the new address of its agent."""
         self.address, before = address, self._task
         if before is not None:
             before.cancel()
@@ -123,103 +135,99 @@ class NodeLink:
 
     @property
     def silent_s(self) -> float:
-        """For how long nothing was heard of the node."""
+        """Seconds since the last message of the node."""
         return time.monotonic() - self._heard_at
 
-    # Orders. They are lost while the node is away: who gives them looks again once it is up.
+    # Commands. They are lost while the node is away; the caller compares and repeats them once it is up.
 
     def start(self, spec: ReplicaSpec) -> None:
-        """Have a replica started; its spec must be in terms of the node's home."""
+        """Start a replica. The spec must have the paths of the node's home."""
         self._send({"command": "start", "spec": spec.to_json()})
 
     def stop(self, replica_id: str, drain_s: float) -> None:
-        """Have a replica stopped."""
+        """Stop a replica."""
         self._send({"command": "stop", "id": replica_id, "drain_s": drain_s})
 
     def configure(self, replica_id: str, limits: Limits) -> None:
-        """Have the limits of a replica changed."""
+        """Change the limits of a replica."""
         message = {"timeout_s": limits.timeout_s, "max_body_bytes": limits.max_body_bytes}
         self._send({"command": "configure", "id": replica_id, **message})
 
     def forget(self, replica_id: str) -> None:
-        """Have what is left of a replica removed."""
+        """Delete the files of a replica that ended."""
         self.ended.discard(replica_id)
         self._send({"command": "forget", "id": replica_id})
 
     async def end(self) -> None:
-        """Have the agent end; its replicas must be gone. What they counted is awaited, for a while."""
-        if self._wire is not None:
+        """End the agent, after its last metrics were fetched or `_END_S` passed. No replica may run there."""
+        if self._connection is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_END_S):
                     while self.ended:
                         await asyncio.sleep(_FIRST_RETRY_S)
         self._send({"command": "shutdown"})
-        if self._wire is not None:
-            with contextlib.suppress(WireError):
-                await self._wire.drain()
+        if self._connection is not None:
+            with contextlib.suppress(PeerError):
+                await self._connection.drain()
 
-    # Bulk, on connections of its own. Raises: WireError.
+    # Bulk data, each on a connection of its own. Raises: PeerError.
 
-    async def fetch_metrics(self, replica_id: str) -> dict[str, bytes]:
-        """Return the files in which a replica counts, by name."""
+    async def fetch_metrics(self, replica_id: str) -> bytes:
+        """Return the metrics folder of a replica as `metrics_mirror.pack` packed it."""
         request = {"purpose": "metrics", "id": replica_id}
-        async with asyncio.timeout(METRICS_TIMEOUT_S), self._talk(request) as wire:
-            size = int((await wire.receive() or {}).get("size", 0))
-            data = b"".join([chunk async for chunk in wire.receive_bytes(size)])
-        try:
-            return await asyncio.to_thread(unpack, data)
-        except tarfile.TarError as error:
-            raise WireError(f"{self.address.host} sent numbers that can't be read: {error}") from error
+        async with asyncio.timeout(METRICS_TIMEOUT_S), self._request(request) as connection:
+            size = int((await connection.receive() or {}).get("size", 0))
+            return b"".join([chunk async for chunk in connection.receive_bytes(size)])
 
     async def logs(
         self, folder: str, replica: str | None, tail: int | None, follow: bool
     ) -> AsyncGenerator[list[LogLine], None]:
-        """Go through log lines of the node, some at a time; an empty list says that there are no others now."""
+        """Yield batches of log lines; an empty batch means that there are no more at the moment."""
         request = {"purpose": "logs", "folder": folder, "replica": replica, "tail": tail, "follow": follow}
-        async with self._talk(request) as wire:
-            while (message := await self._next(wire, follow)) is not None:
+        async with self._request(request) as connection:
+            while (message := await self._next_lines(connection, follow)) is not None:
                 yield [LogLine(**line) for line in message.get("lines", ())]
                 if message.get("end"):
                     return
-        raise WireError(f"{self.address.host} broke off")
+        raise PeerError(f"{self.address.host} closed the connection")
 
     async def access(
         self, api: str, request: str | None, tail: int, follow: bool
     ) -> AsyncGenerator[list[Mapping[str, Any]], None]:
-        """Go through lines that the node's gateway wrote; see `gateway.access_source`."""
-        asked = {"purpose": "access", "api": api, "request": request, "tail": tail, "follow": follow}
+        """Yield batches of the access log of the node's gateway; see `gateway.access_source`."""
+        message_out = {"purpose": "access", "api": api, "request": request, "tail": tail, "follow": follow}
         found: list[Mapping[str, Any]] = []
-        async with self._talk(asked) as wire:
-            while (message := await self._next(wire, follow)) is not None:
+        async with self._request(message_out) as connection:
+            while (message := await self._next_lines(connection, follow)) is not None:
                 if message.get("end"):
                     return
                 found += [{**fields, "gateway": self.address.host} for fields in message["lines"]]
                 if not message["more"]:
                     yield found
                     found = []
-        raise WireError(f"{self.address.host} broke off")
+        raise PeerError(f"{self.address.host} closed the connection")
 
-    async def _next(self, wire: Wire, follow: bool) -> Json | None:
+    async def _next_lines(self, connection: PeerConnection, follow: bool) -> Json | None:
         try:
             async with asyncio.timeout(FOLLOW_TIMEOUT_S if follow else LINES_TIMEOUT_S):
-                return await wire.receive()
+                return await connection.receive()
         except TimeoutError:
-            raise WireError(f"{self.address.host} says nothing more") from None
+            raise PeerError(f"{self.address.host} stopped sending lines") from None
 
     @contextlib.asynccontextmanager
-    async def _talk(self, request: Json) -> AsyncIterator[Wire]:
-        wire = await connect(self.address.host, self.address.port, self._key)
+    async def _request(self, request: Json) -> AsyncIterator[PeerConnection]:
+        connection = await connect(self.address.host, self.address.port, self._key)
         try:
-            wire.send(request)
-            yield wire
+            connection.send(request)
+            yield connection
         finally:
-            wire.hang_up()
+            connection.abort()
 
     # Following.
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        if self._wire is not None:
-            self._wire.send(dict(message))
+        if self._connection is not None:
+            self._connection.send(dict(message))
 
     async def _run(self, before: asyncio.Task[None] | None = None) -> None:
         if before is not None:
@@ -227,47 +235,47 @@ class NodeLink:
         retry_s = _FIRST_RETRY_S
         while True:
             try:
-                is_heard = await self._follow_once()
-            except Exception as error:  # whatever one node says must not end that it is followed
-                self._logger.error("node can't be followed", exc_info=error, node=self.address.host)
-                self.problem, is_heard = f"{type(error).__name__}: {error}", False
-                self._lost_if_silent(self.problem, SILENCE_S)
-            retry_s = _FIRST_RETRY_S if is_heard else min(retry_s * 2, _MAX_RETRY_S)
+                is_complete = await self._follow_once()
+            except Exception as error:  # an invalid message must not end the loop
+                self._logger.error("following node failed", exc_info=error, node=self.address.host)
+                self.problem, is_complete = f"{type(error).__name__}: {error}", False
+                self._lose_if_silent(self.problem, SILENCE_S)
+            retry_s = _FIRST_RETRY_S if is_complete else min(retry_s * 2, _MAX_RETRY_S)
             await asyncio.sleep(retry_s)
 
     async def _follow_once(self) -> bool:
-        """Follow the node on one connection; tell whether it told all that it has."""
-        is_heard, reason, patience_s = False, "it breaks off", SILENCE_S
+        """Follow the node on one connection. Return whether it reported all of its replicas."""
+        is_complete, reason, patience_s = False, "it closes connections", SILENCE_S
         try:
-            wire = await connect(self.address.host, self.address.port, self._key)
+            connection = await connect(self.address.host, self.address.port, self._key)
             try:
-                is_heard = await self._follow(wire)
+                is_complete = await self._follow(connection)
             finally:
-                wire.close()
-                self._wire = None
-        except WireError as error:
+                connection.close()
+                self._connection = None
+        except PeerError as error:
             reason = str(error)
-            if isinstance(error, NodeAgentAwayError):
+            if isinstance(error, PeerNotListeningError):
                 patience_s = AGENT_RESTART_S
-        if not is_heard:
+        if not is_complete:
             self.problem = reason
-            self._lost_if_silent(reason, patience_s)
-        return is_heard
+            self._lose_if_silent(reason, patience_s)
+        return is_complete
 
-    async def _follow(self, wire: Wire) -> bool:
+    async def _follow(self, connection: PeerConnection) -> bool:
         leader = self._leader
-        wire.send({"purpose": "control", "host": leader.host, "port": leader.port, "epoch": leader.epoch})
-        self._wire = wire
+        connection.send({"purpose": "control", "host": leader.host, "port": leader.port, "epoch": leader.epoch})
+        self._connection = connection
         seen: set[str] = set()
         is_complete = False
         while True:
             try:
-                message = await _receive(wire)
+                message = await _receive(connection)
             except TimeoutError:
-                self._lost_if_silent("it says nothing", SILENCE_S)
+                self._lose_if_silent("it sends no heartbeats", SILENCE_S)
                 return is_complete
-            except WireError as error:
-                self._logger.warning("node broke off", node=self.address.host, error=error)
+            except PeerError as error:
+                self._logger.warning("connection to node broke", node=self.address.host, error=error)
                 return is_complete
             if message is None:
                 return is_complete
@@ -276,7 +284,8 @@ class NodeLink:
             name = str(message.get("id", ""))
             match message.get("event"):
                 case "node":
-                    self.home, self.sockets_here = Path(message["home"]), sockets_here(self.address.host, message)
+                    self.home = Path(message["home"])
+                    self.local_sockets_dir = local_sockets_dir(self.address.host, message)
                     self._refusal = None
                     self._renew(str(message.get("version")))
                 case "replica":
@@ -287,10 +296,10 @@ class NodeLink:
                     self._on_gone(name, bool(message.get("is_left")), is_complete)
                 case "complete":
                     for unseen in [other for other in self.replicas if other not in seen]:
-                        del self.replicas[unseen]  # they ended meanwhile
+                        del self.replicas[unseen]  # they ended while the node was away
                     is_complete = self.is_up = True
                     self._heard_at = time.monotonic()
-                    self._owner.node_is_up(self)
+                    self._observer.node_is_up(self)
                 case "cores":
                     self.cores = {str(api): float(cores) for api, cores in message["cores"].items()}
                 case "needs_project":
@@ -298,44 +307,45 @@ class NodeLink:
                 case "refused":
                     if message.get("reason") != self._refusal:
                         self._refusal = message.get("reason")
-                        self._logger.error("node refused", node=self.address.host, reason=self._refusal)
+                        self._logger.error("node refused the connection", node=self.address.host, reason=self._refusal)
                     return is_complete
 
     def _renew(self, version: str) -> None:
-        """Have an agent of another version end, once: it is started again as cortex is installed there by now."""
+        """Restart an agent of another version, once, with the version that is installed on the node now."""
         if version == __version__:
             return
         if version == self._renewed:
             self._logger.warning("node has another version of cortex", node=self.address.host, version=version)
             return
         self._renewed = version
-        self._logger.info("agent of another version ends", node=self.address.host, version=version)
+        self._logger.info("agent of another version is restarted", node=self.address.host, version=version)
         self._send({"command": "renew"})
 
     def _on_replica(self, name: str, message: Json, is_complete: bool) -> None:
         spec, status = ReplicaSpec.from_json(message["spec"]), ReplicaStatus.from_json(message["status"])
         if not _REPLICA_ID.fullmatch(name) or not name == spec.id == status.id:
-            raise WireError(f"{self.address.host} tells of a replica {name!r}, which can't be")
-        if not is_sound(status):
-            raise WireError(f"{self.address.host} tells of replica {name!r} what can't be")
-        self.replicas[name] = OnNode(spec, on_node(status, self.address.host), bool(message["is_reserved"]))
+            raise PeerError(f"{self.address.host} reported a replica with the invalid id {name!r}")
+        if not is_valid_status(status):
+            raise PeerError(f"{self.address.host} reported an invalid status of replica {name!r}")
+        self.replicas[name] = NodeReplica(
+            spec, sanitize_status(status, self.address.host), bool(message["is_reserved"])
+        )
         if is_complete:
-            self._owner.replica_changed(self, name)
+            self._observer.replica_changed(self, name)
 
     def _on_gone(self, name: str, is_left: bool, is_complete: bool) -> None:
         if not _REPLICA_ID.fullmatch(name):
-            return  # of nobody's making
+            return
         self.replicas.pop(name, None)
         if is_left:
             self.ended.add(name)
         if is_complete:
-            self._owner.replica_changed(self, name)
+            self._observer.replica_changed(self, name)
 
-    def _lost_if_silent(self, reason: str, patience_s: float) -> None:
-        """Give the node up, unless its agent has just ended: it is started again, and finds what runs."""
+    def _lose_if_silent(self, reason: str, patience_s: float) -> None:
         if self.is_up and time.monotonic() - self._heard_at >= patience_s:
             self.is_up = False
-            self._owner.node_is_lost(self, reason)
+            self._observer.node_is_lost(self, reason)
 
     # Projects.
 
@@ -347,25 +357,88 @@ class NodeLink:
 
     async def _send_project(self, project_hash: str) -> None:
         try:
-            archive, digest = await self._owner.project_archive(project_hash)
+            archive, digest = await self._observer.project_archive(project_hash)
             size = archive.stat().st_size
             request = {"purpose": "project", "project": project_hash, "size": size, "digest": digest}
-            async with asyncio.timeout(_BULK_TIMEOUT_S), self._talk(request) as wire:
-                await wire.send_bytes(_chunks(archive))
-                answer = await wire.receive() or {"error": "it broke off"}
+            async with asyncio.timeout(_UPLOAD_TIMEOUT_S), self._request(request) as connection:
+                await connection.send_bytes(_chunks(archive))
+                answer = await connection.receive() or {"error": "the node closed the connection"}
             if "error" in answer:
-                raise WireError(answer["error"])
+                raise PeerError(answer["error"])
         except (CortexError, OSError) as error:
-            self._logger.error("project could not be sent", node=self.address.host, project=project_hash, error=error)
+            self._logger.error("sending project failed", node=self.address.host, project=project_hash, error=error)
             self._send({"command": "no_project", "project": project_hash, "reason": str(error)})
 
 
-async def _receive(wire: Wire) -> Json | None:
-    """Return the next message. Raises: WireError; TimeoutError after `SILENCE_S` without any."""
-    for _ in range(_LOOKS):
+def is_valid_status(status: ReplicaStatus) -> bool:
+    """Return whether the values of a reported status have the types and ranges that plans and routes rely on."""
+    numbers, texts = [status.slots], [status.lack]
+    for process in status.processes:
+        numbers += [process.index, process.lent, process.restarts, process.failed_starts]
+        texts += [process.socket, process.near]
+        texts += [each.message for each in (process.death, process.failure) if each is not None]
+    return (
+        all(type(number) is int and 0 <= number < _MAX_NUMBER for number in numbers)
+        and all(isinstance(text, str) for text in texts)
+        and isinstance(status.started_at, float | int)
+        and [process.index for process in status.processes] == list(range(len(status.processes)))
+    )
+
+
+def sanitize_status(status: ReplicaStatus, host: str) -> ReplicaStatus:
+    """Return a status without addresses that are not on the node: gateways would connect to them."""
+    own = numeric(host)
+
+    def is_own(address: str) -> bool:
+        return is_address(address) and own in (host_of(address), None)
+
+    processes = (each if is_own(each.socket) else replace(each, socket="", near="") for each in status.processes)
+    return replace(status, processes=tuple(processes), node=host)
+
+
+def local_sockets_dir(host: str, node: Mapping[str, Any]) -> Path | None:
+    """Return the folder with the sockets of a node's replicas if this process can reach them, else None.
+
+    They are reachable if `host` is an address of this machine and the agent that the node's message describes, a
+    process of our user, listens at the reservation socket there. Containers that share a network or folders with us
+    may meet only one of the conditions.
+    """
+    try:
+        folder = Home(Path(node["home"])).sockets_dir
+        agent = Identity.from_json(json.loads(node["identity"]))
+        is_local = _is_own_address(host) and _listens(agent, folder / RESERVE_SOCKET)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return folder if is_local else None
+
+
+def _is_own_address(host: str) -> bool:
+    address = ipaddress.ip_address(host)
+    if address.is_unspecified:
+        return False
+    with socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET) as sock:
+        try:
+            sock.bind((host, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _listens(process: Identity, path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.setblocking(False)  # a full backlog must not block the event loop
+        sock.connect(str(path))
+        found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    pid, user, _ = _PEER_CREDENTIALS.unpack(found)
+    return user == os.geteuid() and pid > 0 and Identity.of(pid).is_same(process)
+
+
+async def _receive(connection: PeerConnection) -> Json | None:
+    """Return the next message. Raises: PeerError; TimeoutError after `SILENCE_S` without a message."""
+    for _ in range(_SILENCE_WAITS):
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SILENCE_S / _LOOKS):
-                return await wire.receive()
+            async with asyncio.timeout(SILENCE_S / _SILENCE_WAITS):
+                return await connection.receive()
     raise TimeoutError
 
 

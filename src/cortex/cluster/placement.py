@@ -1,4 +1,7 @@
-"""Where replicas may run: what they want, what the cluster has, and who reserves it. Knows nothing of Ray."""
+"""Placement of replicas on nodes: resource requests, reservations, and why a request is unschedulable.
+
+Plain data, pure functions and the `Placer` interface. Independent of Ray.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-#: What begins the name under which an agent is wanted on a node, rather than a replica.
+#: Prefix of the names of placements that reserve nothing and only have an agent run on a node.
 AGENT_PREFIX = "cortex-agent-"
+_GIB = 1024**3
+_MIB = 1024**2
+#: Rounding tolerance: fractions of cores don't add up exactly.
+_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one replica or worker wants of one node."""
+    """Resources that one replica or worker requests on one node."""
 
     cpu: float = 0.0  #: cores
     memory_bytes: int = 0
     gpu: int = 0
-    node_groups: tuple[str, ...] = ()  #: it may run on nodes of any of these; empty: on all
+    node_groups: tuple[str, ...] = ()  #: allowed node groups; empty: all nodes
 
 
 @dataclass(frozen=True)
 class NodeAddress:
-    """A node, and the port of the node agent on it."""
+    """A node, and the port of its agent."""
 
     node_id: str
     host: str
@@ -31,23 +38,23 @@ class NodeAddress:
 
 @dataclass(frozen=True)
 class Placement:
-    """What was found for one replica or worker.
+    """State of one resource request.
 
-    "lost": its resources are reserved no more, though nobody asked for that; `reason` says what happened. A placement
-    that is lost stays so until it is removed.
+    "lost" means that the reservation ended without a call of `Placer.remove`; `reason` has the cause. A lost placement
+    stays lost until it is removed or placed again.
     """
 
     name: str
     state: Literal["pending", "placed", "lost"]
-    node: NodeAddress | None  #: where it is or was; None until it is placed
-    since: float  #: since when it is in this state, by `time.monotonic()`
+    node: NodeAddress | None  #: current or last node; None until it is placed
+    since: float  #: start of this state, by `time.monotonic()`
     reason: str = ""
-    gpus: tuple[str, ...] = ()  #: the devices of the node that are its own
+    gpus: tuple[str, ...] = ()  #: reserved devices of the node
 
 
 @dataclass(frozen=True)
 class NodeResources:
-    """All that one node has, taken or not."""
+    """Total resources of one node, whether reserved or free."""
 
     host: str
     cpu: float
@@ -58,7 +65,7 @@ class NodeResources:
 
 @dataclass(frozen=True)
 class Amounts:
-    """Sums over all nodes."""
+    """Resources summed over all nodes."""
 
     cpu: float = 0.0
     memory_bytes: int = 0
@@ -67,47 +74,132 @@ class Amounts:
 
 @dataclass(frozen=True)
 class ClusterResources:
-    """What the cluster has: of all nodes together what there is and what is free, and what each node has."""
+    """Resources of the cluster: total and free over all nodes, and the total of each node."""
 
     total: Amounts = Amounts()
     free: Amounts = Amounts()
-    nodes: Mapping[str, NodeResources] = field(default_factory=dict)  #: by node id; those that live
+    nodes: Mapping[str, NodeResources] = field(default_factory=dict)  #: live nodes by id
 
 
 class Placer(Protocol):
-    """Reserves resources of the cluster. What is placed stays so when the operator ends, and is found by the next one.
+    """Reserve resources of the cluster. Reservations outlive the operator; the next operator finds them.
 
-    All methods run on the operator's event loop, and none waits for the cluster longer than `startup` says. `on_change`
-    (set by its owner before `startup`) is called after each change of what they return.
+    All methods run on the operator's event loop. Only `startup` waits for the cluster. The owner sets `on_change`
+    before `startup`; the placer calls it after each change of `placements`, `resources` or `is_available`.
     """
 
     on_change: Callable[[], None]
 
     async def startup(self) -> None:
-        """Find what is placed already; returns after some seconds also where the cluster does not answer."""
+        """Find existing reservations. Returns after some seconds even if the cluster does not answer."""
 
     async def shutdown(self) -> None:
-        """Let go of everything that is placed without giving it up."""
+        """Stop without releasing any reservation."""
 
     async def place(self, name: str, resources: Resources, node_id: str = "") -> None:
-        """Have resources reserved as soon as a node has them; on the node `node_id` only, where one is named.
+        """Request resources on any node, or on the node `node_id` only.
 
-        A name that is pending or placed is left as it is; one that was lost is placed again.
+        Does nothing if the name is pending or placed. Requests a lost name again.
         """
 
     async def remove(self, name: str) -> None:
-        """Give up what is reserved, or no longer wait for it. Unknown names are ignored."""
+        """Release a reservation or cancel a request. Unknown names are ignored."""
 
     def placements(self) -> dict[str, Placement]:
-        """Return everything that is wanted or reserved, by name; what was known last while the cluster is away."""
+        """Return all requests and reservations by name; the last known state while the cluster is away."""
 
     def resources(self) -> ClusterResources | None:
-        """Return what the cluster has; None while it does not answer."""
+        """Return the resources of the cluster; None while it does not answer."""
 
     @property
     def is_available(self) -> bool:
-        """Whether the cluster answers."""
+        """True while the cluster answers."""
 
     @property
     def reason(self) -> str:
-        """Why it does not; empty while it does."""
+        """Reason why the cluster does not answer; empty while it does."""
+
+
+def fits(wanted: Resources, node: NodeResources) -> bool:
+    """Return whether a request fits on a node that has nothing else reserved."""
+    return (
+        wanted.cpu <= node.cpu + _TOLERANCE
+        and wanted.memory_bytes <= node.memory_bytes
+        and wanted.gpu <= node.gpu
+        and (not wanted.node_groups or not node.node_groups.isdisjoint(wanted.node_groups))
+    )
+
+
+def seems_free(wanted: Resources, cluster: ClusterResources) -> bool:
+    """Return whether some node is large enough and the cluster has as much free in total."""
+    free = cluster.free
+    has_cores = wanted.cpu <= free.cpu + _TOLERANCE
+    is_free = has_cores and wanted.memory_bytes <= free.memory_bytes and wanted.gpu <= free.gpu
+    return is_free and any(fits(wanted, node) for node in cluster.nodes.values())
+
+
+def unschedulable_reason(wanted: Resources, cluster: ClusterResources) -> str:
+    """Return a message that compares a pending request with the free resources or with the largest node."""
+    nodes = list(cluster.nodes.values())
+    if not nodes:
+        return f"a replica needs {_format(wanted, wanted)}; the cluster has no nodes"
+    if wanted.node_groups:
+        nodes = [node for node in nodes if not node.node_groups.isdisjoint(wanted.node_groups)]
+        if not nodes:
+            return f"a replica needs a node of {_format_groups(wanted)}; the cluster has none"
+    among = f" of {_format_groups(wanted)}" if wanted.node_groups else ""
+    if any(fits(wanted, node) for node in nodes):
+        free = Resources(cluster.free.cpu, cluster.free.memory_bytes, cluster.free.gpu)
+        return (
+            f"a replica needs {_format(wanted, wanted)} on one node{among}: no node has that free at the moment; "
+            f"the whole cluster has {_format(wanted, free)} free"
+        )
+    largest = _format(wanted, _largest(wanted, nodes))
+    return f"a replica needs {_format(wanted, wanted)}; the largest node{among} has {largest}"
+
+
+def choose_group(wanted: Resources, cluster: ClusterResources | None) -> str | None:
+    """Return the first allowed node group with a node on which the request fits, else the first allowed group."""
+    if not wanted.node_groups:
+        return None
+    nodes = list(cluster.nodes.values()) if cluster is not None else []
+    for group in wanted.node_groups:
+        if any(group in node.node_groups and fits(wanted, node) for node in nodes):
+            return group
+    return wanted.node_groups[0]
+
+
+def _largest(wanted: Resources, nodes: list[NodeResources]) -> Resources:
+    """Return the resources of the node that comes closest, judged by its scarcest resource."""
+
+    def met(node: NodeResources) -> tuple[float, float]:
+        shares = [
+            node.cpu / wanted.cpu if wanted.cpu else 1.0,
+            node.memory_bytes / wanted.memory_bytes if wanted.memory_bytes else 1.0,
+            node.gpu / wanted.gpu if wanted.gpu else 1.0,
+        ]
+        return min(min(shares), 1.0), sum(min(share, 1.0) for share in shares)
+
+    best = max(nodes, key=met)
+    return Resources(best.cpu, best.memory_bytes, best.gpu)
+
+
+def _format(wanted: Resources, amounts: Resources) -> str:
+    """Format those of `amounts` that `wanted` requests."""
+    parts = []
+    if wanted.cpu or not (wanted.memory_bytes or wanted.gpu):
+        parts.append(f"{amounts.cpu:.3g} {'core' if amounts.cpu == 1 else 'cores'}")
+    if wanted.memory_bytes:
+        parts.append(f"{_format_size(amounts.memory_bytes)} of memory")
+    if wanted.gpu:
+        parts.append(f"{amounts.gpu} {'GPU' if amounts.gpu == 1 else 'GPUs'}")
+    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
+
+
+def _format_groups(wanted: Resources) -> str:
+    kind = "group" if len(wanted.node_groups) == 1 else "groups"
+    return f"node {kind} {' or '.join(wanted.node_groups)}"
+
+
+def _format_size(size_bytes: int) -> str:
+    return f"{size_bytes / _GIB:.3g} GiB" if size_bytes >= _GIB else f"{size_bytes / _MIB:.3g} MiB"

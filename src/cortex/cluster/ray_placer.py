@@ -1,7 +1,6 @@
-"""Implements `placing.Placer` with Ray, which it knows only through a process of its own: `ray_bridge.py`.
+"""Placer on Ray, through a process of its own (`ray_bridge.py`) that is restarted whenever it exits.
 
-That process is started again whenever it ends. What is placed is not touched by that, nor by the death of Ray's head:
-until Ray has answered again, what was known last stays.
+Reservations survive that, and the death of Ray's head: while Ray is away, the last known state stays.
 """
 
 from __future__ import annotations
@@ -20,42 +19,51 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cortex.cluster.node.start import NodeStart
-from cortex.cluster.placement import Amounts, ClusterResources, NodeAddress, NodeResources, Placement, Resources
-from cortex.cluster.unschedulable import choose_group
+from cortex.cluster.placement import (
+    Amounts,
+    ClusterResources,
+    NodeAddress,
+    NodeResources,
+    Placement,
+    Resources,
+    choose_group,
+)
 from cortex.telemetry import Logger
 
 STARTUP_TIMEOUT_S = 20.0
-#: The bridge tells something each second. After so long without, Ray is away; after so much longer it is started anew.
+#: The bridge sends an event each second. After this much silence Ray counts as away, and
 AWAY_AFTER_S = 5.0
+#: after this much the bridge is restarted.
 RESTART_AFTER_S = 30.0
 CONNECT_TIMEOUT_S = 60.0
-#: Ray's library takes some seconds to start, on a busy machine.
+#: Ray's library takes some seconds to start on a busy machine.
 _SLOW_START_S = 10.0
 _PROBE_TIMEOUT_S = 3.0
 _STOP_TIMEOUT_S = 3.0
-_FIRST_BACK_OFF_S = 0.5
-_MAX_BACK_OFF_S = 5.0
+_FIRST_BACKOFF_S = 0.5
+_MAX_BACKOFF_S = 5.0
 _CLIENT_PORT = 10001
 _PORT = 6379
-#: One line lists all that is reserved.
+#: One line lists all reservations.
 _MAX_LINE_BYTES = 16 * 1024 * 1024
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _Request:
+    """A request for resources."""
+
     resources: Resources
     node_id: str
-    is_confirmed: bool = False  #: Ray knows of it
+    is_confirmed: bool = False  #: Ray has created its actor
 
 
 class RayPlacer:
     """Reservations in one namespace of a Ray cluster.
 
-    `address` is `host:port` of the head for an operator on a machine of the cluster, `ray://host:10001` for one
-    elsewhere.
-    `prefix` starts the bridge in other namespaces of the system (tests).
+    `address` is `host:port` of the head if the operator's machine is part of the cluster, else `ray://host:10001`.
+    `prefix` is prepended to the command of the bridge; tests start it in other namespaces.
     """
 
     def __init__(
@@ -74,66 +82,66 @@ class RayPlacer:
         self._log_file = log_file
         self._logger = logger
         self._prefix = prefix
-        self._wanted: dict[str, _Wanted] = {}
+        self._wanted: dict[str, _Request] = {}
         self._placements: dict[str, Placement] = {}
-        self._removed: set[str] = set()  #: Ray may still know of them
+        self._removed: set[str] = set()  #: not confirmed by Ray yet
         self._resources: ClusterResources | None = None
         self._reason = "Ray has not answered yet"
         self._process: Process | None = None
-        self._is_connected = False  #: the bridge has told what there is
+        self._is_connected = False  #: the bridge has sent "connected"
         self._has_tried = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def is_available(self) -> bool:
-        """Whether Ray answers."""
+        """True while Ray answers."""
         return not self._reason
 
     @property
     def reason(self) -> str:
-        """Why it does not."""
+        """Reason why Ray does not answer; empty while it does."""
         return self._reason
 
     @property
     def bridge_pid(self) -> int | None:
-        """The process that speaks with Ray, while it runs."""
+        """Pid of the bridge; None while it does not run."""
         return self._process.pid if self._process is not None else None
 
     def placements(self) -> dict[str, Placement]:
-        """Return everything that is wanted or reserved, by name."""
+        """Return all requests and reservations by name."""
         return dict(self._placements)
 
     def resources(self) -> ClusterResources | None:
-        """Return what the cluster has; None while Ray is away."""
+        """Return the resources of the cluster; None while Ray is away."""
         return self._resources
 
     async def startup(self) -> None:
-        """Find what is reserved already; returns after `STARTUP_TIMEOUT_S` at the latest."""
+        """Find existing reservations, for `STARTUP_TIMEOUT_S` at most."""
         self._task = asyncio.create_task(self._run(), name="ray")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STARTUP_TIMEOUT_S):
                 await self._has_tried.wait()
 
     async def shutdown(self) -> None:
-        """Let go of everything without giving it up."""
+        """Stop without releasing any reservation."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
     async def place(self, name: str, resources: Resources, node_id: str = "") -> None:
-        """Have resources reserved as soon as a node, or the one named, has them."""
+        """Request resources on any node, or on the node `node_id` only."""
         known = self._placements.get(name)
         if known is not None and known.state != "lost":
             return
         self._removed.discard(name)
-        self._wanted[name] = _Wanted(resources, node_id)
+        self._wanted[name] = _Request(resources, node_id)
         self._placements[name] = Placement(name, "pending", None, time.monotonic())
         self._send_place(name)
         self.on_change()
 
     async def remove(self, name: str) -> None:
-        """Give up what is reserved, or no longer wait for it."""
+        """Release a reservation or cancel a request."""
         if self._placements.pop(name, None) is None:
             return
         self._wanted.pop(name, None)
@@ -146,18 +154,18 @@ class RayPlacer:
         while True:
             try:
                 reason = await self._probe() or await self._run_bridge()
-            except Exception as error:  # whatever it is, without this loop nothing is placed any more
+            except Exception as error:  # nothing is placed without this loop
                 expected = isinstance(error, OSError | ValueError)
-                self._logger.error("following ray failed", None if expected else error, error=error)
-                reason = f"the process that speaks with Ray can't be run: {error}"
+                self._logger.error("bridge to Ray failed", None if expected else error, error=error)
+                reason = f"the bridge to Ray can't be run: {error}"
             failures = 0 if self._is_connected else failures + 1
             self._is_connected = False
-            self._is_away(reason)
+            self._set_away(reason)
             self._has_tried.set()
-            await asyncio.sleep(min(_FIRST_BACK_OFF_S * 2.0 ** min(max(failures - 1, 0), 10), _MAX_BACK_OFF_S))
+            await asyncio.sleep(min(_FIRST_BACKOFF_S * 2.0 ** min(max(failures - 1, 0), 10), _MAX_BACKOFF_S))
 
     async def _probe(self) -> str:
-        """Say why Ray can't be reached: cheaper than to find out with its library, which takes seconds to start."""
+        """Return why Ray can't be reached, or "". Cheaper than with Ray's library, which takes seconds to start."""
         parts = urlsplit(self._address if "://" in self._address else f"//{self._address}")
         port = parts.port or (_CLIENT_PORT if parts.scheme == "ray" else _PORT)
         try:
@@ -166,7 +174,7 @@ class RayPlacer:
         except TimeoutError:
             return self._unreachable(f"no answer within {_PROBE_TIMEOUT_S:g} s")
         except OSError as error:
-            number = error.errno or 0  # below zero: of names that can't be resolved; asyncio's own words are of no use
+            number = error.errno or 0  # below zero if a name can't be resolved
             return self._unreachable(os.strerror(number).lower() if number > 0 else error.strerror or str(error))
         writer.close()
         return ""
@@ -176,7 +184,7 @@ class RayPlacer:
         return f"{where} can't be reached: {why}; check --ray-address, and that Ray runs there"
 
     async def _run_bridge(self) -> str:
-        """Run it until it ends, and say why it did."""
+        """Run the bridge until it exits. Return the reason."""
         command = [*self._prefix, sys.executable, "-P", "-m", "cortex.cluster.ray_bridge"]
         with self._log_file.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
@@ -199,7 +207,7 @@ class RayPlacer:
 
     async def _follow(self, process: Process) -> str:
         assert process.stdout is not None
-        reason = f"the process that speaks with Ray ended; {self._log_file} may say why"
+        reason = f"the bridge to Ray exited; see {self._log_file}"
         silent_s = 0.0
         while True:
             try:
@@ -207,11 +215,11 @@ class RayPlacer:
                     line = await process.stdout.readline()
             except TimeoutError:
                 silent_s += AWAY_AFTER_S
-                words = self._silent(silent_s)
+                message = self._silence(silent_s)
                 if self._is_connected or silent_s >= _SLOW_START_S:
-                    self._is_away(words)
+                    self._set_away(message)
                 if silent_s >= (RESTART_AFTER_S if self._is_connected else CONNECT_TIMEOUT_S):
-                    return words
+                    return message
                 continue
             if not line:
                 return reason
@@ -220,21 +228,19 @@ class RayPlacer:
             if event["event"] == "away":
                 reason = f"Ray at {self._address}: {event['reason']}"
             else:
-                self._take(event)
+                self._on_event(event)
 
-    def _silent(self, silent_s: float) -> str:
-        words = f"Ray at {self._address} has not answered for {silent_s:g} s"
+    def _silence(self, silent_s: float) -> str:
+        message = f"Ray at {self._address} has not answered for {silent_s:g} s"
         if self._is_connected or self._address.startswith("ray://"):
-            return words
-        # Ray's library waits for a node on this machine, and does not say so; the head's port is open.
-        return (
-            f"{words}; if this machine is no node of the cluster, make it one, or give --ray-address ray://HOST:10001"
-        )
+            return message
+        # The head's port is open, but Ray's library waits silently for a node on this machine.
+        return f"{message}; if this machine is not a node of the cluster, make it one or use --ray-address ray://HOST:10001"
 
-    def _take(self, event: Json) -> None:
+    def _on_event(self, event: Json) -> None:
         match event["event"]:
             case "connected":
-                self._take_connected(event["names"])
+                self._on_connected(event["names"])
             case "created":
                 self._confirm(event["name"])
             case "removed":
@@ -246,11 +252,11 @@ class RayPlacer:
             case "lost":
                 self._change(event["name"], "lost", None, event["reason"])
             case "resources":
-                self._take_resources(event)
+                self._on_resources(event)
 
-    def _take_connected(self, names: list[str]) -> None:
-        """Compare what there is with what was known: the head may have forgotten it, or done more than it told."""
-        self._logger.info("ray answers", address=self._address, reservations=len(names))
+    def _on_connected(self, names: list[str]) -> None:
+        """Compare the existing actors with the known placements; the head may have lost some or created others."""
+        self._logger.info("connected to Ray", address=self._address, reservations=len(names))
         self._is_connected = True
         for name in names:
             if name in self._removed:
@@ -265,15 +271,15 @@ class RayPlacer:
             if name in self._wanted and not self._wanted[name].is_confirmed:
                 self._send_place(name)
             else:
-                self._change(name, "lost", None, "Ray's head knows it no more")
+                self._change(name, "lost", None, "Ray's head has lost it")
 
-    def _take_resources(self, event: Json) -> None:
+    def _on_resources(self, event: Json) -> None:
         nodes = {
             node_id: NodeResources(**{**node, "node_groups": frozenset(node["node_groups"])})
             for node_id, node in event["nodes"].items()
         }
         found = ClusterResources(Amounts(**event["total"]), Amounts(**event["free"]), nodes)
-        self._has_tried.set()  # those that were there before have been asked, and have answered if they could
+        self._has_tried.set()  # existing actors have had `_ADOPT_S` to answer
         if found != self._resources or self._reason:
             self._resources = found
             self._reason = ""
@@ -294,9 +300,9 @@ class RayPlacer:
             self._placements[name] = replace(found, since=time.monotonic())
             self.on_change()
 
-    def _is_away(self, reason: str) -> None:
+    def _set_away(self, reason: str) -> None:
         if not self._reason or not self._has_tried.is_set():
-            self._logger.warning("ray does not answer", reason=reason)
+            self._logger.warning("Ray does not answer", reason=reason)
         if reason != self._reason:
             self._reason = reason
             self._resources = None
@@ -316,7 +322,7 @@ class RayPlacer:
 
 
 async def _end(process: Process) -> None:
-    """End the bridge: it does so by itself at the end of its input."""
+    """End the bridge: it exits at the end of its standard input."""
     if process.stdin is not None:
         process.stdin.close()
     with contextlib.suppress(TimeoutError):

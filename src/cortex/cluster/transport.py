@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from cortex.cluster.certificate import any_certificate, fingerprint, own_certificate
+from cortex.cluster.credentials import fingerprint, own_certificate, unverified_context
 from cortex.errors import EngineError
 
 Json = dict[str, Any]
@@ -36,32 +36,27 @@ MAX_UNKNOWN = 256
 _unknown: dict[asyncio.Timeout, None] = {}
 
 
-class WireError(EngineError):
+class PeerError(EngineError):
     """The other side does not know the secret, is of another version, or broke off."""
 
 
-class NodeAgentAwayError(WireError):
+class PeerNotListeningError(PeerError):
     """The machine is there and refuses connections: what listened has ended, and may be started again."""
 
 
-def derived(secret: str, purpose: str) -> str:
-    """Return the key for one purpose: who learns it knows nothing of the secret or of the other keys."""
-    return hmac.new(secret.encode(), purpose.encode(), hashlib.sha256).hexdigest()
-
-
 @dataclass(frozen=True)
-class Wire:
+class PeerConnection:
     """Both directions of a connection."""
 
     reader: StreamReader
     writer: StreamWriter
 
     async def receive(self) -> Json | None:
-        """Return the next message; None at the end. Raises: WireError."""
+        """Return the next message; None at the end. Raises: PeerError."""
         try:
             line = await self.reader.readline()
         except ValueError as error:
-            raise WireError("a message is too long") from error
+            raise PeerError("a message is too long") from error
         except OSError:
             return None
         if not line.endswith(b"\n"):
@@ -74,27 +69,27 @@ class Wire:
             self.writer.write(json.dumps(message).encode() + b"\n")
 
     async def drain(self) -> None:
-        """Wait until the other side has read most of what was sent. Raises: WireError if it is gone."""
+        """Wait until the other side has read most of what was sent. Raises: PeerError if it is gone."""
         try:
             await self.writer.drain()
         except OSError as error:
-            raise WireError("the connection broke") from error
+            raise PeerError("the connection broke") from error
 
     async def send_bytes(self, data: AsyncIterator[bytes]) -> None:
-        """Send what follows a message that says how much it is. Raises: WireError."""
+        """Send what follows a message that says how much it is. Raises: PeerError."""
         async for chunk in data:
             self.writer.write(chunk)
             await self.drain()
 
     async def receive_bytes(self, size: int) -> AsyncIterator[bytes]:
-        """Return what follows such a message. Raises: WireError if it breaks off."""
+        """Return what follows such a message. Raises: PeerError if it breaks off."""
         while size > 0:
             try:
                 chunk = await self.reader.read(min(size, _CHUNK_BYTES))
             except OSError as error:
-                raise WireError("the connection broke") from error
+                raise PeerError("the connection broke") from error
             if not chunk:
-                raise WireError("the connection broke")
+                raise PeerError("the connection broke")
             size -= len(chunk)
             yield chunk
 
@@ -102,48 +97,48 @@ class Wire:
         """Close both directions, once what was sent is read."""
         self.writer.close()
 
-    def hang_up(self) -> None:
+    def abort(self) -> None:
         """Close both directions at once. TLS would wait half a minute for the end of what is not read any more."""
         self.writer.transport.abort()
 
 
-async def connect(host: str, port: int, key: str) -> Wire:
-    """Connect to a listener of `accept` with the same key. Raises: WireError."""
+async def connect(host: str, port: int, key: str) -> PeerConnection:
+    """Connect to a listener of `accept` with the same key. Raises: PeerError."""
     where = f"{host}:{port}"
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port, limit=MAX_LINE_BYTES)
     except TimeoutError:
-        raise WireError(f"{where} does not answer") from None
+        raise PeerError(f"{where} does not answer") from None
     except ConnectionRefusedError as error:
-        raise NodeAgentAwayError(f"{where} refuses connections") from error
+        raise PeerNotListeningError(f"{where} refuses connections") from error
     except OSError as error:
-        raise WireError(f"{where} does not answer ({error.strerror or error})") from error
-    wire = Wire(reader, writer)
+        raise PeerError(f"{where} does not answer ({error.strerror or error})") from error
+    wire = PeerConnection(reader, writer)
     is_known = False
     keep_alive(writer)
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
             is_known = await _introduce(wire, key)
     except TimeoutError:
-        raise WireError(f"{where} does not answer") from None
+        raise PeerError(f"{where} does not answer") from None
     except OSError as error:
-        raise WireError(f"{where} broke off ({error.strerror or error})") from error
+        raise PeerError(f"{where} broke off ({error.strerror or error})") from error
     finally:
         if not is_known:
             wire.close()
     if not is_known:
-        raise WireError(f"{where} does not know the secret of this cluster")
+        raise PeerError(f"{where} does not know the secret of this cluster")
     return wire
 
 
-async def _introduce(wire: Wire, key: str) -> bool:
-    """Show that we know the key; tell whether they do. Raises: OSError, WireError."""
+async def _introduce(wire: PeerConnection, key: str) -> bool:
+    """Show that we know the key; tell whether they do. Raises: OSError, PeerError."""
     theirs, ours = await _greeting(wire), secrets.token_hex(16)
     wire.send({"nonce": ours, "proof": _proof(key, "client", theirs)})
     if await wire.receive() is None:
         return False
-    await wire.writer.start_tls(any_certificate())
+    await wire.writer.start_tls(unverified_context())
     seen = fingerprint(wire.writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
     # What somebody put in before TLS is read here, in the place of what nobody else can say.
     answer = await wire.receive()
@@ -153,9 +148,9 @@ async def _introduce(wire: Wire, key: str) -> bool:
     return True
 
 
-async def accept(reader: StreamReader, writer: StreamWriter, key: str) -> Wire | None:
+async def accept(reader: StreamReader, writer: StreamWriter, key: str) -> PeerConnection | None:
     """Greet who connected; None, and the connection is closed, unless they know the key."""
-    wire = Wire(reader, writer)
+    wire = PeerConnection(reader, writer)
     keep_alive(writer)
     patience = asyncio.timeout(HANDSHAKE_TIMEOUT_S)
     is_known = False
@@ -164,7 +159,7 @@ async def accept(reader: StreamReader, writer: StreamWriter, key: str) -> Wire |
             _make_room()
             _unknown[patience] = None
             is_known = await _get_to_know(wire, key)
-    except (OSError, TimeoutError, WireError):
+    except (OSError, TimeoutError, PeerError):
         pass
     finally:
         _unknown.pop(patience, None)
@@ -173,8 +168,8 @@ async def accept(reader: StreamReader, writer: StreamWriter, key: str) -> Wire |
     return wire if is_known else None
 
 
-async def _get_to_know(wire: Wire, key: str) -> bool:
-    """Tell whether who connected knows the key; show that we do. Raises: OSError, WireError."""
+async def _get_to_know(wire: PeerConnection, key: str) -> bool:
+    """Tell whether who connected knows the key; show that we do. Raises: OSError, PeerError."""
     nonce = secrets.token_hex(16)
     wire.send({"hello": _GREETING, "nonce": nonce})
     answer = _message(await _short_line(wire.reader))
@@ -213,10 +208,10 @@ def keep_alive(writer: StreamWriter) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
-async def _greeting(wire: Wire) -> str:
+async def _greeting(wire: PeerConnection) -> str:
     hello = _message(await _short_line(wire.reader))
     if hello.get("hello") != _GREETING:
-        raise WireError("what answers there is no node of this version of cortex")
+        raise PeerError("what answers there is no node of this version of cortex")
     return _text(hello, "nonce")
 
 
@@ -226,7 +221,7 @@ async def _short_line(reader: StreamReader) -> bytes:
     while not line.endswith(b"\n"):
         byte = await reader.read(1)  # what follows the line is not ours to read
         if not byte or len(line) > _MAX_GREETING_BYTES:
-            raise WireError("what answers there is no node of this version of cortex")
+            raise PeerError("what answers there is no node of this version of cortex")
         line += byte
     return line
 
@@ -235,9 +230,9 @@ def _message(line: bytes) -> Json:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):
-        raise WireError("what was sent is no message") from None
+        raise PeerError("what was sent is no message") from None
     if not isinstance(message, dict):
-        raise WireError("what was sent is no message")
+        raise PeerError("what was sent is no message")
     return message
 
 

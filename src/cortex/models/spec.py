@@ -7,7 +7,7 @@ the confirmed models and versions, which replicas load. Nothing here does I/O. T
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -18,6 +18,9 @@ DEFAULT_MODEL = "_cortex_default"
 #: The version that means the highest one.
 LATEST = "latest"
 
+#: Metadata of a dataclass field that may hold a path below a home; `cluster.path_mapping` translates it for nodes.
+HOME_PATH = {"is_home_path": True}
+
 #: The layout of a model folder; "neuron" is a SavedModel compiled for Inferentia.
 Layout = Literal["python", "tensorflow", "neuron", "onnx"]
 
@@ -27,7 +30,7 @@ class ModelPath:
     """One model: its folder, or, for ONNX, its file."""
 
     name: str
-    url: str  #: s3://, gs:// or an absolute local path
+    url: str = field(metadata=HOME_PATH)  #: s3://, gs:// or an absolute local path
     signature_key: str | None = None  #: TensorFlow: the signature to run; None: the model's default
 
 
@@ -37,7 +40,7 @@ class ModelSource:
 
     layout: Layout
     paths: tuple[ModelPath, ...] = ()  #: for `path`: one, named DEFAULT_MODEL
-    dir: str | None = None  #: a folder whose direct subfolders are models
+    dir: str | None = field(default=None, metadata=HOME_PATH)  #: a folder whose direct subfolders are models
     signature_key: str | None = None  #: for models of `dir`
     poll_interval_s: float = 10.0
     is_live: bool = True  #: False: listed only once

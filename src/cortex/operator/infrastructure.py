@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from cortex import __version__
-from cortex.cluster.engine import Access, ClusterEngine
-from cortex.cluster.gateways import Fleet, FleetSettings
-from cortex.cluster.known_nodes import NodesFile, SharedNodes
+from cortex.cluster.credentials import ClusterCredentials, derive_key
+from cortex.cluster.engine import ClusterEngine
+from cortex.cluster.gateways import GatewayFleet, GatewayFleetSettings
+from cortex.cluster.known_nodes import nodes_in_database, nodes_in_file
 from cortex.cluster.node.start import NodeStart
 from cortex.cluster.placement import Placer
 from cortex.cluster.ray_placer import RayPlacer
-from cortex.cluster.transport import derived
 from cortex.engine.base import Engine
 from cortex.engine.environment import Prepared, prepare_revision
 from cortex.engine.local import LocalEngine
@@ -37,7 +37,7 @@ class Cluster:
 
     engine: ClusterEngine
     placer: Placer
-    fleet: Fleet
+    fleet: GatewayFleet
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,18 @@ def create_infrastructure(
     secret = facts.put_if_absent("cluster_secret", secrets.token_hex(32))
     cluster_id = facts.put_if_absent("cluster_id", secrets.token_hex(4))
     address = installation.ray_address or ""
-    access = Access(secret, own_address(installation), installation.node_port, epoch)
+    credentials = ClusterCredentials(secret, own_address(installation), installation.node_port, epoch)
     start = NodeStart(cluster_id, secret, __version__)
     placer = RayPlacer(address, start, os.environ, home.logs_dir / "ray.log", logger)
-    nodes = SharedNodes(facts) if installation.database else NodesFile(home.run_dir / "nodes.json")
-    cluster_engine = ClusterEngine(home, placer, access, nodes, logger)
-    settings = FleetSettings(installation.gateways, listening.host, listening.port, listening.certificate, access.host)
-    node_key = derived(secret, "node")
-    fleet = Fleet(gateway, cluster_engine, placer, settings, node_key, epoch, home.run_dir, logger)
+    nodes = nodes_in_database(facts) if installation.database else nodes_in_file(home.run_dir / "nodes.json")
+    cluster_engine = ClusterEngine(home, placer, credentials, nodes, logger)
+    settings = GatewayFleetSettings(
+        installation.gateways, listening.host, listening.port, listening.certificate, credentials.host
+    )
+    node_key = derive_key(secret, "node")
+    fleet = GatewayFleet(gateway, cluster_engine.nodes, placer, settings, node_key, epoch, home.run_dir, logger)
     cluster = Cluster(cluster_engine, placer, fleet)
-    return Infrastructure(cluster_engine, fleet, _prepare_nothing, access.gateway_secret, cluster)
+    return Infrastructure(cluster_engine, fleet, _prepare_nothing, credentials.gateway_secret, cluster)
 
 
 async def _prepare_nothing(target: Target) -> Prepared:

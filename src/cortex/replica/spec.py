@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cortex.lifecycle import ApiKind, DeathCause, ProcessState
-from cortex.models.spec import ModelProblem, ModelSource
+from cortex.models.spec import HOME_PATH, ModelProblem, ModelSource
 
 #: For so long a worker takes requests once its supervisor is dead. The route is gone much sooner, if an operator runs.
 ORPHAN_SERVES_S = 3.0
@@ -45,16 +45,16 @@ class ReplicaSpec:
     api: str
     revision: str  #: hash of all that, when changed, needs new processes
     interface: str  #: key of `predictor.interface.GENERATIONS`: "functions", "predictor" or "handler"
-    project_dir: str  #: the unpacked project; the process's working directory
+    project_dir: str = field(metadata=HOME_PATH)  #: the unpacked project; the process's working directory
     path: str  #: the user's file, relative to `project_dir`
-    python: str  #: interpreter of the project's environment
-    run_dir: str  #: this replica's folder under `run/replicas`: spec.json, supervisor.json
-    sockets: tuple[str, ...]  #: unix socket path of each process; its length is the number of processes
-    control_socket: str  #: unix socket on which the supervisor answers the engine
-    log_path: str
+    python: str = field(metadata=HOME_PATH)  #: interpreter of the project's environment
+    run_dir: str = field(metadata=HOME_PATH)  #: this replica's folder under `run/replicas`: spec.json, supervisor.json
+    sockets: tuple[str, ...] = field(metadata=HOME_PATH)  #: unix socket path of each process
+    control_socket: str = field(metadata=HOME_PATH)  #: unix socket on which the supervisor answers the engine
+    log_path: str = field(metadata=HOME_PATH)
     python_path: str | None = None  #: relative to `project_dir`
     config: dict[str, Any] = field(default_factory=dict)
-    model_path: str | None = None  #: local path handed to `init(model_path, …)`
+    model_path: str | None = field(default=None, metadata=HOME_PATH)  #: local path handed to `init(model_path, …)`
     env: dict[str, str] = field(default_factory=dict)  #: `env:` and `.env`, already merged
     threads: int = 1
     max_concurrency: int = 1024  #: calls that one process may hold at once when the user's methods are `async def`
@@ -64,7 +64,7 @@ class ReplicaSpec:
     log_level: str = "info"
     type: str = "python"  #: "python", "tensorflow" or "onnx"
     models: ModelSource | None = None  #: None: the API has no models that we load
-    model_agent_socket: str | None = None  #: of this machine's model agent; None where another server loads `models`
+    model_agent_socket: str | None = field(default=None, metadata=HOME_PATH)  #: None: another server loads `models`
     tensorflow_serving: str | None = None  #: `host:port` of a server, "local" to start one, None to choose
     cpu: float = 0.0  #: cores that were asked for; nothing holds it to them
     mem_bytes: int = 0  #: memory that was asked for; `mem_limit_bytes` is the limit
@@ -73,9 +73,9 @@ class ReplicaSpec:
     inf: int = 0  #: Inferentia chips that this replica wants for itself
     inf_ids: tuple[int, ...] = ()  #: those that the engine gave it, by the numbers of their devices
     kind: str = ApiKind.REALTIME.value
-    jobs_socket: str | None = None  #: the operator's, for workers of jobs: where it is set, batches take HTTP's place
+    jobs_socket: str | None = field(default=None, metadata=HOME_PATH)  #: of the operator; set: a job worker
     jobs_token: str = ""  #: what this worker shows there
-    metrics_dir: str = ""  #: where its processes keep their counters; empty: nowhere
+    metrics_dir: str = field(default="", metadata=HOME_PATH)  #: counters of its processes; empty: none
     max_batch_size: int = 0  #: requests that one call may be given at once; 0: each is a call of its own
     batch_interval_s: float = 0.0  #: how long a batch may wait for others while it could be called
     isolates_failures: bool = True  #: a batch that fails is bisected

@@ -19,13 +19,13 @@ from cortex import __version__
 from cortex.cluster.node.start import (
     IDENTITY_FILE,
     NodeStart,
+    Priority,
     RunningAgent,
     agent_environ,
     ensure_agent,
     is_over,
     reserve,
 )
-from cortex.cluster.priority import Priority
 from cortex.errors import EngineError
 from cortex.processes.daemon import kill_session
 from cortex.processes.identity import Identity
@@ -126,7 +126,7 @@ def test_another_version_is_refused(start: NodeStart) -> None:
 
 def test_an_agent_that_ends_at_its_start_says_why(start: NodeStart) -> None:
     nobody = NodeStart(start.cluster_id, "", start.version, home=start.home)
-    with pytest.raises(EngineError, match="ended at its start: .*secret is expected"):
+    with pytest.raises(EngineError, match="exited during startup: .*secret is expected"):
         ensure_agent(nobody, HOST, os.environ)
 
 

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cortex.cluster.engine import Access, ClusterEngine
-from cortex.cluster.gateways import Fleet, FleetSettings
-from cortex.cluster.known_nodes import NodesFile
-from cortex.cluster.transport import derived
+from cortex.cluster.credentials import ClusterCredentials, derive_key
+from cortex.cluster.engine import ClusterEngine
+from cortex.cluster.gateways import GatewayFleet, GatewayFleetSettings
+from cortex.cluster.known_nodes import nodes_in_file
 from cortex.gateway.haproxy import Gateway, GatewaySettings
 from cortex.gateway.routes import Server
 from cortex.home import Home
@@ -25,7 +25,7 @@ from harness.servers.upstream import Answer, Client, Upstream
 class Operator:
     """One operator's gateways. What it started stays when it goes."""
 
-    fleet: Fleet
+    fleet: GatewayFleet
     own: Gateway
     placer: StaticPlacer
     engine: ClusterEngine
@@ -57,13 +57,13 @@ class Site:
     async def operator(self, where: str = "all", epoch: int = 1) -> AsyncIterator[Operator]:
         """Run an operator without a table; its gateways serve on afterwards."""
         placer = StaticPlacer([node.address for node in self.nodes])
-        access = Access(SECRET, "127.0.0.1", 0, epoch)
-        known = NodesFile(self.home.run_dir / "nodes.json")
+        access = ClusterCredentials(SECRET, "127.0.0.1", 0, epoch)
+        known = nodes_in_file(self.home.run_dir / "nodes.json")
         engine = ClusterEngine(self.home, placer, access, known, Logger("test"))
         own = Gateway(self.home, GatewaySettings(port=self.port))
-        settings = FleetSettings(where, "127.0.0.1", self.port, operator_host="127.0.0.1")
-        key = derived(SECRET, "node")
-        fleet = Fleet(own, engine, placer, settings, key, epoch, self.home.run_dir, Logger("test"))
+        settings = GatewayFleetSettings(where, "127.0.0.1", self.port, operator_host="127.0.0.1")
+        key = derive_key(SECRET, "node")
+        fleet = GatewayFleet(own, engine.nodes, placer, settings, key, epoch, self.home.run_dir, Logger("test"))
         await engine.startup()
         try:
             yield Operator(fleet, own, placer, engine)

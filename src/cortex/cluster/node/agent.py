@@ -1,88 +1,93 @@
-"""The agent of one node of a cluster: a process that hosts replicas and does what the operator says.
+"""Agent of one node of a cluster: a process that hosts replicas and executes the operator's commands.
 
 Run as `python -P -m cortex.cluster.node.agent --home DIR --host ADDRESS [--port N]`, with the cluster's secret as one
-line on standard input. It and its replicas outlive whoever started it, and the operator.
+line on standard input. The agent and its replicas outlive the process that started it, and the operator.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import shutil
 import signal
 import sys
 from asyncio import StreamReader, StreamWriter
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from cortex import __version__
-from cortex.cluster.certificate import own_certificate
-from cortex.cluster.framing import pack
+from cortex.cluster.credentials import derive_key, own_certificate
+from cortex.cluster.metrics_mirror import pack
 from cortex.cluster.node.gateway import NodeGateway
 from cortex.cluster.node.hosting import Hosting
-from cortex.cluster.node.logs import send_access, send_logs
 from cortex.cluster.node.relay import JOBS, LISTINGS, NodeRelay
 from cortex.cluster.node.reservations import Reservations
 from cortex.cluster.node.start import IDENTITY_FILE, RESERVE_SOCKET
-from cortex.cluster.transport import MAX_LINE_BYTES, Json, Wire, accept, derived
+from cortex.cluster.transport import MAX_LINE_BYTES, Json, PeerConnection, accept
 from cortex.engine.cpu import CpuMeter
 from cortex.engine.local import LocalEngine
+from cortex.engine.logs import LocalLogs
 from cortex.engine.model_agent import ModelAgent
 from cortex.errors import CortexError
+from cortex.gateway.access_log import LocalAccess
 from cortex.home import Home, write_private
 from cortex.processes.identity import Identity
 from cortex.processes.sockets import allow_descriptors
 from cortex.replica.spec import Limits, ReplicaSpec
 from cortex.telemetry import Logger, configure
 
-#: How often the operator is told that the node lives.
-BEAT_S = 1.0
-#: How often it is told how many cores replicas use.
-MEASURE_S = 5.0
+HEARTBEAT_S = 1.0
+_MEASURE_S = 5.0
 _CLEAN_S = 600.0
 _DESCRIPTORS = 16_384
-#: An operator that reads nothing for so long has lost us; it will connect again.
+#: An operator with this much unread data is disconnected; it reconnects.
 _MAX_UNREAD_BYTES = 64 * 1024 * 1024
+#: Log lines per message.
+_LINES_PER_MESSAGE = 500
 _logger = Logger("cortex.node")
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class _Session:
-    """An operator that follows."""
+class _OperatorSession:
+    """The control connection of an operator."""
 
-    wire: Wire
+    connection: PeerConnection
 
     def send(self, message: Json) -> None:
-        if self.wire.writer.transport.get_write_buffer_size() > _MAX_UNREAD_BYTES:
-            self.wire.writer.transport.abort()  # to close it would wait until all of that was read
-        self.wire.send(message)
+        transport = self.connection.writer.transport
+        if transport.get_write_buffer_size() > _MAX_UNREAD_BYTES:
+            transport.abort()  # `close` would wait until all of it was read
+        self.connection.send(message)
 
 
 class NodeAgent:
-    """Hosts replicas; implements `hosting.Listener`."""
+    """Hosts replicas; implements `hosting.HostingObserver`."""
 
     def __init__(self, home: Home, host: str, secret: str) -> None:
         self._home = home
         self._host = host
         self._port = 0
-        self._key = derived(secret, "node")
+        self._key = derive_key(secret, "node")
         self._engine = LocalEngine(home, os.environ, _logger)
         self._hosting = Hosting(home, host, os.environ, self._engine, self, _logger)
         relayed = {JOBS: home.jobs_socket, LISTINGS: home.listings_socket}
-        self._relay = NodeRelay(relayed, derived(secret, "operator"))
+        self._relay = NodeRelay(relayed, derive_key(secret, "operator"))
         self._reservations = Reservations(home.sockets_dir / RESERVE_SOCKET, self._describe, self._reserved)
         self._model_agent = ModelAgent(home, os.environ, _logger, is_node=True)
         self._gateway = NodeGateway(home, _logger)
-        self._sessions: set[_Session] = set()
+        self._sessions: set[_OperatorSession] = set()
         self._epoch = 0
         self._stop = asyncio.Event()
-        self._is_renewed = False  #: it ends for another agent to start in its place
+        self._is_renewed = False  #: another agent is to start in its place
 
     async def run(self, port: int) -> None:
-        """Serve until told to stop. Raises: OSError if the port is taken."""
+        """Serve until a signal or a command ends the agent. Raises: OSError if the port is taken."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -96,7 +101,7 @@ class NodeAgent:
         write_private(self._home.run_dir / IDENTITY_FILE, json.dumps(self._describe()))
         _logger.info("node started", host=self._host, port=self._port)
         tasks = [
-            asyncio.create_task(self._beat(), name="beat"),
+            asyncio.create_task(self._send_heartbeats(), name="send heartbeats"),
             asyncio.create_task(self._measure(), name="measure"),
             asyncio.create_task(self._clean(), name="clean"),
             asyncio.create_task(self._model_agent.run(), name="keep model agent"),
@@ -106,10 +111,10 @@ class NodeAgent:
         for task in tasks:
             task.cancel()
         await self._relay.shutdown()
-        if not self._is_renewed:  # the actors start the next agent, unless told that their replicas are over
+        if not self._is_renewed:  # when a connection just breaks, Ray's actors start the next agent
             await self._reservations.shutdown()
         await self._gateway.shutdown()
-        # With replicas that go on, their models' agent does; after the last one, nobody would end it.
+        # The model agent continues with the replicas that need it; without any, nothing would end it later.
         await (self._model_agent.shutdown() if self._needs_model_agent() else self._model_agent.stop())
         await self._hosting.shutdown()
         if not self._hosting.replicas() and not self._hosting.ended():
@@ -117,7 +122,7 @@ class NodeAgent:
         _logger.info("node stopped")
 
     async def _listen(self, port: int) -> asyncio.Server:
-        """Listen where the agent before did, so that those who knew it find this one; elsewhere if that is taken."""
+        """Listen on the port of the last agent, where operators look for this one; on any other if it is taken."""
         try:
             return await asyncio.start_server(self._serve, self._host, port, limit=MAX_LINE_BYTES)
         except OSError:
@@ -125,23 +130,23 @@ class NodeAgent:
                 raise
             return await asyncio.start_server(self._serve, self._host, 0, limit=MAX_LINE_BYTES)
 
-    # What changes is told to every operator that follows.
+    # Events for the operators that follow.
 
     def changed(self, replica_id: str) -> None:
-        """Learn that a replica has another status, or is there no more."""
+        """Report a replica that has another status, or ended."""
         event = self._event(replica_id)
         if event["event"] == "gone":
             self._reservations.release(replica_id)
-        self._tell(event)
+        self._publish(event)
 
     def _reserved(self, replica_id: str) -> None:
-        """Learn that a replica's resources are reserved, which is before it is started, or are so no more."""
+        """Report a change of a replica's reservation. A reservation precedes the start of its replica."""
         if replica_id in self._hosting.replicas():
-            self._tell(self._event(replica_id))
+            self._publish(self._event(replica_id))
 
     def needs_project(self, project_hash: str) -> None:
-        """Learn that replicas wait for a project."""
-        self._tell({"event": "needs_project", "project": project_hash})
+        """Request a project that replicas wait for."""
+        self._publish({"event": "needs_project", "project": project_hash})
 
     def _event(self, replica_id: str) -> Json:
         found = self._hosting.replicas().get(replica_id)
@@ -156,89 +161,89 @@ class NodeAgent:
             "is_reserved": self._reservations.has(replica_id),
         }
 
-    def _tell(self, event: Json) -> None:
+    def _publish(self, event: Json) -> None:
         for session in list(self._sessions):
             session.send(event)
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
-            self._tell({"event": "beat"})
-            await asyncio.sleep(BEAT_S)
+            self._publish({"event": "beat"})
+            await asyncio.sleep(HEARTBEAT_S)
 
     async def _measure(self) -> None:
         meter = CpuMeter()
         while True:
             running = [status for _, status in self._hosting.replicas().values()]
             try:
-                self._tell({"event": "cores", "cores": dict(await meter.cores(running))})
-            except Exception as error:  # processes come and go while they are looked at
-                _logger.warning("cores can't be measured", exc_info=error)
-            await asyncio.sleep(MEASURE_S)
+                self._publish({"event": "cores", "cores": dict(await meter.cores(running))})
+            except Exception as error:  # processes may end while they are measured
+                _logger.warning("CPU usage can't be measured", exc_info=error)
+            await asyncio.sleep(_MEASURE_S)
 
     async def _clean(self) -> None:
         while True:
             try:
                 await self._hosting.clean()
-            except Exception as error:  # it must be tried again
+            except Exception as error:  # the next round tries again
                 _logger.error("cleaning up failed", exc_info=error)
             await asyncio.sleep(_CLEAN_S)
 
     # Connections.
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
-        wire = await accept(reader, writer, self._key)
-        if wire is None:
+        connection = await accept(reader, writer, self._key)
+        if connection is None:
             return
         try:
-            first = await wire.receive()
+            first = await connection.receive()
             purpose = first and first.get("purpose")
             if first is None or not isinstance(purpose, str):
                 return
             if purpose == "control":
-                await self._follow(wire, first)
+                await self._follow_commands(connection, first)
             elif purpose == "project":
-                await self._take_project(wire, first)
+                await self._receive_project(connection, first)
             elif purpose == "metrics":
-                await self._send_metrics(wire, str(first["id"]))
+                await self._send_metrics(connection, str(first["id"]))
             elif purpose == "access":
-                await send_access(wire, self._home.logs_dir, first)
+                await self._send_access_log(connection, first)
             elif purpose == "gateway":
-                await self._gateway.serve(wire, int(first["epoch"]))
+                await self._gateway.serve(connection, int(first["epoch"]))
             elif purpose == "logs":
-                await send_logs(wire, self._home.logs_dir, first)
+                await self._send_logs(connection, first)
         except (CortexError, OSError, KeyError, TypeError, ValueError) as error:
             _logger.warning("connection of an operator ended", error=error)
         finally:
-            wire.close()
+            connection.close()
 
-    async def _follow(self, wire: Wire, first: Json) -> None:
-        """Tell an operator all that is here and what changes, and do what it says."""
+    async def _follow_commands(self, connection: PeerConnection, first: Json) -> None:
+        """Report all replicas and their changes to an operator, and execute its commands."""
         epoch = int(first["epoch"])
         if epoch < self._epoch:
-            wire.send({"event": "refused", "reason": f"an operator of epoch {self._epoch} leads"})
+            connection.send({"event": "refused", "reason": f"an operator of epoch {self._epoch} leads"})
             return
         for other in list(self._sessions) if epoch > self._epoch else ():
-            other.wire.close()  # it led before
+            other.connection.close()  # of an earlier leader
         self._epoch = epoch
         self._gateway.lead(epoch)
         self._relay.lead(str(first["host"]), int(first["port"]))
-        session = _Session(wire)
-        wire.send({"event": "node", **self._describe()})
+        session = _OperatorSession(connection)
+        connection.send({"event": "node", **self._describe()})
         for name in [*self._hosting.replicas(), *self._hosting.ended()]:
-            wire.send(self._event(name))
-        wire.send({"event": "complete"})
+            connection.send(self._event(name))
+        connection.send({"event": "complete"})
         self._sessions.add(session)
         try:
-            # Of one who led before, what it said last may still come.
-            while (message := await wire.receive()) is not None and epoch == self._epoch:
+            # The last commands of an earlier leader may still arrive: ignore them.
+            while (message := await connection.receive()) is not None and epoch == self._epoch:
                 try:
-                    await self._obey(message)
-                except Exception as error:  # of one replica: it must not keep the operator from all others
-                    _logger.error("order failed", exc_info=error, command=message.get("command"))
+                    await self._execute(message)
+                except Exception as error:  # of one replica; the others still need the operator
+                    _logger.error("command failed", exc_info=error, command=message.get("command"))
         finally:
             self._sessions.discard(session)
 
-    async def _obey(self, message: Json) -> None:
+    async def _execute(self, message: Json) -> None:
         match message.get("command"):
             case "start":
                 spec = ReplicaSpec.from_json(message["spec"])
@@ -260,22 +265,36 @@ class NodeAgent:
             case unknown:
                 _logger.warning("unknown command", command=unknown)
 
-    async def _take_project(self, wire: Wire, first: Json) -> None:
-        data = b"".join([chunk async for chunk in wire.receive_bytes(int(first["size"]))])
+    async def _receive_project(self, connection: PeerConnection, first: Json) -> None:
+        data = b"".join([chunk async for chunk in connection.receive_bytes(int(first["size"]))])
         try:
             await self._hosting.add_project(str(first["project"]), data, str(first["digest"]))
         except (CortexError, OSError) as error:
-            wire.send({"error": f"it can't be unpacked on the node: {error}"})
+            connection.send({"error": f"the node can't unpack the project: {error}"})
         else:
-            wire.send({"ok": True})
-        await wire.drain()
+            connection.send({"ok": True})
+        await connection.drain()
 
-    async def _send_metrics(self, wire: Wire, replica_id: str) -> None:
+    async def _send_metrics(self, connection: PeerConnection, replica_id: str) -> None:
         data = await asyncio.to_thread(pack, self._home.metrics_dir / Path(replica_id).name)
-        wire.send({"size": len(data)})
-        await wire.send_bytes(_once(data))
+        connection.send({"size": len(data)})
+        await connection.send_bytes(_single(data))
 
-    # About itself.
+    async def _send_access_log(self, connection: PeerConnection, request: Json) -> None:
+        name = request.get("request")
+        lines = LocalAccess(self._home.logs_dir).access(
+            str(request["api"]), None if name is None else str(name), int(request["tail"]), bool(request["follow"])
+        )
+        await _send_lines(connection, lines, lambda part, more: {"lines": part, "more": more})
+
+    async def _send_logs(self, connection: PeerConnection, request: Json) -> None:
+        tail = request["tail"]
+        lines = LocalLogs(self._home.logs_dir).logs(
+            str(request["folder"]), request.get("replica"), None if tail is None else int(tail), bool(request["follow"])
+        )
+        await _send_lines(connection, lines, lambda part, more: {"lines": [asdict(line) for line in part]})
+
+    # Its own description.
 
     def _describe(self) -> Json:
         identity = Identity.of(os.getpid())
@@ -292,7 +311,28 @@ class NodeAgent:
         return any(spec.model_agent_socket for spec, _ in self._hosting.replicas().values())
 
 
-async def _once(data: bytes) -> AsyncIterator[bytes]:
+async def _send_lines(
+    connection: PeerConnection,
+    batches: AsyncGenerator[list[T], None],
+    message: Callable[[Sequence[T], bool], Json],
+) -> None:
+    """Send log lines until they end or the operator closes the connection. Raises: PeerError.
+
+    `message` is called with a part of a batch, and whether more parts of the batch follow.
+    """
+    async with contextlib.aclosing(batches):
+        async for batch in batches:
+            for start in range(0, max(len(batch), 1), _LINES_PER_MESSAGE):
+                end = start + _LINES_PER_MESSAGE
+                connection.send(message(batch[start:end], end < len(batch)))
+                await connection.drain()
+            if connection.reader.at_eof() or connection.writer.is_closing():
+                return
+    connection.send({"end": True})
+    await connection.drain()
+
+
+async def _single(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
@@ -318,7 +358,7 @@ def main() -> None:
     home = Home(arguments.home.absolute())
     home.create()
     configure(home.logs_dir / "node.log")
-    own_certificate()  # whatever keeps it from being made shows here, and not as strangers who connect
+    own_certificate()  # fail now if it can't be created, instead of at each connection
     asyncio.run(NodeAgent(home, arguments.host, secret).run(arguments.port))
 
 

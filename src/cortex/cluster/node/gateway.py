@@ -1,6 +1,6 @@
-"""A gateway on a node: HAProxy, fed by the operator over a connection of its own.
+"""Gateway of a node: an HAProxy whose routing table the operator sends over a connection of its own.
 
-It serves on with the last table while the operator is away, and while the node's agent is: the next agent adopts it.
+It serves its last table while the operator or the node's agent is away; the next agent adopts it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import secrets
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from cortex.cluster.transport import Json, Wire, WireError
+from cortex.cluster.transport import Json, PeerConnection, PeerError
 from cortex.errors import GatewayError
 from cortex.gateway.addresses import numeric
 from cortex.gateway.config import GatewaySettings
@@ -23,10 +23,9 @@ from cortex.gateway.table_json import table_from_json, table_to_json
 from cortex.home import Home, write_private
 from cortex.telemetry import Logger
 
-#: How often the operator is told what the gateway does if that changed, and that it lives if not.
-TELL_S = 0.25
-BEAT_S = 1.0
-#: How often it is made sure that the gateway runs.
+#: Interval of statistics that changed, and of those that did not, which serve as heartbeats.
+STATS_S = 0.25
+HEARTBEAT_S = 1.0
 CHECK_S = 1.0
 _WANTED_FILE = "node-gateway.json"
 _COUNTS_ID_FILE = "counts-id"
@@ -34,19 +33,19 @@ _COUNTS_ID_FILE = "counts-id"
 
 @dataclass(frozen=True)
 class NodeGatewaySettings:
-    """How the gateway of a node listens."""
+    """Listening address and certificate of a node's gateway."""
 
     host: str
     port: int
     certificate: str = field(default="", repr=False)  #: PEM, with chain and key; "": plain HTTP
 
     def to_json(self) -> Json:
-        """Return what its constructor takes."""
+        """Return the arguments of the constructor."""
         return asdict(self)
 
 
 class NodeGateway:
-    """The gateway of one node, if it is to have one. `startup`, then `serve` for each operator, then `shutdown`."""
+    """The gateway of one node, if it has one. `startup`, then `serve` for each operator, then `shutdown`."""
 
     def __init__(self, home: Home, logger: Logger) -> None:
         self._home = home
@@ -58,84 +57,84 @@ class NodeGateway:
         self._is_up = False
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._session: Wire | None = None
+        self._session: PeerConnection | None = None
         self._epoch = 0
-        self._obeying: set[asyncio.Task[None]] = set()
-        self._remembered = ""
-        self._told_error = ""
+        self._executing: set[asyncio.Task[None]] = set()
+        self._saved = ""
+        self._logged_error = ""
 
     async def startup(self) -> None:
-        """Adopt the gateway that was wanted last, or start it anew."""
+        """Load the last settings and table, and start to keep the gateway running."""
         try:
             wanted = json.loads(self._file.read_text())
             settings, table = NodeGatewaySettings(**wanted["settings"]), table_from_json(wanted["table"])
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            self._logger.warning("the gateway that ran here last is left alone until the operator comes", error=error)
+            self._logger.warning("the last gateway's settings can't be read; waiting for the operator", error=error)
         else:
             self._settings, self._table = settings, table
         self._task = asyncio.create_task(self._keep(), name="keep gateway")
 
     async def shutdown(self) -> None:
-        """Let go of the gateway: it serves on."""
+        """Stop watching the gateway; it continues to serve."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if self._gateway is not None:
             await self._gateway.shutdown()
 
-    async def serve(self, wire: Wire, epoch: int) -> None:
-        """Do what an operator says, until it is gone or another one comes. Raises: WireError."""
+    async def serve(self, connection: PeerConnection, epoch: int) -> None:
+        """Execute the commands of an operator until it disconnects or another one connects. Raises: PeerError."""
         if epoch < self._epoch:
-            wire.send({"event": "refused", "reason": f"an operator of epoch {self._epoch} leads"})
+            connection.send({"event": "refused", "reason": f"an operator of epoch {self._epoch} leads"})
             return
         self.lead(epoch)
         if self._session is not None:
-            self._session.close()  # of before, not known to be broken yet
-        self._session = wire
-        wire.send({"event": "gateway", "counts": _counts_id(self._home.run_dir / "gateway")})
-        telling = asyncio.create_task(self._tell(wire), name="tell of gateway")
+            self._session.close()  # of an earlier connection that may be broken
+        self._session = connection
+        connection.send({"event": "gateway", "counts": _counts_id(self._home.run_dir / "gateway")})
+        reporting = asyncio.create_task(self._report(connection), name="report gateway statistics")
         try:
-            while (message := await wire.receive()) is not None and self._session is wire:
-                # What is begun is finished also where the operator goes meanwhile: a half-started HAProxy helps nobody.
-                task = asyncio.create_task(self._answer(wire, message), name="obey as gateway")
-                self._obeying.add(task)
-                task.add_done_callback(self._obeying.discard)
+            while (message := await connection.receive()) is not None and self._session is connection:
+                # Commands finish even if the operator disconnects: HAProxy must not be left half started.
+                task = asyncio.create_task(self._answer(connection, message), name="execute gateway command")
+                self._executing.add(task)
+                task.add_done_callback(self._executing.discard)
         finally:
-            telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
-            if self._session is wire:
+            reporting.cancel()
+            await asyncio.gather(reporting, return_exceptions=True)
+            if self._session is connection:
                 self._session = None
 
     def lead(self, epoch: int) -> None:
-        """Learn which operator leads: those of before are obeyed no more."""
+        """Ignore operators of earlier epochs from now on."""
         if epoch > self._epoch:
             self._epoch = epoch
             if self._session is not None:
                 self._session.close()
                 self._session = None
 
-    # What the operator says.
+    # Commands of the operator.
 
-    async def _answer(self, wire: Wire, message: Json) -> None:
+    async def _answer(self, connection: PeerConnection, message: Json) -> None:
         number = message.get("number")
         try:
-            answer = await self._obey(message)
+            answer = await self._execute(message)
         except GatewayError as error:
             answer = {"error": str(error)}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            answer = {"error": f"what was sent can't be read, the node may run another version of cortex: {error!r}"}
-        except Exception as error:  # whatever it is, it must be told
-            self._logger.error("gateway does not obey", exc_info=error)
+            answer = {"error": f"invalid command; the node may run another version of cortex: {error!r}"}
+        except Exception as error:  # the operator must get an answer
+            self._logger.error("gateway command failed", exc_info=error)
             answer = {"error": f"{type(error).__name__}: {error}"}
-        wire.send({"number": number, **answer})
+        connection.send({"number": number, **answer})
 
-    async def _obey(self, message: Json) -> Json:
+    async def _execute(self, message: Json) -> Json:
         match message["command"]:
             case "serve":
                 settings = NodeGatewaySettings(**message["settings"])
-                table = _of_node(table_from_json(message["table"]), settings.host, self._home)
+                table = _localize(table_from_json(message["table"]), settings.host, self._home)
                 await self._serve_table(settings, table)
                 return {}
             case "drained":
@@ -151,11 +150,11 @@ class NodeGateway:
     async def _serve_table(self, settings: NodeGatewaySettings, table: RoutingTable) -> None:
         async with self._lock:
             if settings != self._settings:
-                await self._let_go()
+                await self._detach()
             self._settings, self._table = settings, table
             if self._is_up and self._gateway is not None:
                 await self._gateway.apply(table)
-                self._remember()
+                self._save()
             else:
                 await self._bring_up()
 
@@ -164,25 +163,25 @@ class NodeGateway:
             is_there = self._settings is not None or self._file.exists()
             gateway = self._gateway or Gateway(self._home, GatewaySettings())
             self._file.unlink(missing_ok=True)
-            self._remembered = ""
+            self._saved = ""
             self._settings, self._gateway, self._is_up, self._table = None, None, False, RoutingTable()
             if is_there:
                 await gateway.stop()
                 self._logger.info("gateway ended")
 
-    # Keeping it.
+    # Keeping the gateway running.
 
     async def _keep(self) -> None:
         while True:
             try:
                 await self._keep_once()
-            except Exception as error:  # whatever it is, it must be tried again
-                if str(error) != self._told_error:
+            except Exception as error:  # try again in the next round
+                if str(error) != self._logged_error:
                     expected = isinstance(error, GatewayError)
                     self._logger.error("gateway can't be kept running", None if expected else error, error=error)
-                self._told_error = str(error)
+                self._logged_error = str(error)
             else:
-                self._told_error = ""
+                self._logged_error = ""
             await asyncio.sleep(CHECK_S)
 
     async def _keep_once(self) -> None:
@@ -191,52 +190,52 @@ class NodeGateway:
                 return
             if self._is_up and self._gateway is not None:
                 await self._gateway.ensure_running()
-                self._remember()
+                self._save()
             else:
                 await self._bring_up()
 
     async def _bring_up(self) -> None:
-        """Adopt or start HAProxy with the newest table: nobody reaches it before it has that. Raises: GatewayError."""
+        """Adopt or start HAProxy, which listens once it has the newest table. Raises: GatewayError."""
         assert self._settings is not None
-        await self._let_go()
+        await self._detach()
         settings = self._settings
         self._gateway = Gateway(
             self._home, GatewaySettings(settings.host, settings.port, certificate=settings.certificate)
         )
         await self._gateway.startup(self._table)
         self._is_up = True
-        self._remember()
+        self._save()
 
-    async def _let_go(self) -> None:
+    async def _detach(self) -> None:
         self._is_up = False
         if self._gateway is not None:
             await self._gateway.shutdown()
             self._gateway = None
 
-    def _remember(self) -> None:
-        """Keep what is served, for the agent after us."""
+    def _save(self) -> None:
+        """Save settings and table for the next agent."""
         assert self._settings is not None
         text = json.dumps({"settings": self._settings.to_json(), "table": table_to_json(self._table)})
-        if text != self._remembered:
-            with contextlib.suppress(OSError):  # a full disk; it is tried again with each look
+        if text != self._saved:
+            with contextlib.suppress(OSError):  # a full disk; the next check tries again
                 write_private(self._file, text)
-                self._remembered = text
+                self._saved = text
 
-    # Telling.
+    # Statistics.
 
-    async def _tell(self, wire: Wire) -> None:
-        """Tell what the gateway does as soon as that changes, and now and then that it lives."""
+    async def _report(self, connection: PeerConnection) -> None:
+        """Send statistics when they change, and as heartbeats."""
         loop = asyncio.get_running_loop()
-        told: dict[str, BackendStats] = {}
-        told_at = 0.0
-        while not wire.writer.is_closing():
+        sent: dict[str, BackendStats] = {}
+        sent_at = 0.0
+        while not connection.writer.is_closing():
             stats = await self._stats()
-            if stats != told or loop.time() - told_at >= BEAT_S:
-                told, told_at = stats, loop.time()
-                wire.send({"event": "stats", "apis": {name: each.to_json() for name, each in stats.items()}})
-                with contextlib.suppress(WireError):  # whoever receives notices
-                    await wire.drain()
-            await asyncio.sleep(TELL_S)
+            if stats != sent or loop.time() - sent_at >= HEARTBEAT_S:
+                sent, sent_at = stats, loop.time()
+                connection.send({"event": "stats", "apis": {name: each.to_json() for name, each in stats.items()}})
+                with contextlib.suppress(PeerError):  # `serve` notices it
+                    await connection.drain()
+            await asyncio.sleep(STATS_S)
 
     async def _stats(self) -> dict[str, BackendStats]:
         gateway = self._gateway
@@ -244,12 +243,12 @@ class NodeGateway:
             return {}
         try:
             return await gateway.stats()
-        except GatewayError:  # it is being replaced
+        except GatewayError:  # HAProxy restarts
             return {}
 
 
-def _of_node(table: RoutingTable, host: str, home: Home) -> RoutingTable:
-    """Return the table with the paths of this node: what is the operator's to answer goes through its relay."""
+def _localize(table: RoutingTable, host: str, home: Home) -> RoutingTable:
+    """Return the table with the paths of this node; requests for the operator go through the node's relay."""
     table = table.seen_from({numeric(host) or host: home.sockets_dir})
     return replace(
         table,
@@ -261,7 +260,7 @@ def _of_node(table: RoutingTable, host: str, home: Home) -> RoutingTable:
 
 
 def _counts_id(folder: Path) -> str:
-    """Return which counts these are: others begin anew."""
+    """Return the id of the counters in this folder, which start at 0."""
     file = folder / _COUNTS_ID_FILE
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):

@@ -1,6 +1,10 @@
-"""The replicas on one node: each is prepared, started through the node's engine, and watched until it has ended.
+"""Hosting of the replicas of one node: prepare each, start it through the node's engine, watch it until it ends.
 
-Knows nothing of operators and connections; whoever owns it is told of each change.
+Independent of operators and connections; an observer gets each change.
+
+    start() --> PREPARING --> engine.start() --> RUNNING (in the engine) --> ended: metrics remain --> forget()
+                   |  ^
+                   +--+ a failure is reported in the status, and retried with backoff
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from cortex.cluster.archives import checked_hash
+from cortex.cluster.archives import validate_project_hash
 from cortex.config.archive import archive_hash, unpack
 from cortex.engine.base import Engine
 from cortex.engine.environment import install_log, prepare_setup
@@ -29,25 +33,25 @@ from cortex.telemetry import Logger
 
 FIRST_RETRY_S = 5.0
 MAX_RETRY_S = 300.0
-#: A project that no replica uses is kept for so long: the next deploy often is the one before.
+#: An unused project is kept for this long: a rollback often needs it again.
 _UNUSED_PROJECT_S = 3600.0
-#: Who is asked for a project may be gone, or have just come.
-ASK_AGAIN_S = 3.0
+#: A project is requested again after this time; another operator may lead by then.
+REQUEST_AGAIN_S = 3.0
 
 
-class Listener(Protocol):
-    """Who is told what changes."""
+class HostingObserver(Protocol):
+    """Receives changes."""
 
     def changed(self, replica_id: str) -> None:
-        """Learn that a replica has another status, or is there no more."""
+        """Handle a replica that has another status, or ended."""
 
     def needs_project(self, project_hash: str) -> None:
-        """Learn that replicas wait for a project."""
+        """Request a project that replicas wait for."""
 
 
 @dataclass
-class _Hosted:
-    """A replica that is wanted here and that the engine does not have yet."""
+class _Preparing:
+    """A replica that the engine does not have yet."""
 
     spec: ReplicaSpec
     status: ReplicaStatus
@@ -55,7 +59,7 @@ class _Hosted:
 
 
 class Hosting:
-    """All replicas of one node, those that are being prepared included."""
+    """All replicas of one node, including those being prepared."""
 
     def __init__(
         self,
@@ -63,107 +67,107 @@ class Hosting:
         host: str,
         environ: Mapping[str, str],
         engine: Engine,
-        listener: Listener,
+        observer: HostingObserver,
         logger: Logger,
     ) -> None:
         self._home = home
         self._host = host
         self._environ = environ
         self._engine = engine
-        self._listener = listener
+        self._observer = observer
         self._logger = logger
-        self._coming: dict[str, _Hosted] = {}
-        self._told: dict[str, ReplicaStatus] = {}
-        self._project_came = asyncio.Event()
-        self._project_problems: dict[str, str] = {}  #: by hash, of the last time that it was asked for
-        self._over: set[str] = set()  #: replicas that count no more, though they may not be cleaned up yet
-        engine.on_change = self._look
-        engine.on_end = self._ended
+        self._preparing: dict[str, _Preparing] = {}
+        self._reported: dict[str, ReplicaStatus] = {}
+        self._project_arrived = asyncio.Event()
+        self._project_problems: dict[str, str] = {}  #: by hash, why the last request for it failed
+        self._ended: set[str] = set()  #: replicas whose metrics are final, though their folders may still exist
+        engine.on_change = self._report_changes
+        engine.on_end = self._on_end
 
     async def startup(self) -> None:
-        """Take up what runs."""
+        """Adopt running replicas."""
         await self._engine.startup()
-        self._look()
+        self._report_changes()
 
     async def shutdown(self) -> None:
-        """Let go of what runs; what is being prepared is given up."""
-        for hosted in self._coming.values():
-            if hosted.task:
-                hosted.task.cancel()
+        """Stop watching. Replicas run on; preparations are cancelled."""
+        for preparing in self._preparing.values():
+            if preparing.task:
+                preparing.task.cancel()
         await self._engine.shutdown()
 
     def replicas(self) -> dict[str, tuple[ReplicaSpec, ReplicaStatus]]:
         """Return every replica with its newest status."""
-        coming = {name: (hosted.spec, hosted.status) for name, hosted in self._coming.items()}
-        return coming | self._engine.replicas()
+        preparing = {name: (each.spec, each.status) for name, each in self._preparing.items()}
+        return preparing | self._engine.replicas()
 
     def ended(self) -> list[str]:
-        """Return the replicas that are over and whose numbers nobody has fetched yet.
+        """Return the replicas that ended and whose metrics are still here.
 
-        Workers may outlive their supervisor, and count still: so long as its folder is there, they may.
+        Workers may outlive their supervisor and still count, until the replica's folder is gone.
         """
         here, runs = self.replicas(), self._home.replicas_dir
         with contextlib.suppress(OSError):
             names = sorted(name for name in os.listdir(self._home.metrics_dir) if name not in here)  # noqa: PTH208
-            return [name for name in names if name in self._over or not (runs / name).exists()]
+            return [name for name in names if name in self._ended or not (runs / name).exists()]
         return []
 
     def start(self, spec: ReplicaSpec) -> None:
-        """Prepare and start a replica; one that is here already is left as it is."""
+        """Prepare and start a replica. Does nothing if it exists."""
         if spec.id in self.replicas():
             return
-        hosted = _Hosted(spec, first_status(spec, 0))
-        self._coming[spec.id] = hosted
-        hosted.task = asyncio.create_task(self._bring_up(hosted), name=f"bring up {spec.id}")
-        self._listener.changed(spec.id)
+        preparing = _Preparing(spec, first_status(spec, 0))
+        self._preparing[spec.id] = preparing
+        preparing.task = asyncio.create_task(self._bring_up(preparing), name=f"bring up {spec.id}")
+        self._observer.changed(spec.id)
 
     async def stop(self, replica_id: str, drain_s: float) -> None:
         """Stop a replica. Unknown ids are ignored."""
-        hosted = self._coming.pop(replica_id, None)
-        if hosted is not None and hosted.task is not None:
-            hosted.task.cancel()
-            await asyncio.gather(hosted.task, return_exceptions=True)
-            self._listener.changed(replica_id)
+        preparing = self._preparing.pop(replica_id, None)
+        if preparing is not None and preparing.task is not None:
+            preparing.task.cancel()
+            await asyncio.gather(preparing.task, return_exceptions=True)
+            self._observer.changed(replica_id)
         await self._engine.stop(replica_id, drain_s)
 
     async def configure(self, replica_id: str, limits: Limits) -> None:
         """Change the limits of a replica. Unknown ids are ignored."""
-        if replica_id in self._coming:
-            self._coming[replica_id].spec = self._coming[replica_id].spec.with_limits(limits)
+        if replica_id in self._preparing:
+            self._preparing[replica_id].spec = self._preparing[replica_id].spec.with_limits(limits)
         await self._engine.configure(replica_id, limits)
 
     def forget(self, replica_id: str) -> None:
-        """Remove what is left of a replica that ended."""
+        """Delete the metrics of a replica that ended."""
         if replica_id in self.ended():
             shutil.rmtree(self._home.metrics_dir / replica_id, ignore_errors=True)
-            self._over.discard(replica_id)
+            self._ended.discard(replica_id)
 
     async def add_project(self, project_hash: str, archive: bytes, digest: str) -> None:
-        """Unpack a project, unless it is here. Raises: InputError if the archive does not have that digest; OSError."""
-        place = self._home.projects_dir / checked_hash(project_hash)
+        """Unpack a project unless it exists. Raises: InputError if the archive has another digest; OSError."""
+        place = self._home.projects_dir / validate_project_hash(project_hash)
         part = place.with_name(f".part-{project_hash}-{os.getpid()}-{time.monotonic_ns()}")
         try:
-            await asyncio.to_thread(_unpack_checked, archive, part, digest)
+            await asyncio.to_thread(_unpack_verified, archive, part, digest)
             try:
                 part.rename(place)
             except OSError:
-                if not place.is_dir():  # else another was first
+                if not place.is_dir():  # else another upload was first
                     raise
         finally:
             await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
-        self._wake_for_projects()
+        self._wake_waiting()
 
     def fail_project(self, project_hash: str, reason: str) -> None:
-        """Learn why a project does not come: replicas that wait for it say so, and ask again later."""
+        """Record why a project can't be sent: waiting replicas report it, and request it again later."""
         self._project_problems[project_hash] = reason
-        self._wake_for_projects()
+        self._wake_waiting()
 
-    def _wake_for_projects(self) -> None:
-        self._project_came.set()
-        self._project_came = asyncio.Event()
+    def _wake_waiting(self) -> None:
+        self._project_arrived.set()
+        self._project_arrived = asyncio.Event()
 
     async def clean(self) -> None:
-        """Remove logs and projects that were of replicas long gone."""
+        """Delete unused projects, and the logs of replicas that ended long ago."""
         replicas = self.replicas()
         used = {Path(spec.project_dir).name for spec, _ in replicas.values()}
         await asyncio.to_thread(self._clean, used, set(replicas))
@@ -177,42 +181,42 @@ class Hosting:
         with contextlib.suppress(OSError):
             prune(self._home.logs_dir, replicas)
 
-    async def _bring_up(self, hosted: _Hosted) -> None:
-        """Try until it runs: what is lacking may come, and an index or a store that is down may be up again."""
+    async def _bring_up(self, preparing: _Preparing) -> None:
+        """Retry until it runs: a package index or a store may be down for a while."""
         attempts = 0
         while True:
             try:
-                await self._have_project(hosted.spec.project_dir)
-                spec = await self._prepared(hosted.spec)
+                await self._wait_for_project(preparing.spec.project_dir)
+                spec = await self._prepare(preparing.spec)
                 await self._engine.start(spec)
             except CortexError as error:
                 attempts += 1
-                self._logger.warning("replica can't be started", replica=hosted.spec.id, error=error)
-                self._fail(hosted, str(error), attempts)
-            except Exception as error:  # whatever it is, it must be told, and tried again
+                self._logger.warning("replica can't be started", replica=preparing.spec.id, error=error)
+                self._fail(preparing, str(error), attempts)
+            except Exception as error:  # report and retry any failure
                 attempts += 1
-                self._logger.error("replica can't be started", exc_info=error, replica=hosted.spec.id)
-                self._fail(hosted, f"{type(error).__name__}: {error}", attempts)
+                self._logger.error("replica can't be started", exc_info=error, replica=preparing.spec.id)
+                self._fail(preparing, f"{type(error).__name__}: {error}", attempts)
             else:
-                self._coming.pop(spec.id, None)
-                self._look()
+                self._preparing.pop(spec.id, None)
+                self._report_changes()
                 return
             await asyncio.sleep(min(FIRST_RETRY_S * 2.0 ** min(attempts - 1, 10), MAX_RETRY_S))
 
-    async def _have_project(self, project_dir: str) -> None:
+    async def _wait_for_project(self, project_dir: str) -> None:
         place = Path(project_dir)
         while not place.is_dir():
-            came = self._project_came
+            arrived = self._project_arrived
             self._project_problems.pop(place.name, None)
-            self._listener.needs_project(place.name)
+            self._observer.needs_project(place.name)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ASK_AGAIN_S):
-                    await came.wait()
+                async with asyncio.timeout(REQUEST_AGAIN_S):
+                    await arrived.wait()
             if problem := self._project_problems.get(place.name):
-                raise EngineError(f"the project can't be had: {problem}")
+                raise EngineError(f"the operator can't send the project: {problem}")
         os.utime(place)
 
-    async def _prepared(self, spec: ReplicaSpec) -> ReplicaSpec:
+    async def _prepare(self, spec: ReplicaSpec) -> ReplicaSpec:
         if spec.setup is None:
             return spec
         log = LogWriter(install_log(self._home, spec.api, spec.revision))
@@ -224,32 +228,31 @@ class Hosting:
             log.close()
         return replace(spec, python=prepared.python, env=dict(prepared.env), model_path=prepared.model_path)
 
-    def _fail(self, hosted: _Hosted, message: str, attempts: int) -> None:
-        failure = Failure(f"node {self._host}: {message}")  # where its files are, the log of an installation among them
+    def _fail(self, preparing: _Preparing, message: str, attempts: int) -> None:
+        failure = Failure(f"node {self._host}: {message}")  # the node has the files that the message names
         processes = tuple(
-            replace(process, failed_starts=attempts, failure=failure) for process in hosted.status.processes
+            replace(process, failed_starts=attempts, failure=failure) for process in preparing.status.processes
         )
-        hosted.status = replace(hosted.status, processes=processes)
-        self._listener.changed(hosted.spec.id)
+        preparing.status = replace(preparing.status, processes=processes)
+        self._observer.changed(preparing.spec.id)
 
-    def _look(self) -> None:
-        """Tell of each replica that is not as it was."""
+    def _report_changes(self) -> None:
         now = {name: status for name, (_, status) in self.replicas().items()}
-        before, self._told = self._told, now
+        before, self._reported = self._reported, now
         for name in _differing(before, now):
-            self._listener.changed(name)
+            self._observer.changed(name)
 
-    def _ended(self, spec: ReplicaSpec) -> None:
+    def _on_end(self, spec: ReplicaSpec) -> None:
         if Path(spec.metrics_dir).is_dir():
-            self._over.add(spec.id)
-        self._listener.changed(spec.id)
+            self._ended.add(spec.id)
+        self._observer.changed(spec.id)
 
 
 def _differing(before: Mapping[str, ReplicaStatus], now: Mapping[str, ReplicaStatus]) -> Iterable[str]:
     return [name for name in {**before, **now} if before.get(name) != now.get(name)]
 
 
-def _unpack_checked(archive: bytes, place: Path, digest: str) -> None:
+def _unpack_verified(archive: bytes, place: Path, digest: str) -> None:
     if archive_hash(archive) != digest:
-        raise InputError("the project that came is not the one that was announced")
+        raise InputError("the received project does not match its announced digest")
     unpack(archive, place)

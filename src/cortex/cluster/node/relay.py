@@ -1,7 +1,7 @@
-"""Brings what is sent on a node to the operator, wherever that is: to a unix socket there, from one of its own here.
+"""Relay of connections from a node to the operator: from a unix socket on the node to a unix socket at the operator.
 
-What workers send goes to the target JOBS, what the model agent asks to LISTINGS. Knows nothing of what is sent, but
-that what goes to JOBS is HTTP: where the operator can't be reached, that is the answer.
+Job workers use the target JOBS, the model agent uses LISTINGS. The relay copies bytes; it only assumes that JOBS speaks
+HTTP, to answer 503 while the operator can't be reached.
 """
 
 from __future__ import annotations
@@ -14,10 +14,18 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from cortex.cluster.certificate import own_certificate
-from cortex.cluster.transport import HANDSHAKE_TIMEOUT_S, MAX_LINE_BYTES, Wire, WireError, accept, connect, keep_alive
+from cortex.cluster.credentials import own_certificate
+from cortex.cluster.transport import (
+    HANDSHAKE_TIMEOUT_S,
+    MAX_LINE_BYTES,
+    PeerConnection,
+    PeerError,
+    accept,
+    connect,
+    keep_alive,
+)
 
-#: What a connection is for; its first message says so.
+#: Targets; the first message of a connection names one.
 JOBS, LISTINGS = "jobs", "listings"
 _CHUNK_BYTES = 256 * 1024
 _MESSAGE = "the operator can't be reached; jobs can't be submitted, seen or stopped now"
@@ -26,12 +34,12 @@ _ANSWER = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
     b"content-length: %d\r\n\r\n%s" % (len(_AWAY), _AWAY)
 )
-#: What was sent already is read for so long: who is cut off while sending would not see the answer.
+#: How long to read the rest of a request after a 503: a client whose upload is reset does not read the response.
 _LINGER_S = 5.0
 
 
 class NodeRelay:
-    """On a node: who connects to one of `sockets`, by target, speaks with the operator. `lead` says where that is."""
+    """The node's end: one unix socket per target. `lead` sets the address of the operator."""
 
     def __init__(self, sockets: Mapping[str, Path], key: str) -> None:
         self._sockets = sockets
@@ -40,11 +48,11 @@ class NodeRelay:
         self._servers: list[asyncio.Server] = []
 
     def lead(self, host: str, port: int) -> None:
-        """Learn where the operator is from now on."""
+        """Set the address of the operator."""
         self._operator = (host, port)
 
     async def startup(self) -> None:
-        """Listen."""
+        """Start to listen."""
         for target, path in self._sockets.items():
             path.unlink(missing_ok=True)
             self._servers.append(await asyncio.start_unix_server(partial(self._serve, target), str(path)))
@@ -57,25 +65,25 @@ class NodeRelay:
 
     async def _serve(self, target: str, reader: StreamReader, writer: StreamWriter) -> None:
         try:
-            wire = await self._reach()
-            if wire is not None:
-                wire.send({"target": target})
-                await splice(reader, writer, wire.reader, wire.writer)
+            connection = await self._connect()
+            if connection is not None:
+                connection.send({"target": target})
+                await splice(reader, writer, connection.reader, connection.writer)
             elif target == JOBS:
-                await _turn_away(reader, writer)
+                await _answer_unavailable(reader, writer)
         finally:
             writer.close()
 
-    async def _reach(self) -> Wire | None:
+    async def _connect(self) -> PeerConnection | None:
         if self._operator is None:
             return None
-        with contextlib.suppress(WireError):
+        with contextlib.suppress(PeerError):
             return await connect(*self._operator, self._key)
         return None
 
 
 class OperatorPort:
-    """At the operator: what nodes send comes to the unix socket of its target."""
+    """The operator's end: a TCP port whose connections go to the unix socket of their target."""
 
     def __init__(self, sockets: Mapping[str, Path], key: str) -> None:
         self._sockets = sockets
@@ -83,8 +91,8 @@ class OperatorPort:
         self._server: asyncio.Server | None = None
 
     async def startup(self, host: str, port: int) -> int:
-        """Listen; returns the port. Raises: OSError."""
-        own_certificate()  # whatever keeps it from being made shows here
+        """Start to listen; return the port. Raises: OSError."""
+        own_certificate()  # fail now if it can't be created, instead of at each connection
         self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_LINE_BYTES)
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -94,26 +102,26 @@ class OperatorPort:
             self._server.close()
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
-        wire = await accept(reader, writer, self._key)
-        if wire is None:
+        connection = await accept(reader, writer, self._key)
+        if connection is None:
             return
         try:
-            with contextlib.suppress(OSError, TimeoutError, WireError):
+            with contextlib.suppress(OSError, TimeoutError, PeerError):
                 async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                    first = await wire.receive()
+                    first = await connection.receive()
                 path = self._sockets.get(str(first and first.get("target")))
                 if path is None:
                     return
                 inner_reader, inner_writer = await asyncio.open_unix_connection(str(path))
-                await splice(wire.reader, wire.writer, inner_reader, inner_writer)
+                await splice(connection.reader, connection.writer, inner_reader, inner_writer)
         finally:
             writer.close()
 
 
-async def _turn_away(reader: StreamReader, writer: StreamWriter) -> None:
+async def _answer_unavailable(reader: StreamReader, writer: StreamWriter) -> None:
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(_LINGER_S):
-            await reader.read(1)  # before the request there is nothing to answer
+            await reader.read(1)  # a response must not precede its request
             writer.write(_ANSWER)
             writer.write_eof()
             while await reader.read(_CHUNK_BYTES):
@@ -121,16 +129,16 @@ async def _turn_away(reader: StreamReader, writer: StreamWriter) -> None:
 
 
 async def splice(reader: StreamReader, writer: StreamWriter, far: StreamReader, far_writer: StreamWriter) -> None:
-    """Pass on what comes, both ways, until both sides have ended; then both are closed."""
+    """Copy bytes both ways until both sides have ended, then close both."""
     keep_alive(far_writer)
     try:
-        await asyncio.gather(_pass_on(reader, far_writer), _pass_on(far, writer))
+        await asyncio.gather(_copy(reader, far_writer), _copy(far, writer))
     finally:
         writer.close()
         far_writer.close()
 
 
-async def _pass_on(reader: StreamReader, writer: StreamWriter) -> None:
+async def _copy(reader: StreamReader, writer: StreamWriter) -> None:
     with contextlib.suppress(OSError):
         while data := await reader.read(_CHUNK_BYTES):
             writer.write(data)
@@ -139,4 +147,4 @@ async def _pass_on(reader: StreamReader, writer: StreamWriter) -> None:
         if writer.can_write_eof():
             writer.write_eof()
         else:
-            writer.close()  # TLS has no end of one direction; who has sent all and hung up waits for nothing
+            writer.close()  # TLS can't close one direction; a side that ended its requests expects no response

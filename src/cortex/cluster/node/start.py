@@ -1,7 +1,7 @@
-"""Sees to it that one agent runs on a node, out of reach of whoever wanted it: it outlives them.
+"""Start of the agent of a node, once per node, as a detached process that outlives Ray's actors.
 
-Used by Ray's actors. Must stay light, and knows nothing of Ray. Run as a program, it starts another one that has no
-parent and a session of its own.
+Ray's actors import this module, so it must stay light and independent of Ray. Run as a program, it starts a command
+without a parent and in a session of its own, because Ray kills the children of its workers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from cortex import __version__
-from cortex.cluster.priority import Priority
 from cortex.errors import EngineError
 from cortex.home import Home
 from cortex.processes.filelock import locked
@@ -28,14 +27,15 @@ from cortex.processes.identity import Identity
 
 IDENTITY_FILE = "node.json"
 RESERVE_SOCKET = "reserve"
-#: What an agent says on a reservation's connection once the replica is over.
+#: Last line that an agent sends on a reservation's connection once the replica has ended.
 OVER = b'{"over": true}\n'
 START_TIMEOUT_S = 30.0
 RESERVE_TIMEOUT_S = 10.0
 _POLL_S = 0.02
 _CONNECT_TIMEOUT_S = 1.0
-_LAST_WORDS_BYTES = 2000
-#: What Ray changes for its workers only. The agent serves all replicas of the node, so it gets what Ray itself got.
+_LAST_OUTPUT_BYTES = 2000
+_OOM_FILE = "oom_score_adj"
+#: Variables that Ray changes for its workers. The agent serves all replicas of the node and gets Ray's own values.
 _SET_BY_RAY = (
     "CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
@@ -49,23 +49,23 @@ _SET_BY_RAY = (
 
 @dataclass(frozen=True)
 class NodeStart:
-    """What the agent of a node is started with. Holds a secret: it travels in messages, never in a command line."""
+    """Settings of the agent of a node. Contains a secret: send it in messages, never in a command line."""
 
     cluster_id: str
     secret: str
     version: str  #: of the operator
-    home: str = ""  #: folder on the node; empty: `CORTEX_NODE_HOME` there, or `~/.cortex/nodes`
-    port: int = 0  #: of the agent; 0: any that is free
+    home: str = ""  #: folder on the node; empty: its `CORTEX_NODE_HOME`, or `~/.cortex/nodes`
+    port: int = 0  #: of the agent; 0: any free port
 
     def folder(self, host: str, environ: Mapping[str, str]) -> Path:
-        """Return where the agent of this cluster on this node keeps everything."""
+        """Return the home of this cluster's agent on a node."""
         base = self.home or environ.get("CORTEX_NODE_HOME") or "~/.cortex/nodes"
         return Path(base).expanduser().absolute() / self.cluster_id / host
 
 
 @dataclass(frozen=True)
 class RunningAgent:
-    """An agent that answers."""
+    """An agent that accepts connections."""
 
     host: str
     port: int
@@ -73,12 +73,32 @@ class RunningAgent:
     home: Home
 
 
+@dataclass(frozen=True)
+class Priority:
+    """Scheduling and OOM priority of a process. Ray lowers both for its workers."""
+
+    niceness: int  #: -20 (favoured) to 19
+    oom_score: int  #: -1000 (killed last) to 1000
+
+    @classmethod
+    def of(cls, pid: int) -> Priority:
+        """Return the priority of a process. Raises: OSError."""
+        return cls(os.getpriority(os.PRIO_PROCESS, pid), int(Path(f"/proc/{pid}/{_OOM_FILE}").read_text()))
+
+    def apply(self) -> None:
+        """Set the priority of this process, as far as its user may: only root can lower its niceness."""
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, self.niceness)
+        with contextlib.suppress(OSError):
+            Path(f"/proc/self/{_OOM_FILE}").write_text(str(self.oom_score))
+
+
 def ensure_agent(
     start: NodeStart, host: str, environ: Mapping[str, str], priority: Priority | None = None
 ) -> RunningAgent:
-    """Return the agent of this node, started if need be. Waits for others who do the same. Raises: EngineError.
+    """Return the agent of this node; start it, by default with our priority, if it does not run.
 
-    It gets a `priority` of its own, or ours.
+    Concurrent calls on a node start one agent. Raises: EngineError.
     """
     if start.version != __version__:
         raise EngineError(
@@ -89,24 +109,24 @@ def ensure_agent(
 
 
 def agent_environ(worker: Mapping[str, str], ray: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of an agent from that of Ray's worker and that of Ray itself; without Ray's secrets."""
+    """Return the environment of an agent, given those of Ray's worker and of Ray itself, without Ray's secrets."""
     kept = {name: value for name, value in worker.items() if not name.startswith("RAY_") and name not in _SET_BY_RAY}
     return kept | {name: ray[name] for name in _SET_BY_RAY if name in ray}
 
 
 def is_over(connection: socket.socket) -> bool:
-    """Wait until a reservation's connection ends; tell whether that is because its replica is over."""
-    said = b""
+    """Wait until a reservation's connection ends. Return True if its replica ended, False if the agent did."""
+    received = b""
     with contextlib.suppress(OSError):
         while data := connection.recv(4096):
-            said = (said + data)[-len(OVER) :]
-    return said == OVER
+            received = (received + data)[-len(OVER) :]
+    return received == OVER
 
 
 def reserve(agent: RunningAgent, name: str, gpus: tuple[str, ...]) -> socket.socket:
-    """Tell the agent that the resources of a replica are reserved.
+    """Register a replica's reservation with the agent. It lasts until the returned connection is closed.
 
-    The connection says so for as long as it is open; the agent closes it once the replica is over. Raises: EngineError.
+    The agent closes the connection once the replica has ended. Raises: EngineError.
     """
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -117,15 +137,15 @@ def reserve(agent: RunningAgent, name: str, gpus: tuple[str, ...]) -> socket.soc
         while not answer.endswith(b"\n"):
             received = connection.recv(4096)
             if not received:
-                raise EngineError("the node agent takes no reservation")
+                raise EngineError("the node agent refused the reservation")
             answer += received
         if not json.loads(answer).get("ok"):
-            raise EngineError(f"the node agent takes no reservation: {answer.decode(errors='replace').strip()}")
+            raise EngineError(f"the node agent refused the reservation: {answer.decode(errors='replace').strip()}")
         connection.settimeout(None)
         return connection
     except (OSError, ValueError, AttributeError) as error:
         connection.close()
-        raise EngineError(f"the node agent can't be told of the reservation: {error}") from error
+        raise EngineError(f"the reservation can't be sent to the node agent: {error}") from error
     except EngineError:
         connection.close()
         raise
@@ -136,12 +156,12 @@ async def _ensure_agent(start: NodeStart, host: str, environ: Mapping[str, str],
     try:
         home.create()
         async with locked(home.run_dir / "node.lock"):
-            return _running(home) or await _started(start, host, home, environ, priority)
+            return _running_agent(home) or await _start_agent(start, host, home, environ, priority)
     except OSError as error:
         raise EngineError(f"the node agent can't be started in {home.path}: {error}") from error
 
 
-async def _started(
+async def _start_agent(
     start: NodeStart, host: str, home: Home, environ: Mapping[str, str], priority: Priority
 ) -> RunningAgent:
     output = home.run_dir / "node.output"
@@ -149,9 +169,9 @@ async def _started(
     pid = _start_detached([*command, "--port", str(start.port)], output, start.secret, environ, priority)
     agent = Identity.of(pid) if _exists(pid) else None
     deadline = time.monotonic() + START_TIMEOUT_S
-    while (running := _running(home)) is None:
+    while (running := _running_agent(home)) is None:
         if agent is None or not agent.is_alive():
-            raise EngineError(f"the node agent ended at its start: {_last_words(output)}")
+            raise EngineError(f"the node agent exited during startup: {_last_output(output)}")
         if time.monotonic() > deadline:
             os.kill(pid, 9)
             raise EngineError(f"the node agent did not answer within {START_TIMEOUT_S:g} s; it was killed")
@@ -162,28 +182,28 @@ async def _started(
 def _start_detached(
     command: list[str], output: Path, secret: str, environ: Mapping[str, str], priority: Priority
 ) -> int:
-    """Start a program that is nobody's child, and return its number: Ray kills the children of its workers."""
+    """Start a program that is not our child, through `main`. Return its pid."""
     numbers = map(str, astuple(priority))
-    between = [sys.executable, "-P", "-m", "cortex.cluster.node.start", *numbers, str(output), *command]
-    ended = subprocess.run(
-        between, input=secret + "\n", capture_output=True, text=True, env=dict(environ), timeout=START_TIMEOUT_S
+    launcher = [sys.executable, "-P", "-m", "cortex.cluster.node.start", *numbers, str(output), *command]
+    finished = subprocess.run(
+        launcher, input=secret + "\n", capture_output=True, text=True, env=dict(environ), timeout=START_TIMEOUT_S
     )
-    if ended.returncode != 0:
-        raise EngineError(f"the node agent can't be started: {ended.stderr.strip()}")
-    return int(ended.stdout)
+    if finished.returncode != 0:
+        raise EngineError(f"the node agent can't be started: {finished.stderr.strip()}")
+    return int(finished.stdout)
 
 
-def _running(home: Home) -> RunningAgent | None:
+def _running_agent(home: Home) -> RunningAgent | None:
     try:
-        told = json.loads((home.run_dir / IDENTITY_FILE).read_text())
-        running = RunningAgent(str(told["host"]), int(told["port"]), str(told["version"]), home)
-        identity = Identity.from_json(json.loads(told["identity"]))
+        described = json.loads((home.run_dir / IDENTITY_FILE).read_text())
+        running = RunningAgent(str(described["host"]), int(described["port"]), str(described["version"]), home)
+        identity = Identity.from_json(json.loads(described["identity"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return running if identity.is_alive() and _answers(running) else None
+    return running if identity.is_alive() and _accepts_connections(running) else None
 
 
-def _answers(agent: RunningAgent) -> bool:
+def _accepts_connections(agent: RunningAgent) -> bool:
     with contextlib.suppress(OSError), socket.create_connection((agent.host, agent.port), _CONNECT_TIMEOUT_S):
         return True
     return False
@@ -196,24 +216,24 @@ def _exists(pid: int) -> bool:
     return False
 
 
-def _last_words(output: Path) -> str:
+def _last_output(output: Path) -> str:
     with contextlib.suppress(OSError):
-        return output.read_bytes()[-_LAST_WORDS_BYTES:].decode(errors="replace").strip() or "it said nothing"
-    return "it said nothing"
+        return output.read_bytes()[-_LAST_OUTPUT_BYTES:].decode(errors="replace").strip() or "it printed nothing"
+    return "it printed nothing"
 
 
 def main(arguments: list[str]) -> None:
-    """Start a command that follows its priority and the file for its output, and say which process it is.
+    """Start a command and print its pid. Arguments: niceness, OOM score, output file, command.
 
-    It reads our standard input. With our end it is nobody's child.
+    The command inherits our standard input. It has no parent once we exit.
     """
     niceness, oom_score, file, *command = arguments
-    Priority(int(niceness), int(oom_score)).take()
+    Priority(int(niceness), int(oom_score)).apply()
     options: dict[str, Any] = {"start_new_session": True, "cwd": Path(file).parent}
     with Path(file).open("wb") as output:
         child = subprocess.Popen(command, stdin=sys.stdin, stdout=output, stderr=output, **options)
     print(child.pid)
-    child.returncode = 0  # not ours to wait for
+    child.returncode = 0  # no warning about a child that still runs
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from cortex.cluster.archives import Archives
+from cortex.cluster.archives import ProjectArchives
 from cortex.config.archive import unpack
 from cortex.errors import CortexError
 from cortex.home import Home
@@ -71,7 +71,7 @@ class SharedProjects:
 
     def __init__(self, home: Home, store: ProjectStore, logger: Logger) -> None:
         self._folders = ProjectFolders(home)
-        self._archives = Archives(home, "shared-archives")
+        self._archives = ProjectArchives(home, "shared-archives")
         self._store = store
         self._logger = logger
 

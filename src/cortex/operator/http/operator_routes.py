@@ -60,5 +60,5 @@ def _status(services: Services) -> Json:
 
 
 def _nodes_up(services: Services) -> list[str]:
-    links = services.cluster.engine.links if services.cluster else {}
+    links = services.cluster.engine.nodes if services.cluster else {}
     return sorted(host for host, link in links.items() if link.is_up)

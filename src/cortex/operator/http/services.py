@@ -55,7 +55,7 @@ class Services:
 
     def log_sources(self) -> Sequence[LogSource]:
         """Return the logs of this machine and of every cluster node that is up."""
-        nodes = self.cluster.engine.links.values() if self.cluster else ()
+        nodes = self.cluster.engine.nodes.values() if self.cluster else ()
         return [LocalLogs(self.home.logs_dir), *(node for node in nodes if node.is_up)]
 
     def access_log_sources(self) -> Sequence[AccessSource]:
@@ -63,6 +63,6 @@ class Services:
         sources: list[AccessSource] = [LocalAccess(self.home.logs_dir)]
         if self.cluster is not None:
             with_gateway = {gateway["node"] for gateway in self.cluster.fleet.describe()}
-            nodes = self.cluster.engine.links.values()
+            nodes = self.cluster.engine.nodes.values()
             sources += [node for node in nodes if node.is_up and node.address.host in with_gateway]
         return sources

@@ -1,0 +1,144 @@
+"""State of one replica of a cluster, as the operator tracks it, from the request for a place to its end.
+
+start --> PENDING --> PLACED --> RUNNING <--> UNRESERVED --> LEAVING
+            | ^         |           |             |             |
+            v |         |           +-------------+-------------+--> ended, or node lost: removed
+           LOST <-------+
+
+state       fields                        leaves it when
+PENDING     node is None                  the placer has reserved resources: PLACED
+LOST        retry_at is set               the backoff is over: PENDING (first retry at once)
+PLACED      node is set, nothing started  the agent reports the replica: RUNNING
+                                          the reservation or the node is away for UNREACHABLE_S: LOST
+RUNNING     status is the agent's         the agent reports it without its reservation: UNRESERVED
+UNRESERVED  unreserved_since is set       the same node has reserved resources again: RUNNING
+                                          that fails for UNRESERVED_S: LEAVING
+LEAVING     is_leaving                    the reconciler has started another replica and stops this one;
+                                          a job worker is stopped at once, and drains
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from cortex.cluster.node_client import SILENCE_S, NodeClient
+from cortex.cluster.placement import NodeAddress, Placement, Placer, Resources, seems_free, unschedulable_reason
+from cortex.engine.devices import Inventory
+from cortex.replica.spec import ReplicaSpec, ReplicaStatus
+
+#: A running replica that lost its reservation may go on for this long while the reservation is requested again.
+UNRESERVED_S = 30.0
+#: A pending request is reported as unschedulable after this time if it seems to fit, and
+STARTING_S = 60.0
+#: after this time if it does not: other replicas may be ending at the moment.
+UNSCHEDULABLE_AFTER_S = 3.0
+#: A placed replica is moved if its node has not answered the operator for this long.
+UNREACHABLE_S = 30.0
+#: Backoff between requests after the second loss.
+_RETRY_S = 1.0
+_MAX_RETRY_S = 30.0
+#: A cluster may grow while a replica waits, so the number of devices limits nothing.
+_UNLIMITED_DEVICES = 4096
+
+
+@dataclass
+class RemoteReplica:
+    """One replica of the cluster; the module docstring has its states."""
+
+    spec: ReplicaSpec  #: with the paths of the operator's home
+    status: ReplicaStatus
+    node: NodeClient | None = None  #: None until it is placed
+    stop_drain_s: float | None = None  #: set once a stop was requested
+    unreserved_since: float | None = None  #: when it lost its reservation while it runs
+    is_leaving: bool = False  #: it has been without a reservation for too long
+
+    retry_at: float | None = None  #: when to request another place; None unless the last one was lost
+    problem: str = ""  #: reason of the last loss, from the second loss on
+    _losses: int = 0
+
+    def lost(self, reason: str, now: float) -> None:
+        """Record the loss of a place before the replica started there. The first retry is immediate."""
+        self.retry_at = now + min(_RETRY_S * 2.0 ** (self._losses - 1), _MAX_RETRY_S) if self._losses else now
+        self._losses += 1
+        self.problem = reason if self._losses > 1 else ""
+        self.status = replace(self.status, lack=self.problem)
+
+    def is_due(self, now: float) -> bool:
+        """Return True, once, when another place is to be requested."""
+        if self.retry_at is None or now < self.retry_at:
+            return False
+        self.retry_at = None
+        return True
+
+    def placed(self) -> None:
+        """Record that the replica has a place."""
+        self.retry_at, self.problem = None, ""
+        self.status = replace(self.status, lack="")
+
+    def update(self, status: ReplicaStatus) -> None:
+        """Take a newer status."""
+        self.status = replace(status, is_leaving=self.is_leaving)
+
+    @property
+    def wanted(self) -> Resources:
+        """Resources that it requests of its node."""
+        return Resources(self.spec.cpu, self.spec.mem_bytes, self.spec.gpu, self.spec.node_groups)
+
+
+def waiting_reason(replica: RemoteReplica, placement: Placement, placer: Placer) -> str:
+    """Return why a replica is still pending; empty during a normal start."""
+    cluster = placer.resources()
+    if cluster is None:
+        return placer.reason
+    patience_s = STARTING_S if seems_free(replica.wanted, cluster) else UNSCHEDULABLE_AFTER_S
+    return unschedulable_reason(replica.wanted, cluster) if time.monotonic() - placement.since > patience_s else ""
+
+
+def newest_addresses(placements: Iterable[Placement]) -> list[NodeAddress]:
+    """Return each node with a placement, by its newest address: an agent may change its port."""
+    placed = [placement for placement in placements if placement.state == "placed"]
+    return list({p.node.host: p.node for p in sorted(placed, key=lambda p: p.since) if p.node is not None}.values())
+
+
+def unreachable_reason(replica: RemoteReplica, placement: Placement | None) -> tuple[str, float]:
+    """Return why a placed replica can't start on its node (empty at first), and for how many seconds."""
+    assert replica.node is not None
+    is_placed = placement is not None and placement.state == "placed"
+    since_s = time.monotonic() - placement.since if placement is not None and is_placed else math.inf
+    node = replica.node
+    message = f"the operator's machine can't reach node {node.address.host}: {node.problem}"
+    return message if since_s > SILENCE_S else "", since_s
+
+
+async def reserve_again(replica: RemoteReplica, placer: Placer, clock: Callable[[], float]) -> bool:
+    """Request a lost reservation again on the replica's own node. Return False once `UNRESERVED_S` have passed."""
+    assert replica.node is not None
+    assert replica.unreserved_since is not None
+    name, host, cluster = replica.spec.id, replica.node.address.host, placer.resources()
+    if cluster is None:
+        replica.unreserved_since = clock()  # nobody else can reserve its resources meanwhile
+        return True
+    placement = placer.placements().get(name)
+    if placement is None or placement.state == "lost":
+        node_id = next((node_id for node_id, node in cluster.nodes.items() if node.host == host), "")
+        if node_id:
+            await placer.place(name, replica.wanted, node_id)
+    return clock() - replica.unreserved_since <= UNRESERVED_S
+
+
+@cache
+def unlimited_inventory() -> Inventory:
+    """Return an inventory that no request exceeds."""
+    names = tuple(f"gpu-{number}" for number in range(_UNLIMITED_DEVICES))
+    return Inventory(names, tuple(range(_UNLIMITED_DEVICES)), cores=math.inf, memory_bytes=2**62)
+
+
+def spec_of_metrics_folder(folder: Path) -> ReplicaSpec:
+    """Return a spec with only the fields that aggregation of metrics uses."""
+    api = folder.name.rsplit("-", 2)[0]
+    return ReplicaSpec(folder.name, api, "", "", "", "", "", "", (), "", "", metrics_dir=str(folder))
