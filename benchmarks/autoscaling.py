@@ -27,7 +27,7 @@ from benchmarks.tools import machine, processes, report, results
 from benchmarks.tools.cortex_cli import Cortex
 from benchmarks.tools.open_calls import Call, send_all
 from cortex.operator.autoscaling.policy import TICK_S
-from cortex.operator.autoscaling.queueing_theory import Service
+from cortex.operator.autoscaling.queueing_theory import ServiceTime
 from cortex.operator.autoscaling.simulation import Assumptions, simulate
 from cortex.operator.autoscaling.traffic import Trace
 from cortex.operator.deploy.diagnose import diagnose
@@ -106,13 +106,13 @@ def _one_trace(cortex: Cortex, chance: random.Random) -> dict[str, Any]:
     }
 
 
-def _service_time(cortex: Cortex) -> Service:
+def _service_time(cortex: Cortex) -> ServiceTime:
     """Send one request after the other."""
     latencies = [
         asyncio.run(send_all(cortex.gateway_port, "/scaled", _BODY, [0.0]))[0].latency_s for _ in range(_PROBES)
     ]
     mean_s = statistics.mean(latencies)
-    return Service(mean_s, statistics.stdev(latencies) / mean_s)
+    return ServiceTime(mean_s, statistics.stdev(latencies) / mean_s)
 
 
 def _startup_time(cortex: Cortex) -> float:

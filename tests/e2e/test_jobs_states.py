@@ -159,7 +159,7 @@ def test_job_waits_for_room_and_says_so(whole: BatchApi) -> None:
     job = pending(whole, None)
     message = wait_until(lambda: whole.status(job)["message"])
     assert "cores" in message
-    assert "starts once there is room" in message
+    assert "starts once there is capacity" in message
     assert message in " ".join(whole.cortex.cortex("get", "whole", job).stdout.split())
     whole.open("room")
     status = whole.ended(job)

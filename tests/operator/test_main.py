@@ -137,7 +137,7 @@ def test_a_gateway_that_can_not_take_routes_is_told_of_until_it_can(operator: Ru
     operator.deploy(config(name="other"))
     told = operator.wait("other")["status"]
     assert told["status_code"] == operator.api("iris")["status"]["status_code"] == "error"
-    assert told["failure"]["message"].startswith("the gateway can't take its new routes: the gateway's files can't be")
+    assert told["failure"]["message"].startswith("the gateway can't apply its new routes: the gateway's files can't be")
     assert operator.predict({})[0] == 200
     file.rmdir()
     kept.rename(file)

@@ -1,6 +1,6 @@
 """How far the schedule of each API is, stored beside the jobs: a job and the tick it is for are written together.
 
-Each function is part of a transaction. When something is due is `operator/jobs/cron.py`'s.
+Each function is part of a transaction. When something is due is `operator/jobs/schedules.py`'s.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import time
 
 import uvicorn
 
@@ -22,7 +23,7 @@ from cortex.jobs.http.worker_endpoints import worker_token
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiStatus
 from cortex.models.source import loads_models
-from cortex.operator.autoscaling.sampler import Scaling, Sources, requests_of
+from cortex.operator.autoscaling.sampler import Autoscaler, LoadSources, requests_of
 from cortex.operator.bootstrap import OperatorInfo, ensure_shared_token, ensure_token, save_settings
 from cortex.operator.certificates import ServedCertificate
 from cortex.operator.deploy.deployer import Deployer
@@ -34,13 +35,13 @@ from cortex.operator.http.server import create_jobs_server, create_server, liste
 from cortex.operator.http.services import Services
 from cortex.operator.infrastructure import create_infrastructure
 from cortex.operator.jobs.async_apis import AsyncApis
-from cortex.operator.jobs.public_jobs import PublicJobs
 from cortex.operator.jobs.schedules import Schedules
-from cortex.operator.jobs.service import Jobs
+from cortex.operator.jobs.service import JobService
 from cortex.operator.jobs.supervisor import JobSupervisor
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.monitoring.metrics import Metrics
 from cortex.operator.monitoring.tracking import PredictionArchive, Tracking
+from cortex.operator.replicas.preparations import Preparations
 from cortex.operator.replicas.reconciler import Reconciler
 from cortex.operator.settings import OperatorSettings
 from cortex.state.apis import ApiRecord, ApiStore, Target
@@ -86,41 +87,49 @@ class Operator:
         self._cluster = cluster = infrastructure.cluster
         self._model_agent = ModelAgent(home, os.environ, _logger)
 
-        # Replicas of APIs.
-        self._reconciler = Reconciler(home, self._apis, self._engine, self._gateway, infrastructure.prepare, _logger)
-        self._reconciler.gateway_secret = infrastructure.gateway_secret
-        if cluster is not None:
-            self._reconciler.is_blameless = cluster.engine.was_lost_with_node
-            self._reconciler.gateways = cluster.fleet.size
-            cluster.fleet.on_change = self._reconciler.wake
-        self._keys = Keys(KeyStore(self._database), self._reconciler.publish_now)
-        self._reconciler.keys = self._keys.active
-
-        # Jobs, and the replicas that work for them.
+        # Jobs. `_wake` wakes both control loops, the job supervisor's and the reconciler's.
+        preparations = Preparations(infrastructure.prepare, self._wake, time.time, _logger)
+        self._engine.on_change = self._wake
         self._supervisor = JobSupervisor(
             home,
             self._apis,
             self._job_store,
             self._engine,
-            self._reconciler.preparations,
+            preparations,
             os.environ,
             self._worker_token,
             _logger,
         )
-        self._jobs = Jobs(self._apis, self._job_store, self._supervisor, os.environ, self._endpoint)
+        self._jobs = JobService(self._apis, self._job_store, self._supervisor, os.environ, self._endpoint)
         self._schedules = Schedules(self._apis, self._job_store, self._jobs, _logger)
         self._async_apis = AsyncApis(
             home,
             self._apis,
             self._job_store.workloads,
             self._engine,
-            self._supervisor.crews,
+            self._supervisor.workers,
             self._supervisor.dispatcher,
             self._worker_token,
         )
-        self._reconciler.async_apis = self._async_apis
-        self._reconciler.targets_of_jobs = self._supervisor.targets
-        self._engine.on_change = self._reconciler.preparations.on_change = self._wake
+
+        # Replicas of APIs. A new key is published by the reconciler, which reads all keys.
+        self._keys = Keys(KeyStore(self._database), lambda: self._reconciler.publish_now())
+        self._reconciler = Reconciler(
+            home,
+            self._apis,
+            self._engine,
+            self._gateway,
+            preparations,
+            self._async_apis,
+            self._supervisor.targets,
+            self._keys.active,
+            _logger,
+            gateway_secret=infrastructure.gateway_secret,
+            gateway_count=cluster.fleet.size if cluster else lambda: 1,
+            was_lost_with_node=cluster.engine.was_lost_with_node if cluster else lambda replica_id: False,
+        )
+        if cluster is not None:
+            cluster.fleet.on_change = self._reconciler.wake
 
         # Metrics, predictions, autoscaling.
         archive = PredictionArchive(home, _logger)
@@ -138,9 +147,9 @@ class Operator:
         predictions = PredictionStore(self._database)
         self._tracking = Tracking(home, self._apis, self._metric_totals, archive, predictions, _logger)
         cores = cluster.engine.cores if cluster else CpuMeter().cores
-        sources = Sources(lambda: requests_of(self._gateway), self._job_store.workloads.count, cores)
+        sources = LoadSources(lambda: requests_of(self._gateway), self._job_store.workloads.count, cores)
         wake, speed = self._reconciler.wake, settings.autoscaler_speed
-        self._scaling = Scaling(self._apis, self._engine, sources, wake, _logger, speed)
+        self._scaling = Autoscaler(self._apis, self._engine, sources, wake, _logger, speed)
 
         # Changes of what is deployed.
         self._deployer = Deployer(
@@ -247,7 +256,7 @@ class Operator:
 
     def _jobs_server(self) -> uvicorn.Server:
         """Return the server of the private socket for the gateway and the workers."""
-        jobs = PublicJobs(self._jobs)
+        jobs = self._jobs
         return create_jobs_server(
             create_jobs_app(jobs, self._async_apis, self._supervisor.dispatcher, self._worker_token, _logger)
         )

@@ -9,9 +9,8 @@ from cortex.config.schema import Compute
 from cortex.jobs.spec import Counts, JobOrigin, JobRecord, Options
 from cortex.lifecycle import DeathCause, JobStatus, ProcessState
 from cortex.models.spec import ModelSource
-from cortex.operator.jobs.capacity import JobRoom
-from cortex.operator.jobs.plan import PlannedJob, Worker
-from cortex.operator.replicas.capacity import Room
+from cortex.operator.jobs.plan import JobWorkerState, PlannedJob
+from cortex.operator.replicas.capacity import DeviceCapacity, MachineCapacity
 from cortex.replica.spec import Death, Failure, ProcessStatus, ReplicaSpec, ReplicaStatus
 
 NOW = 1_000_000.0
@@ -55,7 +54,7 @@ def worker(
     models: bool = False,
     idle_since: float | None = None,
     is_leaving: bool = False,
-) -> Worker:
+) -> JobWorkerState:
     """A worker that runs."""
     spec = ReplicaSpec(
         id=name,
@@ -86,9 +85,9 @@ def worker(
         deaths=past,
     )
     status = ReplicaStatus(name, "sum", revision, 1, NOW, (process,))
-    return Worker(spec, status, job_id, idle_since, is_leaving)
+    return JobWorkerState(spec, status, job_id, idle_since, is_leaving)
 
 
-def room(cores: float, *, of: float = 4.0, memory: int = 8 * 1024**3) -> JobRoom:
+def room(cores: float, *, of: float = 4.0, memory: int = 8 * 1024**3) -> MachineCapacity:
     """What a machine without devices has left."""
-    return JobRoom(cores, memory, Room(), of, 8 * 1024**3)
+    return MachineCapacity(cores, memory, DeviceCapacity(), of, 8 * 1024**3)

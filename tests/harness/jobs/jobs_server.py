@@ -47,7 +47,14 @@ class MemoryJobs:
         self._require_api(api)
         return LIMITS
 
-    async def submit(self, api: str, submission: Submission, items: AsyncIterator[bytes] | None = None) -> JobRecord:
+    async def submit(
+        self,
+        api: str,
+        submission: Submission,
+        items: AsyncIterator[bytes] | None = None,
+        *,
+        is_trusted: bool = False,
+    ) -> JobRecord:
         self._require_api(api)
         source, payloads = submission.source, []
         if isinstance(source, Upload):
@@ -73,7 +80,7 @@ class MemoryJobs:
         self.records[record.id], self.batches[record.id] = record, payloads
         return record
 
-    async def dry_run(self, api: str, submission: Submission) -> AsyncIterator[str]:
+    async def dry_run(self, api: str, submission: Submission, *, is_trusted: bool = False) -> AsyncIterator[str]:
         self._require_api(api)
         for path in self.paths:
             yield path

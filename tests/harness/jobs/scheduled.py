@@ -16,7 +16,7 @@ from cortex.home import Home
 from cortex.jobs.spec import JobRecord
 from cortex.jobs.store import JobStore
 from cortex.operator.jobs.schedules import Schedules
-from cortex.operator.jobs.service import Jobs
+from cortex.operator.jobs.service import JobService
 from cortex.operator.jobs.supervisor import JobSupervisor
 from cortex.operator.replicas.preparations import Preparations
 from cortex.state.apis import ApiStore, Change, Target
@@ -47,15 +47,15 @@ class Scene:
         preparations = Preparations(_never, lambda: None, clock, logger)
         engine = LocalEngine(home, {}, logger)
         supervisor = JobSupervisor(home, self.apis, self.store, engine, preparations, {}, str, logger, clock)
-        self.jobs = Jobs(self.apis, self.store, supervisor, {}, lambda api: api.networking.endpoint)
+        self.jobs = JobService(self.apis, self.store, supervisor, {}, lambda api: api.networking.endpoint)
         self.schedules = Schedules(self.apis, self.store, self.jobs, logger, clock)
 
     def deploy(self, *apis: Api) -> None:
         self.apis.write([Change(Target(f"r-{api.name}", api, "p1"), "n", "s1") for api in apis])
 
-    async def look(self) -> None:
+    async def submit_due(self) -> None:
         """Submit what is due, to the end."""
-        await asyncio.gather(*await self.schedules.look())
+        await asyncio.gather(*await self.schedules.submit_due())
 
     async def submitted(self, api: str = "train") -> list[JobRecord]:
         """Return the jobs that were submitted, the oldest first."""

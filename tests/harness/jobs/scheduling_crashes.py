@@ -39,7 +39,7 @@ async def work(folder: Path, clock: SharedClock, told: int, looks: int) -> None:
         if made.apis.get("train") is None:
             made.deploy(task_api())
         for _ in range(looks):
-            submitting = await made.schedules.look()
+            submitting = await made.schedules.submit_due()
             os.write(told, b".")
             await asyncio.gather(*submitting)
             clock.set(clock() + STEP_S)

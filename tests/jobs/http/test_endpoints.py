@@ -210,7 +210,7 @@ class TestDryRun:
     def test_what_is_found_wrong_on_the_way_takes_the_place_of_the_verdict(self, server: JobsServer) -> None:
         server.jobs.paths = [f"s3://bucket/{number}" for number in range(1000)]
 
-        async def listed(api: str, submission: object) -> Any:
+        async def listed(api: str, submission: object, *, is_trusted: bool) -> Any:
             for path in server.jobs.paths:
                 yield path
             raise StorageError("s3://bucket can't be read")

@@ -12,31 +12,31 @@ from hypothesis import strategies as st
 from cortex.operator.autoscaling.policy import (
     Ceiling,
     Decision,
-    History,
+    LoadSample,
     Measure,
-    Policy,
     Recommendation,
-    Sample,
+    ScalingHistory,
+    ScalingPolicy,
     decide,
 )
 from harness.replicas.fleet import api
 
 NOW = 10_000.0
 #: Long ago: no first period of stabilisation is running.
-OLD = History(0.0)
+OLD = ScalingHistory(0.0)
 
 
-def policy(**changes: object) -> Policy:
-    found = Policy.of(api(autoscaling={"target_replica_concurrency": 4}))
+def policy(**changes: object) -> ScalingPolicy:
+    found = ScalingPolicy.of(api(autoscaling={"target_replica_concurrency": 4}))
     return replace(found, downscale_stabilization_s=0.0, upscale_stabilization_s=0.0, **changes)  # type: ignore[arg-type]
 
 
-def flat(load: float, seconds: int = 60) -> list[Sample]:
-    return [Sample(NOW - seconds + 1 + index, load) for index in range(seconds)]
+def flat(load: float, seconds: int = 60) -> list[LoadSample]:
+    return [LoadSample(NOW - seconds + 1 + index, load) for index in range(seconds)]
 
 
-def recommended(*made: tuple[float, int]) -> History:
-    return History(0.0, tuple(Recommendation(NOW - ago, replicas) for ago, replicas in made))
+def recommended(*made: tuple[float, int]) -> ScalingHistory:
+    return ScalingHistory(0.0, tuple(Recommendation(NOW - ago, replicas) for ago, replicas in made))
 
 
 @pytest.mark.parametrize(
@@ -79,28 +79,28 @@ def test_the_formula(changes: dict[str, object], load: float, current: int, expe
         (recommended((10, 14), (60, 12)), 60.0, 14),
         (recommended((10, 3)), 60.0, 10),
         (recommended((10, 3), (11, 30)), 40.0, 10),  # what is wanted is there
-        (History(NOW - 299), 4.0, 10),  # the first period of stabilisation
-        (History(NOW - 300), 4.0, 8),
-        (History(NOW - 59), 60.0, 10),
-        (History(NOW - 60), 60.0, 15),
+        (ScalingHistory(NOW - 299), 4.0, 10),  # the first period of stabilisation
+        (ScalingHistory(NOW - 300), 4.0, 8),
+        (ScalingHistory(NOW - 59), 60.0, 10),
+        (ScalingHistory(NOW - 60), 60.0, 15),
     ],
 )
-def test_stabilisation(history: History, load: float, expected: int) -> None:
+def test_stabilisation(history: ScalingHistory, load: float, expected: int) -> None:
     stable = replace(policy(), downscale_stabilization_s=300.0, upscale_stabilization_s=60.0)
     assert decide(stable, history, flat(load), NOW, 10).requested == expected
 
 
 def test_only_the_window_counts() -> None:
-    samples = [Sample(NOW - 60, 4000.0), *flat(8.0), Sample(NOW + 1, 4000.0)]
+    samples = [LoadSample(NOW - 60, 4000.0), *flat(8.0), LoadSample(NOW + 1, 4000.0)]
     decision = decide(policy(), OLD, samples, NOW, 2)
     assert (decision.average, decision.samples, decision.requested) == (8.0, 60, 2)
 
 
 def test_without_figures_nothing_is_done() -> None:
-    decision = decide(policy(), OLD, [Sample(NOW - 61, 400.0)], NOW, 3)
+    decision = decide(policy(), OLD, [LoadSample(NOW - 61, 400.0)], NOW, 3)
     assert (decision.requested, decision.recommended, decision.average) == (3, None, None)
     assert OLD.after(decision, policy()) == OLD
-    assert decision.reason == "no figures of the last 60 s"
+    assert decision.reason == "no samples of the last 60 s"
 
 
 def test_the_last_replica_stays_until_a_whole_window_was_without_requests() -> None:
@@ -116,10 +116,10 @@ def test_the_last_digits_of_an_average_are_no_load() -> None:
 
 
 def test_the_machine_bounds_what_is_added_and_takes_nothing_away() -> None:
-    ceiling = Ceiling(3, "a replica wants 1 cores, and 0 of this machine's 4 are free")
+    ceiling = Ceiling(3, "a replica needs 1 cores, but 0 of this machine's 4 are free")
     decision = decide(policy(), OLD, flat(400.0), NOW, 2, replace(ceiling, replicas=2))
     assert decision.requested == 2
-    assert decision.reason.endswith("no room for more: a replica wants 1 cores, and 0 of this machine's 4 are free")
+    assert decision.reason.endswith("no capacity for more: a replica needs 1 cores, but 0 of this machine's 4 are free")
     assert decide(policy(min_replicas=2), OLD, flat(400.0), NOW, 1, replace(ceiling, replicas=1)).requested == 2
     assert decide(policy(), OLD, flat(36.0), NOW, 9, ceiling).requested == 9
 
@@ -137,15 +137,15 @@ def test_the_machine_bounds_what_is_added_and_takes_nothing_away() -> None:
     ],
 )
 def test_cpu_is_judged_as_kubernetes_did(cores: float, current: int, expected: int) -> None:
-    found = Policy.of(api(deployment="d"))
+    found = ScalingPolicy.of(api(deployment="d"))
     assert (found.measure, found.target) == (Measure.CORES, pytest.approx(0.16))
     assert decide(found, OLD, flat(cores), NOW, current).requested == expected
 
 
 def test_a_policy_is_read_from_the_api() -> None:
-    assert Policy.of(api(autoscaling={"target_cpu_utilization": 50}, compute={"cpu": 2})).target == 1.0
-    assert Policy.of(api(processes=3)).target == 3.0
-    assert Policy.of(api(kind="AsyncAPI")).measure is Measure.WORKLOADS
+    assert ScalingPolicy.of(api(autoscaling={"target_cpu_utilization": 50}, compute={"cpu": 2})).target == 1.0
+    assert ScalingPolicy.of(api(processes=3)).target == 3.0
+    assert ScalingPolicy.of(api(kind="AsyncAPI")).measure is Measure.WORKLOADS
 
 
 def test_every_step_of_the_reasoning_is_told() -> None:
@@ -166,9 +166,9 @@ LOADS = st.floats(0, 5000, allow_nan=False)
 
 
 @st.composite
-def policies(draw: st.DrawFn) -> Policy:
+def policies(draw: st.DrawFn) -> ScalingPolicy:
     low = draw(st.integers(0, 20))
-    return Policy(
+    return ScalingPolicy(
         draw(st.sampled_from(Measure)),
         draw(st.floats(0.1, 50)),
         low,
@@ -184,19 +184,21 @@ def policies(draw: st.DrawFn) -> Policy:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> History:
+def histories(draw: st.DrawFn) -> ScalingHistory:
     ages = sorted(draw(st.lists(st.floats(1, 400), max_size=10)), reverse=True)
     made = tuple(Recommendation(NOW - age, draw(COUNTS)) for age in ages)
-    return History(NOW - draw(st.sampled_from([5.0, 100.0, 1000.0])), made)
+    return ScalingHistory(NOW - draw(st.sampled_from([5.0, 100.0, 1000.0])), made)
 
 
-def within(chosen: Policy, current: int) -> int:
+def within(chosen: ScalingPolicy, current: int) -> int:
     return min(max(current, chosen.min_replicas), chosen.max_replicas)
 
 
 @each
 @given(policies(), histories(), LOADS, COUNTS)
-def test_bounds_hold_and_one_step_is_one_step(chosen: Policy, history: History, load: float, current: int) -> None:
+def test_bounds_hold_and_one_step_is_one_step(
+    chosen: ScalingPolicy, history: ScalingHistory, load: float, current: int
+) -> None:
     current = within(chosen, current)
     decision = decide(chosen, history, flat(load), NOW, current)
     assert chosen.min_replicas <= decision.requested <= chosen.max_replicas
@@ -209,7 +211,7 @@ def test_bounds_hold_and_one_step_is_one_step(chosen: Policy, history: History, 
 @each
 @given(policies(), histories(), LOADS, LOADS, COUNTS)
 def test_more_load_never_means_fewer_replicas(
-    chosen: Policy, history: History, one: float, other: float, current: int
+    chosen: ScalingPolicy, history: ScalingHistory, one: float, other: float, current: int
 ) -> None:
     current = within(chosen, current)
     low, high = (decide(chosen, history, flat(load), NOW, current).requested for load in sorted((one, other)))
@@ -219,7 +221,7 @@ def test_more_load_never_means_fewer_replicas(
 @each
 @given(policies(), st.integers(1, 200), st.floats(-1, 1), st.integers(1, 30))
 def test_a_load_within_the_tolerance_never_moves_anything(
-    chosen: Policy, current: int, share: float, ticks: int
+    chosen: ScalingPolicy, current: int, share: float, ticks: int
 ) -> None:
     current = within(chosen, current)
     tolerance = chosen.upscale_tolerance if share > 0 else chosen.downscale_tolerance
@@ -231,13 +233,13 @@ def test_a_load_within_the_tolerance_never_moves_anything(
         history = history.after(decision, chosen)
 
 
-def replay(chosen: Policy, trace: list[float]) -> list[Decision]:
+def replay(chosen: ScalingPolicy, trace: list[float]) -> list[Decision]:
     """Decide on a recorded trace: one load per tick."""
-    current, history, made = max(chosen.min_replicas, 1), History(NOW), []
-    samples: list[Sample] = []
+    current, history, made = max(chosen.min_replicas, 1), ScalingHistory(NOW), []
+    samples: list[LoadSample] = []
     for index, load in enumerate(trace):
         now = NOW + 10 * index
-        samples += [Sample(now - 9 + second, load) for second in range(10)]
+        samples += [LoadSample(now - 9 + second, load) for second in range(10)]
         decision = decide(chosen, history, samples, now, current)
         history, current = history.after(decision, chosen), decision.requested
         made.append(decision)
@@ -246,13 +248,13 @@ def replay(chosen: Policy, trace: list[float]) -> list[Decision]:
 
 @each
 @given(policies(), st.lists(LOADS, max_size=60))
-def test_a_recorded_trace_gives_identical_decisions_twice(chosen: Policy, trace: list[float]) -> None:
+def test_a_recorded_trace_gives_identical_decisions_twice(chosen: ScalingPolicy, trace: list[float]) -> None:
     assert replay(chosen, trace) == replay(chosen, trace)
 
 
 @each
 @given(policies(), LOADS)
-def test_a_constant_load_is_settled_once_and_for_all(chosen: Policy, load: float) -> None:
+def test_a_constant_load_is_settled_once_and_for_all(chosen: ScalingPolicy, load: float) -> None:
     numbers = [decision.requested for decision in replay(chosen, [load] * 300)]
     moves = [after - before for before, after in zip(numbers, numbers[1:], strict=False) if after != before]
     assert all(move > 0 for move in moves) or all(move < 0 for move in moves)

@@ -7,30 +7,37 @@ import random
 
 import pytest
 
-from cortex.operator.autoscaling.queueing_theory import ExactQueue, FluidQueue, Latencies, Queue, Service, Step
+from cortex.operator.autoscaling.queueing_theory import (
+    ExactQueue,
+    FluidQueue,
+    Latencies,
+    QueueStep,
+    ServerQueue,
+    ServiceTime,
+)
 
 ROOM = 1e9
 
 
-def run(queue: Queue, rate: float, servers: int, seconds: int, room: float = ROOM) -> Latencies:
+def run(queue: ServerQueue, rate: float, servers: int, seconds: int, room: float = ROOM) -> Latencies:
     latencies = Latencies()
     for second in range(seconds):
         latencies.merge(queue.advance(second, second + 1, rate, servers, room).latencies)
     return latencies
 
 
-def exact(service: Service, timeout_s: float = 60.0, seed: int = 1) -> ExactQueue:
+def exact(service: ServiceTime, timeout_s: float = 60.0, seed: int = 1) -> ExactQueue:
     return ExactQueue(service, timeout_s, random.Random(seed))
 
 
 def test_one_server_with_equal_calls_waits_as_long_as_the_theory_says() -> None:
     # M/D/1 at a load of 0.8: on average 2 service times are waited for.
-    latencies = run(exact(Service(0.01)), 80.0, 1, 2000)
+    latencies = run(exact(ServiceTime(0.01)), 80.0, 1, 2000)
     assert mean(latencies) == pytest.approx(0.03, rel=0.1)
 
 
 def test_service_times_have_the_mean_and_the_spread_that_were_asked_for() -> None:
-    service, chance = Service(0.2, 0.7), random.Random(1)
+    service, chance = ServiceTime(0.2, 0.7), random.Random(1)
     drawn = [service.draw(chance) for _ in range(20_000)]
     average = sum(drawn) / len(drawn)
     spread = math.sqrt(sum((value - average) ** 2 for value in drawn) / len(drawn))
@@ -41,7 +48,7 @@ def test_service_times_have_the_mean_and_the_spread_that_were_asked_for() -> Non
 
 @pytest.mark.parametrize("cv", [0.0, 0.5])
 def test_amounts_come_to_what_single_requests_do_where_servers_are_many(cv: float) -> None:
-    service = Service(0.1, cv)
+    service = ServiceTime(0.1, cv)
     found = []
     for queue in (exact(service), FluidQueue(service, 60.0)):
         latencies = run(queue, 800.0, 100, 20)
@@ -53,8 +60,8 @@ def test_amounts_come_to_what_single_requests_do_where_servers_are_many(cv: floa
     assert found[1] == pytest.approx(found[0], rel=0.08)
 
 
-@pytest.mark.parametrize("queue", [exact(Service(0.1)), FluidQueue(Service(0.1), 60.0)], ids=["exact", "fluid"])
-def test_what_finds_no_room_is_refused_and_nothing_is_lost(queue: Queue) -> None:
+@pytest.mark.parametrize("queue", [exact(ServiceTime(0.1)), FluidQueue(ServiceTime(0.1), 60.0)], ids=["exact", "fluid"])
+def test_what_finds_no_room_is_refused_and_nothing_is_lost(queue: ServerQueue) -> None:
     steps = [queue.advance(second, second + 1, 100.0, 2, 50.0) for second in range(10)]
     began = sum(step.latencies.total for step in steps)
     refused = sum(step.refused for step in steps)
@@ -63,8 +70,10 @@ def test_what_finds_no_room_is_refused_and_nothing_is_lost(queue: Queue) -> None
     assert began + refused + steps[-1].waiting == pytest.approx(1000, rel=0.1)
 
 
-@pytest.mark.parametrize("queue", [exact(Service(0.1), 2.0), FluidQueue(Service(0.1), 2.0)], ids=["exact", "fluid"])
-def test_who_waits_for_longer_than_the_timeout_leaves(queue: Queue) -> None:
+@pytest.mark.parametrize(
+    "queue", [exact(ServiceTime(0.1), 2.0), FluidQueue(ServiceTime(0.1), 2.0)], ids=["exact", "fluid"]
+)
+def test_who_waits_for_longer_than_the_timeout_leaves(queue: ServerQueue) -> None:
     steps = [queue.advance(second, second + 1, 20.0, 0, ROOM) for second in range(4)]
     assert sum(step.timed_out for step in steps) > 0
     assert steps[-1].waiting == pytest.approx(40, abs=25)
@@ -72,8 +81,8 @@ def test_who_waits_for_longer_than_the_timeout_leaves(queue: Queue) -> None:
 
 
 def test_a_server_that_goes_finishes_its_call() -> None:
-    queue = exact(Service(5.0))
-    busy: list[Step] = [queue.advance(0, 1, 100.0, 4, ROOM), queue.advance(1, 2, 0.0, 1, ROOM)]
+    queue = exact(ServiceTime(5.0))
+    busy: list[QueueStep] = [queue.advance(0, 1, 100.0, 4, ROOM), queue.advance(1, 2, 0.0, 1, ROOM)]
     assert [step.busy for step in busy] == [4, 4]
 
 

@@ -14,7 +14,7 @@ import pytest
 from cortex.config.schema import Api
 from cortex.engine.devices import Inventory
 from cortex.errors import GatewayError
-from cortex.operator.autoscaling.sampler import KEPT_DECISIONS, Scaling, Sources, Timing
+from cortex.operator.autoscaling.sampler import KEPT_DECISIONS, Autoscaler, AutoscalerIntervals, LoadSources
 from cortex.operator.replicas.plan import wanted_replicas
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.state.apis import ApiStore, Change
@@ -41,11 +41,11 @@ class World:
         self.changes = 0
         self.scaling = self.operator()
 
-    def operator(self, timing: Timing = Timing()) -> Scaling:  # noqa: B008 - it is frozen
+    def operator(self, timing: AutoscalerIntervals = AutoscalerIntervals()) -> Autoscaler:  # noqa: B008 - it is frozen
         """Return the loop of an operator that starts now."""
-        sources = Sources(self._requests, lambda name: self.workloads.get(name), self._cores)
-        return Scaling(
-            self.store, _Engine(self), sources, self._changed, Logger("test"), timing=timing, clock=lambda: self.now
+        sources = LoadSources(self._requests, lambda name: self.workloads.get(name), self._cores)
+        return Autoscaler(
+            self.store, _Engine(self), sources, self._changed, Logger("test"), intervals=timing, clock=lambda: self.now
         )
 
     def deploy(self, spec: Api, revision: str = "r1", is_proven: bool = True) -> None:
@@ -130,7 +130,7 @@ def test_a_gateway_that_does_not_answer_changes_nothing(world: World) -> None:
     world.is_deaf = True
     world.live(600)
     assert world.replicas() == 5
-    assert set(world.reasons()) == {"no figures of the last 10 s"}
+    assert set(world.reasons()) == {"no samples of the last 10 s"}
 
 
 def test_another_operator_keeps_the_number_and_begins_anew(world: World) -> None:
@@ -166,7 +166,7 @@ def test_what_waits_at_no_replica_is_seen_at_once(world: World) -> None:
     world.requests = {"iris": 1000}
     world.live(0.1, step_s=0.1)
     assert world.replicas() == 1
-    assert world.reasons() == ["1000 waiting at no replica: one is started at once"]
+    assert world.reasons() == ["1000 waiting at zero replicas: starting one at once"]
 
 
 def test_an_idle_api_ends_its_last_replica_after_the_downscale_stabilization_period(world: World) -> None:
@@ -204,7 +204,7 @@ def test_the_machine_bounds_the_number_and_says_so(world: World) -> None:
     world.requests = {"iris": 50}
     world.live(30)
     assert world.replicas() == 5
-    expected = "no room for more: a replica wants 0.2 cores, and 0 of this machine's 1 are free"
+    expected = "no capacity for more: a replica needs 0.2 cores, but 0 of this machine's 1 are free"
     assert world.reasons()[0].endswith(expected)
 
 
@@ -247,7 +247,7 @@ def test_an_api_that_is_gone_is_forgotten(world: World) -> None:
 
 def test_a_look_that_fails_is_made_again_after_a_pause(world: World) -> None:
     async def scenario() -> None:
-        running = asyncio.create_task(world.operator(Timing(sample_s=3600)).run())
+        running = asyncio.create_task(world.operator(AutoscalerIntervals(sample_s=3600)).run())
         for _ in range(100):
             await asyncio.sleep(0)
         running.cancel()
@@ -262,7 +262,7 @@ def test_a_database_that_can_not_be_read_does_not_end_the_loop(world: World) -> 
     async def scenario() -> None:
         with contextlib.closing(sqlite3.connect(world.database, isolation_level=None)) as database:
             database.execute("ALTER TABLE apis RENAME TO elsewhere")
-            running = asyncio.create_task(world.operator(Timing(sample_s=0.001)).run())
+            running = asyncio.create_task(world.operator(AutoscalerIntervals(sample_s=0.001)).run())
             for _ in range(100):
                 await asyncio.sleep(0)
             database.execute("ALTER TABLE elsewhere RENAME TO apis")

@@ -75,4 +75,4 @@ def test_an_idle_api_ends_its_last_replica_and_a_burst_to_it_loses_no_request(op
     decisions = operator.call("GET", "/v1/apis/iris/scaling")[1]["decisions"]
     woken = next(made for made in decisions if made["current"] == 0)
     assert woken["requested"] == 1
-    assert woken["reason"].endswith("waiting at no replica: one is started at once")
+    assert woken["reason"].endswith("waiting at zero replicas: starting one at once")

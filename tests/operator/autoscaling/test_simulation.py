@@ -7,12 +7,12 @@ import math
 import pytest
 
 from cortex.errors import InputError
-from cortex.operator.autoscaling.queueing_theory import Service
+from cortex.operator.autoscaling.queueing_theory import ServiceTime
 from cortex.operator.autoscaling.simulation import Assumptions, Outcome, simulate, slots
 from cortex.operator.autoscaling.traffic import SHAPES, Trace, read_trace, shaped
 from harness.replicas.fleet import api
 
-CALLS = Service(0.1, 0.5)
+CALLS = ServiceTime(0.1, 0.5)
 STEP = Trace((0.0, 60.0, 300.0), (1.0, 40.0, 1.0), 1800.0)
 
 
@@ -110,7 +110,7 @@ def test_a_trace_begins_at_0_and_its_last_line_ends_it() -> None:
     [
         ("", "the first line must name the columns"),
         ("a,b\n1,2\n", "the first line must name the columns"),
-        ("time_s,requests_per_s\n0,1\n", "at least two lines"),
+        ("time_s,requests_per_s\n0,1\n", "at least two entries"),
         (CSV + "120,1\n", r"must grow from line to line \(entry 4 has 120\)"),
         (CSV + "130,x\n", "t:5: time_s and requests_per_s must be numbers"),
         (CSV + "130,-1\n", "t:5: .* not negative"),

@@ -15,8 +15,7 @@ from cortex.jobs.spec import Assignment, BatchFailure, JobOrigin, JobRecord, New
 from cortex.jobs.store import JobStore
 from cortex.jobs.workload import Workload
 from cortex.lifecycle import JobStatus
-from cortex.operator.jobs.dispatcher import Dispatcher
-from cortex.operator.jobs.hooks import HookLost, HookOutcome
+from cortex.operator.jobs.dispatcher import Dispatcher, HookLost, HookOutcome
 from harness.jobs.opened_store import opened_store
 
 ORIGIN = JobOrigin("sum", "api-id", "spec-id", "r1", "project", "{}")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.operator.jobs.cron import Cron
+from cortex.operator.jobs.schedules import Cron
 
 BERLIN = "Europe/Berlin"
 

@@ -14,9 +14,8 @@ from cortex.home import Home
 from cortex.jobs.spec import Assignment, JobOrigin, JobRecord, NewBatch, Options, Report
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import JobStatus
-from cortex.operator.jobs.completion import Completion
+from cortex.operator.jobs.completion import JobCompletion, JobLog
 from cortex.operator.jobs.dispatcher import Dispatcher
-from cortex.operator.jobs.log import JobLog
 from cortex.state.database import JOB_MIGRATIONS, open_sqlite
 from cortex.telemetry import Logger
 from harness.wait import PATIENCE_S
@@ -33,7 +32,7 @@ class Scene:
     folder: Path
     store: JobStore
     dispatcher: Dispatcher
-    completion: Completion
+    completion: JobCompletion
 
     async def resolved(self, options: Options) -> JobRecord:
         """Return a job whose only batch has succeeded."""
@@ -67,7 +66,7 @@ async def opened(folder: Path) -> AsyncIterator[Scene]:
     store, logger = JobStore(engine), Logger("test")
     await store.startup()
     dispatcher = Dispatcher(store, lambda: None)
-    completion = Completion(store, dispatcher, JobLog(Home(folder)), {}, logger)
+    completion = JobCompletion(store, dispatcher, JobLog(Home(folder)), {}, logger)
     try:
         yield Scene(folder, store, dispatcher, completion)
     finally:
@@ -142,7 +141,7 @@ def test_webhook_is_told_of_a_job_with_numbers_of_any_size(tmp_path: Path) -> No
     async def run() -> None:
         async def webhook(url: str) -> None:
             made = await stack.enter_async_context(opened(tmp_path))
-            made.completion.announce(await made.ended(await made.resolved(Options(1, {"n": 10**40}, webhook=url))))
+            made.completion.notify_end(await made.ended(await made.resolved(Options(1, {"n": 10**40}, webhook=url))))
 
         async with AsyncExitStack() as stack:
             body = json.loads(await told(tmp_path, webhook))

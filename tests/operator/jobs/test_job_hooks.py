@@ -13,7 +13,7 @@ from cortex.jobs.lease_expiry import UNHEARD
 from cortex.jobs.queue import LEASE_S
 from cortex.jobs.spec import JobOrigin, NewBatch, Options
 from cortex.jobs.store import JobStore
-from cortex.operator.jobs.hooks import HookLost, HookOutcome, Hooks
+from cortex.operator.jobs.dispatcher import CompletionHooks, HookLost, HookOutcome
 from harness.jobs.opened_store import opened_store
 
 ORIGIN = JobOrigin("sum", "api-id", "spec-id", "r1", "project", "{}")
@@ -30,7 +30,9 @@ def scene(test: Test, folder: Path) -> None:
     asyncio.run(run())
 
 
-async def begun(hooks: Hooks, job: str, there: tuple[str, int] | None = None) -> asyncio.Task[HookOutcome | HookLost]:
+async def begun(
+    hooks: CompletionHooks, job: str, there: tuple[str, int] | None = None
+) -> asyncio.Task[HookOutcome | HookLost]:
     """Begin to wait for the end of a job; `there` is the one process that may still be at it."""
     opened = asyncio.Event()
     task = asyncio.create_task(hooks.run(job, lambda worker, pid: (worker, pid) == there, opened.set))
@@ -40,11 +42,11 @@ async def begun(hooks: Hooks, job: str, there: tuple[str, int] | None = None) ->
 
 def test_next_operator_waits_for_the_process_that_is_at_it(tmp_path: Path) -> None:
     async def test(store: JobStore, job: str) -> None:
-        first = Hooks(store)
+        first = CompletionHooks(store)
         killed = await begun(first, job)
         token = await first.take(job, "w1", 7) or ""
         killed.cancel()
-        second = Hooks(store)
+        second = CompletionHooks(store)
         waiting = await begun(second, job, there=("w1", 7))
         assert second.renew("w1", 7, [token, "other"]) == {token}
         assert second.renew("w2", 7, [token]) == set()
@@ -59,14 +61,14 @@ def test_next_operator_waits_for_the_process_that_is_at_it(tmp_path: Path) -> No
 
 def test_end_that_is_told_before_the_next_operator_asks_is_not_repeated(tmp_path: Path) -> None:
     async def test(store: JobStore, job: str) -> None:
-        first = Hooks(store)
+        first = CompletionHooks(store)
         killed = await begun(first, job)
         token = await first.take(job, "w1", 7) or ""
         killed.cancel()
         outcome = HookOutcome("ValueError: x", "File p.py")
-        second = Hooks(store)
+        second = CompletionHooks(store)
         await second.done(job, "w1", 7, token, outcome)
-        for hooks in (second, Hooks(store)):
+        for hooks in (second, CompletionHooks(store)):
             assert await (await begun(hooks, job)) == outcome
 
     scene(test, tmp_path)
@@ -74,11 +76,11 @@ def test_end_that_is_told_before_the_next_operator_asks_is_not_repeated(tmp_path
 
 def test_process_that_is_gone_makes_way_for_another(tmp_path: Path) -> None:
     async def test(store: JobStore, job: str) -> None:
-        first = Hooks(store)
+        first = CompletionHooks(store)
         killed = await begun(first, job)
         token = await first.take(job, "w1", 7) or ""
         killed.cancel()
-        second = Hooks(store)
+        second = CompletionHooks(store)
         waiting = await begun(second, job, there=("w1", 8))
         other = await second.take(job, "w2", 3)
         assert other not in (None, token)
@@ -99,7 +101,7 @@ def test_process_that_is_gone_makes_way_for_another(tmp_path: Path) -> None:
 def test_process_that_is_not_heard_of_makes_way_for_another(tmp_path: Path) -> None:
     async def test(store: JobStore, job: str) -> None:
         now = 0.0
-        hooks = Hooks(store, lambda: now)
+        hooks = CompletionHooks(store, lambda: now)
         waiting = await begun(hooks, job)
         hooks.expire()  # nobody has it
         token = await hooks.take(job, "w1", 7) or ""

@@ -14,10 +14,10 @@ from cortex.lifecycle import DeathCause, JobStatus, ProcessState
 from cortex.operator.jobs.plan import (
     WARM_S,
     YIELD_DRAIN_S,
-    Assign,
+    AssignWorker,
     EndJob,
-    Note,
     PlannedJob,
+    SetMessage,
     StartWorker,
     StopWorker,
     plan_jobs,
@@ -53,22 +53,22 @@ def test_each_job_gets_a_first_worker_before_any_gets_a_second() -> None:
 
 
 def test_a_job_without_room_says_what_it_waits_for() -> None:
-    lack = "a worker wants 3 cores, and 1 of this machine's 4 are free; it starts once there is room"
+    lack = "a worker needs 3 cores, but 1 of this machine's 4 are free; it starts once there is capacity"
     jobs, crew = [job("a", cpu=3), job("b", status=JobStatus.RUNNING)], [worker("w", "b")]
-    assert plan_jobs(jobs, crew, room(1), NOW) == [Note("a", lack)]
+    assert plan_jobs(jobs, crew, room(1), NOW) == [SetMessage("a", lack)]
     advice = " (replicas of APIs hold 2 cores: delete some, or lower their compute.cpu)"
-    assert plan_jobs(jobs, crew, replace(room(1), served_cores=2.0), NOW) == [Note("a", lack + advice)]
+    assert plan_jobs(jobs, crew, replace(room(1), replica_cores=2.0), NOW) == [SetMessage("a", lack + advice)]
     (hopeless,) = plan_jobs([job("a", cpu=8)], [], room(4), NOW)
-    assert hopeless == Note("a", "a worker wants 8 cores, and this machine has 4; lower its `compute`")
+    assert hopeless == SetMessage("a", "a worker needs 8 cores, but this machine has 4; lower its `compute`")
 
 
 def test_a_job_that_has_room_again_waits_for_nothing() -> None:
     waiting = job("a", cpu=1, message="a worker wants …")
-    assert plan_jobs([waiting], [], room(4), NOW) == [StartWorker("a"), Note("a", "")]
+    assert plan_jobs([waiting], [], room(4), NOW) == [StartWorker("a"), SetMessage("a", "")]
 
 
 def test_replicas_that_hold_all_cores_do_not_keep_the_first_job_waiting() -> None:
-    served = replace(room(-1), served_cores=5.0)
+    served = replace(room(-1), replica_cores=5.0)
     assert plan_jobs([job("a", 2), job("b")], [], served, NOW)[0] == StartWorker("a")
     assert plan_jobs([job("unprepared", is_prepared=False), job("b")], [], served, NOW) == [StartWorker("b")]
     actions = plan_jobs([job("huge", cpu=8), job("b")], [], served, NOW)
@@ -76,7 +76,7 @@ def test_replicas_that_hold_all_cores_do_not_keep_the_first_job_waiting() -> Non
 
 
 def test_only_one_worker_shares_the_cores_of_replicas() -> None:
-    served = replace(room(0), served_cores=4.0)
+    served = replace(room(0), replica_cores=4.0)
     jobs = [job("a", 2, status=JobStatus.RUNNING), job("b", status=JobStatus.RUNNING)]
     assert plan_jobs(jobs, [], served, NOW) == [StartWorker("a")]
     assert plan_jobs(jobs, [worker("w", "a")], served, NOW) == []
@@ -84,11 +84,11 @@ def test_only_one_worker_shares_the_cores_of_replicas() -> None:
 
 
 def test_memory_that_replicas_hold_is_not_shared() -> None:
-    full = replace(room(0, memory=0), served_cores=4.0, served_memory_bytes=6 * 1024**3)
+    full = replace(room(0, memory=0), replica_cores=4.0, replica_memory_bytes=6 * 1024**3)
     assert plan_jobs([job("a", mem=3 * 1024**3)], [], full, NOW) == [
-        Note(
+        SetMessage(
             "a",
-            "a worker wants 3 GiB, and 0 of this machine's 8 are free; it starts once there is room"
+            "a worker needs 3 GiB, but 0 of this machine's 8 are free; it starts once there is capacity"
             " (replicas of APIs hold 6 GiB: delete some, or lower their compute.mem)",
         )
     ]
@@ -104,24 +104,24 @@ def test_a_job_without_any_worker_takes_one_of_the_largest_crew() -> None:
     jobs = [job("a", 3, status=JobStatus.RUNNING), job("b", 2)]
     stop, note = plan_jobs(jobs, crew, room(0), NOW)
     assert stop == StopWorker("w2", YIELD_DRAIN_S)
-    assert isinstance(note, Note)
+    assert isinstance(note, SetMessage)
 
 
 def test_no_second_worker_has_to_leave_while_the_first_one_is_on_its_way() -> None:
     crew = [worker("w0", "a"), worker("w1", "a"), worker("w2", "a", is_leaving=True)]
     jobs = [job("a", 2, status=JobStatus.RUNNING), job("b", 1)]
-    assert [type(action) for action in plan_jobs(jobs, crew, room(0), NOW)] == [Note]
+    assert [type(action) for action in plan_jobs(jobs, crew, room(0), NOW)] == [SetMessage]
 
 
 def test_the_only_worker_of_a_job_is_left_to_it() -> None:
     jobs = [job("a", 1, status=JobStatus.RUNNING), job("b", 1)]
-    assert [type(action) for action in plan_jobs(jobs, [worker("w", "a")], room(0), NOW)] == [Note]
+    assert [type(action) for action in plan_jobs(jobs, [worker("w", "a")], room(0), NOW)] == [SetMessage]
 
 
 def test_nobody_leaves_for_a_job_that_can_never_run() -> None:
     crew = [worker("w0", "a"), worker("w1", "a")]
     jobs = [job("a", 2, status=JobStatus.RUNNING), job("b", 1, cpu=9)]
-    assert [type(action) for action in plan_jobs(jobs, crew, room(0), NOW)] == [Note]
+    assert [type(action) for action in plan_jobs(jobs, crew, room(0), NOW)] == [SetMessage]
 
 
 def test_workers_of_a_job_that_is_over_are_stopped() -> None:
@@ -129,7 +129,7 @@ def test_workers_of_a_job_that_is_over_are_stopped() -> None:
 
 
 def test_a_worker_with_models_waits_warm_and_is_stopped_after_a_while() -> None:
-    assert plan_jobs([], [worker("w", "a", models=True, idle_since=NOW)], room(4), NOW) == [Assign("w", None)]
+    assert plan_jobs([], [worker("w", "a", models=True, idle_since=NOW)], room(4), NOW) == [AssignWorker("w", None)]
     idle = worker("w", None, models=True, idle_since=NOW)
     assert plan_jobs([], [idle], room(4), NOW + WARM_S) == []
     assert plan_jobs([], [idle], room(4), NOW + WARM_S + 1) == [StopWorker("w")]
@@ -138,12 +138,12 @@ def test_a_worker_with_models_waits_warm_and_is_stopped_after_a_while() -> None:
 def test_a_worker_whose_code_is_not_deployed_any_more_does_not_wait_warm() -> None:
     outdated = replace(worker("w", None, models=True, idle_since=NOW), is_current=False)
     assert plan_jobs([], [outdated], room(4), NOW) == [StopWorker("w")]
-    assert plan_jobs([job("b")], [outdated], room(0), NOW) == [Assign("w", "b")]
+    assert plan_jobs([job("b")], [outdated], room(0), NOW) == [AssignWorker("w", "b")]
 
 
 def test_a_warm_worker_goes_to_the_next_job_of_its_revision_only() -> None:
     warm = worker("w", None, models=True, idle_since=NOW)
-    assert plan_jobs([job("b")], [warm], room(0), NOW) == [Assign("w", "b")]
+    assert plan_jobs([job("b")], [warm], room(0), NOW) == [AssignWorker("w", "b")]
     assert plan_jobs([job("b", revision="r2")], [warm], room(4), NOW) == [StartWorker("b")]
 
 
@@ -206,12 +206,12 @@ def test_a_late_job_times_out_whatever_it_is_at(status: JobStatus) -> None:
 def test_a_job_whose_environment_is_not_there_waits_for_it() -> None:
     assert plan_jobs([job("a", is_prepared=False)], [], room(4), NOW) == []
     failing = job("a", is_prepared=False, waits_for="its environment can't be built: no such package")
-    assert plan_jobs([failing], [], room(4), NOW) == [Note("a", failing.waits_for)]
+    assert plan_jobs([failing], [], room(4), NOW) == [SetMessage("a", failing.waits_for)]
 
 
 def test_a_job_whose_environment_fails_again_and_again_fails_with_the_reason() -> None:
     failing = replace(job("a", is_prepared=False, waits_for="no such package"), failed_preparations=2)
-    assert plan_jobs([failing], [], room(4), NOW) == [Note("a", "no such package")]
+    assert plan_jobs([failing], [], room(4), NOW) == [SetMessage("a", "no such package")]
     end = plan_jobs([replace(failing, failed_preparations=3)], [], room(4), NOW)
     assert end == [EndJob("a", JobStatus.WORKER_ERROR, "no such package")]
 

@@ -43,7 +43,7 @@ def test_a_run_is_submitted_when_it_is_due_and_once(tmp_path: Path) -> None:
     async def test(made: Scene, clock: Clock) -> None:
         made.deploy(task_api(submission={"config": {"a": 1}, "timeout": 60}))
         for clock.now in (NOON, NOON + 59, NOON + 60, NOON + 61, NOON + 119, NOON + 121):
-            await made.look()
+            await made.submit_due()
         assert await made.runs() == [NOON + 60, NOON + 120]
         job = (await made.submitted())[0]
         assert (job.status, job.options.config, job.options.timeout_s) == (JobStatus.PENDING, {"a": 1}, 60)
@@ -54,10 +54,10 @@ def test_a_run_is_submitted_when_it_is_due_and_once(tmp_path: Path) -> None:
 def test_of_runs_that_were_missed_the_latest_is_submitted(tmp_path: Path) -> None:
     async def test(made: Scene, clock: Clock) -> None:
         made.deploy(task_api(cron="0 * * * *"))
-        await made.look()
+        await made.submit_due()
         clock.now = NOON + 5.5 * 3600
-        await made.look()
-        await made.look()
+        await made.submit_due()
+        await made.submit_due()
         assert await made.runs() == [NOON + 5 * 3600]
 
     play(tmp_path, test)
@@ -67,14 +67,14 @@ def test_an_operator_that_takes_over_goes_on_where_the_one_before_was(tmp_path: 
     async def before(made: Scene, clock: Clock) -> None:
         made.deploy(task_api(cron="0 * * * *"))
         clock.now = NOON + 3600
-        await made.look()
+        await made.submit_due()
 
     async def after(made: Scene, clock: Clock) -> None:
         clock.now = NOON + 3700
-        await made.look()
+        await made.submit_due()
         assert await made.runs() == [NOON + 3600]
         clock.now = NOON + 7200
-        await made.look()
+        await made.submit_due()
         assert await made.runs() == [NOON + 3600, NOON + 7200]
 
     play(tmp_path, before)
@@ -84,14 +84,14 @@ def test_an_operator_that_takes_over_goes_on_where_the_one_before_was(tmp_path: 
 def test_another_schedule_begins_with_its_deployment_and_the_same_one_goes_on(tmp_path: Path) -> None:
     async def test(made: Scene, clock: Clock) -> None:
         made.deploy(task_api(cron="0 * * * *"))
-        await made.look()
+        await made.submit_due()
         clock.now = NOON + 5400
         made.deploy(task_api(cron="0 * * * *", submission={"config": {"b": 2}}))  # what was missed counts still
-        await made.look()
+        await made.submit_due()
         made.deploy(task_api(cron="15 * * * *"))  # a quarter past was not a run of it
-        await made.look()
+        await made.submit_due()
         clock.now = NOON + 2 * 3600 + 900
-        await made.look()
+        await made.submit_due()
         assert await made.runs() == [NOON + 3600, NOON + 2 * 3600 + 900]
 
     play(tmp_path, test)
@@ -103,12 +103,12 @@ def test_each_api_has_its_own_schedule_and_one_without_is_left_alone(tmp_path: P
         made.deploy(task_api("one", cron="*/2 * * * *"), task_api("two", cron="*/3 * * * *"), plain)
         for minute in range(7):
             clock.now = NOON + 60 * minute
-            await made.look()
+            await made.submit_due()
         assert [len(await made.runs(name)) for name in ("one", "two", "plain")] == [3, 2, 0]
         record = made.apis.get("plain")
         assert record is not None and await made.schedules.describe(record) is None
         made.apis.write([], ["one"])
-        await made.look()
+        await made.submit_due()
         assert set(await made.store.ticks()) == {"two"}
 
     play(tmp_path, test)
@@ -118,13 +118,13 @@ def test_a_run_is_skipped_while_one_before_is_not_over_where_that_is_wanted(tmp_
     async def before(made: Scene, clock: Clock) -> None:
         made.deploy(task_api(overlap="skip"), task_api("cron", overlap="allow"))
         for clock.now in (NOON + 60, NOON + 120, NOON + 121):
-            await made.look()
+            await made.submit_due()
         assert await made.runs() == [NOON + 60]
         assert await made.runs("cron") == [NOON + 60, NOON + 120]
 
     async def after(made: Scene, clock: Clock) -> None:
         clock.now = NOON + 180
-        await made.look()
+        await made.submit_due()
         (job,) = await made.submitted()
         record = made.apis.get("train")
         assert record is not None
@@ -133,10 +133,10 @@ def test_a_run_is_skipped_while_one_before_is_not_over_where_that_is_wanted(tmp_
         assert (told["overlap"], told["skipped_runs"], told["last_skipped_for"]) == ("skip", 2, job.id)
         assert (told["last_run"], told["last_skipped"]) == ("2025-06-15T12:01:00+00:00", "2025-06-15T12:03:00+00:00")
         await made.store.change(job.id, JobStatus.STOPPED)
-        await made.look()
+        await made.submit_due()
         assert await made.runs() == [NOON + 60]  # what was skipped is not made up for
         clock.now = NOON + 240
-        await made.look()
+        await made.submit_due()
         assert await made.runs() == [NOON + 60, NOON + 240]
 
     play(tmp_path, before)
@@ -147,7 +147,7 @@ def test_what_can_not_be_submitted_is_told_and_the_next_run_is_tried(tmp_path: P
     async def test(made: Scene, clock: Clock) -> None:
         made.deploy(task_api(submission={"timeout": "soon"}))
         clock.now = NOON + 60
-        await made.look()
+        await made.submit_due()
         record = made.apis.get("train")
         assert record is not None
         told = await made.schedules.describe(record)
@@ -156,7 +156,7 @@ def test_what_can_not_be_submitted_is_told_and_the_next_run_is_tried(tmp_path: P
         assert (told["last_run"], told["next_run"]) == (None, "2025-06-15T12:02:00+00:00")
         made.deploy(task_api())
         clock.now = NOON + 120
-        await made.look()
+        await made.submit_due()
         told = await made.schedules.describe(made.apis.get("train") or record)
         assert told is not None
         (job,) = await made.submitted()
@@ -173,14 +173,14 @@ def test_what_fails_for_now_is_tried_again_and_nothing_is_lost(tmp_path: Path) -
         submission = {"workers": 1, "item_list": source, "output": f"{blocked}/x"}
         made.deploy(batch_api(submission))
         clock.now = NOON + 60
-        await made.look()
+        await made.submit_due()
         ticks = (await made.store.ticks())["sum"]
         assert ticks.error and ticks.handled_at == NOON
         blocked.unlink()
-        await made.look()
+        await made.submit_due()
         assert await made.runs("sum") == []  # it is not tried all the time
         clock.now += 11
-        await made.look()
+        await made.submit_due()
         assert await made.runs("sum") == [NOON + 60]
         assert (await made.store.ticks())["sum"].error == ""
 
@@ -191,11 +191,11 @@ def test_a_clock_that_was_set_back_does_not_silence_a_schedule(tmp_path: Path) -
     async def test(made: Scene, clock: Clock) -> None:
         made.deploy(task_api())
         clock.now = NOON + 365 * 86400
-        await made.look()
+        await made.submit_due()
         clock.now = NOON
-        await made.look()
+        await made.submit_due()
         clock.now = NOON + 60
-        await made.look()
+        await made.submit_due()
         assert (await made.runs())[-1] == NOON + 60
 
     play(tmp_path, test)
@@ -206,7 +206,7 @@ def test_a_job_of_many_batches_comes_with_its_run_or_not_at_all(tmp_path: Path) 
         items = {"items": list(range(2500)), "batch_size": 1}
         made.deploy(batch_api({"workers": 1, "item_list": items}))
         clock.now = NOON + 60
-        await made.look()
+        await made.submit_due()
         (job,) = await made.submitted("sum")
         assert job.counts.batches == 2500
         assert (await made.store.ticks())["sum"].last_job_id == job.id
@@ -246,7 +246,7 @@ def test_a_time_zone_that_is_not_known_any_more_stops_no_other_schedule(tmp_path
         elsewhere = lost.schedule.model_copy(update={"timezone": "Mars/Olympus"})  # where it was deployed, it was known
         made.deploy(lost.model_copy(update={"schedule": elsewhere}), task_api())
         for clock.now in (NOON, NOON + 60):
-            await made.look()
+            await made.submit_due()
         assert (await made.runs("lost"), await made.runs()) == ([], [NOON + 60])
         unreadable, told = [await made.schedules.describe(record) for record in made.apis.records()]
         assert told is not None and unreadable is not None
@@ -271,7 +271,7 @@ def test_a_job_whose_api_goes_before_it_is_stored_is_no_job(tmp_path: Path) -> N
         asyncio.get_running_loop().set_default_executor(threads)  # in which items are cut into batches
         made.deploy(batch_api({"workers": 1, "item_list": {"items": [1], "batch_size": 1}}))
         clock.now = NOON + 60
-        (submitting,) = await made.schedules.look()
+        (submitting,) = await made.schedules.submit_due()
         for _ in range(10):
             await asyncio.sleep(0)
         made.apis.write([], ["sum"])

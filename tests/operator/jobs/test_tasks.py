@@ -9,8 +9,9 @@ import pytest
 from cortex.jobs.lease_expiry import DEATH_ERROR
 from cortex.jobs.spec import DeadLetter, JobRecord
 from cortex.lifecycle import ApiKind, DeathCause, JobStatus
+from cortex.operator.jobs.completion import task_end
 from cortex.operator.jobs.plan import PlannedJob, StartWorker, StopWorker, plan_jobs
-from cortex.operator.jobs.tasks import VANISHED, task_end
+from cortex.operator.jobs.workers import VANISHED
 from harness.jobs.job_crew import NOW, job, room, worker
 
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from cortex.config.schema import Api
 from cortex.lifecycle import ProcessState
 from cortex.operator.replicas.plan import (
-    Action,
     Preparation,
     Prepare,
     Promote,
     Replica,
+    ReplicaAction,
     Retire,
     Stage,
     Start,
@@ -26,16 +26,18 @@ from harness.replicas.fleet import BROKEN, FAILED, READY, RESTARTING, STARTING, 
 DONE = Preparation(Stage.DONE)
 
 
-def decide(desired: ApiRecord, replicas: list[Replica], now: float = 0.0, **preparations: Preparation) -> list[Action]:
+def decide(
+    desired: ApiRecord, replicas: list[Replica], now: float = 0.0, **preparations: Preparation
+) -> list[ReplicaAction]:
     by_revision = {"r1": DONE, "r2": DONE, **preparations}
     return plan([desired], replicas, {("iris", revision): value for revision, value in by_revision.items()}, now)
 
 
-def started(actions: list[Action]) -> list[str]:
+def started(actions: list[ReplicaAction]) -> list[str]:
     return [action.target.revision for action in actions if isinstance(action, Start)]
 
 
-def retired(actions: list[Action]) -> list[str]:
+def retired(actions: list[ReplicaAction]) -> list[str]:
     return [action.replica_id for action in actions if isinstance(action, Retire)]
 
 
@@ -165,7 +167,7 @@ class World:
     def serving(self) -> int:
         return sum(item.is_ready for item in self.replicas.values())
 
-    def act(self) -> list[Action]:
+    def act(self) -> list[ReplicaAction]:
         preparations = {("iris", revision): DONE for revision in self.prepared}
         before, wanted = self.serving(), self.desired.spec.autoscaling.init_replicas
         actions = plan([self.desired], self.replicas.values(), preparations, 0.0)
@@ -176,7 +178,7 @@ class World:
         assert len(stuck) <= 1
         return actions
 
-    def apply(self, action: Action) -> None:
+    def apply(self, action: ReplicaAction) -> None:
         match action:
             case Prepare(wanted):
                 self.prepared.add(wanted.revision)

@@ -9,10 +9,10 @@ from cortex.config.schema import Compute
 from cortex.engine.devices import Inventory, assign
 from cortex.errors import ComputeUnavailableError
 from cortex.lifecycle import ApiStatus
-from cortex.operator.replicas.capacity import Room
-from cortex.operator.replicas.plan import Action, Preparation, Promote, Replica, Retire, Stage, Start, plan
+from cortex.operator.replicas.capacity import DeviceCapacity
+from cortex.operator.replicas.plan import Preparation, Promote, Replica, ReplicaAction, Retire, Stage, Start, plan
 from cortex.operator.replicas.routing import routes_of
-from cortex.operator.replicas.status import lack_of, status_of
+from cortex.operator.replicas.status import shortage_of, status_of
 from cortex.replica.spec import ProcessStatus
 from cortex.state.apis import ApiRecord, StoredFailure, Target
 from harness.replicas.fleet import FAILED, READY, STARTING, api, record, replica, target
@@ -30,9 +30,9 @@ def holding(id: str, gpus: int, *processes: ProcessStatus, revision: str = "r1",
     return Replica(replace(found.spec, gpu=gpus, gpu_ids=ids), found.status)
 
 
-def decide(desired: ApiRecord, replicas: list[Replica], free: int) -> list[Action]:
+def decide(desired: ApiRecord, replicas: list[Replica], free: int) -> list[ReplicaAction]:
     preparations = {("iris", revision): DONE for revision in ("r1", "r2")}
-    return plan([desired], replicas, preparations, 0.0, Room(gpus=free, all_gpus=8))
+    return plan([desired], replicas, preparations, 0.0, DeviceCapacity(gpus=free, total_gpus=8))
 
 
 def test_only_as_many_replicas_start_as_there_are_gpus_for() -> None:
@@ -66,7 +66,9 @@ def test_no_old_replica_goes_in_vain() -> None:
     desired = record(wanting("r2", gpu=2), wanting("r1"))
     assert decide(desired, [holding("a", 1)], free=0) == []
     held = {("iris", "r2"): replace(DONE, hold_until=9.0)}
-    assert plan([record(wanting("r2"), wanting("r1"))], [holding("a", 1)], held, 0.0, Room(all_gpus=1)) == []
+    assert (
+        plan([record(wanting("r2"), wanting("r1"))], [holding("a", 1)], held, 0.0, DeviceCapacity(total_gpus=1)) == []
+    )
 
 
 def test_a_new_revision_that_fails_gives_its_gpu_back_to_the_one_that_served() -> None:
@@ -87,17 +89,17 @@ def test_what_an_update_sets_free_goes_to_no_other_api() -> None:
     waiting = [record(other), record(replace(other, spec=api("a", replicas=2, compute={"gpu": 1})), target("r1"))]
     preparations = {(name, revision): DONE for name in ("another", "iris", "a") for revision in ("r1", "r2")}
     replicas = [holding("a1", 1, name="a")]
-    actions = plan([*waiting, updating], replicas, preparations, 0.0, Room(gpus=1, all_gpus=2))
+    actions = plan([*waiting, updating], replicas, preparations, 0.0, DeviceCapacity(gpus=1, total_gpus=2))
     assert [action for action in actions if isinstance(action, Start)] == [Start(updating.target)]
 
 
 def test_an_api_without_gpus_is_never_short_of_any() -> None:
     assert decide(record(target("r1")), [], free=0) == [Start(target("r1"))]
-    assert Room(gpus=-1).fits(Compute())
+    assert DeviceCapacity(gpus=-1).fits(Compute())
 
 
-def state(desired: ApiRecord, replicas: list[Replica], room: Room) -> tuple[ApiStatus, str]:
-    preparation = replace(DONE, lack=lack_of(desired, replicas, room))
+def state(desired: ApiRecord, replicas: list[Replica], room: DeviceCapacity) -> tuple[ApiStatus, str]:
+    preparation = replace(DONE, shortage=shortage_of(desired, replicas, room))
     found = status_of(desired, [r for r in replicas if r.spec.api == "iris"], [], preparation, desired.updated_at)
     (backend,) = routes_of([desired], [], {("iris", desired.revision): preparation}).backends
     return found.status, found.failure.message if found.failure else backend.unavailable
@@ -106,19 +108,19 @@ def state(desired: ApiRecord, replicas: list[Replica], room: Room) -> tuple[ApiS
 def test_an_api_that_finds_no_gpu_is_stalled_and_says_why() -> None:
     desired = record(wanting("r1"))
     others = [holding("other", 1, name="other")]
-    message = "a replica wants 1 GPU, and none of this machine's 1 is free; it starts once there is room"
-    assert state(desired, others, Room(all_gpus=1)) == (ApiStatus.STALLED, message)
-    assert state(desired, others, Room())[1] == "a replica wants 1 GPU, and this machine has none"
+    message = "a replica needs 1 GPU, but none of this machine's 1 is free; it starts once there is capacity"
+    assert state(desired, others, DeviceCapacity(total_gpus=1)) == (ApiStatus.STALLED, message)
+    assert state(desired, others, DeviceCapacity())[1] == "a replica needs 1 GPU, but this machine has none"
 
 
 def test_an_api_whose_own_older_replicas_hold_the_gpus_is_updating() -> None:
     desired = record(wanting("r2"), wanting("r1"))
-    assert state(desired, [holding("old", 1)], Room(all_gpus=1)) == (ApiStatus.UPDATING, "starting")
+    assert state(desired, [holding("old", 1)], DeviceCapacity(total_gpus=1)) == (ApiStatus.UPDATING, "starting")
 
 
 def test_replicas_that_all_run_lack_nothing() -> None:
     desired = record(wanting("r1"))
-    assert state(desired, [holding("a", 1, STARTING)], Room(all_gpus=1)) == (ApiStatus.UPDATING, "starting")
+    assert state(desired, [holding("a", 1, STARTING)], DeviceCapacity(total_gpus=1)) == (ApiStatus.UPDATING, "starting")
 
 
 # Whole histories on a machine with few GPUs, where what is retired holds its own for a while.
@@ -138,7 +140,7 @@ class Machine:
     def act(self) -> bool:
         """Make one pass; tell whether it changed anything."""
         preparations = {("iris", f"r{number}-{gpu}"): DONE for number in (1, 2, 3) for gpu in (0, 1, 2)}
-        room = Room.of(self.inventory, [item.spec for item in self.running.values()])
+        room = DeviceCapacity.of(self.inventory, [item.spec for item in self.running.values()])
         before = set(self.running), self.desired
         for action in plan([self.desired], list(self.running.values()), preparations, 0.0, room):
             match action:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cortex.operator.replicas.plan import Action, Preparation, Replica, Retire, Stage, Start, plan
+from cortex.operator.replicas.plan import Preparation, Replica, ReplicaAction, Retire, Stage, Start, plan
 from harness.replicas.fleet import STARTING, api, record, replica, target
 
 NEWEST = target(spec=api(replicas=2))
 
 
-def decide(*replicas: Replica) -> list[Action]:
+def decide(*replicas: Replica) -> list[ReplicaAction]:
     return plan([record(NEWEST, NEWEST)], replicas, {("iris", "r1"): Preparation(Stage.DONE)}, 0.0)
 
 

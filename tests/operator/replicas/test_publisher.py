@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from cortex.errors import GatewayError
 from cortex.gateway.routes import Backend, RoutingTable
-from cortex.operator.replicas.publisher import LATE_AFTER_S, TOLD_AFTER_S, RoutePublisher
+from cortex.operator.replicas.routing import FAILING_AFTER_S, LATE_AFTER_S, RoutePublisher
 from cortex.telemetry import Logger
 from harness.wait import PATIENCE_S
 
@@ -116,7 +116,7 @@ def test_routes_that_are_refused_for_long_are_told_of_until_they_are_in_force() 
         gateway.gate.set()
         await asyncio.wait_for(told.wait(), PATIENCE_S)
         assert (publisher.is_late, publisher.failure) == (True, "")
-        clock.now += TOLD_AFTER_S
+        clock.now += FAILING_AFTER_S
         assert publisher.failure == "not now"
         publisher.publish(table("b"))  # a newer table is not taken either
         assert publisher.failure == "not now"

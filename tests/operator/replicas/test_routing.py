@@ -8,7 +8,7 @@ from cortex.config.schema import Api
 from cortex.gateway.routes import Backend, Share, Split
 from cortex.lifecycle import ProcessState
 from cortex.operator.replicas.plan import Preparation, Replica
-from cortex.operator.replicas.routing import capacity, routes_of
+from cortex.operator.replicas.routing import routes_of, server_capacity
 from harness.replicas.fleet import BROKEN, FAILED, READY, RESTARTING, STARTING, api, process, record, replica, target
 
 BACKING_OFF = process(state=ProcessState.BACKING_OFF, restarts=3)
@@ -61,12 +61,12 @@ def test_callers_read_why_nothing_answers() -> None:
     ],
 )
 def test_capacity_is_a_few_more_than_run_and_what_is_lent(slots: int, lent: int, limit: int, expected: int) -> None:
-    assert capacity(slots, lent, limit, only_process=False) == expected
+    assert server_capacity(slots, lent, limit, only_process=False) == expected
 
 
 def test_the_only_process_is_given_more_ahead_as_nobody_else_could_take_it() -> None:
-    assert capacity(1, 0, 1024, only_process=True) == 16
-    assert capacity(1, 0, 4, only_process=True) == 4
+    assert server_capacity(1, 0, 1024, only_process=True) == 16
+    assert server_capacity(1, 0, 4, only_process=True) == 4
     assert [server.capacity for server in backend([replica("a")]).servers] == [16]
 
 
@@ -85,7 +85,7 @@ def test_the_only_process_is_given_more_ahead_as_nobody_else_could_take_it() -> 
 def test_gateways_share_a_process_out_of_which_each_may_fill_all_slots(
     slots: int, lent: int, limit: int, gateways: int, expected: int
 ) -> None:
-    assert capacity(slots, lent, limit, False, gateways) == expected
+    assert server_capacity(slots, lent, limit, False, gateways) == expected
 
 
 @pytest.mark.parametrize("gateways", [1, 2, 3, 7])
@@ -123,7 +123,7 @@ def test_an_api_that_may_have_no_replica_holds_requests_unless_none_can_come() -
     assert backend([], **idle).holds
     assert backend([replica("a")], **idle).holds
     assert not backend([replica("a", FAILED)], **idle).holds
-    assert not backend([], Preparation(lack="no GPU"), **idle).holds
+    assert not backend([], Preparation(shortage="no GPU"), **idle).holds
 
 
 def test_access_is_logged_where_asked() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from cortex.lifecycle import ApiStatus, DeathCause, ProcessState
 from cortex.operator.replicas.plan import Preparation, Replica, Stage
-from cortex.operator.replicas.status import STALLED_AFTER, ApiState, seen_through_gateway, status_of
+from cortex.operator.replicas.status import STALLED_AFTER, ApiState, status_of, through_gateway
 from cortex.replica.spec import Death, Failure
 from cortex.state.apis import StoredFailure
 from harness.replicas.fleet import (
@@ -114,7 +114,7 @@ def test_an_api_that_needs_no_replica_is_live_once_its_revision_has_served() -> 
     [
         (READY, False, "", ApiStatus.LIVE, None),
         (READY, True, "", ApiStatus.UPDATING, None),
-        (READY, True, "no space", ApiStatus.ERROR, "the gateway can't take its new routes: no space"),
+        (READY, True, "no space", ApiStatus.ERROR, "the gateway can't apply its new routes: no space"),
         (STARTING, True, "no space", ApiStatus.UPDATING, None),
         (FAILED, True, "no space", ApiStatus.ERROR, BROKEN.message),
     ],
@@ -122,5 +122,5 @@ def test_an_api_that_needs_no_replica_is_live_once_its_revision_has_served() -> 
 def test_what_is_ready_is_live_once_its_routes_are(
     own: object, is_late: bool, failure: str, expected: ApiStatus, reason: str | None
 ) -> None:
-    seen = seen_through_gateway(status([new(own)]), is_late, failure)
+    seen = through_gateway(status([new(own)]), is_late, failure)
     assert (seen.status, seen.failure and seen.failure.message) == (expected, reason)

@@ -19,7 +19,7 @@ from cortex.client.packaging import DEFAULT_CONFIG, find_config
 from cortex.config.schema import Api
 from cortex.config.values import duration_s
 from cortex.errors import ConfigError, InputError
-from cortex.operator.autoscaling.queueing_theory import Service
+from cortex.operator.autoscaling.queueing_theory import ServiceTime
 from cortex.operator.autoscaling.simulation import Assumptions, Outcome, simulate, slots
 from cortex.operator.autoscaling.traffic import SHAPES, Trace, read_trace, shaped
 from cortex.operator.deploy.diagnose import diagnose
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
         raise UsageError(f"give either --trace FILE or --shape {'|'.join(SHAPES)}")
     api, trace = _api(arguments), _trace(arguments)
     assumptions = Assumptions(
-        Service(arguments.service_time, arguments.service_cv),
+        ServiceTime(arguments.service_time, arguments.service_cv),
         arguments.startup_time,
         arguments.replicas,
         arguments.room,

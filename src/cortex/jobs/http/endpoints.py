@@ -40,10 +40,15 @@ class JobsPort(Protocol):
     """What these routes need of the jobs; all of it raises CortexError for what is wrong."""
 
     async def submit(
-        self, api: str, submission: Submission, items: AsyncIterator[bytes] | None = None
+        self,
+        api: str,
+        submission: Submission,
+        items: AsyncIterator[bytes] | None = None,
+        *,
+        is_trusted: bool = False,
     ) -> JobRecord: ...
 
-    def dry_run(self, api: str, submission: Submission) -> AsyncIterator[str]: ...
+    def dry_run(self, api: str, submission: Submission, *, is_trusted: bool = False) -> AsyncIterator[str]: ...
 
     async def get(self, api: str, job_id: str) -> JobView: ...
 
@@ -87,14 +92,14 @@ class UserRoutes(GatewayRoutes):
         return answer(body, error.http_status)
 
 
-async def submit(request: Request, jobs: JobsPort, api: str, memory: Memory) -> JobRecord:
+async def submit(request: Request, jobs: JobsPort, api: str, memory: Memory, *, is_trusted: bool = False) -> JobRecord:
     """Submit the job of a request's body. Raises: CortexError, ClientDisconnect; then nothing is stored."""
     with memory.share() as share:
         submission, items = await _read_submission(request, jobs.limits(api), share.take)
-        return await jobs.submit(api, submission, items)
+        return await jobs.submit(api, submission, items, is_trusted=is_trusted)
 
 
-async def dry_run(request: Request, jobs: JobsPort, api: str, memory: Memory) -> Response:
+async def dry_run(request: Request, jobs: JobsPort, api: str, memory: Memory, *, is_trusted: bool = False) -> Response:
     """Say what a submission would read, as lines of text; what is wrong with it is text too."""
     try:
         limits = jobs.limits(api)
@@ -103,7 +108,7 @@ async def dry_run(request: Request, jobs: JobsPort, api: str, memory: Memory) ->
             if pieces is not None:
                 async for _ in split_lines(pieces, _batch_size(submission), limits.max_batch_bytes):
                     pass
-            lines = await begun(_told(jobs.dry_run(api, submission)))
+            lines = await begun(_told(jobs.dry_run(api, submission, is_trusted=is_trusted)))
     except CortexError as error:
         return Response(f"{error}\n", error.http_status, media_type="text/plain; charset=utf-8")
     return StreamingResponse(lines, media_type="text/plain; charset=utf-8")

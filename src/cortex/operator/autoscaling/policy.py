@@ -1,16 +1,19 @@
-"""Decides how many replicas an API is to have: policy, load and earlier recommendations in, a decision out. Pure.
+"""Decide the number of replicas of an API. Pure: policy, load and earlier recommendations in, a decision out.
 
-The rules, in the order in which they bind; names are those of the `autoscaling` section:
-1. As many replicas as the load takes: its average over `window`, divided by what one replica is to carry.
-2. A difference within the tolerance is no reason to move.
-3. One step changes the number by no more than a factor, and may always change it by one.
-4. Within `min_replicas` and `max_replicas`. None at all only once no request came during the whole window.
-5. Down no further than the highest recommendation of the last `downscale_stabilization_period`, up no further than the
-   lowest of the last `upscale_stabilization_period`; not before such a period is over since the API was deployed or the
-   operator started. Stabilisation holds a number; it never moves it the other way.
-6. No replica is added for which the machine has no room.
+The rules, in the order in which they apply; quoted names are those of the `autoscaling` section:
 
-From none to one it takes a single waiting request, at once.
+1. The load, averaged over `window`, divided by the target load of one replica, is the number of replicas.
+2. A difference within the tolerance changes nothing.
+3. One step changes the number by a limited factor, but always by at least one.
+4. The number stays within `min_replicas` and `max_replicas`. It is zero only if no request arrived during the whole
+   window.
+5. Stabilisation: the number falls no further than to the highest recommendation of the last
+   `downscale_stabilization_period`, and rises no further than to the lowest of the last `upscale_stabilization_period`.
+   Nothing changes before the first such period is over, counted from the deploy or the start of the operator.
+   Stabilisation holds a number; it never moves it in the other direction.
+6. No replica is added beyond the capacity of the machine.
+
+An API at zero replicas gets its first replica as soon as one request waits.
 """
 
 from __future__ import annotations
@@ -26,34 +29,34 @@ from cortex.lifecycle import ApiKind
 
 #: Time between two decisions about one API.
 TICK_S = 10.0
-#: Time between two looks at the load.
+#: Time between two samples of the load.
 SAMPLE_S = 1.0
-#: Samples come a little late at times: a window counts as covered if so much of its beginning is missing at most.
+#: Samples can be late: a window counts as covered if at most this much of its beginning is missing.
 _SLACK_S = 2.0
-#: What is wanted is rounded to so many: the last digits of an average change while the load does not.
+#: Digits that the raw result is rounded to: the last digits of an average change even under constant load.
 _DIGITS = 9
-#: Files of 0.10 to 0.12 that say nothing else aim at so many percent of CPU.
+#: Default CPU target of configuration files of versions 0.10 to 0.12.
 _DEFAULT_CPU_PERCENT = 80
-#: What Kubernetes did for these files: tolerance both ways, no wait on the way up, at most so much at once.
+#: Kubernetes' behaviour for these files: tolerance in both directions, no upscale stabilisation, limited upscale step.
 _CPU_TOLERANCE = 0.1
 _CPU_UPSCALE_FACTOR = 2.0
 _CPU_UPSCALE_AT_LEAST = 4
 
 
 class Measure(StrEnum):
-    """What the load is counted in; the value is what readers see."""
+    """Unit of the load; the values are shown to users."""
 
-    IN_FLIGHT = "in flight"  #: requests in the gateway and in replicas, waiting ones included
-    WORKLOADS = "workloads"  #: of an AsyncAPI: waiting and in progress
-    CORES = "cores"  #: CPU time per second of all processes that are ready
+    IN_FLIGHT = "in flight"  #: requests in the gateway and in replicas, including queued ones
+    WORKLOADS = "workloads"  #: of an AsyncAPI: queued and in progress
+    CORES = "cores"  #: CPU time per second of all ready processes
 
 
 @dataclass(frozen=True)
-class Policy:
-    """The autoscaling of one API."""
+class ScalingPolicy:
+    """Autoscaling parameters of one API."""
 
     measure: Measure
-    target: float  #: load that one replica is to carry
+    target: float  #: load of one replica
     min_replicas: int
     max_replicas: int
     window_s: float
@@ -63,10 +66,10 @@ class Policy:
     max_upscale_factor: float
     downscale_tolerance: float
     upscale_tolerance: float
-    upscale_at_least: int = 0  #: a step up may always reach this number, whatever the factor says
+    upscale_at_least: int = 0  #: a step up may always reach this number, regardless of the factor
 
     @classmethod
-    def of(cls, api: Api) -> Policy:
+    def of(cls, api: Api) -> ScalingPolicy:
         """Return the policy of an API that has replicas."""
         scaling = api.autoscaling
         policy = cls(
@@ -101,35 +104,35 @@ class Policy:
 
     @property
     def memory_s(self) -> float:
-        """Tell for how long recommendations have to be kept."""
+        """Time for which recommendations must be kept."""
         return max(self.downscale_stabilization_s, self.upscale_stabilization_s)
 
 
 @dataclass(frozen=True)
-class Sample:
-    """The load at one moment."""
+class LoadSample:
+    """Load at one moment."""
 
-    at: float  #: seconds of a steady clock, as every time here
+    at: float  #: seconds of a monotonic clock, like all times here
     load: float
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What was recommended before stabilisation."""
+    """Number of replicas before stabilisation."""
 
     at: float
     replicas: int
 
 
 @dataclass(frozen=True)
-class History:
-    """What is remembered between two decisions."""
+class ScalingHistory:
+    """State between two decisions."""
 
-    since: float  #: beginning of the first stabilisation period
+    since: float  #: start of the first stabilisation period
     recommendations: tuple[Recommendation, ...] = ()
 
-    def after(self, decision: Decision, policy: Policy) -> History:
-        """Return the history with a decision in it, without what is too old to matter."""
+    def after(self, decision: Decision, policy: ScalingPolicy) -> ScalingHistory:
+        """Return the history including a decision, without expired recommendations."""
         if decision.recommended is None:
             return self
         kept = [made for made in self.recommendations if made.at > decision.at - policy.memory_s]
@@ -138,43 +141,43 @@ class History:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """How many replicas the machine has room for."""
+    """Maximum number of replicas that the machine can hold."""
 
     replicas: int
-    lack: str  #: what one more would be short of
+    shortage: str  #: what one more replica would lack
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A number of replicas, what it was made from, and why."""
+    """A desired number of replicas, the input, and the reason."""
 
     at: float
     measure: Measure
     window_s: float
-    samples: int  #: how many the average is over
-    average: float | None  #: None: there were no samples
+    samples: int  #: number of samples in the average
+    average: float | None  #: None without samples
     target: float
     raw: float | None  #: average / target
     current: int
-    recommended: int | None  #: before stabilisation; None: nothing is known
+    recommended: int | None  #: before stabilisation; None if the load is unknown
     requested: int
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the operator's route shows."""
+        """Return the JSON object of the operator's route."""
         return asdict(self)
 
 
 def decide(
-    policy: Policy,
-    history: History,
-    samples: Sequence[Sample],
+    policy: ScalingPolicy,
+    history: ScalingHistory,
+    samples: Sequence[LoadSample],
     now: float,
     current: int,
     ceiling: Ceiling | None = None,
 ) -> Decision:
-    """Return how many replicas an API with `current` ones is to have. `samples` are sorted by time."""
-    nothing = f"no figures of the last {policy.window_s:g} s"
+    """Return the decision for an API with `current` replicas. `samples` are sorted by time."""
+    nothing = f"no samples of the last {policy.window_s:g} s"
     known = Decision(
         now, policy.measure, policy.window_s, 0, None, policy.target, None, current, None, current, nothing
     )
@@ -185,7 +188,7 @@ def decide(
     raw = round(average / policy.target, _DIGITS)
     known = replace(known, samples=len(loads), average=average, raw=raw)
     if current == 0:
-        wanted, why = _from_none(loads[-1])
+        wanted, why = _from_zero(loads[-1])
         return replace(known, recommended=wanted, requested=wanted, reason=why)
     is_idle = average == 0 and samples[0].at <= now - policy.window_s + _SLACK_S
     recommended, notes = _recommend(policy, raw, current, is_idle)
@@ -194,19 +197,19 @@ def decide(
         notes.append(note)
     if ceiling is not None and requested > (most := max(ceiling.replicas, policy.min_replicas, current)):
         requested = most
-        notes.append(f"no room for more: {ceiling.lack}")
+        notes.append(f"no capacity for more: {ceiling.shortage}")
     why = "; ".join([_arithmetic(policy, average, raw), *notes])
     return replace(known, recommended=recommended, requested=requested, reason=why)
 
 
-def _from_none(latest: float) -> tuple[int, str]:
+def _from_zero(latest: float) -> tuple[int, str]:
     if latest > 0:
-        return 1, f"{latest:g} waiting at no replica: one is started at once"
-    return 0, "nothing waits"
+        return 1, f"{latest:g} waiting at zero replicas: starting one at once"
+    return 0, "nothing is waiting"
 
 
-def _recommend(policy: Policy, raw: float, current: int, is_idle: bool) -> tuple[int, list[str]]:
-    """Return the recommendation, and what changed it on the way."""
+def _recommend(policy: ScalingPolicy, raw: float, current: int, is_idle: bool) -> tuple[int, list[str]]:
+    """Return the recommendation, and notes about the rules that changed it."""
     notes: list[str] = []
     recommended = math.ceil(raw)
     if _is_tolerated(policy, raw, current):
@@ -228,14 +231,16 @@ def _recommend(policy: Policy, raw: float, current: int, is_idle: bool) -> tuple
     return min(max(recommended, policy.min_replicas), policy.max_replicas), notes
 
 
-def _is_tolerated(policy: Policy, raw: float, current: int) -> bool:
+def _is_tolerated(policy: ScalingPolicy, raw: float, current: int) -> bool:
     if raw < current:
         return raw > current * (1 - policy.downscale_tolerance)
     return raw > current and raw < current * (1 + policy.upscale_tolerance)
 
 
-def _stabilise(policy: Policy, history: History, recommended: int, now: float, current: int) -> tuple[int, str]:
-    """Return what is requested, and why that is not what is recommended."""
+def _stabilise(
+    policy: ScalingPolicy, history: ScalingHistory, recommended: int, now: float, current: int
+) -> tuple[int, str]:
+    """Return the stabilised number, and a note if it differs from the recommendation."""
     if recommended < current:
         name, period_s = "downscale_stabilization_period", policy.downscale_stabilization_s
         earlier = max(_since(history, now - period_s), default=recommended)
@@ -253,11 +258,11 @@ def _stabilise(policy: Policy, history: History, recommended: int, now: float, c
     return requested, f"{recommended} waits for {name}: {word} recommendation of {period_s:g} s is {earlier}"
 
 
-def _since(history: History, begin: float) -> Iterable[int]:
+def _since(history: ScalingHistory, begin: float) -> Iterable[int]:
     return (made.replicas for made in history.recommendations if made.at > begin)
 
 
-def _arithmetic(policy: Policy, average: float, raw: float) -> str:
+def _arithmetic(policy: ScalingPolicy, average: float, raw: float) -> str:
     what = "cores used" if policy.measure is Measure.CORES else policy.measure.value
     wanted = f"{average:.3g} / target {policy.target:g} = {raw:.3g} → {math.ceil(raw)}"
     return f"{what} averaged over {policy.window_s:g} s: {wanted}"

@@ -1,6 +1,6 @@
-"""What requests wait for while the number of servers changes: two models of one queue, first come first served. Pure.
+"""Two models of a first-come-first-served queue in front of a changing number of servers. Pure.
 
-`ExactQueue` follows each request; `FluidQueue` follows amounts, for any number of them. A server is what runs one
+`ExactQueue` simulates each request. `FluidQueue` simulates amounts, for any number of requests. A server runs one
 request at a time: a thread of a process.
 """
 
@@ -15,34 +15,34 @@ from heapq import heappop, heappush, heapreplace
 from statistics import NormalDist
 from typing import Protocol
 
-#: Buckets of latencies grow by this factor: a quantile is right within half of it.
+#: Growth factor of latency buckets: the error of a quantile is at most half of it.
 _GROWTH = 1.02
 _SMALLEST_S = 1e-5
-#: The shares into which the distribution of service times is cut: finer where it is stretched.
+#: Shares into which the distribution of service times is cut: finer at the long tail.
 _SHARES = (0.05,) * 18 + (0.01,) * 9 + (0.002,) * 5
 
 
 @dataclass
 class Latencies:
-    """Counts of latencies by size."""
+    """Histogram of latencies."""
 
     counts: dict[int, float] = field(default_factory=dict)
     total: float = 0.0
 
     def add(self, latency_s: float, weight: float = 1.0) -> None:
-        """Count a latency."""
+        """Add a latency."""
         bucket = math.floor(math.log(max(latency_s, _SMALLEST_S) / _SMALLEST_S) / _LOG_GROWTH)
         self.counts[bucket] = self.counts.get(bucket, 0.0) + weight
         self.total += weight
 
     def merge(self, other: Latencies) -> None:
-        """Count what another one counted as well."""
+        """Add all latencies of another histogram."""
         for bucket, weight in other.counts.items():
             self.counts[bucket] = self.counts.get(bucket, 0.0) + weight
         self.total += other.total
 
     def quantile(self, share: float) -> float | None:
-        """Return the latency that this share of requests does not exceed; None without any."""
+        """Return the latency that this share of requests does not exceed; None if empty."""
         left = share * self.total
         for bucket in sorted(self.counts):
             left -= self.counts[bucket]
@@ -55,14 +55,14 @@ _LOG_GROWTH = math.log(_GROWTH)
 
 
 @dataclass(frozen=True)
-class Service:
-    """How long a call takes: lognormal, so that no time is negative and some are long."""
+class ServiceTime:
+    """Lognormal distribution of the time of one call: never negative, with a long tail."""
 
     mean_s: float
     cv: float = 0.0  #: standard deviation / mean
 
     def parts(self) -> Sequence[tuple[float, float]]:
-        """Return times and their shares, which add up to 1: the middles of parts of the distribution."""
+        """Return (time, share) pairs that approximate the distribution; the shares add up to 1."""
         if not self.cv:
             return ((self.mean_s, 1.0),)
         sigma = math.sqrt(math.log(1 + self.cv**2))
@@ -74,7 +74,7 @@ class Service:
         return times
 
     def draw(self, chance: random.Random) -> float:
-        """Return the time of one call."""
+        """Return a random time of one call."""
         if not self.cv:
             return self.mean_s
         sigma = math.sqrt(math.log(1 + self.cv**2))
@@ -82,54 +82,54 @@ class Service:
 
 
 @dataclass
-class Step:
-    """What happened in one step."""
+class QueueStep:
+    """Result of one step of time."""
 
-    latencies: Latencies = field(default_factory=Latencies)  #: of requests that began to run
-    busy: float = 0.0  #: servers at its end
-    waiting: float = 0.0  #: requests at its end
-    refused: float = 0.0  #: since too many waited
-    timed_out: float = 0.0  #: while they waited
+    latencies: Latencies = field(default_factory=Latencies)  #: of requests that started
+    busy: float = 0.0  #: servers at the end
+    waiting: float = 0.0  #: requests at the end
+    refused: float = 0.0  #: because the queue was full
+    timed_out: float = 0.0  #: in the queue
 
-    def add(self, later: Step) -> None:
-        """Take in what happened right after it."""
+    def add(self, later: QueueStep) -> None:
+        """Append the step that follows directly."""
         self.latencies.merge(later.latencies)
         self.busy, self.waiting = later.busy, later.waiting
         self.refused += later.refused
         self.timed_out += later.timed_out
 
 
-class Queue(Protocol):
-    """A queue in front of a changing number of servers."""
+class ServerQueue(Protocol):
+    """Queue in front of a changing number of servers."""
 
-    def advance(self, start_s: float, end_s: float, rate: float, servers: int, room: float) -> Step:
-        """Let time pass: `rate` requests per second come, of which at most `room` may be inside at once."""
+    def advance(self, start_s: float, end_s: float, rate: float, servers: int, limit: float) -> QueueStep:
+        """Advance the time: `rate` requests per second arrive, and at most `limit` may be queued or running at once."""
 
 
 class ExactQueue:
-    """Each request by itself: comes by chance (Poisson), draws its time, waits its turn."""
+    """Simulates each request: Poisson arrivals and random service times."""
 
-    def __init__(self, service: Service, timeout_s: float, chance: random.Random) -> None:
+    def __init__(self, service: ServiceTime, timeout_s: float, chance: random.Random) -> None:
         self._service = service
         self._timeout_s = timeout_s
         self._chance = chance
-        self._free: list[float] = []  # when each server is free, a heap
-        self._leaving: list[float] = []  # busy servers that are there no more
+        self._free: list[float] = []  # heap of the times at which each server becomes free
+        self._leaving: list[float] = []  # busy servers that have been removed
         self._waiting: deque[float] = deque()
 
-    def advance(self, start_s: float, end_s: float, rate: float, servers: int, room: float) -> Step:
-        """Let time pass; see `Queue`."""
-        step = Step()
+    def advance(self, start_s: float, end_s: float, rate: float, servers: int, limit: float) -> QueueStep:
+        """Advance the time; see `ServerQueue`."""
+        step = QueueStep()
         self._resize(servers, start_s)
         self._serve(start_s, step)
-        come = start_s
-        while rate > 0 and (come := come + self._chance.expovariate(rate)) < end_s:
-            self._serve(come, step)
-            # While one waits, all servers are busy.
-            if self._waiting and len(self._waiting) + len(self._free) >= room:
+        arrival = start_s
+        while rate > 0 and (arrival := arrival + self._chance.expovariate(rate)) < end_s:
+            self._serve(arrival, step)
+            # While a request waits, all servers are busy.
+            if self._waiting and len(self._waiting) + len(self._free) >= limit:
                 step.refused += 1
             else:
-                self._waiting.append(come)
+                self._waiting.append(arrival)
         self._serve(end_s, step)
         step.busy, step.waiting = self._busy(end_s), len(self._waiting)
         return step
@@ -138,22 +138,22 @@ class ExactQueue:
         self._leaving = [free for free in self._leaving if free > now_s]
         while len(self._free) < servers:
             heappush(self._free, now_s)
-        while len(self._free) > servers:  # the idle first; the busy finish
+        while len(self._free) > servers:  # idle servers first; busy ones finish their request
             if (free := heappop(self._free)) > now_s:
                 self._leaving.append(free)
 
-    def _serve(self, until_s: float, step: Step) -> None:
-        """Begin all that can begin by a time."""
+    def _serve(self, until_s: float, step: QueueStep) -> None:
+        """Start all requests that can start by `until_s`."""
         free, waiting = self._free, self._waiting
         while waiting and free and free[0] <= until_s:
-            come = waiting.popleft()
-            begin = max(come, free[0])
-            if begin - come > self._timeout_s:
+            arrival = waiting.popleft()
+            begin = max(arrival, free[0])
+            if begin - arrival > self._timeout_s:
                 step.timed_out += 1
                 continue
             takes = self._service.draw(self._chance)
             heapreplace(free, begin + takes)
-            step.latencies.add(begin + takes - come)
+            step.latencies.add(begin + takes - arrival)
         while waiting and until_s - waiting[0] > self._timeout_s:
             waiting.popleft()
             step.timed_out += 1
@@ -163,22 +163,22 @@ class ExactQueue:
 
 
 class FluidQueue:
-    """Amounts: what comes is spread evenly, and what waits is a line of amounts. Right where servers are many."""
+    """Simulates amounts: arrivals are spread evenly, and the queue holds amounts. Accurate for many servers."""
 
-    def __init__(self, service: Service, timeout_s: float) -> None:
+    def __init__(self, service: ServiceTime, timeout_s: float) -> None:
         self._mean_s = service.mean_s
         self._parts = service.parts()
         self._timeout_s = timeout_s
-        self._waiting: deque[list[float]] = deque()  # [when it came, how much]
+        self._waiting: deque[list[float]] = deque()  # [arrival time, amount]
         self._amount = 0.0
 
-    def advance(self, start_s: float, end_s: float, rate: float, servers: int, room: float) -> Step:
-        """Let time pass; see `Queue`."""
-        step, seconds = Step(), end_s - start_s
+    def advance(self, start_s: float, end_s: float, rate: float, servers: int, limit: float) -> QueueStep:
+        """Advance the time; see `ServerQueue`."""
+        step, seconds = QueueStep(), end_s - start_s
         coming, could = rate * seconds, servers * seconds / self._mean_s
         busy = min(float(servers), (coming + self._amount) * self._mean_s / seconds)
-        # Who comes while others are served takes the place of these.
-        accepted = min(coming, max(0.0, room - busy - self._amount) + min(could, coming + self._amount))
+        # Requests that arrive while others finish take their places.
+        accepted = min(coming, max(0.0, limit - busy - self._amount) + min(could, coming + self._amount))
         step.refused = coming - accepted
         if accepted:
             self._waiting.append([(start_s + end_s) / 2, accepted])
@@ -192,12 +192,12 @@ class FluidQueue:
         step.busy, step.waiting = busy, self._amount
         return step
 
-    def _serve(self, start_s: float, seconds: float, could: float, step: Step) -> None:
+    def _serve(self, start_s: float, seconds: float, could: float, step: QueueStep) -> None:
         served = 0.0
         while self._waiting and served < could - 1e-9:
             came, amount = self._waiting[0]
             part = min(amount, could - served)
-            # What comes in a step that can serve it all does not wait for its end.
+            # Requests in a step that can serve all of them do not wait for its end.
             begin = start_s + seconds * (served + part / 2) / could
             waited = max(0.0, begin - came)
             for takes, share in self._parts:

@@ -1,4 +1,4 @@
-"""Traffic for simulations: requests per second over time, from a file or by the name of a shape. Pure."""
+"""Traffic for simulations: requests per second over time, from a file or a named shape. Pure."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from typing import Any
 from cortex.errors import InputError
 
 _TIME, _RATE = "time_s", "requests_per_s"
-#: A named shape is cut into so many steps.
+#: Number of steps of a named shape.
 _STEPS = 240
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Rates, each from its time to the next one; 0 before the first. The last one ends at `duration_s`."""
+    """Request rates. Each one lasts until the time of the next; the last one ends at `duration_s`."""
 
     times_s: tuple[float, ...]
     rates: tuple[float, ...]
     duration_s: float
 
     def rate(self, at_s: float) -> float:
-        """Return the requests per second at a time."""
+        """Return the requests per second at one time; 0 before the first."""
         index = bisect_right(self.times_s, at_s) - 1
         return self.rates[index] if index >= 0 else 0.0
 
@@ -38,12 +38,12 @@ class Trace:
 
     @property
     def requests(self) -> float:
-        """Return how many requests there are in all."""
+        """Total number of requests."""
         return self._until(self.duration_s)
 
     @cached_property
     def _before(self) -> tuple[float, ...]:
-        """How many requests there are before each time."""
+        """Number of requests before each time."""
         lengths = (end - start for start, end in pairwise(self.times_s))
         return tuple(
             accumulate((rate * length for rate, length in zip(self.rates, lengths, strict=False)), initial=0.0)
@@ -58,7 +58,7 @@ def read_trace(text: str, name: str) -> Trace:
     """Read CSV with the columns `time_s,requests_per_s`, or NDJSON with these keys. Raises: InputError."""
     points = list(_ndjson(text, name) if text.lstrip().startswith("{") else _csv(text, name))
     if len(points) < 2:
-        raise InputError(f"{name}: a trace needs at least two lines: the last one says when it ends")
+        raise InputError(f"{name}: a trace needs at least two entries: the last one marks its end")
     for number, ((before, _), (time_s, _)) in enumerate(pairwise(points), 2):
         if time_s <= before:
             raise InputError(f"{name}: {_TIME} must grow from line to line (entry {number} has {time_s:g})")
@@ -68,7 +68,7 @@ def read_trace(text: str, name: str) -> Trace:
 
 
 def shaped(shape: str, base: float, peak: float, duration_s: float) -> Trace:
-    """Return a trace by the name of its shape; `base` and `peak` are requests per second. Raises: InputError."""
+    """Return a trace of a named shape; `base` and `peak` are requests per second. Raises: InputError."""
     if not (base >= 0 and peak >= base and peak > 0 and duration_s > 0):
         raise InputError("a shape needs a peak above 0, a base from 0 to the peak, and a duration above 0")
     step_s = duration_s / _STEPS
@@ -82,16 +82,16 @@ def _spike(at: float) -> float:
 
 
 def _ramp(at: float) -> float:
-    """Rise for the first half, stay, and fall within the last tenth."""
+    """Rise in the first half, then stay constant, and fall in the last tenth."""
     return min(1.0, at / 0.5, (1 - at) / 0.1)
 
 
 def _diurnal(at: float) -> float:
-    """Fall and rise like a day from midnight to midnight, with its peak in the afternoon."""
+    """Follow a day from midnight to midnight, with the peak in the afternoon."""
     return (0.5 - 0.5 * math.cos(2 * math.pi * (at - 0.1))) ** 2
 
 
-#: Each maps the share of the duration that has passed to the share of the way from base to peak.
+#: Functions from the elapsed share of the duration to a level between base (0) and peak (1).
 SHAPES: Mapping[str, Callable[[float], float]] = {"spike": _spike, "ramp": _ramp, "diurnal": _diurnal}
 
 

@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from cortex.config.archive import MAX_PROJECT_BYTES
 from cortex.errors import InputError, NotFoundError
 from cortex.jobs.intake.request_body import read_body
-from cortex.operator.autoscaling.policy import Policy
+from cortex.operator.autoscaling.policy import ScalingPolicy
 from cortex.operator.http.api_view import describe_api, describe_apis
 from cortex.operator.http.log_format import DEFAULT_TAIL, MAX_TAIL, LogForm
 from cortex.operator.http.log_streams import stream_access_log, stream_logs
@@ -126,7 +126,7 @@ def api_routes(services: Services) -> APIRouter:
         return {
             "api": api,
             "requested": wanted_replicas(record),
-            "policy": asdict(Policy.of(record.spec)),
+            "policy": asdict(ScalingPolicy.of(record.spec)),
             "decisions": [decision.to_json() for decision in services.scaling.decisions(api)],
         }
 

@@ -11,7 +11,7 @@ from cortex.jobs.http.view import status_json
 from cortex.lifecycle import ApiKind
 from cortex.operator.http.services import Services
 from cortex.operator.jobs.service import NO_JOBS
-from cortex.operator.replicas.models_view import as_metadata, describe_models
+from cortex.operator.replicas.status import as_metadata, describe_models
 from cortex.state.apis import ApiRecord
 from cortex.telemetry import Logger
 

@@ -12,13 +12,13 @@ from cortex.errors import NotFoundError
 from cortex.gateway.access_log import AccessSource, LocalAccess
 from cortex.gateway.base import AnyGateway
 from cortex.home import Home
-from cortex.operator.autoscaling.sampler import Scaling
+from cortex.operator.autoscaling.sampler import Autoscaler
 from cortex.operator.bootstrap import OperatorInfo
 from cortex.operator.deploy.deployer import Deployer
 from cortex.operator.deploy.keys import Keys
 from cortex.operator.infrastructure import Cluster
 from cortex.operator.jobs.schedules import Schedules
-from cortex.operator.jobs.service import Jobs
+from cortex.operator.jobs.service import JobService
 from cortex.operator.monitoring.metrics import Metrics
 from cortex.operator.monitoring.tracking import Tracking
 from cortex.operator.replicas.reconciler import Reconciler
@@ -39,9 +39,9 @@ class Services:
     reconciler: Reconciler
     deployer: Deployer
     keys: Keys
-    jobs: Jobs
+    jobs: JobService
     schedules: Schedules
-    scaling: Scaling
+    scaling: Autoscaler
     metrics: Metrics
     tracking: Tracking
     shut_down: Callable[[bool], None]  #: stop the operator soon; with True the gateway and all replicas, too

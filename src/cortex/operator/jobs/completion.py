@@ -1,36 +1,44 @@
-"""Ends jobs whose batches are all resolved: results written, `on_job_complete` called, the webhook told.
+"""Complete jobs whose batches are all resolved: write results, run `on_job_complete`, store the status, send webhooks.
 
-What was done is marked in the store, so that an operator that takes over goes on where this one was.
+Each finished step is marked in the store, so that the next operator continues where this one stopped:
+
+    completing ---> results written ---> on_job_complete ended ---> status stored ---> webhook acknowledged
+                    (batch jobs only)    (batch jobs only)          (job is over)      (with retries)
+
+Also writes the operator's own lines in the log of a job.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
 
+from cortex.engine.log_writer import LogWriter
 from cortex.errors import CortexError, DatabaseUnavailableError, StorageError
+from cortex.home import Home
 from cortex.jobs.http.view import JobView, status_json
 from cortex.jobs.http.webhook import WebhookError, retry_delays, tell
+from cortex.jobs.lease_expiry import DEATH_ERROR
 from cortex.jobs.output import write_results
 from cortex.jobs.records import DUE, TOLD, WEBHOOK
-from cortex.jobs.spec import JobRecord
+from cortex.jobs.spec import DeadLetter, JobRecord
 from cortex.jobs.store import JobStore
-from cortex.lifecycle import JobStatus
-from cortex.operator.jobs.dispatcher import Dispatcher
-from cortex.operator.jobs.hooks import HookLost
-from cortex.operator.jobs.log import JobLog
-from cortex.operator.jobs.tasks import task_end
+from cortex.lifecycle import DeathCause, JobStatus
+from cortex.operator.jobs.dispatcher import Dispatcher, HookLost
 from cortex.telemetry import Logger
 
-#: How often a process may die inside `on_job_complete`, and how often the results may fail to be written.
+#: Maximum number of process deaths in `on_job_complete`, and of attempts to write the results.
 MAX_ATTEMPTS = 3
 _RETRY_S = 5.0
 _HOOK_DEATHS = "hook_deaths"
+_OUT_OF_MEMORY = DEATH_ERROR.format(cause=DeathCause.OUT_OF_MEMORY.value)
+_LOG_FILE = "job.log"
 
 
-class Completion:
-    """The ends of all jobs, each in a task of its own."""
+class JobCompletion:
+    """Completes jobs, each in its own asyncio task."""
 
     def __init__(
         self, store: JobStore, dispatcher: Dispatcher, log: JobLog, environ: Mapping[str, str], logger: Logger
@@ -41,43 +49,43 @@ class Completion:
         self._environ = environ
         self._logger = logger
         self._completing: dict[str, asyncio.Task[None]] = {}
-        self._announcing: set[asyncio.Task[None]] = set()
+        self._notifying: set[asyncio.Task[None]] = set()
 
     async def startup(self) -> None:
-        """Tell the webhooks that an earlier operator still had to."""
+        """Send the webhooks that a previous operator has left."""
         for job_id in await self._store.jobs_marked(WEBHOOK, DUE):
             if (job := await self._store.get(job_id)) and job.status.is_over:
-                self._in_background(self._tell_webhook(job))
+                self._in_background(self._send_webhook(job))
 
     async def shutdown(self) -> None:
-        """Stop; another operator goes on."""
-        tasks = [*self._completing.values(), *self._announcing]
+        """Cancel all work; the next operator continues it."""
+        tasks = [*self._completing.values(), *self._notifying]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def begin(self, job: JobRecord, on_end: Callable[[], None]) -> None:
-        """Complete a job in the background, unless that is going on."""
+        """Complete a job in the background, unless that is in progress."""
         if job.id not in self._completing:
             self._completing[job.id] = asyncio.create_task(self._run(job, on_end), name=f"complete {job.id}")
 
     def cancel(self, job_id: str) -> None:
-        """Forget a job that is over."""
+        """Cancel the completion of a job that is over."""
         if task := self._completing.pop(job_id, None):
             task.cancel()
 
-    def announce(self, job: JobRecord) -> None:
-        """Say in the log, and to the webhook, that a job is over."""
+    def notify_end(self, job: JobRecord) -> None:
+        """Log the end of a job and send its webhook."""
         self._log.ended(job)
         if job.options.webhook:
-            self._in_background(self._tell_webhook(job))
+            self._in_background(self._send_webhook(job))
 
     async def _run(self, job: JobRecord, on_end: Callable[[], None]) -> None:
         try:
             await self._end(job)
         except DatabaseUnavailableError as error:
-            self._logger.error("completing a job waits", job=job.id, error=error)
-            self._completing.pop(job.id, None)  # the next pass takes it up again
+            self._logger.error("completing a job waits for the database", job=job.id, error=error)
+            self._completing.pop(job.id, None)  # the next pass begins it again
             return
         on_end()
 
@@ -86,7 +94,7 @@ class Completion:
             status, message, traceback = await self._complete(job)
         except DatabaseUnavailableError:
             raise
-        except Exception as error:  # the job must end, whatever is wrong
+        except Exception as error:  # the job must end after any error
             known = isinstance(error, CortexError)
             self._logger.error("completing a job failed", None if known else error, job=job.id, error=error)
             status, message, traceback = JobStatus.UNEXPECTED_ERROR, str(error) or type(error).__name__, ""
@@ -118,12 +126,12 @@ class Completion:
                 return
             except StorageError as error:
                 if attempt == MAX_ATTEMPTS:
-                    raise StorageError(f"the results could not be written: {error}; they are kept here") from error
+                    raise StorageError(f"the results could not be written: {error}; they are kept by cortex") from error
                 self._log.of(job)(f"the results could not be written, trying again: {error}")
                 await asyncio.sleep(_RETRY_S * attempt)
 
-    async def _tell_webhook(self, job: JobRecord) -> None:
-        # Not orjson, which refuses what a configuration may hold: integers of more than 64 bits, say.
+    async def _send_webhook(self, job: JobRecord) -> None:
+        # Not orjson, which rejects values that a configuration may hold, such as integers of more than 64 bits.
         body = json.dumps({"job_status": status_json(JobView(job, ""))}).encode()
         for delay in (*retry_delays(), None):
             try:
@@ -139,5 +147,46 @@ class Completion:
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
-        self._announcing.add(task)
-        task.add_done_callback(self._announcing.discard)
+        self._notifying.add(task)
+        task.add_done_callback(self._notifying.discard)
+
+
+def task_end(job: JobRecord, letters: Sequence[DeadLetter]) -> tuple[JobStatus, str, str]:
+    """Return the status, message and traceback of a task that has run, from its dead letters."""
+    if not letters:
+        return JobStatus.SUCCEEDED, "", ""
+    letter = letters[0]
+    status = JobStatus.WORKER_OOM if letter.error.startswith(_OUT_OF_MEMORY) else JobStatus.WORKER_ERROR
+    attempts = f" (attempt {letter.attempts} of {job.options.max_attempts})" if job.options.max_attempts > 1 else ""
+    return status, letter.error + attempts, letter.traceback
+
+
+class JobLog:
+    """Writes the operator's own lines to the logs of jobs, beside those of the workers."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    def folder(self, api: str, job_id: str) -> Path:
+        """Return the log folder of a job: one file per worker and one of the operator."""
+        return self._home.logs_dir / api / job_id
+
+    def line(self, api: str, job_id: str, text: str) -> None:
+        """Write a line to the log of a job."""
+        writer = LogWriter(self.folder(api, job_id) / _LOG_FILE)
+        writer.line(0, "s", text)
+        writer.close()
+
+    def of(self, job: JobRecord) -> Callable[[str], None]:
+        """Return a function that writes lines to the log of one job."""
+        return lambda text: self.line(job.origin.api, job.id, text)
+
+    def ended(self, job: JobRecord) -> None:
+        """Write the end of a job."""
+        counts = job.counts
+        text = job.status.message
+        if not job.origin.is_task:
+            text += f": {counts.succeeded} of {counts.batches} batches succeeded, {counts.failed} failed"
+        if job.message and job.status not in (JobStatus.SUCCEEDED, JobStatus.STOPPED):
+            text += f"; {job.message}"
+        self.line(job.origin.api, job.id, text + (f"\n{job.traceback}" if job.traceback else ""))

@@ -1,14 +1,23 @@
-"""Decides which workers jobs get: jobs, workers and room in, actions out. Pure; does nothing itself.
+"""Decide which workers jobs get. Pure: jobs, workers and free capacity in, actions out.
 
 The rules:
-1. Room goes round in turns: each job gets its first worker, the oldest job first, before any gets a second.
-2. A job without any worker, for want of room, takes one from the job that has most, which finishes its batch first;
-   warm workers that no job uses make room before that.
-3. Where no worker runs at all, the first job in turn gets one although replicas of APIs hold all cores: those may be
-   idle for ever. Memory and devices must be there.
-4. A worker whose job is over goes on to another job of the same revision, or waits warm for one if that saves the load
-   of a model; any other is stopped, as is that of a task: no task finds what another left behind.
-5. A job whose workers can't start, not one of them, fails with the reason.
+
+1. Capacity is allocated in rounds: each job gets its first worker, the oldest job first, before any job gets a second.
+2. A job that has no worker for lack of capacity takes one from the job that has most; that worker finishes its batch
+   first. Warm workers without a job are stopped before that.
+3. If no worker runs at all, the first job in line gets one even if replicas of APIs hold all cores: those may be idle
+   forever. Memory and devices must still be free.
+4. A worker whose job is over continues with another job of the same revision. If it has a model loaded, it waits warm
+   for such a job. All other workers are stopped, and so is a task's: each task runs in a clean process.
+5. A job fails with the reason if none of its workers can start.
+
+A worker:
+
+    StartWorker                    job over           AssignWorker(job)
+    ----------> assigned to a job ----------> idle, warm ----------> assigned to a job
+                        |                         |
+                        |                         | WARM_S, or new code deployed
+                        +-------> StopWorker <----+
 """
 
 from __future__ import annotations
@@ -19,39 +28,40 @@ from dataclasses import dataclass, field
 from cortex.config.schema import Compute
 from cortex.jobs.spec import JobRecord
 from cortex.lifecycle import DeathCause, JobStatus, ProcessState
-from cortex.operator.jobs.capacity import JobRoom
+from cortex.operator.replicas.capacity import MachineCapacity
 from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus
 
-#: Failed starts in a row after which a worker that never started is given up; one that did has several minutes.
+#: Consecutive failed starts after which a worker is given up: one that never started, or one that did, which then has
+#: several minutes.
 MAX_FAILED_STARTS = 3
 MAX_FAILED_RESTARTS = 10
-#: Deaths in a row outside of any batch after which a worker is given up.
+#: Consecutive deaths outside of any batch after which a worker is given up.
 MAX_IDLE_DEATHS = 10
-#: How long a worker waits warm for the next job.
+#: Time that a worker waits warm for its next job.
 WARM_S = 60.0
-#: What a worker that makes room may still need for the batch inside it.
+#: Drain timeout for the current batch of a worker that is stopped for another job.
 YIELD_DRAIN_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Worker:
-    """A worker that runs."""
+class JobWorkerState:
+    """A running job worker."""
 
     spec: ReplicaSpec
     status: ReplicaStatus
     job_id: str | None  #: None: its job is over
     idle_since: float | None = None  #: UNIX time since which it has no job
     is_leaving: bool = False
-    is_current: bool = True  #: its code is what new jobs of its API run
+    is_current: bool = True  #: it runs the deployed revision of its API
 
     @property
     def process(self) -> ProcessStatus:
-        """Return its only process."""
+        """The worker's only process."""
         return self.status.processes[0]
 
     @property
     def has_given_up(self) -> bool:
-        """Tell whether it fails to start, or dies before it does anything, again and again."""
+        """Return whether the worker repeatedly fails to start or dies outside of any batch."""
         process = self.process
         last = process.deaths[-MAX_IDLE_DEATHS:]
         dies_idle = len(last) == MAX_IDLE_DEATHS and not any(death.inside or death.after for death in last)
@@ -60,17 +70,17 @@ class Worker:
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """A job that is not over, with what its workers take."""
+    """An unfinished job and the compute of its workers."""
 
     record: JobRecord
     compute: Compute
-    is_prepared: bool  #: its environment is there
+    is_prepared: bool  #: its environment is ready
     waits_for: str = ""  #: why it is not prepared
-    failed_preparations: int = 0  #: in a row
+    failed_preparations: int = 0  #: consecutive
 
     @property
     def wanted(self) -> int:
-        """Return how many workers it could use."""
+        """Return the number of workers that the job could use."""
         status, counts = self.record.status, self.record.counts
         if status is JobStatus.COMPLETING:
             return 0 if self.record.origin.is_task else 1
@@ -87,8 +97,8 @@ class StartWorker:
 
 
 @dataclass(frozen=True)
-class Assign:
-    """Give a warm worker to a job; None: it waits for one."""
+class AssignWorker:
+    """Assign a running worker to a job; None: it waits warm."""
 
     worker_id: str
     job_id: str | None
@@ -96,7 +106,7 @@ class Assign:
 
 @dataclass(frozen=True)
 class StopWorker:
-    """Stop a worker; the batch inside it may take `drain_s`."""
+    """Stop a worker after its current batch, or after `drain_s`."""
 
     worker_id: str
     drain_s: float = 0.0
@@ -104,7 +114,7 @@ class StopWorker:
 
 @dataclass(frozen=True)
 class EndJob:
-    """Give a job up."""
+    """End a job early."""
 
     job_id: str
     status: JobStatus
@@ -113,75 +123,79 @@ class EndJob:
 
 
 @dataclass(frozen=True)
-class Note:
-    """Say what a job waits for; empty: for nothing any more."""
+class SetMessage:
+    """Store what a job waits for; empty: nothing."""
 
     job_id: str
     message: str
 
 
-Action = StartWorker | Assign | StopWorker | EndJob | Note
+JobAction = StartWorker | AssignWorker | StopWorker | EndJob | SetMessage
 
 
-def plan_jobs(jobs: Sequence[PlannedJob], workers: Iterable[Worker], room: JobRoom, now: float) -> list[Action]:
-    """Return the next actions. `jobs` are those not over, the oldest first; `room` is what all that runs leaves."""
+def plan_jobs(
+    jobs: Sequence[PlannedJob], workers: Iterable[JobWorkerState], capacity: MachineCapacity, now: float
+) -> list[JobAction]:
+    """Return the next actions. `jobs` are the unfinished jobs, the oldest first; `capacity` is what is free now."""
     everyone = list(workers)
     staying = [worker for worker in everyone if not worker.is_leaving]
-    coming = room
+    future = capacity
     for worker in everyone:
         if worker.is_leaving:
-            coming = coming.give_back(worker.spec)
-    return _Plan(now, room, coming, staying, is_first=not everyone).decide(jobs)
+            future = future.release(worker.spec)
+    return _JobPlan(now, capacity, future, staying, is_first=not everyone).decide(jobs)
 
 
 @dataclass
-class _Plan:
-    """The plan while it is being made."""
+class _JobPlan:
+    """Plan under construction."""
 
     now: float
-    room: JobRoom
-    coming: JobRoom  #: once those that are being stopped are gone
-    workers: list[Worker]
-    is_first: bool  #: no worker runs, nor is about to
-    actions: list[Action] = field(default_factory=list)
+    capacity: MachineCapacity  #: free now
+    future: MachineCapacity  #: free once all workers that are being stopped have ended
+    workers: list[JobWorkerState]
+    is_first: bool  #: no worker runs or is about to start
+    actions: list[JobAction] = field(default_factory=list)
 
-    def decide(self, jobs: Sequence[PlannedJob]) -> list[Action]:
+    def decide(self, jobs: Sequence[PlannedJob]) -> list[JobAction]:
         staying = [job for job in jobs if not self._ends(job)]
-        crews: dict[str, list[Worker]] = {job.record.id: [] for job in staying}
-        free: list[Worker] = []
+        assigned: dict[str, list[JobWorkerState]] = {job.record.id: [] for job in staying}
+        free: list[JobWorkerState] = []
         for worker in self.workers:
-            crews.get(worker.job_id or "", free).append(worker)
-        sizes = {job_id: len(crew) for job_id, crew in crews.items()}
-        turn, hungry = 1, staying
-        # One that gets nothing in a turn would not in the next; others may.
-        while hungry := [job for job in hungry if turn - 1 <= sizes[job.record.id] and turn <= job.wanted]:
-            for job in hungry:
-                if sizes[job.record.id] < turn:
-                    sizes[job.record.id] += self._add_worker(job, turn, free, crews)
-            turn += 1
+            assigned.get(worker.job_id or "", free).append(worker)
+        sizes = {job_id: len(members) for job_id, members in assigned.items()}
+        round_number, pending = 1, staying
+        # A job that gets no worker in one round would get none in the next.
+        while pending := [
+            job for job in pending if round_number - 1 <= sizes[job.record.id] and round_number <= job.wanted
+        ]:
+            for job in pending:
+                if sizes[job.record.id] < round_number:
+                    sizes[job.record.id] += self._add_worker(job, round_number == 1, free, assigned)
+            round_number += 1
         for job in staying:
-            self._note(job, sizes[job.record.id])
+            self._set_message(job, sizes[job.record.id])
         for worker in free:
-            self._let_go(worker)
+            self._keep_warm_or_stop(worker)
         return self.actions
 
     @property
-    def _open_room(self) -> JobRoom:
-        return self.room.shared if self.is_first else self.room
+    def _available(self) -> MachineCapacity:
+        return self.capacity.with_shared_cores if self.is_first else self.capacity
 
     def _ends(self, job: PlannedJob) -> bool:
-        """End a job that is late, or whose workers can't start."""
+        """End a job that has timed out, or whose workers can't start. Return whether it ends."""
         record = job.record
         if record.deadline_at is not None and self.now >= record.deadline_at:
             self._end(record, JobStatus.TIMED_OUT, f"timed out after {record.options.timeout_s} s")
             return True
-        crew = [worker for worker in self.workers if worker.job_id == record.id]
-        if job.failed_preparations >= MAX_FAILED_STARTS and not crew:
+        members = [worker for worker in self.workers if worker.job_id == record.id]
+        if job.failed_preparations >= MAX_FAILED_STARTS and not members:
             self._end(record, JobStatus.WORKER_ERROR, job.waits_for)
             return True
-        if not crew or not all(worker.has_given_up for worker in crew):
+        if not members or not all(worker.has_given_up for worker in members):
             return False
-        process = crew[0].process
+        process = members[0].process
         is_memory = process.death is not None and process.death.cause is DeathCause.OUT_OF_MEMORY
         failure = process.failure
         message = failure.message if failure else process.death.message if process.death else "unknown"
@@ -192,58 +206,66 @@ class _Plan:
     def _end(self, record: JobRecord, status: JobStatus, message: str, traceback: str = "") -> None:
         self.actions.append(EndJob(record.id, status, message, traceback))
 
-    def _add_worker(self, job: PlannedJob, turn: int, free: list[Worker], crews: Mapping[str, list[Worker]]) -> int:
-        """Give a job one worker more; return how many it got."""
+    def _add_worker(
+        self,
+        job: PlannedJob,
+        is_first_round: bool,
+        free: list[JobWorkerState],
+        assigned: Mapping[str, list[JobWorkerState]],
+    ) -> int:
+        """Give a job one more worker; return the number of workers added, 0 or 1."""
         record = job.record
-        fitting = next((worker for worker in free if _can_take(worker, record)), None)
+        fitting = next((worker for worker in free if _can_run(worker, record)), None)
         if fitting is not None:
             free.remove(fitting)
-            self.actions.append(Assign(fitting.spec.id, record.id))
+            self.actions.append(AssignWorker(fitting.spec.id, record.id))
             return 1
         if not job.is_prepared:
             return 0
-        if self._open_room.fits(job.compute):
+        if self._available.fits(job.compute):
             self.is_first = False
-            self.room, self.coming = self.room.take(job.compute), self.coming.take(job.compute)
+            self.capacity, self.future = self.capacity.reserve(job.compute), self.future.reserve(job.compute)
             self.actions.append(StartWorker(record.id))
             return 1
-        if turn == 1:
-            self._make_room(job, free, crews)
+        if is_first_round:
+            self._stop_others_for(job, free, assigned)
         return 0
 
-    def _make_room(self, job: PlannedJob, free: list[Worker], crews: Mapping[str, list[Worker]]) -> None:
-        """Have others leave for a job that has no worker; it gets theirs once they are gone."""
-        largest = max(crews.values(), key=len, default=[])
+    def _stop_others_for(
+        self, job: PlannedJob, free: list[JobWorkerState], assigned: Mapping[str, list[JobWorkerState]]
+    ) -> None:
+        """Stop workers of other jobs for a job without any; it gets their capacity once they have ended."""
+        largest = max(assigned.values(), key=len, default=[])
         may_leave = [*((worker, 0.0) for worker in free), *((worker, YIELD_DRAIN_S) for worker in largest[1:][-1:])]
         for worker, drain_s in may_leave:
-            if self.coming.fits(job.compute):
+            if self.future.fits(job.compute):
                 break
-            room = self.coming.give_back(worker.spec)
-            if room.lack(job.compute) == self.coming.lack(job.compute):
-                continue  # not what it lacks
-            self.coming = room
+            future = self.future.release(worker.spec)
+            if future.shortage(job.compute) == self.future.shortage(job.compute):
+                continue  # it holds nothing that the job lacks
+            self.future = future
             (free if worker in free else largest).remove(worker)
             self.actions.append(StopWorker(worker.spec.id, drain_s))
-        if self.coming.fits(job.compute):
-            self.coming = self.coming.take(job.compute)  # kept for it
+        if self.future.fits(job.compute):
+            self.future = self.future.reserve(job.compute)
 
-    def _note(self, job: PlannedJob, workers: int) -> None:
-        """Say why a job has no worker yet."""
+    def _set_message(self, job: PlannedJob, workers: int) -> None:
+        """Store why a job has no worker yet."""
         message = ""
         if not workers and job.wanted:
-            message = job.waits_for or ("" if not job.is_prepared else self._open_room.lack(job.compute))
+            message = job.waits_for or ("" if not job.is_prepared else self._available.shortage(job.compute))
         if message != job.record.message and job.record.status is JobStatus.PENDING:
-            self.actions.append(Note(job.record.id, message))
+            self.actions.append(SetMessage(job.record.id, message))
 
-    def _let_go(self, worker: Worker) -> None:
-        """Keep a worker without a job warm for a while, where that saves something."""
+    def _keep_warm_or_stop(self, worker: JobWorkerState) -> None:
+        """Keep a worker without a job warm for a while if it has a model loaded; else stop it."""
         is_ready = worker.process.state is ProcessState.READY
         is_warm = worker.is_current and is_ready and worker.spec.models is not None
         if not is_warm or (worker.idle_since is not None and self.now - worker.idle_since > WARM_S):
             self.actions.append(StopWorker(worker.spec.id))
         elif worker.job_id is not None:
-            self.actions.append(Assign(worker.spec.id, None))
+            self.actions.append(AssignWorker(worker.spec.id, None))
 
 
-def _can_take(worker: Worker, job: JobRecord) -> bool:
+def _can_run(worker: JobWorkerState, job: JobRecord) -> bool:
     return worker.spec.revision == job.origin.revision and not job.origin.is_task

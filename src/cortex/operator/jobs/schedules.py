@@ -1,19 +1,22 @@
-"""Submits the jobs that are due by the schedules of APIs: each once, however often the operator dies.
+"""Schedules: submit the jobs of APIs when their cron expressions are due, exactly once per run.
 
-A job and the note that it was submitted are one transaction of the store. What was due while no operator ran is
-submitted by the next one, but only the latest of it. With `overlap: skip` nothing is while an earlier run is not over.
+A job and the record of its submission are stored in one transaction. Runs missed while no operator ran are submitted by
+the next operator, but only the latest run of each schedule. With `overlap: skip`, a run is skipped while an earlier one
+is not over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
 from functools import lru_cache, partial
 from typing import Any, TypeVar
-from zoneinfo import ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from cronsim import CronSim
 from sqlalchemy import Connection
 
 from cortex.config.schema import Schedule
@@ -23,56 +26,57 @@ from cortex.jobs.intake.task_submission import parse_body
 from cortex.jobs.schedule_state import Ticks
 from cortex.jobs.store import JobStore
 from cortex.operator.error_log import LoopErrorLog
-from cortex.operator.jobs.cron import Cron, zone
-from cortex.operator.jobs.service import Due, Jobs
+from cortex.operator.jobs.service import JobService, ScheduledRun
 from cortex.state.apis import ApiRecord, ApiStore
 from cortex.telemetry import Logger
 
-#: Schedules count in minutes; a job is submitted at most this much later.
-_LOOK_S = 0.5
-#: What can't be submitted now is tried again after this long.
+#: Interval between checks, and so the maximum delay of a submission. Schedules have a resolution of minutes.
+_POLL_S = 0.5
+#: Delay before a failed submission is retried.
 _RETRY_S = 10.0
-#: A clock that was set back by more than this has schedules begin anew.
+#: Schedules restart if the clock was set back by more than this.
 _SET_BACK_S = 3600.0
+#: The last due time is searched in a window of this length, which is doubled until one is found.
+_FIRST_WINDOW_S = 2 * 3600.0
 
 Json = dict[str, Any]
 _T = TypeVar("_T")
 
 
 class Schedules:
-    """The schedules of all APIs. `clock` tells UNIX seconds."""
+    """Submits the jobs of all schedules. `clock` returns UNIX seconds."""
 
     def __init__(
-        self, apis: ApiStore, store: JobStore, jobs: Jobs, logger: Logger, clock: Callable[[], float] = time.time
+        self, apis: ApiStore, store: JobStore, jobs: JobService, logger: Logger, clock: Callable[[], float] = time.time
     ) -> None:
         self._apis = apis
         self._store = store
         self._jobs = jobs
         self._logger = logger
         self._clock = clock
-        self._known: dict[str, Ticks] | None = None  #: what is stored; None: to be read
+        self._known: dict[str, Ticks] | None = None  #: stored states; None: must be read again
         self._submitting: dict[str, asyncio.Task[None]] = {}
         self._held_until: dict[str, float] = {}
-        self._error_log = LoopErrorLog(logger, "schedules can't be looked at")
-        self._unreadable: set[str] = set()  #: those that the log tells of
+        self._error_log = LoopErrorLog(logger, "checking schedules failed")
+        self._unreadable: set[str] = set()  #: schedules whose error was logged
 
     async def run(self) -> None:
-        """Submit what is due until cancelled."""
+        """Submit due runs until cancelled."""
         try:
             while True:
                 try:
-                    await self.look()
+                    await self.submit_due()
                     self._error_log.succeeded()
-                except Exception as error:  # one bad look must not end the loop
+                except Exception as error:  # a failed check must not end the loop
                     self._error_log.failed(error)
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_POLL_S)
         finally:
             for task in self._submitting.values():
                 task.cancel()
             await asyncio.gather(*self._submitting.values(), return_exceptions=True)
 
-    async def look(self) -> list[asyncio.Task[None]]:
-        """Begin to submit what is due now, and return what is under way."""
+    async def submit_due(self) -> list[asyncio.Task[None]]:
+        """Start to submit the runs that are due now; return all submissions in progress."""
         if self._known is None:
             self._known = await self._store.ticks()
         now, known = self._clock(), self._known
@@ -81,16 +85,16 @@ class Schedules:
             await self._change(partial(ticks.forget, api=api))
         for record in scheduled.values():
             try:
-                await self._look_at(record, known.get(record.name), now)
+                await self._check(record, known.get(record.name), now)
                 self._unreadable.discard(record.name)
-            except (ValueError, ZoneInfoNotFoundError) as error:  # its time zone is not known any more, say
+            except (ValueError, ZoneInfoNotFoundError) as error:  # for example, its time zone is no longer known
                 if record.name not in self._unreadable:
                     self._unreadable.add(record.name)
                     self._logger.error("a schedule can't be read", api=record.name, error=error)
         return list(self._submitting.values())
 
     async def describe(self, record: ApiRecord) -> Json | None:
-        """Return when an API's jobs are submitted, were last, and will be next; None without a schedule."""
+        """Return an API's schedule as JSON, with its last and next run; None without a schedule."""
         schedule = record.spec.schedule
         if schedule is None:
             return None
@@ -114,7 +118,7 @@ class Schedules:
             "last_skipped_for": known.last_skip_job_id if known else None,
         }
 
-    async def _look_at(self, record: ApiRecord, known: Ticks | None, now: float) -> None:
+    async def _check(self, record: ApiRecord, known: Ticks | None, now: float) -> None:
         assert record.spec.schedule is not None
         cron = Cron.of(record.spec.schedule)
         if known is None or known.key != cron.key:
@@ -122,7 +126,7 @@ class Schedules:
             await self._change(partial(ticks.begin, api=record.name, key=cron.key, at=since))
             known = Ticks(cron.key, since)
         elif known.handled_at - now > _SET_BACK_S:
-            self._logger.warning("the clock was set back: a schedule begins anew", api=record.name)
+            self._logger.warning("the clock was set back: schedule restarted", api=record.name)
             await self._change(partial(ticks.begin_anew, api=record.name, at=now))
             return
         is_held = 0.0 < self._held_until.get(record.name, 0.0) - now <= _RETRY_S
@@ -133,7 +137,7 @@ class Schedules:
             return
         latest = cron.last_until(now, known.handled_at) or due
         submission = self._submit(record, cron, latest)
-        task = asyncio.create_task(submission, name=f"submit what is due of {record.name}")
+        task = asyncio.create_task(submission, name=f"submit scheduled run of {record.name}")
         self._submitting[record.name] = task
         task.add_done_callback(partial(self._ended, record.name))
 
@@ -142,10 +146,10 @@ class Schedules:
         if not task.cancelled() and (error := task.exception()):
             self._held_until[api] = self._clock() + _RETRY_S
             known = isinstance(error, CortexError)
-            self._logger.error("what is due can't be submitted", None if known else error, api=api, error=error)
+            self._logger.error("scheduled run can't be submitted", None if known else error, api=api, error=error)
 
     async def _submit(self, record: ApiRecord, cron: Cron, due: float) -> None:
-        """Submit a job or skip the run; what can never be submitted is noted, what can't be now is tried again."""
+        """Submit a job, or skip the run. Permanent errors are stored; temporary ones are retried."""
         api, schedule = record.name, record.spec.schedule
         assert schedule is not None
         may_overlap = schedule.overlap == "allow"
@@ -154,36 +158,36 @@ class Schedules:
         try:
             submission = parse_body(schedule.submission, self._jobs.limits(api))
         except CortexError as error:
-            self._logger.error("what is due can't be submitted", api=api, error=error)
+            self._logger.error("scheduled run can't be submitted", api=api, error=error)
             await self._change(partial(ticks.skip, api=api, key=cron.key, at=due, error=str(error)))
             return
         also = partial(ticks.take, api=api, key=cron.key, at=due, may_overlap=may_overlap)
         try:
-            job = await self._jobs.submit(api, submission, due=Due(due, also))
+            job = await self._jobs.submit(api, submission, run=ScheduledRun(due, also), is_trusted=True)
             self._logger.info("job submitted by its schedule", api=api, job=job.id, due=_moment(due, schedule))
-        except ConflictError as error:  # the look that began this had read what was stored before the one before
-            self._logger.warning("what is due was not submitted", api=api, error=error)
-        except CortexError as error:  # a bucket does not answer, say
+        except ConflictError as error:  # the check read a state that an earlier submission has changed
+            self._logger.warning("scheduled run was not submitted", api=api, error=error)
+        except CortexError as error:  # for example, a bucket does not respond
             self._held_until[api] = self._clock() + _RETRY_S
             await self._note(api, str(error))
         finally:
             self._known = None
 
     async def _skips(self, api: str, cron: Cron, due: float, schedule: Schedule) -> bool:
-        """Pass over a run while an earlier one is not over, and tell of it."""
+        """Skip and log a run if an earlier one is not over; return whether it was skipped."""
         running = await self._change(partial(ticks.skip_overlapping, api=api, key=cron.key, at=due))
         if running is None:
             return False
         self._logger.info(
-            "a run was skipped, as one before is not over", api=api, job=running, due=_moment(due, schedule)
+            "scheduled run skipped: an earlier run is not over", api=api, job=running, due=_moment(due, schedule)
         )
         return True
 
     async def _note(self, api: str, error: str) -> None:
-        """Tell once why what is due can't be submitted yet."""
+        """Log and store, once, why a run can't be submitted yet."""
         known = (await self._store.ticks()).get(api)
         if known is not None and known.error != error:
-            self._logger.warning("what is due can't be submitted yet", api=api, error=error)
+            self._logger.warning("scheduled run can't be submitted yet", api=api, error=error)
             await self._change(partial(ticks.note, api=api, error=error))
 
     async def _change(self, change: Callable[[Connection], _T]) -> _T:
@@ -193,9 +197,65 @@ class Schedules:
             self._known = None
 
 
+@dataclass(frozen=True)
+class Cron:
+    """A cron expression in a time zone. Pure; all times are UNIX seconds.
+
+    If the clock is put forward, runs due in the omitted hour are due at its end. If it is put back, expressions that
+    name the hour are due once; those due every hour or every few minutes are due in both hours.
+    """
+
+    expression: str
+    timezone: str = "UTC"
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Cron:
+        """Return the expression of an API's schedule."""
+        return cls(schedule.cron, schedule.timezone)
+
+    @property
+    def key(self) -> str:
+        """A text that identifies the expression and its time zone."""
+        return f"{self.expression} {self.timezone}"
+
+    def next_after(self, moment: float) -> float | None:
+        """Return the first due time after `moment`; None: never."""
+        return next(self._after(moment), None)
+
+    def last_until(self, moment: float, since: float) -> float | None:
+        """Return the last due time after `since` and until `moment`, or None."""
+        window_s = _FIRST_WINDOW_S
+        while since < moment:
+            begin = max(since, moment - window_s)
+            last = None
+            for due in self._after(begin):
+                if due > moment:
+                    break
+                last = due
+            if last is not None or begin == since:
+                return last
+            window_s *= 2
+        return None
+
+    def _after(self, moment: float) -> Iterator[float]:
+        """Yield every due time after `moment`, in order."""
+        last = moment
+        for found in CronSim(self.expression, datetime.fromtimestamp(moment, zone(self.timezone))):
+            due = found.timestamp()
+            # In an hour that occurs twice, the library returns the first occurrence, which may be over.
+            if due > last:
+                last = due
+                yield due
+
+
+def zone(name: str) -> tzinfo:
+    """Return a time zone; UTC works on machines without a time zone database. Raises: ZoneInfoNotFoundError."""
+    return UTC if name == "UTC" else ZoneInfo(name)
+
+
 @lru_cache(maxsize=4096)
 def _next_after(cron: Cron, moment: float) -> float | None:
-    """Remember what is asked in every look."""
+    """Cache the next due time, which every check needs."""
     return cron.next_after(moment)
 
 

@@ -1,14 +1,19 @@
-"""Everything that users do with jobs, for the gateway's routes as for the operator's own."""
+"""Job service: everything that users do with jobs, through the gateway, the operator's routes, or a schedule.
+
+Callers of an endpoint have shown no token: anyone on the machine, and any web page open on it, can reach the gateway,
+while the operator can read and write whatever its user can. Unless a submission is trusted, it may only name local
+paths below `networking.local_paths` of the API.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cortex.config.schema import Api
-from cortex.errors import ConflictError, InputError, NotFoundError
+from cortex.errors import ConflictError, InputError, NotFoundError, SubmissionError
 from cortex.jobs.http.view import SCHEDULED_FOR, JobView, WorkerCounts
 from cortex.jobs.intake.files import check_output, list_paths
 from cortex.jobs.intake.items import split_items, split_lines
@@ -17,6 +22,7 @@ from cortex.jobs.intake.submission import SubmissionLimits
 from cortex.jobs.output import dead_letter_lines, result_lines
 from cortex.jobs.spec import (
     TASK_BATCH,
+    DelimitedFiles,
     FilePathLister,
     ItemList,
     JobOrigin,
@@ -30,24 +36,24 @@ from cortex.jobs.spec import (
 )
 from cortex.jobs.store import Also, JobStore
 from cortex.lifecycle import ApiKind, JobStatus, ProcessState
-from cortex.operator.jobs.plan import Worker
+from cortex.operator.jobs.plan import JobWorkerState
 from cortex.operator.jobs.supervisor import JobSupervisor
 from cortex.state.apis import ApiRecord, ApiStore
 
-#: What is said of such an API before its first job.
+#: Summary of an API before its first job.
 NO_JOBS: dict[str, Any] = {"running_jobs": 0, "latest_job_id": None}
 
 
 @dataclass(frozen=True)
-class Due:
-    """Why a job is submitted by itself."""
+class ScheduledRun:
+    """The run of a schedule that a job is submitted for."""
 
-    at: float  #: when it was due, UNIX seconds
-    also: Also  #: what is stored with it
+    at: float  #: due time, UNIX seconds
+    also: Also  #: writes in the same transaction
 
 
-class Jobs:
-    """Submits, shows and stops jobs. `endpoint` returns the address of an API's endpoint."""
+class JobService:
+    """Submits, shows and stops jobs. `endpoint` returns the URL of an API's endpoint."""
 
     def __init__(
         self,
@@ -64,48 +70,50 @@ class Jobs:
         self._endpoint = endpoint
 
     def limits(self, api: str) -> SubmissionLimits:
-        """Return the bounds of a submission to an API. Raises: NotFoundError."""
+        """Return the limits of a submission to an API. Raises: NotFoundError."""
         record = self._require_api(api)
         networking = record.spec.networking
         return SubmissionLimits(networking.max_body_size, networking.max_batch_size, record.spec.kind is ApiKind.TASK)
-
-    def local_paths(self, api: str) -> list[str]:
-        """Return the folders that callers without a token may name. Raises: NotFoundError."""
-        return self._require_api(api).spec.networking.local_paths or []
 
     async def submit(
         self,
         api: str,
         submission: Submission,
         items: AsyncIterator[bytes] | None = None,
-        due: Due | None = None,
+        run: ScheduledRun | None = None,
+        *,
+        is_trusted: bool = False,
     ) -> JobRecord:
-        """Store a job; once this returns, nothing but its user loses it. `items` are the body of an upload.
+        """Store a job durably. `items` is the body of an upload. Trusted callers may name any local path.
 
-        Raises: NotFoundError, SubmissionError, StorageError where the output can't be written, and what `due` raises.
+        Raises: NotFoundError, SubmissionError, StorageError if the output can't be written, and errors of `run.also`.
         """
         record = self._require_api(api)
+        if not is_trusted:
+            _check_local_paths(submission, record.spec)
         if submission.options.output is not None:
             await check_output(submission.options.output, self._environ)
         source, options = submission.source, submission.options
         with self._supervisor.submitting(record.target):
             if isinstance(source, Upload):
                 if items is None:
-                    raise InputError("an upload has a body")
+                    raise InputError("an upload needs a body")
                 job = await self._upload(record, source, options, items)
             else:
                 batches = _batches(source, record.spec.networking.max_batch_size)
                 stored, also = source_to_json(source), _nothing
-                if due is not None:
-                    stored, also = {**stored, SCHEDULED_FOR: due.at}, due.also
+                if run is not None:
+                    stored, also = {**stored, SCHEDULED_FOR: run.at}, run.also
                 job = await self._store.create(_origin(record), options, stored, batches, also)
-                await self._require_still(record, job)
-            self._began(job)
+                await self._check_still_deployed(record, job)
+            self._supervise(job)
         return job
 
-    async def dry_run(self, api: str, submission: Submission) -> AsyncIterator[str]:
-        """Check a submission as if it were made; yield the lines of the answer."""
+    async def dry_run(self, api: str, submission: Submission, *, is_trusted: bool = False) -> AsyncIterator[str]:
+        """Validate a submission without storing a job; yield the lines of the response. Raises: like `submit`."""
         record = self._require_api(api)
+        if not is_trusted:
+            _check_local_paths(submission, record.spec)
         source, max_bytes = submission.source, record.spec.networking.max_batch_size
         if isinstance(source, ItemList):
             await asyncio.to_thread(lambda: sum(1 for _ in split_items(source.items, source.batch_size, max_bytes)))
@@ -126,7 +134,7 @@ class Jobs:
         return [self._view(job) for job in await self._store.list(api, limit)]
 
     async def stop(self, api: str, job_id: str) -> None:
-        """Stop a job; batches inside workers are given up. Raises: NotFoundError, ConflictError if it is over."""
+        """Stop a job and abandon its running batches. Raises: NotFoundError, ConflictError if it is over."""
         job = await self._require(api, job_id)
         if await self._supervisor.end(job_id, JobStatus.STOPPED, "stopped by its user"):
             return
@@ -136,29 +144,29 @@ class Jobs:
         raise ConflictError(f"cannot stop {job.origin.kind} job because it is not in progress")
 
     async def retry_failed(self, api: str, job_id: str, workers: int | None = None) -> JobRecord:
-        """Submit what a job that is over left as a new job: see `JobStore.retry`, also for what it raises."""
+        """Submit the failed batches of a finished job as a new job. Raises: like `JobStore.retry`."""
         old = await self._require(api, job_id)
         record = self._require_api(api)
         options = old.options if workers is None else replace(old.options, workers=workers)
         with self._supervisor.submitting(record.target):
             job = await self._store.retry(job_id, _origin(record), options)
-            self._began(job)
+            self._supervise(job)
         return job
 
     async def results(self, api: str, job_id: str) -> AsyncIterator[bytes]:
-        """Yield what the batches returned, a line of JSON each. Raises: NotFoundError."""
+        """Yield the results of the batches, one line of JSON each. Raises: NotFoundError."""
         await self._require(api, job_id)
         async for lines in result_lines(self._store, job_id):
             yield b"".join(lines)
 
     async def dead_letters(self, api: str, job_id: str) -> AsyncIterator[bytes]:
-        """Yield the batches that were given up, a line of JSON each. Raises: NotFoundError."""
+        """Yield the dead letters, one line of JSON each. Raises: NotFoundError."""
         await self._require(api, job_id)
         async for lines in dead_letter_lines(self._store, job_id):
             yield b"".join(lines)
 
     async def api_deleted(self, api: str, keep: bool) -> None:
-        """Stop the jobs of an API that was deleted; forget them, unless its cache is kept; drop its queue."""
+        """Stop the jobs of a deleted API and delete its queue; delete the jobs unless `keep` is set."""
         await self._store.workloads.close(api)
         for job in await self._store.active():
             if job.origin.api == api:
@@ -167,11 +175,11 @@ class Jobs:
             await self._supervisor.delete_logs(await self._store.delete_api(api))
 
     def open_workloads(self, api: str) -> int | None:
-        """Count the workloads of an AsyncAPI that are not over; None for an API without a queue."""
+        """Count the unfinished workloads of an AsyncAPI; None for an API without a queue."""
         return self._store.workloads.count(api)
 
     async def summaries(self) -> dict[str, dict[str, Any]]:
-        """Return, by API, how many jobs are in progress, and which is the latest."""
+        """Return the number of running jobs and the latest job of each API."""
         return {
             api: {"running_jobs": found.running, "latest_job_id": found.latest}
             for api, found in (await self._store.summaries()).items()
@@ -180,7 +188,7 @@ class Jobs:
     async def _upload(
         self, record: ApiRecord, source: Upload, options: Options, items: AsyncIterator[bytes]
     ) -> JobRecord:
-        """Store a job whose items come in as lines; all of it or nothing."""
+        """Store a job whose items are uploaded as lines, atomically."""
         job = await self._store.create(_origin(record), options, source_to_json(source), None)
         with self._supervisor.uploading(job):
             try:
@@ -194,7 +202,8 @@ class Jobs:
                 raise
         return finished
 
-    def _began(self, job: JobRecord) -> None:
+    def _supervise(self, job: JobRecord) -> None:
+        """Log the submission and hand the job to the supervisor."""
         workers = f"{job.options.workers} worker{'' if job.options.workers == 1 else 's'}"
         batches = f"{job.counts.batches} batch{'' if job.counts.batches == 1 else 'es'}"
         is_read = job.status is JobStatus.ENQUEUING
@@ -217,8 +226,8 @@ class Jobs:
             raise NotFoundError(f"unable to find {record.kind} job {job_id} ({api} api)")
         return job
 
-    async def _require_still(self, record: ApiRecord, job: JobRecord) -> None:
-        """Delete a job that its API's end could not stop, as it was not to be seen yet. Raises: NotFoundError."""
+    async def _check_still_deployed(self, record: ApiRecord, job: JobRecord) -> None:
+        """Delete a job whose API was deleted while the job was being stored. Raises: NotFoundError."""
         known = self._apis.get(record.name)
         if known is None or known.created_at != record.created_at:
             await self._store.delete_job(job.id)
@@ -227,13 +236,36 @@ class Jobs:
     def _view(self, job: JobRecord) -> JobView:
         try:
             endpoint = self._endpoint(Api.read_stored(job.origin.spec))
-        except ValueError:  # another version of cortex wrote it
+        except ValueError:  # written by another version of cortex
             endpoint = ""
-        return JobView(job, endpoint, _count(job, self._supervisor.workers(job.id)))
+        return JobView(job, endpoint, _count(job, self._supervisor.workers_of(job.id)))
+
+
+def disallowed_paths(submission: Submission, folders: Sequence[str]) -> Iterator[str]:
+    """Yield an error for each local path of a submission outside of `folders`. No path contains `..`."""
+    named: list[tuple[str, str]] = []
+    if isinstance(submission.source, FilePathLister):
+        section = "delimited_files" if isinstance(submission.source, DelimitedFiles) else "file_path_lister"
+        named += [(section, path) for path in submission.source.paths]
+    if submission.options.output is not None:
+        named.append(("output", submission.options.output))
+    for field, path in named:
+        # Paths are prefixes: without the slash, /data would allow /database.
+        is_allowed = any(path.startswith(f"{folder.rstrip('/')}/") for folder in folders)
+        if path.startswith("/") and not is_allowed:
+            fix = "use `cortex submit`, or add its folder to networking.local_paths of the API"
+            ending = f'; write "{path}/"' if path in folders else f"; {fix}"
+            yield f'{field}: the local path "{path}" is not open to this endpoint{ending}'
+
+
+def _check_local_paths(submission: Submission, spec: Api) -> None:
+    problems = list(disallowed_paths(submission, spec.networking.local_paths or []))
+    if problems:
+        raise SubmissionError("; ".join(problems))
 
 
 def _batches(source: Source, max_bytes: int) -> Iterator[NewBatch] | None:
-    """Cut a source into batches; None where they follow."""
+    """Cut a source into batches; None if they follow later."""
     if isinstance(source, ItemList):
         return split_items(source.items, source.batch_size, max_bytes)
     return iter([TASK_BATCH]) if isinstance(source, TaskCall) else None
@@ -243,7 +275,7 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-def _count(job: JobRecord, workers: list[Worker]) -> WorkerCounts:
+def _count(job: JobRecord, workers: list[JobWorkerState]) -> WorkerCounts:
     if job.status.is_over:
         ended_well = job.status in (JobStatus.SUCCEEDED, JobStatus.COMPLETED_WITH_FAILURES)
         has_failed = job.origin.is_task and job.status in (JobStatus.WORKER_ERROR, JobStatus.WORKER_OOM)

@@ -1,7 +1,16 @@
-"""Brings every job from its submission to its end: load, plan (pure), apply, again after each change.
+"""The jobs' control loop: load unfinished jobs, plan (pure), apply, and repeat after each change.
 
-Which workers jobs get is decided in `job_plan.py`; what the dead leave behind is `job_crews.py`'s, how a job ends
-`job_completion.py`'s.
+One pass:
+
+    note_deaths, expire                    leases of dead or silent processes are released (`workers.py`)
+    store.active()                         unfinished jobs
+      -> jobs that ended                   forgotten; their end is logged and sent to the webhook (`completion.py`)
+      -> jobs of deleted APIs              stopped
+      -> plan_jobs() -> actions            StartWorker, AssignWorker, StopWorker, EndJob, SetMessage (`plan.py`)
+      -> enqueuing                         files are cut into batches, in the background
+      -> completing                        results, `on_job_complete` (`completion.py`), in the background
+
+Statuses and transitions of a job are in `cortex/lifecycle.py`.
 """
 
 from __future__ import annotations
@@ -23,23 +32,21 @@ from cortex.jobs.spec import Assignment, FilePathLister, JobRecord, Upload
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiKind, JobStatus
 from cortex.operator.error_log import LoopErrorLog
-from cortex.operator.jobs.assignments import assignment_of
-from cortex.operator.jobs.capacity import JobRoom
-from cortex.operator.jobs.completion import Completion
+from cortex.operator.jobs.completion import JobCompletion, JobLog
 from cortex.operator.jobs.dispatcher import Dispatcher
-from cortex.operator.jobs.log import JobLog
 from cortex.operator.jobs.plan import (
-    Action,
-    Assign,
+    AssignWorker,
     EndJob,
-    Note,
+    JobAction,
+    JobWorkerState,
     PlannedJob,
+    SetMessage,
     StartWorker,
     StopWorker,
-    Worker,
     plan_jobs,
 )
-from cortex.operator.jobs.workers import Crews
+from cortex.operator.jobs.workers import JobWorkers, job_assignment
+from cortex.operator.replicas.capacity import MachineCapacity
 from cortex.operator.replicas.plan import Preparation, Stage
 from cortex.operator.replicas.preparations import Preparations
 from cortex.operator.replicas.replica_specs import worker_compute, worker_spec
@@ -47,17 +54,17 @@ from cortex.state.apis import ApiStore, Target
 from cortex.state.circuit_breaker import DatabaseAwayError
 from cortex.telemetry import Logger
 
-#: Deadlines, retries and idle workers are looked at this often while there is any job or worker.
+#: Maximum time between two passes while there is a job or worker: deadlines, retries and idle workers are checked.
 TICK_S = 1.0
-#: Finished jobs lose their payloads, and the oldest of them are deleted, this often.
+#: Interval of the cleanup, which deletes the payloads of finished jobs, and the oldest finished jobs.
 _CLEAN_S = 60.0
 _EXPIRE_S = 5.0
-#: An upload that nobody looks after any more is deleted once it is so old: it may just have been stored.
+#: An upload whose submission is gone is deleted after this time: a younger one may just have been stored.
 _ABANDONED_S = 60.0
 
 
 class JobSupervisor:
-    """The control loop of jobs. `wake` after each change; the engine wakes it after its own."""
+    """Brings every job from its submission to its end."""
 
     def __init__(
         self,
@@ -82,8 +89,8 @@ class JobSupervisor:
         self._clock = clock
         self.log = JobLog(home)
         self.dispatcher = Dispatcher(store, self.wake, clock)
-        self.crews = Crews(engine, store, self.dispatcher, self.log.line, logger, clock)
-        self.completion = Completion(store, self.dispatcher, self.log, environ, logger)
+        self.workers = JobWorkers(engine, store, self.dispatcher, self.log.line, logger, clock)
+        self._completion = JobCompletion(store, self.dispatcher, self.log, environ, logger)
         self._jobs: dict[str, JobRecord] = {}
         self._targets: dict[str, Target] = {}
         self._submitting: list[Target] = []
@@ -93,24 +100,24 @@ class JobSupervisor:
         self._next_clean = 0.0
         self._next_expiry = 0.0
         self._cleaning: asyncio.Task[None] | None = None
-        self._without_logs: set[str] = set()  #: jobs that are deleted
+        self._deleted: set[str] = set()  #: deleted jobs whose workers may still write logs
         self._error_log = LoopErrorLog(logger, "supervising jobs failed")
 
     def wake(self) -> None:
-        """Have a pass made soon."""
+        """Request a pass. Call it after each change of jobs or workers."""
         self._awake.set()
 
     def targets(self) -> list[Target]:
-        """Return the revisions that jobs still need."""
+        """Return the revisions that unfinished jobs need."""
         targets = list(self._submitting)
         for job in self._jobs.values():
-            with suppress(ValueError):  # what can't be read needs nothing; the next pass ends the job
+            with suppress(ValueError):  # the next pass ends a job that can't be read
                 targets.append(self._target(job))
         return targets
 
     @contextmanager
     def submitting(self, target: Target) -> Iterator[None]:
-        """Keep what a job needs that is being stored; `add` it before the end."""
+        """Keep the revision of a job that is being stored. `add` the job before the end."""
         self._submitting.append(target)
         try:
             yield
@@ -119,7 +126,7 @@ class JobSupervisor:
 
     @contextmanager
     def uploading(self, job: JobRecord) -> Iterator[None]:
-        """Look after a job whose items are coming in, and whose submission will delete it if they break off."""
+        """Supervise a job whose items are being uploaded. Its submission deletes it if the upload breaks off."""
         self._uploads.add(job.id)
         self.add(job)
         try:
@@ -128,36 +135,36 @@ class JobSupervisor:
             self._uploads.discard(job.id)
 
     def add(self, job: JobRecord) -> None:
-        """Look after a job that was stored."""
+        """Supervise a stored job."""
         self._jobs[job.id] = job
         self.wake()
 
-    def workers(self, job_id: str) -> list[Worker]:
-        """Return the workers that a job has now."""
-        return [worker for worker in self.crews.all() if worker.job_id == job_id]
+    def workers_of(self, job_id: str) -> list[JobWorkerState]:
+        """Return the running workers of a job."""
+        return [worker for worker in self.workers.all() if worker.job_id == job_id]
 
     async def startup(self) -> None:
-        """Take up what an earlier operator left; before anything else asks for a worker."""
+        """Adopt the jobs and workers of a previous operator. Call it before any worker's request is answered."""
         await self._store.startup()
         for job in await self._store.active():
             if job.status is JobStatus.ENQUEUING and isinstance(source_from_json(job.source), Upload):
                 await self._store.delete_job(job.id)  # its submission was never acknowledged
             else:
                 self._jobs[job.id] = job
-        for worker, job_id in (await self.crews.startup()).items():
+        for worker, job_id in (await self.workers.startup()).items():
             record = self._jobs.get(job_id)
             self.dispatcher.assign(worker, self._assignment(record, worker))
-        for worker_entry in self.crews.all():
+        for worker_entry in self.workers.all():
             if worker_entry.job_id is None:
                 self.dispatcher.assign(worker_entry.spec.id, None)
-        await self.completion.startup()
+        await self._completion.startup()
 
     async def run(self) -> None:
-        """Make passes until cancelled."""
+        """Run passes until cancelled."""
         try:
             while True:
-                await self._one_pass()
-                is_idle = not (self._jobs or self.crews.all() or self._store.workloads.apis)
+                await self._run_pass()
+                is_idle = not (self._jobs or self.workers.all() or self._store.workloads.apis)
                 try:
                     async with asyncio.timeout(_CLEAN_S if is_idle else TICK_S):
                         await self._awake.wait()
@@ -168,60 +175,60 @@ class JobSupervisor:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self.completion.shutdown()
+            await self._completion.shutdown()
 
     async def end(self, job_id: str, status: JobStatus, message: str, traceback: str = "") -> bool:
-        """End a job; False if it was over already."""
+        """End a job; return False if it is already over."""
         if not await self._store.change(job_id, status, message, traceback):
             return False
         self.dispatcher.wake(job_id)
         self.wake()
         return True
 
-    async def _one_pass(self) -> None:
+    async def _run_pass(self) -> None:
         self._awake.clear()
         try:
             await self._supervise()
             self._error_log.succeeded()
-        except Exception as error:  # one bad pass must not end the control loop
+        except Exception as error:  # a failed pass must not end the control loop
             self._error_log.failed(error)
 
     async def _supervise(self) -> None:
-        await self.crews.note_deaths()
+        await self.workers.note_deaths()
         await self._expire()
         jobs = await self._store.active()
-        await self._note_ends(jobs)
+        await self._release_ended(jobs)
         self._jobs |= {job.id: job for job in jobs}
         await self._stop_orphans()
         planned = [plan for job in jobs if (plan := await self._planned(job))]
-        workers = [self._judged(worker) for worker in self.crews.all()]
-        for action in plan_jobs(planned, workers, self._room(), self._clock()):
+        workers = [self._with_currency(worker) for worker in self.workers.all()]
+        for action in plan_jobs(planned, workers, self._capacity(), self._clock()):
             try:
                 await self._apply(action)
             except DatabaseUnavailableError:
                 raise
-            except Exception as error:  # what can't be done for one job must not hold up the others
+            except Exception as error:  # an error of one job must not block the others
                 self._logger.error("supervising a job failed", exc_info=error, action=type(action).__name__)
         for job in jobs:
             if job.status is JobStatus.ENQUEUING:
                 await self._enqueue(job)
             elif job.status is JobStatus.COMPLETING:
-                self.completion.begin(job, self.wake)
+                self._completion.begin(job, self.wake)
         await self._delete_late_logs()
         self._clean()
 
-    def _judged(self, worker: Worker) -> Worker:
-        """Say of a worker without a job whether its code is still deployed."""
+    def _with_currency(self, worker: JobWorkerState) -> JobWorkerState:
+        """Set `is_current` of a worker without a job: whether its revision is still deployed."""
         if worker.job_id in self._jobs:
             return worker
         record = self._apis.get(worker.spec.api)
         return replace(worker, is_current=record is not None and record.revision == worker.spec.revision)
 
-    def _room(self) -> JobRoom:
-        return JobRoom.of(self._engine.devices(), [spec for spec, _ in self._engine.replicas().values()])
+    def _capacity(self) -> MachineCapacity:
+        return MachineCapacity.of(self._engine.devices(), [spec for spec, _ in self._engine.replicas().values()])
 
     async def _planned(self, job: JobRecord) -> PlannedJob | None:
-        """Return what the plan has to know of a job; one that this version can't run is ended."""
+        """Return a job for the plan; end the job if this version can't read it."""
         try:
             target = self._target(job)
         except ValueError as error:
@@ -234,32 +241,32 @@ class JobSupervisor:
         waits_for = f"its environment can't be built: {preparation.failure.message}" if preparation.failure else ""
         return PlannedJob(job, compute, preparation.stage is Stage.DONE, waits_for, preparation.failures)
 
-    async def _apply(self, action: Action) -> None:
+    async def _apply(self, action: JobAction) -> None:
         match action:
             case StartWorker(job_id):
                 await self._start_worker(self._jobs[job_id])
-            case Assign(worker_id, job_id):
+            case AssignWorker(worker_id, job_id):
                 record = self._jobs.get(job_id or "")
-                await self.crews.assign(worker_id, job_id)
+                await self.workers.assign(worker_id, job_id)
                 self.dispatcher.assign(worker_id, self._assignment(record, worker_id))
             case StopWorker(worker_id, drain_s):
-                await self.crews.stop(worker_id, drain_s)
+                await self.workers.stop(worker_id, drain_s)
             case EndJob(job_id, status, message, traceback):
                 await self.end(job_id, status, message, traceback)
-            case Note(job_id, message):
+            case SetMessage(job_id, message):
                 await self._store.note(job_id, message)
 
     def _target(self, job: JobRecord) -> Target:
-        """Return what a job runs; reading its spec anew in each pass would be dear."""
+        """Return the revision that a job runs. Cached: parsing the spec in each pass would be expensive."""
         if job.id not in self._targets:
             spec = Api.read_stored(job.origin.spec)
             self._targets[job.id] = Target(job.origin.revision, spec, job.origin.project_hash)
         return self._targets[job.id]
 
     def _assignment(self, job: JobRecord | None, worker: str) -> Assignment | None:
-        """Return what a worker is told of a job; None if there is none, or it can't be read and will be ended."""
+        """Return a worker's assignment to a job; None without a job, or if the job can't be read and will be ended."""
         try:
-            return assignment_of(job, worker, self._home) if job is not None else None
+            return job_assignment(job, worker, self._home) if job is not None else None
         except ValueError as error:
             self._logger.error("a job can't be read", worker=worker, error=error)
             return None
@@ -271,24 +278,26 @@ class JobSupervisor:
             return
         spec = worker_spec(self._home, target, prepared, job.id)
         spec = replace(spec, jobs_token=self._worker_token(spec.id))
-        await self.crews.assign(spec.id, job.id)  # first: whatever runs is known
-        self.dispatcher.assign(spec.id, assignment_of(job, spec.id, self._home))
+        await self.workers.assign(spec.id, job.id)  # before the start: every running worker is known
+        self.dispatcher.assign(spec.id, job_assignment(job, spec.id, self._home))
         try:
             await self._engine.start(spec)
             self._logger.info("worker started", api=spec.api, job=job.id, worker=spec.id)
         except ComputeUnavailableError:
-            await self.crews.forget(spec.id)  # what is being stopped still holds it; its end wakes us
+            await self.workers.forget(
+                spec.id
+            )  # a process that is being stopped still holds it; its end triggers the next pass
         except EngineError as error:
-            await self.crews.forget(spec.id)
+            await self.workers.forget(spec.id)
             self._preparations.start_failed(target, error)
             self._logger.error("worker could not be started", api=spec.api, job=job.id, error=error)
 
     async def _enqueue(self, job: JobRecord) -> None:
-        """Cut a job's files into batches, in the background; after a crash of the operator from the beginning."""
+        """Cut a job's files into batches in the background; after a crash of the operator, start over."""
         source = source_from_json(job.source)
         is_old = self._clock() - job.created_at > _ABANDONED_S
         if isinstance(source, Upload) and job.id not in self._uploads and is_old:
-            await self._store.delete_job(job.id)  # its submission broke off, and could not do so
+            await self._store.delete_job(job.id)  # its submission broke off without deleting it
         if job.id in self._enqueuing or not isinstance(source, FilePathLister):
             return
         max_bytes = self._target(job).spec.networking.max_batch_size
@@ -298,7 +307,7 @@ class JobSupervisor:
                 await enqueue(self._store, job, source, self._environ, max_bytes, self.log.of(job))
             except DatabaseAwayError as error:
                 self._logger.warning("enqueuing waits for the database", job=job.id, error=error)
-                self._enqueuing.pop(job.id, None)  # the next pass begins anew
+                self._enqueuing.pop(job.id, None)  # the next pass starts over
                 return
             except Exception as error:
                 self._logger.error("enqueuing failed", exc_info=error, job=job.id)
@@ -307,28 +316,28 @@ class JobSupervisor:
                     message = str(error) if known else f"{type(error).__name__}: {error}"
                     await self.end(job.id, JobStatus.ENQUEUE_FAILED, message)
                 except DatabaseUnavailableError:
-                    self._enqueuing.pop(job.id, None)  # the next pass begins anew
+                    self._enqueuing.pop(job.id, None)  # the next pass starts over
                     return
             self.wake()
 
         self._enqueuing[job.id] = asyncio.create_task(run(), name=f"enqueue {job.id}")
 
-    async def _note_ends(self, jobs: Sequence[JobRecord]) -> None:
-        """Let go of what jobs had that are over now."""
+    async def _release_ended(self, jobs: Sequence[JobRecord]) -> None:
+        """Release what finished jobs held, and notify of their end."""
         for job_id in set(self._jobs) - {job.id for job in jobs}:
             record = await self._store.get(job_id)
             if record is not None and not record.status.is_over:
-                continue  # it was added meanwhile
+                continue  # it was added after `jobs` was read
             del self._jobs[job_id]
             self._targets.pop(job_id, None)
             if task := self._enqueuing.pop(job_id, None):
                 task.cancel()
-            self.completion.cancel(job_id)
+            self._completion.cancel(job_id)
             if record is not None:
-                self.completion.announce(record)
+                self._completion.notify_end(record)
 
     async def _stop_orphans(self) -> None:
-        """Stop the jobs of APIs that are gone, and drop queues that no API has any more."""
+        """Stop the jobs and delete the queues of deleted APIs."""
         for job in list(self._jobs.values()):
             if self._apis.get(job.origin.api) is None:
                 await self.end(job.id, JobStatus.STOPPED, "its API was deleted")
@@ -358,13 +367,13 @@ class JobSupervisor:
             self._logger.error("old jobs can't be cleaned up", exc_info=error)
 
     async def delete_logs(self, job_ids: Collection[str]) -> None:
-        """Delete the logs of jobs that are no more, and again what their workers still write while they end."""
-        self._without_logs.update(job_ids)
+        """Delete the logs of deleted jobs, and once more after their workers, which still write, have ended."""
+        self._deleted.update(job_ids)
         await self._delete_folders(job_ids)
 
     async def _delete_late_logs(self) -> None:
-        gone = self._without_logs - {worker.job_id for worker in self.crews.all()}
-        self._without_logs -= gone
+        gone = self._deleted - {worker.job_id for worker in self.workers.all()}
+        self._deleted -= gone
         await self._delete_folders(gone)
 
     async def _delete_folders(self, job_ids: Collection[str]) -> None:

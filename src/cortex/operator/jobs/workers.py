@@ -1,55 +1,65 @@
-"""Watches the workers of jobs: who is there, who died of what, and what becomes of the batches that were with them.
+"""Job workers: assignments, deaths, and what happens to the batches inside a process that died.
 
-The engine tells what runs, the store which leases there are; a death is brought from the one to the other here.
+The engine reports which workers run and which of their processes died; the store knows their leases. `note_deaths`
+releases the leases of dead processes, so that other workers can retry the batches.
 """
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
+from cortex.config.schema import Api
 from cortex.engine.base import Engine
+from cortex.home import Home
+from cortex.jobs.http.view import spec_json
+from cortex.jobs.queue import LEASE_S
+from cortex.jobs.spec import Assignment, JobRecord
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.jobs.dispatcher import Dispatcher
-from cortex.operator.jobs.plan import Worker
-from cortex.operator.jobs.tasks import VANISHED
+from cortex.operator.jobs.plan import JobWorkerState
 from cortex.replica.spec import Death, ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
 
+#: Error of a task whose worker vanished: how much of it was done is unknown.
+VANISHED = "its worker vanished, with the machine or through `cortex down`; what it had done by then is unknown"
 _LEAVING = (ProcessState.STOPPING, ProcessState.STOPPED)
 _HOOK = "hook"
 
 
-class Crews:
-    """The workers of all jobs. `tell(api, job_id, line)` writes to a job's log."""
+class JobWorkers:
+    """The workers of all jobs. `log(api, job_id, line)` writes to a job's log."""
 
     def __init__(
         self,
         engine: Engine,
         store: JobStore,
         dispatcher: Dispatcher,
-        tell: Callable[[str, str, str], None],
+        log: Callable[[str, str, str], None],
         logger: Logger,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._engine = engine
         self._store = store
         self._dispatcher = dispatcher
-        self._tell = tell
+        self._log = log
         self._logger = logger
         self._clock = clock
-        self._jobs: dict[str, str | None] = {}
+        self._jobs: dict[str, str | None] = {}  #: job of each worker
         self._idle_since: dict[str, float] = {}
         self._leaving: set[str] = set()
-        self._awaited: set[str] = set()
-        self._handled: dict[str, set[tuple[int, float]]] = {}
+        self._starting: set[str] = set()
+        self._handled: dict[str, set[tuple[int, float]]] = {}  #: deaths that were processed, by worker
 
     async def startup(self) -> dict[str, str]:
-        """Learn who works for which job; leases of workers that went down with the machine return unblamed.
+        """Adopt running workers; return the job of each.
 
-        Only a task has failed an attempt by it: what it has done must not be done again unless that was asked for.
+        Leases of workers that went down with the machine are released without counting a failed attempt. A task is the
+        exception: its work must not be repeated unless its retry policy allows it.
         """
         running, assigned = self._running(), await self._store.assignments()
         for worker, _ in await self._store.workers_with_leases():
@@ -63,43 +73,45 @@ class Crews:
             self._idle_since[worker] = self._clock()
         return {worker: job for worker in running if (job := self._jobs[worker])}
 
-    def all(self) -> list[Worker]:
-        """Return every worker of jobs that runs; replicas of AsyncAPIs are the reconciler's."""
+    def all(self) -> list[JobWorkerState]:
+        """Return every running job worker; replicas of AsyncAPIs belong to the reconciler."""
         return [
-            Worker(spec, status, self._jobs.get(name), self._idle_since.get(name), self._is_leaving(name, status))
+            JobWorkerState(
+                spec, status, self._jobs.get(name), self._idle_since.get(name), self._is_leaving(name, status)
+            )
             for name, (spec, status) in self._running().items()
             if spec.is_job_worker
         ]
 
     async def assign(self, worker: str, job_id: str | None) -> None:
-        """Remember for which job a worker works."""
+        """Store the job of a worker."""
         self._jobs[worker] = job_id
         self._idle_since[worker] = self._clock()
         await self._store.assign(worker, job_id)
 
     @contextmanager
-    def awaiting(self, worker: str) -> Iterator[None]:
-        """Don't take a worker for lost that is being started meanwhile."""
-        self._awaited.add(worker)
+    def starting(self, worker: str) -> Iterator[None]:
+        """Keep a worker that is being started from being considered lost."""
+        self._starting.add(worker)
         try:
             yield
         finally:
-            self._awaited.discard(worker)
+            self._starting.discard(worker)
 
     async def stop(self, worker: str, drain_s: float) -> None:
-        """Have a worker finish the batch inside it, if that takes no longer than `drain_s`, and end."""
+        """Stop a worker after its current batch, or after `drain_s`."""
         self._leaving.add(worker)
         self._dispatcher.stop(worker)
         await self._engine.stop(worker, drain_s)
 
     async def forget(self, worker: str) -> None:
-        """Drop a worker that was never started."""
+        """Remove a worker that could not be started."""
         self._jobs.pop(worker, None)
         self._dispatcher.forget(worker)
         await self._store.assign(worker, None)
 
     async def note_deaths(self) -> None:
-        """Free the batches of every process that died since the last call."""
+        """Release the batches of every process that died since the last call."""
         running = self._running()
         for name, (spec, status) in running.items():
             handled = self._handled.setdefault(name, set())
@@ -107,7 +119,7 @@ class Crews:
                 if (death.pid, death.at) not in handled:
                     await self._note_death(spec, death)
                     handled.add((death.pid, death.at))
-        for name in [name for name in self._jobs if name not in running and name not in self._awaited]:
+        for name in [name for name in self._jobs if name not in running and name not in self._starting]:
             await self._note_loss(name)
 
     def _running(self) -> Mapping[str, tuple[ReplicaSpec, ReplicaStatus]]:
@@ -118,22 +130,22 @@ class Crews:
         return name in self._leaving or any(process.state in _LEAVING for process in status.processes)
 
     async def _note_death(self, spec: ReplicaSpec, death: Death) -> None:
-        # What a batch leaves behind, a thread or a closed descriptor, may be what kills. Nothing is blamed on one that
-        # was reported: then it has no lease any more.
+        # Something that a finished batch left behind, such as a thread, may have killed the process. A batch that was
+        # reported has no lease any more, so it is never blamed.
         job_id, _, seq = (death.inside or death.after).partition(":")
-        is_batch = seq.isdigit()  # else it died at the job's end, or before any batch
+        is_batch = seq.isdigit()  # else the process died at the end of the job, or before any batch
         cause = death.message if is_batch and spec.id not in self._leaving else None
         freed = await self._store.release(spec.id, death.pid, cause, (job_id, int(seq)) if is_batch else None)
         self._dispatcher.lose(spec.id, death.pid, death.message)
         self._dispatcher.wake()
         is_in_hook = death.inside.endswith(f":{_HOOK}")
         if not freed and not is_in_hook:
-            return  # an earlier operator has told of it, or it never began
+            return  # a previous operator has logged it, or no batch had begun
         place = "in" if death.inside else "after"
         what = "its task" if spec.kind == ApiKind.TASK else f"batch {seq}"
         inside = f" {place} {what}" if is_batch else " in on_job_complete" if is_in_hook else ""
         if spec.is_job_worker and (job := job_id or self._jobs.get(spec.id)):
-            self._tell(spec.api, job, f"worker {spec.id}: process {death.pid} died{inside}: {death.message}")
+            self._log(spec.api, job, f"worker {spec.id}: process {death.pid} died{inside}: {death.message}")
         self._logger.warning("worker's process died", api=spec.api, worker=spec.id, inside=inside, cause=death.message)
 
     async def _note_loss(self, worker: str) -> None:
@@ -149,3 +161,38 @@ class Crews:
         await self._store.assign(worker, None)
         if not was_stopped:
             self._logger.warning("worker vanished", worker=worker, job=job_id, leases=lost)
+
+
+def job_assignment(record: JobRecord, worker: str, home: Home) -> Assignment:
+    """Return the assignment of a worker to a job: the constructor arguments of the user's class."""
+    api = Api.read_stored(record.origin.spec)
+    config = merged(api.handler.config, record.options.config or {})
+    return Assignment(
+        job_id=record.id,
+        config=config,
+        job_spec=spec_json(record),
+        api_spec=_api_spec(api, config),
+        log_path=str(home.logs_dir / record.origin.api / record.id / f"{worker}.log"),
+        lease_s=LEASE_S,
+        batch_timeout_s=record.options.batch_timeout_s,
+    )
+
+
+def merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """Merge maps recursively; all other values of `overrides` replace those of `base`."""
+    result = copy.deepcopy(base)
+    for key, value in overrides.items():
+        below = result.get(key)
+        if isinstance(below, dict) and isinstance(value, dict):
+            result[key] = merged(below, value)
+        else:
+            result[key] = copy.deepcopy(value)
+    return result
+
+
+def _api_spec(api: Api, config: dict[str, Any]) -> dict[str, Any]:
+    data = api.model_dump(mode="json")
+    handler = {**data["handler"], "config": config}
+    section = handler.pop("interface")
+    kept = {key: data[key] for key in ("name", "kind", "compute", "networking")}
+    return {**kept, section: handler}

@@ -1,4 +1,11 @@
-"""Counts the devices of the machine that replicas can still be given. Pure; which ones they get is the engine's."""
+"""Free capacity of the machine or cluster: devices for replicas; cores, memory and devices for job workers. Pure.
+
+The engine assigns concrete devices (`engine/devices.py`); this module only counts them.
+
+Replicas have precedence over job workers: what a replica reserves is not available to jobs. The exception is the only
+job worker, which may share the replicas' cores. Replicas are rarely all busy, and without the exception a job could
+wait forever.
+"""
 
 from __future__ import annotations
 
@@ -9,48 +16,134 @@ from cortex.config.schema import Compute
 from cortex.engine.devices import Inventory
 from cortex.replica.spec import ReplicaSpec
 
+_GIB = 1024**3
+#: Tolerance for comparing sums of fractions of cores.
+_EPSILON = 1e-6
+
 
 @dataclass(frozen=True)
-class Room:
-    """What no replica holds that stays: what is held by one that is being stopped is as good as free."""
+class DeviceCapacity:
+    """Devices that no remaining replica holds. Devices of a replica that is being stopped count as free."""
 
     gpus: int = 0
     chips: int = 0
-    all_gpus: int = 0
-    all_chips: int = 0
+    total_gpus: int = 0
+    total_chips: int = 0
 
     @classmethod
-    def of(cls, devices: Inventory, staying: Iterable[ReplicaSpec]) -> Room:
-        """Count what is free besides the replicas that stay."""
-        free = devices.free(staying)
+    def of(cls, devices: Inventory, running: Iterable[ReplicaSpec]) -> DeviceCapacity:
+        """Count the devices that `running` leaves free."""
+        free = devices.free(running)
         return cls(len(free.gpus), len(free.chips), len(devices.gpus), len(devices.chips))
 
     def fits(self, compute: Compute) -> bool:
-        """Tell whether one replica more finds what it wants."""
+        """Return whether one more replica fits."""
         return compute.gpu <= max(self.gpus, 0) and compute.inf <= max(self.chips, 0)
 
-    def take(self, compute: Compute) -> Room:
-        """Return what is left beside one replica more."""
+    def reserve(self, compute: Compute) -> DeviceCapacity:
+        """Return the capacity after one more replica starts."""
         return replace(self, gpus=self.gpus - compute.gpu, chips=self.chips - compute.inf)
 
-    def give_back(self, spec: ReplicaSpec) -> Room:
-        """Return what there is once a replica has ended."""
+    def release(self, spec: ReplicaSpec) -> DeviceCapacity:
+        """Return the capacity after a replica ends."""
         return replace(self, gpus=self.gpus + len(spec.gpu_ids), chips=self.chips + len(spec.inf_ids))
 
-    def lack(self, compute: Compute) -> str:
-        """Say what one replica more is short of; empty if it fits."""
+    def shortage(self, compute: Compute) -> str:
+        """Describe the devices that one more replica would lack; empty if it fits."""
         if compute.gpu > self.gpus:
-            return _lack("GPU", compute.gpu, self.gpus, self.all_gpus)
-        return _lack("Inferentia chip", compute.inf, self.chips, self.all_chips) if compute.inf > self.chips else ""
+            return _device_shortage("GPU", compute.gpu, self.gpus, self.total_gpus)
+        if compute.inf > self.chips:
+            return _device_shortage("Inferentia chip", compute.inf, self.chips, self.total_chips)
+        return ""
 
 
-def wants_devices(compute: Compute) -> bool:
-    """Tell whether replicas need something that there are only so many of."""
+@dataclass(frozen=True)
+class MachineCapacity:
+    """Free cores, memory and devices, and the totals."""
+
+    cores: float
+    memory_bytes: int
+    devices: DeviceCapacity = DeviceCapacity()  # noqa: RUF009 - it is frozen
+    total_cores: float = 0.0
+    total_memory_bytes: int = 0
+    replica_cores: float = 0.0  #: held by replicas of APIs
+    replica_memory_bytes: int = 0
+
+    @classmethod
+    def of(cls, inventory: Inventory, running: Iterable[ReplicaSpec]) -> MachineCapacity:
+        """Count what `running`, including processes that are being stopped, leaves free."""
+        held = list(running)
+        replicas = [spec for spec in held if not spec.is_job_worker]
+        return cls(
+            inventory.cores - sum(spec.cpu for spec in held),
+            inventory.memory_bytes - sum(spec.mem_bytes for spec in held),
+            DeviceCapacity.of(inventory, held),
+            inventory.cores,
+            inventory.memory_bytes,
+            sum(spec.cpu for spec in replicas),
+            sum(spec.mem_bytes for spec in replicas),
+        )
+
+    @property
+    def with_shared_cores(self) -> MachineCapacity:
+        """The capacity for the only job worker, which may share cores with replicas."""
+        return replace(self, cores=self.total_cores)
+
+    def fits(self, compute: Compute) -> bool:
+        """Return whether one more job worker fits."""
+        return not self.shortage(compute)
+
+    def reserve(self, compute: Compute) -> MachineCapacity:
+        """Return the capacity after one more job worker starts."""
+        return replace(
+            self,
+            cores=self.cores - (compute.cpu or 0.0),
+            memory_bytes=self.memory_bytes - (compute.mem or 0),
+            devices=self.devices.reserve(compute),
+        )
+
+    def release(self, spec: ReplicaSpec) -> MachineCapacity:
+        """Return the capacity after a job worker ends."""
+        return replace(
+            self,
+            cores=self.cores + spec.cpu,
+            memory_bytes=self.memory_bytes + spec.mem_bytes,
+            devices=self.devices.release(spec),
+        )
+
+    def shortage(self, compute: Compute) -> str:
+        """Describe what one more job worker would lack; empty if it fits."""
+        cpu, mem = compute.cpu or 0.0, compute.mem or 0
+        if cpu > self.cores + _EPSILON and cpu:
+            free = max(round(self.cores, 3), 0)  # rounded: sums of fractions leave residues
+            message = _shortage(f"{cpu:g} cores", f"{free:.3g}", f"{self.total_cores:g}", cpu > self.total_cores)
+            is_held = self.total_cores >= cpu > self.total_cores - self.replica_cores + _EPSILON
+            return message + (_advice(f"{self.replica_cores:.3g} cores", "compute.cpu") if is_held else "")
+        if mem > self.memory_bytes and mem:
+            left, total = max(self.memory_bytes, 0) / _GIB, self.total_memory_bytes / _GIB
+            message = _shortage(f"{mem / _GIB:.3g} GiB", f"{left:.3g}", f"{total:.3g}", mem > self.total_memory_bytes)
+            is_held = self.total_memory_bytes >= mem > self.total_memory_bytes - self.replica_memory_bytes
+            return message + (_advice(f"{self.replica_memory_bytes / _GIB:.3g} GiB", "compute.mem") if is_held else "")
+        return self.devices.shortage(compute).replace("a replica", "a worker")
+
+
+def needs_devices(compute: Compute) -> bool:
+    """Return whether a replica needs GPUs or Inferentia chips, which are limited in number."""
     return bool(compute.gpu or compute.inf)
 
 
-def _lack(name: str, wanted: int, free: int, there: int) -> str:
-    wants = f"a replica wants {wanted} {name}{'s' if wanted > 1 else ''}"
-    if wanted > there:
-        return f"{wants}, and this machine has {there or 'none'}"
-    return f"{wants}, and {free or 'none'} of this machine's {there} is free; it starts once there is room"
+def _device_shortage(name: str, wanted: int, free: int, total: int) -> str:
+    needs = f"a replica needs {wanted} {name}{'s' if wanted > 1 else ''}"
+    if wanted > total:
+        return f"{needs}, but this machine has {total or 'none'}"
+    return f"{needs}, but {free or 'none'} of this machine's {total} is free; it starts once there is capacity"
+
+
+def _shortage(wanted: str, free: str, total: str, is_hopeless: bool) -> str:
+    if is_hopeless:
+        return f"a worker needs {wanted}, but this machine has {total}; lower its `compute`"
+    return f"a worker needs {wanted}, but {free} of this machine's {total} are free; it starts once there is capacity"
+
+
+def _advice(held: str, field: str) -> str:
+    return f" (replicas of APIs hold {held}: delete some, or lower their {field})"

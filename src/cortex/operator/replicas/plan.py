@@ -1,12 +1,22 @@
-"""Decides what to start, replace and stop: desired APIs and what runs in, actions out. Pure; does nothing itself.
+"""Decide which replicas to start, replace and stop. Pure: desired APIs and running replicas in, actions out.
 
-The rules, in the order in which they bind:
-1. A change never leaves fewer ready replicas than before, unless `max_surge: 0` asks for replacing in place.
-2. While the newest revision can't start, the one that served before it keeps its full number of replicas.
+The rules, in the order of precedence:
+
+1. A change never leaves fewer ready replicas than before, unless `max_surge: 0` requests an in-place update.
+2. While the newest revision can't start, the revision that served before keeps its full number of replicas.
 3. At most one replica that fails to start is kept at a time; its supervisor retries it.
-4. No replica is started without free devices for it. If the old replicas of its API hold them, just as many of these go
-   first as it takes, in spite of rule 1: nothing else would ever let an update begin. If the new revision then fails,
-   it makes room again for the one that served, and is not tried anew before the next deploy.
+4. A replica starts only if enough devices are free. If the old replicas of its API hold them, as many of these as
+   necessary are retired first, in spite of rule 1: otherwise no update could ever begin. If the new revision then
+   fails, its replicas release the devices to the revision that served, and it is not retried before the next deploy.
+
+A revision on its way to traffic:
+
+              Prepare                  done             Start             all processes ready
+    NEEDED -------------> RUNNING ------------> DONE ------------> replica ------------------> Promote
+       ^                     |                                        |
+       +---- failed: retry --+                                        | newer revision, lower count, or deleted
+             after backoff                                            v
+                                                                   Retire: removed from the routes, drained, stopped
 """
 
 from __future__ import annotations
@@ -17,51 +27,51 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cortex.lifecycle import ApiKind, ProcessState
-from cortex.operator.replicas.capacity import Room, wants_devices
+from cortex.operator.replicas.capacity import DeviceCapacity, needs_devices
 from cortex.replica.spec import Failure, Limits, ProcessStatus, ReplicaSpec, ReplicaStatus
 from cortex.state.apis import ApiRecord, Target
 
 
 @dataclass(frozen=True)
 class Replica:
-    """A replica that runs and is not being stopped."""
+    """A running replica: its spec and its newest status."""
 
     spec: ReplicaSpec
     status: ReplicaStatus
 
     @property
     def is_ready(self) -> bool:
-        """Tell whether every process answers."""
+        """Return whether every process is ready."""
         return self.status.is_ready
 
     @property
     def is_leaving(self) -> bool:
-        """Tell whether it is to be replaced wherever another one finds a place."""
+        """Return whether the replica should be replaced as soon as another one can be placed."""
         return self.status.is_leaving
 
     @property
     def has_failed(self) -> bool:
-        """Tell whether a process could not become ready at its last start."""
+        """Return whether the last start of any process failed."""
         return any(process.failed_starts > 0 for process in self.status.processes)
 
     @property
     def is_stuck(self) -> bool:
-        """Tell whether it failed and nothing of it answers."""
+        """Return whether the replica has failed and no process is ready."""
         return self.has_failed and not any(p.state is ProcessState.READY for p in self.status.processes)
 
     @property
     def has_served(self) -> bool:
-        """Tell whether every process answers or is being started again after it did."""
+        """Return whether every process is ready or is restarting after it was."""
         return all(p.state is ProcessState.READY or is_restarting(p) for p in self.status.processes)
 
 
 def is_restarting(process: ProcessStatus) -> bool:
-    """Tell whether a process that answered before is being started again for the first time."""
+    """Return whether a process that was ready before is in its first restart attempt."""
     return process.state is ProcessState.STARTING and process.restarts > 0 and process.failed_starts == 0
 
 
 class Stage(StrEnum):
-    """How far the preparation of a revision (its project's environment, its model) is."""
+    """Progress of preparing a revision: building its environment and fetching its model."""
 
     NEEDED = "needed"
     RUNNING = "running"
@@ -70,13 +80,13 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True)
 class Preparation:
-    """What must be there before a revision's replicas can be started."""
+    """Preparation of a revision, which must be done before its replicas can start."""
 
     stage: Stage = Stage.NEEDED
-    failure: Failure | None = None  #: of the last attempt, kept while the next one runs
+    failure: Failure | None = None  #: of the last attempt; kept while the next one runs
     hold_until: float = 0.0  #: UNIX time before which nothing is prepared or started
     failures: int = 0  #: in a row
-    lack: str = ""  #: what of the machine's devices the next replica is short of
+    shortage: str = ""  #: devices that the next replica lacks
 
 
 @dataclass(frozen=True)
@@ -95,36 +105,38 @@ class Start:
 
 @dataclass(frozen=True)
 class Retire:
-    """Take a replica out of the routes, let it finish, stop it."""
+    """Remove a replica from the routes, drain it, and stop it."""
 
     replica_id: str
 
 
 @dataclass(frozen=True)
 class Promote:
-    """Remember that a revision became ready."""
+    """Record that a revision became ready."""
 
     target: Target
 
 
 @dataclass(frozen=True)
 class Configure:
-    """Tell a replica the limits that its API has now."""
+    """Send a replica the current limits of its API."""
 
     replica_id: str
     limits: Limits
 
 
-Action = Prepare | Start | Retire | Promote | Configure
+ReplicaAction = Prepare | Start | Retire | Promote | Configure
 
-#: Preparations by API and revision.
-Preparations = Mapping[tuple[str, str], Preparation]
+#: A revision: name of the API, id of the revision.
+RevisionKey = tuple[str, str]
+PreparationStates = Mapping[RevisionKey, Preparation]
 
 
 def wanted_replicas(record: ApiRecord, target: Target | None = None) -> int:
-    """Return how many replicas an API is to have, of `target` where its newest revision can't take over.
+    """Return the desired number of replicas of an API, or of `target` while its newest revision can't take over.
 
-    A revision that never served, or fails, has at least one, which shows when it can. One that runs jobs has none.
+    A revision that never served, or that fails, gets at least one replica, to detect when it becomes ready. An API that
+    runs jobs has none.
     """
     spec = (target or record.target).spec
     if not spec.kind.has_replicas:
@@ -136,69 +148,74 @@ def wanted_replicas(record: ApiRecord, target: Target | None = None) -> int:
 
 
 def is_proven(record: ApiRecord) -> bool:
-    """Tell whether the newest revision served, and nothing is known to be wrong with it."""
+    """Return whether the newest revision has served and has no recorded failure."""
     return record.serving == record.target and record.failure is None
 
 
 def plan(
     records: Iterable[ApiRecord],
     replicas: Iterable[Replica],
-    preparations: Preparations,
+    preparations: PreparationStates,
     now: float,
-    room: Room = Room(),  # noqa: B008 - it is frozen
-) -> list[Action]:
-    """Return the next actions, in the order in which to apply them; none once what runs is what is wanted.
+    capacity: DeviceCapacity = DeviceCapacity(),  # noqa: B008 - it is frozen
+) -> list[ReplicaAction]:
+    """Return the next actions, in the order in which to apply them; none if the desired state is reached.
 
-    `room` is what `replicas` leave free of the machine's devices.
+    `capacity` is what `replicas` leave free of the devices.
     """
     by_api: dict[str, list[Replica]] = {}
     for replica in replicas:
         by_api.setdefault(replica.spec.api, []).append(replica)
-    actions: list[Action] = []
-    for record in sorted(records, key=lambda record: _turn(record, by_api)):
-        one = _ApiPlan.of(record, by_api.pop(record.name, []), preparations, now, room)
+    actions: list[ReplicaAction] = []
+    for record in sorted(records, key=lambda record: _device_priority(record, by_api)):
+        one = _ApiPlan.of(record, by_api.pop(record.name, []), preparations, now, capacity)
         actions += one.decide()
-        room = one.room
+        capacity = one.capacity
     for orphans in by_api.values():
         actions += [Retire(replica.spec.id) for replica in orphans]
     return actions
 
 
-def _turn(record: ApiRecord, by_api: Mapping[str, Sequence[Replica]]) -> tuple[bool, int]:
-    """Return a key that sorts first who gets devices first: an API that served before one that waits for its turn.
+def _device_priority(record: ApiRecord, by_api: Mapping[str, Sequence[Replica]]) -> tuple[bool, int]:
+    """Return a sort key for the allocation of devices: APIs that have served come first.
 
-    Otherwise another would take what an update has just set free.
+    Otherwise another API could claim the devices that an update has just released.
     """
     return record.serving is None, len(by_api.get(record.name, ()))
 
 
 @dataclass
 class _ApiPlan:
-    """The plan of one API while it is being made; `new` and `old` shrink as replicas are retired."""
+    """Plan for one API under construction; `new` and `old` shrink as replicas are retired."""
 
     record: ApiRecord
     new: list[Replica]
     old: list[Replica]
-    preparations: Preparations
+    preparations: PreparationStates
     now: float
     wanted: int
-    room: Room
-    actions: list[Action] = field(default_factory=list)
+    capacity: DeviceCapacity
+    actions: list[ReplicaAction] = field(default_factory=list)
 
     @classmethod
     def of(
-        cls, record: ApiRecord, replicas: Sequence[Replica], preparations: Preparations, now: float, room: Room
+        cls,
+        record: ApiRecord,
+        replicas: Sequence[Replica],
+        preparations: PreparationStates,
+        now: float,
+        capacity: DeviceCapacity,
     ) -> _ApiPlan:
         new: list[Replica] = []
         old: list[Replica] = []
         for replica in replicas:
             stays = replica.spec.revision == record.revision and not replica.is_leaving
             (new if stays else old).append(replica)
-        return cls(record, new, old, preparations, now, wanted_replicas(record), room)
+        return cls(record, new, old, preparations, now, wanted_replicas(record), capacity)
 
-    def decide(self) -> list[Action]:
+    def decide(self) -> list[ReplicaAction]:
         if not self.record.spec.kind.has_replicas:
-            return self._get_ready_for_jobs()
+            return self._prepare_for_jobs()
         self._promote()
         self._configure()
         self._retire_stuck()
@@ -208,10 +225,10 @@ class _ApiPlan:
         self._replace_lost_old()
         return self.actions
 
-    def _get_ready_for_jobs(self) -> list[Action]:
-        """Prepare an API whose code runs only in the workers of jobs."""
+    def _prepare_for_jobs(self) -> list[ReplicaAction]:
+        """Prepare an API whose code runs only in job workers."""
         target, preparation = self.record.target, self._preparation(self.record.target)
-        if self.record.spec.kind is ApiKind.SPLITTER:  # which has no code
+        if self.record.spec.kind is ApiKind.SPLITTER:  # has no code
             preparation = Preparation(Stage.DONE)
         if preparation.stage is Stage.NEEDED and self.now >= preparation.hold_until:
             self.actions.append(Prepare(target))
@@ -231,11 +248,11 @@ class _ApiPlan:
 
     def _retire_stuck(self) -> None:
         stuck = sorted((replica for replica in self.new if replica.is_stuck), key=_age)
-        for replica in stuck if self._is_in_the_way() else stuck[1:]:
+        for replica in stuck if self._blocks_serving_revision() else stuck[1:]:
             self._retire(replica, self.new)
 
     def _retire_surplus(self) -> None:
-        # Ready ones first, then the oldest: what callers are served by stays.
+        # Keep ready replicas first, then the oldest: those that serve callers stay.
         ranked = sorted(self.new, key=lambda replica: (not replica.is_ready, replica.is_stuck, *_age(replica)))
         for replica in ranked[self.wanted :]:
             self._retire(replica, self.new)
@@ -244,25 +261,25 @@ class _ApiPlan:
         served = self.record.serving.revision if self.record.serving else None
         for replica in list(self.old):
             if replica.spec.revision != served and not replica.has_served:
-                self._retire(replica, self.old)  # a start that was overtaken by a newer deploy
+                self._retire(replica, self.old)  # superseded by a newer deploy before it served
         keep = max(0, self._floor() - self._new_ready())
         ranked = sorted(
             self.old, key=lambda replica: (not replica.is_ready, replica.spec.revision != served, *_age(replica))
         )
-        keep = min(keep, len(ranked) - self._leaving_for_room(ranked))
+        keep = min(keep, len(ranked) - self._retired_for_devices(ranked))
         for replica in ranked[keep:]:
             self._retire(replica, self.old)
 
     def _start_new(self) -> None:
         missing = self.wanted - len(self.new)
-        if missing <= 0 or any(replica.has_failed for replica in self.new) or self._yields():
+        if missing <= 0 or any(replica.has_failed for replica in self.new) or self._yields_devices():
             return
         if self.old and self._preparation(self.record.target).stage is Stage.DONE:
             missing = min(missing, self.wanted + self._surge() - len(self.new) - len(self.old))
         self._start(self.record.target, missing)
 
     def _replace_lost_old(self) -> None:
-        """Keep the revision that served at its number while the newest one can't take over."""
+        """Keep the previous revision at its full number while the newest one can't take over."""
         serving = self.record.serving
         if serving is None or serving.revision == self.record.revision:
             return
@@ -280,56 +297,58 @@ class _ApiPlan:
             return
         if preparation.stage is Stage.NEEDED:
             self.actions.append(Prepare(target))
-        while count and preparation.stage is Stage.DONE and self.room.fits(target.spec.compute):
-            self.room = self.room.take(target.spec.compute)
+        while count and preparation.stage is Stage.DONE and self.capacity.fits(target.spec.compute):
+            self.capacity = self.capacity.reserve(target.spec.compute)
             self.actions.append(Start(target))
             count -= 1
 
     def _retire(self, replica: Replica, group: list[Replica]) -> None:
         group.remove(replica)
-        self.room = self.room.give_back(replica.spec)
+        self.capacity = self.capacity.release(replica.spec)
         self.actions.append(Retire(replica.spec.id))
 
-    def _leaving_for_room(self, ranked: Sequence[Replica]) -> int:
-        """Count the old replicas, from the end of `ranked`, without which the next new one finds room.
+    def _retired_for_devices(self, ranked: Sequence[Replica]) -> int:
+        """Count the old replicas, from the end of `ranked`, to retire so that the next new replica fits.
 
-        None if it finds room anyway, if it can't start for another reason, or if not even all of them hold enough.
+        Return 0 if the replica fits without retiring any, can't start for another reason, or would not fit even without
+        all of them.
         """
-        preparation, compute, room = self._preparation(self.record.target), self.record.spec.compute, self.room
+        preparation, compute = self._preparation(self.record.target), self.record.spec.compute
+        capacity = self.capacity
         is_next = len(self.new) < self.wanted and all(replica.is_ready for replica in self.new)
         can_start = preparation.stage is Stage.DONE and self.now >= preparation.hold_until
         if not is_next or not can_start or self.record.failure or self._new_fails():
             return 0
         for count, replica in enumerate(reversed(ranked)):
-            if room.fits(compute):
+            if capacity.fits(compute):
                 return count
-            room = room.give_back(replica.spec)
-        return len(ranked) if room.fits(compute) else 0
+            capacity = capacity.release(replica.spec)
+        return len(ranked) if capacity.fits(compute) else 0
 
-    def _is_in_the_way(self) -> bool:
-        """Tell whether the newest revision, which failed, holds devices that the one that served lacks."""
-        serving = self._overtaken()
-        if serving is None or not self._lost_old() or self.room.fits(serving.spec.compute):
+    def _blocks_serving_revision(self) -> bool:
+        """Return whether the failed newest revision holds devices that the previous one needs."""
+        serving = self._previous()
+        if serving is None or not self._lost_old() or self.capacity.fits(serving.spec.compute):
             return False
-        return wants_devices(self.record.spec.compute)
+        return needs_devices(self.record.spec.compute)
 
-    def _yields(self) -> bool:
-        """Tell whether the newest revision, which failed, would take devices that the one that served lacks."""
-        serving, room = self._overtaken(), self.room
-        if serving is None or not wants_devices(self.record.spec.compute):
+    def _yields_devices(self) -> bool:
+        """Return whether the failed newest revision would claim devices that the previous one needs."""
+        serving, capacity = self._previous(), self.capacity
+        if serving is None or not needs_devices(self.record.spec.compute):
             return False
         for _ in range(self._lost_old()):
-            room = room.take(serving.spec.compute)
-        return not room.fits(self.record.spec.compute)
+            capacity = capacity.reserve(serving.spec.compute)
+        return not capacity.fits(self.record.spec.compute)
 
-    def _overtaken(self) -> Target | None:
-        """Return what served before, if the newest revision failed to take over."""
+    def _previous(self) -> Target | None:
+        """Return the revision that served before, if the newest one failed to take over."""
         serving = self.record.serving
         is_other = serving is not None and serving.revision != self.record.revision
         return serving if is_other and self.record.failure is not None else None
 
     def _lost_old(self) -> int:
-        """Count the replicas that the revision which served is short of."""
+        """Count the replicas that the previous revision is missing."""
         return max(0, self._floor() - sum(replica.has_served for replica in self.new) - len(self.old))
 
     def _new_ready(self) -> int:
@@ -343,12 +362,12 @@ class _ApiPlan:
         return self.preparations.get((self.record.name, target.revision), Preparation())
 
     def _surge(self) -> int:
-        """Return how many replicas more than wanted an update may have."""
+        """Return how many extra replicas an update may run."""
         surge = _share(self.record.spec.update_strategy.max_surge, self.wanted, math.ceil)
         return surge if self._is_in_place() else max(1, surge)
 
     def _floor(self) -> int:
-        """Return how many ready replicas an update keeps."""
+        """Return how many ready replicas an update must keep."""
         if not self._is_in_place() or self._preparation(self.record.target).stage is not Stage.DONE:
             return self.wanted
         unavailable = _share(self.record.spec.update_strategy.max_unavailable, self.wanted, math.floor)

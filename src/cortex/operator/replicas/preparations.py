@@ -1,7 +1,7 @@
-"""Keeps, per revision, what must be there before its replicas start, and when the next attempt may be made.
+"""Prepare revisions in the background: build environments, fetch models, and retry with backoff.
 
-Preparing itself (environments, models) is passed in. Lives in memory only: environments and models are cached on
-disk, so an operator that starts anew prepares again in milliseconds.
+State is kept in memory only. Environments and models are cached on disk, so a new operator repeats the preparation
+within milliseconds.
 """
 
 from __future__ import annotations
@@ -12,24 +12,22 @@ from dataclasses import dataclass, replace
 
 from cortex.engine.environment import Prepared
 from cortex.errors import CortexError
-from cortex.operator.replicas.plan import Preparation, Stage
+from cortex.operator.replicas.plan import Preparation, RevisionKey, Stage
 from cortex.replica.spec import Failure
 from cortex.state.apis import Target
 from cortex.telemetry import Logger
 
-#: Revision of an API.
-Key = tuple[str, str]
-
 _FIRST_RETRY_S = 10.0
 _MAX_RETRY_S = 300.0
 _MAX_LOSS_DELAY_S = 60.0
-#: Replicas lost longer ago than this don't slow down the next start.
+#: Losses older than this don't delay the next start.
 _LOSSES_FORGOTTEN_AFTER_S = 300.0
-_ONE_BLOW_S = 0.5
+#: Losses of ready replicas within this time have one cause and count once.
+_SAME_CAUSE_S = 0.5
 
 
 @dataclass
-class _Entry:
+class _RevisionState:
     state: Preparation = Preparation()
     prepared: Prepared | None = None
     task: asyncio.Task[None] | None = None
@@ -39,7 +37,7 @@ class _Entry:
 
 
 class Preparations:
-    """All revisions that are being, or were, prepared. `on_change` is called after each attempt."""
+    """Preparation states of all revisions. Calls `on_change` after each attempt."""
 
     def __init__(
         self,
@@ -49,91 +47,91 @@ class Preparations:
         logger: Logger,
     ) -> None:
         self._prepare = prepare
-        self.on_change = on_change
+        self._on_change = on_change
         self._clock = clock
         self._logger = logger
-        self._entries: dict[Key, _Entry] = {}
+        self._revisions: dict[RevisionKey, _RevisionState] = {}
 
-    def states(self) -> dict[Key, Preparation]:
-        """Return how far each revision is."""
-        return {key: entry.state for key, entry in self._entries.items()}
+    def states(self) -> dict[RevisionKey, Preparation]:
+        """Return the state of each revision."""
+        return {key: revision.state for key, revision in self._revisions.items()}
 
     def prepared(self, target: Target) -> Prepared | None:
-        """Return what `target` is started with, once it is prepared."""
-        entry = self._entries.get(_key(target))
-        return entry.prepared if entry else None
+        """Return the result of preparing `target`, or None if it is not prepared."""
+        revision = self._revisions.get(_key(target))
+        return revision.prepared if revision else None
 
     def begin(self, target: Target) -> None:
-        """Prepare a revision in the background, unless that is going on."""
-        entry = self._entry(_key(target))
-        if entry.state.stage is Stage.NEEDED:
-            entry.state = replace(entry.state, stage=Stage.RUNNING)
-            entry.task = asyncio.create_task(self._run(target, entry), name=f"prepare {target.spec.name}")
+        """Start to prepare a revision in the background, unless it is prepared or in progress."""
+        revision = self._revision(_key(target))
+        if revision.state.stage is Stage.NEEDED:
+            revision.state = replace(revision.state, stage=Stage.RUNNING)
+            revision.task = asyncio.create_task(self._run(target, revision), name=f"prepare {target.spec.name}")
 
     def start_failed(self, target: Target, error: Exception) -> None:
-        """Record that a replica could not be started although all was prepared."""
-        entry = self._entry(_key(target))
-        entry.attempts += 1
-        entry.prepared = None
-        entry.state = Preparation(Stage.NEEDED, Failure(str(error)), self._clock() + _retry_s(entry.attempts))
+        """Record that a prepared replica could not be started: the revision is prepared again after a backoff."""
+        revision = self._revision(_key(target))
+        revision.attempts += 1
+        revision.prepared = None
+        revision.state = Preparation(Stage.NEEDED, Failure(str(error)), self._clock() + _retry_s(revision.attempts))
 
-    def lost(self, key: Key, was_ready: bool) -> None:
-        """Record that a replica vanished: the first is replaced at once, those that follow later and later."""
-        entry, now = self._entry(key), self._clock()
-        ago = now - entry.lost_at
-        # Whatever ended several replicas that served at one blow, such as a lack of memory, is one loss.
-        if not was_ready or not entry.losses or ago > _ONE_BLOW_S:
-            entry.losses = entry.losses + 1 if ago < _LOSSES_FORGOTTEN_AFTER_S else 1
-            entry.lost_at = now
-        delay = min(2.0 ** (entry.losses - 2), _MAX_LOSS_DELAY_S) if entry.losses > 1 else 0.0
-        failure = entry.state.failure
+    def lost(self, key: RevisionKey, was_ready: bool) -> None:
+        """Record that a replica vanished. The first one is replaced at once, later ones after a growing delay."""
+        revision, now = self._revision(key), self._clock()
+        elapsed = now - revision.lost_at
+        # Several ready replicas that end together, for example because memory ran out, are one loss.
+        if not was_ready or not revision.losses or elapsed > _SAME_CAUSE_S:
+            revision.losses = revision.losses + 1 if elapsed < _LOSSES_FORGOTTEN_AFTER_S else 1
+            revision.lost_at = now
+        delay = min(2.0 ** (revision.losses - 2), _MAX_LOSS_DELAY_S) if revision.losses > 1 else 0.0
+        failure = revision.state.failure
         if not was_ready:
-            failure = Failure(f"a replica ended before it was ready; `cortex logs {key[0]}` shows what it said")
-        entry.state = replace(entry.state, failure=failure, hold_until=now + delay)
+            failure = Failure(f"a replica ended before it was ready; `cortex logs {key[0]}` shows its output")
+        revision.state = replace(revision.state, failure=failure, hold_until=now + delay)
 
-    def became_ready(self, key: Key) -> None:
-        """Forget why a revision failed before."""
-        entry = self._entries.get(key)
-        if entry and entry.state.failure:
-            entry.attempts = 0
-            entry.state = replace(entry.state, failure=None)
+    def became_ready(self, key: RevisionKey) -> None:
+        """Clear the failure of a revision."""
+        revision = self._revisions.get(key)
+        if revision and revision.state.failure:
+            revision.attempts = 0
+            revision.state = replace(revision.state, failure=None)
 
-    def keep_only(self, keys: Collection[Key]) -> None:
-        """Forget all other revisions and end what is being done for them."""
-        for key in [key for key in self._entries if key not in keys]:
-            entry = self._entries.pop(key)
-            if entry.task:
-                entry.task.cancel()
+    def keep_only(self, keys: Collection[RevisionKey]) -> None:
+        """Drop all other revisions and cancel their preparation."""
+        for key in [key for key in self._revisions if key not in keys]:
+            revision = self._revisions.pop(key)
+            if revision.task:
+                revision.task.cancel()
 
     async def shutdown(self) -> None:
-        """End what is being done."""
-        tasks = [entry.task for entry in self._entries.values() if entry.task]
+        """Cancel all preparation."""
+        tasks = [revision.task for revision in self._revisions.values() if revision.task]
         self.keep_only(())
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _entry(self, key: Key) -> _Entry:
-        return self._entries.setdefault(key, _Entry())
+    def _revision(self, key: RevisionKey) -> _RevisionState:
+        return self._revisions.setdefault(key, _RevisionState())
 
-    async def _run(self, target: Target, entry: _Entry) -> None:
-        entry.attempts += 1
+    async def _run(self, target: Target, revision: _RevisionState) -> None:
+        revision.attempts += 1
         try:
-            entry.prepared = await self._prepare(target)
-            entry.state = Preparation(Stage.DONE)
+            revision.prepared = await self._prepare(target)
+            revision.state = Preparation(Stage.DONE)
         except CortexError as error:
-            self._fail(target, entry, error)
+            self._fail(revision, error)
             self._logger.warning("preparation failed", api=target.spec.name, error=error)
         except Exception as error:
-            self._fail(target, entry, error)
+            self._fail(revision, error)
             self._logger.error("preparation failed", exc_info=error, api=target.spec.name)
-        self.on_change()
+        self._on_change()
 
-    def _fail(self, target: Target, entry: _Entry, error: Exception) -> None:
+    def _fail(self, revision: _RevisionState, error: Exception) -> None:
         failure = Failure(str(error) or type(error).__name__)
-        hold_until = self._clock() + _retry_s(entry.attempts)
-        entry.state = Preparation(Stage.NEEDED, failure, hold_until, entry.attempts)
+        hold_until = self._clock() + _retry_s(revision.attempts)
+        revision.state = Preparation(Stage.NEEDED, failure, hold_until, revision.attempts)
 
 
-def _key(target: Target) -> Key:
+def _key(target: Target) -> RevisionKey:
     return target.spec.name, target.revision
 
 

@@ -1,4 +1,4 @@
-"""Says with which spec a process of a revision is started: the deployed API in, all that a supervisor needs out."""
+"""Build the specs of replicas and job workers: a deployed API in, all settings of a supervisor out."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cortex.state.apis import Target
 
 
 def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
-    """Return the spec of a new replica of `target`, with an id and sockets of its own."""
+    """Return the spec of a new replica of `target`, with its own id and sockets."""
     api = target.spec
     handler, unique = api.handler, secrets.token_hex(3)
     replica_id = f"{api.name}-{target.revision[:8]}-{unique}"
-    sockets = home.sockets_dir / secrets.token_hex(5)  # short: socket paths may have 104 characters
+    sockets = home.sockets_dir / secrets.token_hex(5)  # short: the limit of socket paths is 104 characters
     processes, batching = handler.processes_per_replica, handler.server_side_batching
     project_dir = home.projects_dir / target.project_hash
     return ReplicaSpec(
@@ -65,7 +65,7 @@ def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
 
 
 def worker_spec(home: Home, target: Target, prepared: Prepared, job_id: str) -> ReplicaSpec:
-    """Return the spec of a new worker of a job; its token is the caller's to add."""
+    """Return the spec of a new job worker. The caller adds the token."""
     spec = replica_spec(home, target, prepared)
     log_path = home.logs_dir / spec.api / job_id / f"{spec.id}.log"
     cpu = worker_compute(target.spec).cpu or 0.0
@@ -73,6 +73,6 @@ def worker_spec(home: Home, target: Target, prepared: Prepared, job_id: str) -> 
 
 
 def worker_compute(api: Api) -> Compute:
-    """Return what a worker of a job asks for: always some of the cores, which bounds how many are started."""
+    """Return the compute of a job worker, which always includes cores, to limit the number of workers."""
     compute = api.compute
     return compute if compute.cpu else compute.model_copy(update={"cpu": Compute().cpu})

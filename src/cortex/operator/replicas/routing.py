@@ -1,39 +1,53 @@
-"""Turns desired APIs and running replicas into the gateway's routing table. Pure; knows nothing of HAProxy."""
+"""Routes: build the gateway's routing table from desired APIs and running replicas, and publish it.
+
+`routes_of` is pure. `RoutePublisher` applies the tables to the gateway. Neither depends on HAProxy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
 
+from cortex.errors import GatewayError
+from cortex.gateway.base import AnyGateway
 from cortex.gateway.routes import ApiKey, Backend, RoutingTable, Server, Share, Split
 from cortex.lifecycle import ApiKind, ProcessState
-from cortex.operator.replicas.plan import Preparation, Preparations, Replica, is_restarting
+from cortex.operator.replicas.plan import Preparation, PreparationStates, Replica, is_restarting
 from cortex.operator.replicas.status import failure_of
 from cortex.replica.spec import ProcessStatus
 from cortex.state.apis import ApiRecord
+from cortex.telemetry import Logger
 
-#: Requests that wait in the socket of an API's only process, where they would wait in the gateway otherwise: both then
-#: wake up for many at once, which saves a tenth of their CPU time.
+#: Requests queued in the socket of an API's only process instead of in the gateway. Both then wake up once for many
+#: requests, which saves a tenth of their CPU time.
 _AHEAD_OF_ONLY_PROCESS = 15
-#: They only do so where an API allows so many in a process: fewer would be missed in its queue.
-_ROOMY = 256
-#: Lent connections are rounded up to a multiple of it, so that one slow client more changes nothing.
+#: Minimum concurrency limit per process for this: with a smaller limit, the gateway's queue would become too short.
+_AHEAD_MIN_LIMIT = 256
+#: The number of slots lent to slow clients is rounded up to a multiple, so that one more client changes no route.
 _LENT_STEP = 8
-#: What callers read while nothing answers and nothing is wrong.
+#: Response message while no replica is ready and there is no failure.
 _STARTING = "starting"
+#: Delay before a rejected table is applied again.
+_RETRY_S = 0.5
+#: Failures are reported after this time. A restart of the gateway takes less.
+FAILING_AFTER_S = 3.0
+#: A table not in force after this time is late. Most tables take milliseconds.
+LATE_AFTER_S = 0.3
 
 
 def routes_of(
     records: Iterable[ApiRecord],
     replicas: Iterable[Replica],
-    preparations: Preparations,
+    preparations: PreparationStates,
     jobs_socket: str = "",
     keys: Iterable[ApiKey] = (),
     gateways: int = 1,
 ) -> RoutingTable:
-    """Return the table for `replicas`, which are those that take new requests: none that is being stopped.
+    """Return the routing table for `replicas`, the replicas that accept new requests.
 
-    All but realtime APIs lead to the operator itself, at `jobs_socket`. `keys` are those of callers. `gateways` serve
-    the table alike, and each knows of its own requests only.
+    Backends of all kinds except realtime APIs lead to the operator, at `jobs_socket`. `keys` are the API keys of
+    callers. `gateways` is the number of gateways that serve the table; each one counts only its own requests.
     """
     wanted = sorted(records, key=lambda record: record.name)
     by_api: dict[str, list[Replica]] = {}
@@ -58,19 +72,19 @@ def routes_of(
 
 
 def server_name(replica_id: str, process: int) -> str:
-    """Return the name of a replica's process in the gateway; it never changes."""
+    """Return the stable name of a replica's process in the gateway."""
     return f"{replica_id}-{process}"
 
 
-def capacity(slots: int, lent: int, limit: int, only_process: bool, gateways: int = 1) -> int:
-    """Return how many requests a gateway may have open at a process that runs `slots` at once.
+def server_capacity(slots: int, lent: int, limit: int, only_process: bool, gateways: int = 1) -> int:
+    """Return the maximum number of requests that a gateway may have open at a process that runs `slots` at once.
 
-    A few more than run, or the process idles for a round trip after each, but few: they could not go to another
-    process that is free earlier. Those lent to slow clients, who hold a connection and no slot, come on top. `limit` is
-    the API's own bound on requests inside one process.
+    It is slightly more than `slots`, so that the process does not idle for a round trip after each request. It is not
+    much more, because a queued request can't move to another process that becomes free earlier. Connections lent to
+    slow clients, which occupy no slot, are added. `limit` is the API's own limit of requests inside one process.
 
-    Several gateways share out that bound, and what is ahead. Each may fill all slots by itself, as callers may all come
-    to one; and lends as many connections as there are lent, as those may all be its own.
+    Several gateways share that limit and the requests ahead. Each one may fill all slots alone, because all callers may
+    use the same gateway; for the same reason each one allows for all lent connections.
     """
     ahead = _AHEAD_OF_ONLY_PROCESS if only_process else min(slots, 4) + 1
     running = min(slots + _share(ahead, gateways), max(_share(limit, gateways), 1))
@@ -89,10 +103,10 @@ def _backend(record: ApiRecord, replicas: Sequence[Replica], preparation: Prepar
     limit = max(1, spec.autoscaling.max_replica_concurrency // spec.handler.processes_per_replica)
     routed = _routed(replicas)
     unavailable = _unavailable(record, replicas, preparation)
-    only_process = len(routed) == 1 and limit >= _ROOMY
-    # The same for any number of replicas: another bound makes the gateway load its configuration anew.
+    only_process = len(routed) == 1 and limit >= _AHEAD_MIN_LIMIT
+    # Independent of the number of replicas: a change of the limit makes the gateway reload its configuration.
     slots = max((replica.status.slots for replica, _ in routed), default=spec.handler.threads_per_process)
-    inside = capacity(slots, 0, limit, limit >= _ROOMY, gateways)
+    inside = server_capacity(slots, 0, limit, limit >= _AHEAD_MIN_LIMIT, gateways)
     return Backend(
         api=record.name,
         endpoint=spec.networking.endpoint,
@@ -104,12 +118,12 @@ def _backend(record: ApiRecord, replicas: Sequence[Replica], preparation: Prepar
             Server(
                 name=server_name(replica.spec.id, process.index),
                 socket=process.socket,
-                capacity=capacity(replica.status.slots, process.lent, limit, only_process, gateways),
+                capacity=server_capacity(replica.status.slots, process.lent, limit, only_process, gateways),
                 near=process.near,
             )
             for replica, process in routed
         ),
-        # Where the first replica can't come, callers are told at once instead of after their time.
+        # If the first replica can't start, fail requests at once instead of after their timeout.
         holds=spec.autoscaling.min_replicas == 0 and not unavailable,
         access_log=spec.networking.access_log,
         needs_key=spec.networking.needs_key,
@@ -141,12 +155,103 @@ def _split(record: ApiRecord) -> Split:
 def _routed(replicas: Sequence[Replica]) -> list[tuple[Replica, ProcessStatus]]:
     every = [(replica, process) for replica in replicas for process in replica.status.processes if process.socket]
     ready = [pair for pair in every if pair[1].state is ProcessState.READY]
-    # Where nothing else answers, requests wait in the socket of a process that is being started again: the
-    # supervisor holds it open, and a restart is faster than a caller's retry.
+    # If no process is ready, requests wait in the socket of a restarting process. The supervisor keeps the socket open,
+    # and a restart is faster than a caller's retry.
     return ready or [pair for pair in every if is_restarting(pair[1])]
 
 
 def _unavailable(record: ApiRecord, replicas: Sequence[Replica], preparation: Preparation) -> str:
-    """Say why no replica can come; empty if one can."""
+    """Return the reason why no replica can become ready; empty if one can."""
     failure = failure_of(record, (r for r in replicas if r.spec.revision == record.revision), preparation)
-    return failure.message if failure else preparation.lack
+    return failure.message if failure else preparation.shortage
+
+
+class RoutePublisher:
+    """Apply the newest table to the gateway, one at a time; superseded tables are skipped.
+
+    Calls `on_change` each time a table came into force or was rejected.
+    """
+
+    def __init__(
+        self,
+        gateway: AnyGateway,
+        on_change: Callable[[], None],
+        logger: Logger,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._gateway = gateway
+        self._on_change = on_change
+        self._logger = logger
+        self._clock = clock
+        self._due_since: float | None = None  #: time since which a newer table waits
+        self._failing_since: float | None = None
+        self._error = ""
+        self._table: RoutingTable | None = None
+        self._published = 0
+        self._applied = 0
+        self._changed = asyncio.Condition()
+        self._wake = asyncio.Event()
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether the newest table is in force."""
+        return self._applied == self._published
+
+    @property
+    def is_late(self) -> bool:
+        """Return whether the newest table has waited longer than usual, or was rejected."""
+        if self._failing_since is not None:
+            return True
+        return self._due_since is not None and self._clock() - self._due_since > LATE_AFTER_S
+
+    @property
+    def failure(self) -> str:
+        """Return why routes can't come into force, after failing for a while; else empty."""
+        is_long = self._failing_since is not None and self._clock() - self._failing_since >= FAILING_AFTER_S
+        return self._error if is_long else ""
+
+    def publish(self, table: RoutingTable) -> None:
+        """Put `table` in force soon. An unchanged table is ignored."""
+        if table != self._table:
+            self._table = table
+            self.publish_again()
+
+    def publish_again(self) -> None:
+        """Apply the newest table again, because the gateway may have lost it."""
+        if self._due_since is None:
+            self._due_since = self._clock()
+        self._published += 1
+        self._wake.set()
+
+    async def applied(self) -> None:
+        """Wait until the current newest table, or a later one, is in force."""
+        wanted = self._published
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._applied >= wanted)
+
+    async def run(self) -> None:
+        """Apply tables until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            number, table = self._published, self._table
+            if table is None:
+                continue
+            try:
+                await self._gateway.apply(table)
+            except Exception as error:  # routes must be retried after any error
+                expected = isinstance(error, GatewayError)
+                self._logger.error("routes could not be applied", None if expected else error, error=error)
+                self._error = str(error) or type(error).__name__
+                if self._failing_since is None:
+                    self._failing_since = self._clock()
+                self._on_change()
+                self._wake.set()
+                await asyncio.sleep(_RETRY_S)
+                continue
+            self._failing_since = None
+            self._due_since = None if number == self._published else self._clock()
+            async with self._changed:
+                self._applied = number
+                self._changed.notify_all()
+            self._on_change()
