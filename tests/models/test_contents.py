@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cortex.errors import StorageError
-from cortex.models import content_store as contents_module
-from cortex.models.content_store import Contents, Order
+from cortex.models import content_store
+from cortex.models.content_store import ContentRequest, ContentStore
 from cortex.telemetry import Logger
 
 Gate = asyncio.Event
@@ -34,8 +34,8 @@ class Filler:
         (folder / "model.bin").write_bytes(b"whole")
 
 
-def opened(tmp_path: Path) -> Contents:
-    contents = Contents(tmp_path, Logger("test"))
+def opened(tmp_path: Path) -> ContentStore:
+    contents = ContentStore(tmp_path, Logger("test"))
     contents.startup()
     return contents
 
@@ -51,7 +51,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 def test_a_hundred_who_want_one_content_get_it_by_one_download(tmp_path: Path) -> None:
     async def test() -> None:
         contents, fill = opened(tmp_path), Filler(gate := Gate())
-        waiting = [asyncio.create_task(contents.obtain(Order("aa", "iris", 5, fill))) for _ in range(100)]
+        waiting = [asyncio.create_task(contents.fetch(ContentRequest("aa", "iris", 5, fill))) for _ in range(100)]
         await asyncio.sleep(0)
         gate.set()
         paths = set(await asyncio.gather(*waiting))
@@ -65,7 +65,7 @@ def test_a_hundred_who_want_one_content_get_it_by_one_download(tmp_path: Path) -
 def test_a_content_is_not_there_before_all_of_it_is(tmp_path: Path) -> None:
     async def test() -> None:
         contents, fill = opened(tmp_path), Filler(gate := Gate())
-        task = asyncio.create_task(contents.obtain(Order("aa", "iris", 5, fill)))
+        task = asyncio.create_task(contents.fetch(ContentRequest("aa", "iris", 5, fill)))
         while not fill.calls:
             await asyncio.sleep(0)
         assert contents.find("aa") is None
@@ -80,9 +80,9 @@ def test_a_download_that_fails_leaves_nothing_and_is_tried_anew_by_the_next(tmp_
     async def test() -> None:
         contents = opened(tmp_path)
         with pytest.raises(StorageError, match="S3 is away"):
-            await contents.obtain(Order("aa", "iris", 5, Filler(error=StorageError("S3 is away"))))
+            await contents.fetch(ContentRequest("aa", "iris", 5, Filler(error=StorageError("S3 is away"))))
         assert on_disk(tmp_path) == set()
-        await contents.obtain(Order("aa", "iris", 5, Filler()))
+        await contents.fetch(ContentRequest("aa", "iris", 5, Filler()))
 
     run(test)
 
@@ -90,7 +90,7 @@ def test_a_download_that_fails_leaves_nothing_and_is_tried_anew_by_the_next(tmp_
 def test_a_caller_that_goes_away_does_not_end_the_download_of_others(tmp_path: Path) -> None:
     async def test() -> None:
         contents, fill = opened(tmp_path), Filler(gate := Gate())
-        first, second = (asyncio.create_task(contents.obtain(Order("aa", "iris", 5, fill))) for _ in range(2))
+        first, second = (asyncio.create_task(contents.fetch(ContentRequest("aa", "iris", 5, fill))) for _ in range(2))
         while not fill.calls:
             await asyncio.sleep(0)
         first.cancel()
@@ -104,13 +104,13 @@ def test_a_caller_that_goes_away_does_not_end_the_download_of_others(tmp_path: P
 def test_what_a_kill_left_half_done_is_cleared_and_the_rest_is_known_again(tmp_path: Path) -> None:
     async def test() -> None:
         contents = opened(tmp_path)
-        await contents.obtain(Order("aa", "iris", 5, Filler(), limit=2))
+        await contents.fetch(ContentRequest("aa", "iris", 5, Filler(), limit=2))
         half = tmp_path / "content" / ".part-x" / "bb"
         half.mkdir(parents=True)
         (half / "model.bin").write_bytes(b"half")
         later, fill = opened(tmp_path), Filler()
         assert on_disk(tmp_path) == {"aa"}
-        assert await later.obtain(Order("aa", "iris", 5, fill, limit=2)) == tmp_path / "content" / "aa"
+        assert await later.fetch(ContentRequest("aa", "iris", 5, fill, limit=2)) == tmp_path / "content" / "aa"
         assert fill.calls == 0
 
     run(test)
@@ -119,12 +119,12 @@ def test_what_a_kill_left_half_done_is_cleared_and_the_rest_is_known_again(tmp_p
 def test_what_a_power_cut_left_short_is_downloaded_again(tmp_path: Path) -> None:
     async def test() -> None:
         fill = Filler()
-        path = await opened(tmp_path).obtain(Order("aa", "iris", 5, fill))
+        path = await opened(tmp_path).fetch(ContentRequest("aa", "iris", 5, fill))
         (path / "model.bin").write_bytes(b"")
-        path = await opened(tmp_path).obtain(Order("aa", "iris", 5, fill))
+        path = await opened(tmp_path).fetch(ContentRequest("aa", "iris", 5, fill))
         assert (path / "model.bin").read_bytes() == b"whole"
         (path / "notes-of-the-users-code").write_bytes(b"more")
-        await opened(tmp_path).obtain(Order("aa", "iris", 5, fill))
+        await opened(tmp_path).fetch(ContentRequest("aa", "iris", 5, fill))
         assert fill.calls == 2
 
     run(test)
@@ -142,10 +142,10 @@ def test_the_limit_of_an_api_is_never_overshot(tmp_path: Path) -> None:
         async def use(number: int) -> None:
             digest = f"d{number % 7}"
             contents.lease(number, "iris", digest)
-            await contents.obtain(Order(digest, "iris", 5, Watching(), limit=3))
+            await contents.fetch(ContentRequest(digest, "iris", 5, Watching(), limit=3))
             assert contents.find(digest)
             await asyncio.sleep(0)
-            contents.forget(number)
+            contents.remove_client(number)
 
         await asyncio.gather(*(use(number) for number in range(60)))
         assert max(seen) == 3
@@ -158,10 +158,10 @@ def test_the_limit_holds_after_a_restart_and_the_oldest_goes(tmp_path: Path) -> 
     async def test() -> None:
         contents = opened(tmp_path)
         for digest in ("aa", "bb"):
-            await contents.obtain(Order(digest, "iris", 5, Filler(), limit=2))
-        await contents.obtain(Order("aa", "iris", 5, Filler(), limit=2))
+            await contents.fetch(ContentRequest(digest, "iris", 5, Filler(), limit=2))
+        await contents.fetch(ContentRequest("aa", "iris", 5, Filler(), limit=2))
         later = opened(tmp_path)
-        await later.obtain(Order("cc", "iris", 5, Filler(), limit=2))
+        await later.fetch(ContentRequest("cc", "iris", 5, Filler(), limit=2))
         assert on_disk(tmp_path) == {"aa", "cc"}
 
     run(test)
@@ -171,8 +171,8 @@ def test_what_is_leased_stays_and_the_next_waits_for_it(tmp_path: Path) -> None:
     async def test() -> None:
         contents = opened(tmp_path)
         contents.lease("worker", "iris", "aa")
-        await contents.obtain(Order("aa", "iris", 5, Filler(), limit=1))
-        task = asyncio.create_task(contents.obtain(Order("bb", "iris", 5, Filler(), limit=1)))
+        await contents.fetch(ContentRequest("aa", "iris", 5, Filler(), limit=1))
+        task = asyncio.create_task(contents.fetch(ContentRequest("bb", "iris", 5, Filler(), limit=1)))
         for _ in range(10):
             await asyncio.sleep(0)
         assert on_disk(tmp_path) == {"aa"}
@@ -184,14 +184,14 @@ def test_what_is_leased_stays_and_the_next_waits_for_it(tmp_path: Path) -> None:
 
 
 def test_a_wait_for_room_ends_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents_module, "ROOM_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(content_store, "ROOM_TIMEOUT_S", 0.1)
 
     async def test() -> None:
         contents = opened(tmp_path)
-        contents.use("replica", "iris", {"aa"})
-        await contents.obtain(Order("aa", "iris", 5, Filler(), limit=1))
+        contents.set_used("replica", "iris", {"aa"})
+        await contents.fetch(ContentRequest("aa", "iris", 5, Filler(), limit=1))
         with pytest.raises(StorageError, match="disk_cache_size"):
-            await contents.obtain(Order("bb", "iris", 5, Filler(), limit=1))
+            await contents.fetch(ContentRequest("bb", "iris", 5, Filler(), limit=1))
 
     run(test)
 
@@ -200,10 +200,10 @@ def test_an_api_that_evicts_does_not_take_what_another_has(tmp_path: Path) -> No
     async def test() -> None:
         contents = opened(tmp_path)
         for api in ("iris", "mnist"):
-            await contents.obtain(Order("aa", api, 5, Filler(), limit=1 if api == "iris" else None))
-        await contents.obtain(Order("bb", "iris", 5, Filler(), limit=1))
+            await contents.fetch(ContentRequest("aa", api, 5, Filler(), limit=1 if api == "iris" else None))
+        await contents.fetch(ContentRequest("bb", "iris", 5, Filler(), limit=1))
         assert on_disk(tmp_path) == {"aa", "bb"}
-        await contents.obtain(Order("cc", "iris", 5, Filler(), limit=1))
+        await contents.fetch(ContentRequest("cc", "iris", 5, Filler(), limit=1))
         assert on_disk(tmp_path) == {"aa", "cc"}
 
     run(test)
@@ -212,12 +212,12 @@ def test_an_api_that_evicts_does_not_take_what_another_has(tmp_path: Path) -> No
 def test_what_only_another_api_keeps_makes_room_at_once_and_stays_for_that_one(tmp_path: Path) -> None:
     async def test() -> None:
         contents = opened(tmp_path)
-        contents.use("replica", "mnist", {"aa"})
+        contents.set_used("replica", "mnist", {"aa"})
         contents.lease("worker", "mnist", "bb")
         for digest in ("aa", "bb", "cc"):
-            await contents.obtain(Order(digest, "iris", 5, Filler(), limit=1))
+            await contents.fetch(ContentRequest(digest, "iris", 5, Filler(), limit=1))
         assert on_disk(tmp_path) == {"aa", "bb", "cc"}
-        await contents.obtain(Order("dd", "iris", 5, Filler(), limit=1))
+        await contents.fetch(ContentRequest("dd", "iris", 5, Filler(), limit=1))
         assert on_disk(tmp_path) == {"aa", "bb", "dd"}
 
     run(test)
@@ -227,18 +227,18 @@ def test_garbage_is_what_no_catalogue_lease_or_replica_needs(tmp_path: Path) -> 
     async def test() -> None:
         contents = opened(tmp_path)
         for digest in ("wanted", "leased", "used", "garbage"):
-            await contents.obtain(Order(digest, "iris", 5, Filler()))
-        contents.want(("iris", 1), {"wanted"})
+            await contents.fetch(ContentRequest(digest, "iris", 5, Filler()))
+        contents.retain(("iris", 1), {"wanted"})
         contents.lease("worker", "iris", "leased")
-        contents.use("replica", "iris", {"used"})
-        await contents.collect(60)
+        contents.set_used("replica", "iris", {"used"})
+        await contents.collect_garbage(60)
         assert len(on_disk(tmp_path)) == 4
-        await contents.collect(0)
+        await contents.collect_garbage(0)
         assert on_disk(tmp_path) == {"wanted", "leased", "used"}
-        contents.forget("worker")
-        contents.use("replica", "iris", ())
-        contents.want(("iris", 1), None)
-        await contents.collect(0)
+        contents.remove_client("worker")
+        contents.set_used("replica", "iris", ())
+        contents.retain(("iris", 1), None)
+        await contents.collect_garbage(0)
         assert on_disk(tmp_path) == set()
 
     run(test)
@@ -248,13 +248,13 @@ def test_garbage_that_is_wanted_again_or_goes_otherwise_while_other_garbage_goes
     async def test() -> None:
         contents = opened(tmp_path)
         for digest in ("a", "b", "c"):
-            await contents.obtain(Order(digest, "iris", 5, Filler(), limit=3))
-        contents.want(("iris", 1), None)
-        first = asyncio.create_task(contents.collect(0))
+            await contents.fetch(ContentRequest(digest, "iris", 5, Filler(), limit=3))
+        contents.retain(("iris", 1), None)
+        first = asyncio.create_task(contents.collect_garbage(0))
         await asyncio.sleep(0)  # it is busy removing the first
         assert contents.find("a") is None and contents.find("b") is not None
-        contents.want(("iris", 1), {"b"})
-        await contents.collect(0)  # as a download does that finds the disk full
+        contents.retain(("iris", 1), {"b"})
+        await contents.collect_garbage(0)  # as a download does that finds the disk full
         await first
         assert on_disk(tmp_path) == {"b"}
 
@@ -267,9 +267,9 @@ def test_a_full_disk_is_said_with_the_path_and_leaves_nothing(tmp_path: Path) ->
         full = StorageError("x")
         full.__cause__ = OSError(errno.ENOSPC, "No space left on device")
         with pytest.raises(StorageError, match=rf"disk is full.*{tmp_path}.*bytes are free"):
-            await contents.obtain(Order("aa", "iris", 5, Filler(error=full)))
+            await contents.fetch(ContentRequest("aa", "iris", 5, Filler(error=full)))
         with pytest.raises(StorageError, match=rf"disk is full: {2**60} bytes are needed in {tmp_path}"):
-            await contents.obtain(Order("bb", "iris", 2**60, Filler()))
+            await contents.fetch(ContentRequest("bb", "iris", 2**60, Filler()))
         assert on_disk(tmp_path) == set()
 
     run(test)
@@ -278,11 +278,11 @@ def test_a_full_disk_is_said_with_the_path_and_leaves_nothing(tmp_path: Path) ->
 def test_contents_that_somebody_removed_are_downloaded_again(tmp_path: Path) -> None:
     async def test() -> None:
         contents, fill = opened(tmp_path), Filler()
-        path = await contents.obtain(Order("aa", "iris", 5, fill))
+        path = await contents.fetch(ContentRequest("aa", "iris", 5, fill))
         (path / "model.bin").unlink()
         path.rmdir()
-        assert contents.forget_lost()
-        await contents.obtain(Order("aa", "iris", 5, fill))
+        assert contents.drop_missing()
+        await contents.fetch(ContentRequest("aa", "iris", 5, fill))
         assert fill.calls == 2
 
     run(test)

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.models.layout import catalogue_models, describe_invalid, expected_tree
-from cortex.models.listing import MAX_FILES, Listing, ListingTally, Prefix, prefixes
+from cortex.models.layout import describe_invalid, expected_tree
+from cortex.models.listing import MAX_FILES, Listing, ListingAggregate, Prefix, prefixes
 from cortex.models.spec import Layout, Model, ModelPath, ModelProblem, ModelSource
 from cortex.storage.objects import StoredObject, flaw_of_name, printable
+from harness.models.catalogues import catalogue_models
 
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
 SAVED_MODEL = ("saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00002")
@@ -21,7 +22,7 @@ def stored(name: str, content: str = "x", key: str = "") -> StoredObject:
 
 
 def listing(prefix: Prefix, *names: str) -> Listing:
-    tally = ListingTally(prefix, 1.0)
+    tally = ListingAggregate(prefix, 1.0)
     is_cut = not tally.add(stored(name) for name in names)
     return tally.listing(is_cut)
 
@@ -115,7 +116,7 @@ def test_versions_beside_other_files_are_refused() -> None:
 
 def test_marks_of_version_folders_are_no_files() -> None:
     prefix = Prefix("s3://b/m")
-    tally = ListingTally(prefix, 1.0)
+    tally = ListingAggregate(prefix, 1.0)
     tally.add([stored("1/model.pkl"), stored("2", content="")])
     models, problems = catalogue_models(
         ModelSource("python", (ModelPath("iris", "s3://b/m"),)), {prefix: tally.listing(False)}, 5.0
@@ -141,7 +142,7 @@ def test_numbers_may_be_long_and_begin_with_zeros_but_not_be_equal() -> None:
 def test_a_path_may_be_an_onnx_file() -> None:
     source = ModelSource("onnx", (ModelPath("iris", "s3://b/net.onnx"),))
     [prefix] = prefixes(source)
-    tally = ListingTally(prefix, 1.0)
+    tally = ListingAggregate(prefix, 1.0)
     tally.add([stored("", key="net.onnx")])
     models, problems = catalogue_models(source, {prefix: tally.listing(False)}, 5.0)
     assert (versions(models), problems) == ({"iris": ["1"]}, ())
@@ -169,7 +170,7 @@ def test_a_key_that_no_file_can_be_named_after_costs_its_version_only(name: str)
 def test_a_folder_with_an_odd_name_is_a_problem_of_its_own(name: str) -> None:
     models, [problem] = judge_dir("python", f"{name}/1/a", "ok/a")
     assert versions(models) == {"ok": ["1"]}
-    assert "can't be the name of a model" in problem.message
+    assert "is not a valid model name" in problem.message
 
 
 def test_too_many_files_are_a_problem_of_their_version() -> None:
@@ -213,7 +214,7 @@ def test_any_names_are_survived_and_their_order_does_not_matter(
     shuffled = list(objects)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     for prefix in (Prefix("s3://b/m"), Prefix("s3://b/m", is_dir=True)):
-        one, other = ListingTally(prefix, 1.0), ListingTally(prefix, 1.0)
+        one, other = ListingAggregate(prefix, 1.0), ListingAggregate(prefix, 1.0)
         one.add(objects)
         other.add(shuffled)
         first, second = one.listing(False), other.listing(False)
@@ -233,7 +234,7 @@ def test_digests_are_equal_if_and_only_if_the_files_are(
     one: dict[str, tuple[int, str]], other: dict[str, tuple[int, str]]
 ) -> None:
     def digest(files: dict[str, tuple[int, str]]) -> str | None:
-        tally = ListingTally(Prefix("s3://b/m"), 1.0)
+        tally = ListingAggregate(Prefix("s3://b/m"), 1.0)
         tally.add(
             StoredObject(f"m/1/{name}", f"1/{name}", size, tag, THEN, None) for name, (size, tag) in files.items()
         )

@@ -10,7 +10,7 @@ import pytest
 
 from cortex.errors import StorageError
 from cortex.models.listing import Listing, Prefix
-from cortex.models.poller import Lister
+from cortex.models.poller import Poller
 from cortex.telemetry import Logger
 
 PREFIX = Prefix("s3://b/m")
@@ -45,10 +45,10 @@ class Store:
         return Listing(prefix, time.time(), {}, 0)
 
 
-def run(test: Callable[[Lister, Store], Awaitable[None]]) -> None:
+def run(test: Callable[[Poller, Store], Awaitable[None]]) -> None:
     async def go() -> None:
         store = Store()
-        lister = Lister(PREFIX, store.list, asyncio.Semaphore(4), Logger("test"))
+        lister = Poller(PREFIX, store.list, asyncio.Semaphore(4), Logger("test"))
         try:
             async with asyncio.timeout(30):
                 await test(lister, store)
@@ -64,7 +64,7 @@ async def until(is_true: Callable[[], object]) -> None:
 
 
 def test_all_watchers_share_the_listings_at_the_shortest_interval() -> None:
-    async def test(lister: Lister, store: Store) -> None:
+    async def test(lister: Poller, store: Store) -> None:
         slow, quick = Listener(60), Listener(0.1)
         lister.add(slow)
         await until(lambda: slow.listings)
@@ -79,7 +79,7 @@ def test_all_watchers_share_the_listings_at_the_shortest_interval() -> None:
 
 
 def test_what_is_wanted_soon_does_not_wait_for_the_interval() -> None:
-    async def test(lister: Lister, store: Store) -> None:
+    async def test(lister: Poller, store: Store) -> None:
         once = Listener(math.inf)
         lister.add(once)
         await until(lambda: once.listings)
@@ -91,7 +91,7 @@ def test_what_is_wanted_soon_does_not_wait_for_the_interval() -> None:
 
 
 def test_a_store_that_is_down_is_asked_less_and_less_often_and_then_as_before() -> None:
-    async def test(lister: Lister, store: Store) -> None:
+    async def test(lister: Poller, store: Store) -> None:
         store.error = StorageError("S3 can't be reached")
         listener = Listener(0.05)
         lister.add(listener)
@@ -108,7 +108,7 @@ def test_a_store_that_is_down_is_asked_less_and_less_often_and_then_as_before() 
 
 
 def test_a_listing_with_a_surprise_in_it_is_an_error_and_not_the_end() -> None:
-    async def test(lister: Lister, store: Store) -> None:
+    async def test(lister: Poller, store: Store) -> None:
         store.error = RuntimeError("what is this")
         listener = Listener(0.05)
         lister.add(listener)
@@ -121,7 +121,7 @@ def test_a_listing_with_a_surprise_in_it_is_an_error_and_not_the_end() -> None:
 
 
 def test_a_slow_store_is_busy_with_us_for_a_tenth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(lister: Lister, store: Store) -> None:
+    async def test(lister: Poller, store: Store) -> None:
         monkeypatch.setattr("cortex.models.poller.SLOW_LISTING_S", 0.1)
         store.takes_s = 0.15
         listener = Listener(0.05)

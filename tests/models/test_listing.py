@@ -11,11 +11,19 @@ from pathlib import Path
 import pytest
 
 from cortex.errors import StorageError
-from cortex.models.fetch_listing import download_version, list_models, sample_names
-from cortex.models.layout import catalogue_models
-from cortex.models.listing import Listing, ListingTally, Prefix, newest_file, prefixes
+from cortex.models.listing import (
+    Listing,
+    ListingAggregate,
+    Prefix,
+    download_version,
+    list_models,
+    newest_modification,
+    prefixes,
+    sample_names,
+)
 from cortex.models.spec import ModelPath, ModelSource
 from cortex.storage.objects import StoredObject
+from harness.models.catalogues import catalogue_models
 from harness.servers.s3 import PAGE_KEYS, SwiftServer
 
 
@@ -60,7 +68,7 @@ def test_models_and_versions_are_found_without_those_of_neighbours(place: Place)
     assert {name: sorted(folder.versions) for name, folder in listing.models.items()} == {"a": ["1", "2"], "b": []}
     content = listing.models["a"].versions["2"]
     assert (content.files, content.size_bytes, content.flaw) == (2, 2, None)
-    assert abs(newest_file(listing) - time.time()) < 60
+    assert abs(newest_modification(listing) - time.time()) < 60
     [alone] = asyncio.run(list_models(Prefix(f"{place.url}/a"), place.environ)).models.values()
     assert alone.versions == listing.models["a"].versions
     assert place.list().models == listing.models
@@ -292,7 +300,7 @@ def test_a_folder_that_vanishes_while_it_is_listed_is_an_error(tmp_path: Path, m
 
 def test_memory_grows_with_versions_and_not_with_keys() -> None:
     then = datetime(2026, 1, 1, tzinfo=UTC)
-    tally = ListingTally(Prefix("s3://b/m", is_dir=True), 0.0)
+    tally = ListingAggregate(Prefix("s3://b/m", is_dir=True), 0.0)
     longest_s = 0.0
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]

@@ -3,11 +3,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.models.eviction import Held, choose_victim, unneeded
+from cortex.models.content_store import StoredContent, choose_victim, unneeded
 
 held_contents = st.lists(
     st.builds(
-        Held,
+        StoredContent,
         st.sampled_from("abcdefgh"),
         st.frozensets(st.sampled_from(["iris", "mnist"])),
         st.floats(0, 10),
@@ -18,7 +18,7 @@ digests = st.frozensets(st.sampled_from("abcdefgh"))
 
 
 @given(held_contents, digests)
-def test_the_one_asked_for_longest_ago_goes_unless_it_is_kept(held: list[Held], kept: frozenset[str]) -> None:
+def test_the_one_asked_for_longest_ago_goes_unless_it_is_kept(held: list[StoredContent], kept: frozenset[str]) -> None:
     victim = choose_victim(held, "iris", kept)
     free = [item for item in held if "iris" in item.apis and item.digest not in kept]
     if victim is None:
@@ -30,6 +30,6 @@ def test_the_one_asked_for_longest_ago_goes_unless_it_is_kept(held: list[Held], 
 
 @given(held_contents, digests, digests, digests)
 def test_what_a_catalogue_has_or_somebody_keeps_is_needed(
-    held: list[Held], one: frozenset[str], other: frozenset[str], kept: frozenset[str]
+    held: list[StoredContent], one: frozenset[str], other: frozenset[str], kept: frozenset[str]
 ) -> None:
     assert unneeded(held, [one, other], kept) == {item.digest for item in held} - one - other - kept

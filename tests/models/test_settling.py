@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.models.debounce import Settling, quick_interval_s, settle
-from cortex.models.listing import Listing, ListingTally, Prefix, prefixes
+from cortex.models.listing import Listing, ListingAggregate, Prefix, prefixes
+from cortex.models.source_monitor import SourceState, debounce, relist_delay_s
 from cortex.models.spec import Catalogue, Model, ModelPath, ModelSource, Version
 from cortex.storage.objects import StoredObject
 
@@ -24,19 +24,19 @@ Files = Mapping[str, str]
 
 
 def listing(prefix: Prefix, files: Files, at: float, modified_at: float = LONG_AGO) -> Listing:
-    tally = ListingTally(prefix, at)
+    tally = ListingAggregate(prefix, at)
     modified = datetime.fromtimestamp(modified_at, UTC)
     tally.add(StoredObject(f"m/{name}", name, 1, content, modified, None) for name, content in files.items())
     return tally.listing(False)
 
 
-def passes(source: ModelSource, *seen: Files | None, modified_at: float = LONG_AGO) -> list[Settling]:
+def passes(source: ModelSource, *seen: Files | None, modified_at: float = LONG_AGO) -> list[SourceState]:
     """Return the state after each listing; None is one that failed."""
-    states, state = [], Settling()
+    states, state = [], SourceState()
     [prefix] = prefixes(source)
     for number, files in enumerate(seen):
         found = {} if files is None else {prefix: listing(prefix, files, NOW + 10 * number, modified_at)}
-        state = settle(state, source, found)
+        state = debounce(state, source, found)
         states.append(state)
     return states
 
@@ -61,21 +61,21 @@ def test_old_content_is_confirmed_at_first_sight() -> None:
     [state] = passes(DIR, A)
     assert list(shown(state.confirmed) or {}) == ["m/1"]
     assert state.candidate is None
-    assert quick_interval_s(state, DIR) is None
+    assert relist_delay_s(state, DIR) is None
 
 
 def test_new_content_is_confirmed_by_a_quick_second_listing() -> None:
     first, second = passes(DIR, A, A, modified_at=NOW - 19)
     assert (first.confirmed, shown(first.candidate)) == (None, digests(DIR, A))
-    assert quick_interval_s(first, DIR) == 1.0
+    assert relist_delay_s(first, DIR) == 1.0
     assert (shown(second.confirmed), second.candidate) == (digests(DIR, A), None)
-    assert quick_interval_s(second, DIR) is None
+    assert relist_delay_s(second, DIR) is None
 
 
 def test_the_only_model_is_waited_for_while_it_is_still_uploaded() -> None:
     first, second, third = passes(PATH, {"f": "1"}, {"f": "1", "g": "1"}, {"f": "1", "g": "1"}, modified_at=NOW)
     assert [first.confirmed, second.confirmed] == [None, None]
-    assert quick_interval_s(second, PATH) == 1.0
+    assert relist_delay_s(second, PATH) == 1.0
     assert shown(third.confirmed) == digests(PATH, {"f": "1", "g": "1"})
 
 
@@ -122,10 +122,10 @@ def test_a_failed_listing_changes_nothing(before: Files, after: Files) -> None:
 
 def test_the_same_listing_seen_again_is_not_a_second_one() -> None:
     [prefix] = prefixes(DIR)
-    state = settle(Settling(), DIR, {prefix: listing(prefix, A, NOW)})
+    state = debounce(SourceState(), DIR, {prefix: listing(prefix, A, NOW)})
     new = listing(prefix, BOTH, NOW + 10)
-    once = settle(state, DIR, {prefix: new})
-    assert settle(once, DIR, {prefix: new}) == once
+    once = debounce(state, DIR, {prefix: new})
+    assert debounce(once, DIR, {prefix: new}) == once
 
 
 def test_a_version_that_becomes_invalid_stays_as_it_was_and_says_why() -> None:
@@ -171,13 +171,13 @@ def test_a_slow_upload_has_no_candidate_after_three_in_vain_until_it_rests() -> 
 
 def test_nothing_is_confirmed_before_each_prefix_was_listed() -> None:
     one, other = prefixes(PATHS)
-    state = settle(Settling(), PATHS, {one: listing(one, {"f": "1"}, NOW)})
+    state = debounce(SourceState(), PATHS, {one: listing(one, {"f": "1"}, NOW)})
     assert (state.confirmed, state.candidate) == (None, None)
-    state = settle(state, PATHS, {other: listing(other, {"f": "2"}, NOW)})
+    state = debounce(state, PATHS, {other: listing(other, {"f": "2"}, NOW)})
     assert list(shown(state.confirmed) or {}) == ["a/1", "b/1"]
     # From then on, one that fails doesn't hold up the other.
     for number in (1, 2):
-        state = settle(state, PATHS, {one: listing(one, {"f": "3"}, NOW + number)})
+        state = debounce(state, PATHS, {one: listing(one, {"f": "3"}, NOW + number)})
     assert state.confirmed is not None
     assert state.confirmed.models[0].latest.digest != state.confirmed.models[1].latest.digest
 

@@ -1,8 +1,12 @@
-"""The model agent: one process per machine and home that lists sources, downloads contents and serves clients.
+"""The model agent: one process per machine and home that lists model sources, downloads contents and serves clients.
 
-`python -m cortex.models.agent HOME [--node]`. It outlives the operator; ends on SIGTERM, or once nobody has been
-connected for a while. Credentials are those of the environment it was started with. On a node of a cluster, `--node`,
-it has the operator's agent list what is in stores, as long as that answers.
+`python -m cortex.models.agent HOME [--node]`. It outlives the operator, and ends on SIGTERM or after a while without
+clients. It uses the credentials of its environment. With `--node`, on a node of a cluster, it gets listings of stores
+from the operator's model agent while that one is reachable.
+
+    supervisor ──Watch, Using──▶ ClientConnection ─▶ SourceMonitor (one per API and source) ─▶ Poller (one per prefix)
+    worker ───Fetch, Release───▶        │                      └──▶ ContentStore (one per home)
+                                        └─────────────────────────────▲
 """
 
 from __future__ import annotations
@@ -19,70 +23,70 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from cortex.errors import CortexError, StorageError
 from cortex.home import Home
-from cortex.models.clients import Client
-from cortex.models.content_store import Contents
-from cortex.models.fetch_listing import download_version, list_models
-from cortex.models.last_catalogue import Remembered
-from cortex.models.listing import Listing, Prefix
-from cortex.models.listing_client import Asker
-from cortex.models.listing_server import SharedListings
-from cortex.models.poller import Lister
-from cortex.models.protocol import Fetch, Fetched, FetchFailed, Release, Request, Using, Watch
-from cortex.models.source_monitor import FILE_GRACE_S, Feed
+from cortex.models.content_store import ContentStore
+from cortex.models.listing import Listing, Prefix, download_version, list_models
+from cortex.models.listing_rpc import ListingClient, ListingServer
+from cortex.models.poller import Poller
+from cortex.models.protocol import (
+    MAX_LINE_BYTES,
+    Answer,
+    CatalogueUpdate,
+    Fetch,
+    Fetched,
+    FetchFailed,
+    Release,
+    Request,
+    Using,
+    Watch,
+    read_request,
+    write,
+)
+from cortex.models.source_monitor import FILE_GRACE_S, LastCatalogues, SourceMonitor
 from cortex.models.spec import ModelSource
 from cortex.processes.priority import enter_background, leave_background
 from cortex.storage.client import is_remote
 from cortex.telemetry import Logger, configure
 
-#: The exit code where another agent runs for this home.
+#: The exit code if another agent runs for this home.
 ALREADY_RUNS = 3
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How the agent spends time and disk."""
+class AgentLimits:
+    """Timeouts and concurrency limits of the agent."""
 
-    idle_s: float = 60.0  #: without a client for so long, it ends
-    linger_s: float = 30.0  #: a source is still listed so long after its last watcher has gone
-    content_grace_s: float = 60.0  #: unneeded content stays so long
-    first_grace_s: float = 600.0  #: nothing is taken for unneeded within so long after the start
-    reconnect_s: float = 3.0  #: within so long after the start, those who hold contents have said so
+    idle_s: float = 60.0  #: it ends after this time without clients
+    linger_s: float = 30.0  #: a source is listed this long after its last watcher left
+    content_grace_s: float = 60.0  #: unneeded content stays on disk this long
+    first_grace_s: float = 600.0  #: no content is removed as unneeded this long after the start
+    reconnect_s: float = 3.0  #: clients reconnect and report the contents they use within this time after the start
     housekeeping_s: float = 5.0
-    listings: int = 16  #: at once
-    downloads: int = 4  #: at once
-    silence_s: float = 10.0  #: the operator's agent that says nothing for so long is away
+    listings: int = 16  #: concurrent
+    downloads: int = 4  #: concurrent
+    silence_s: float = 10.0  #: timeout of the operator's agent
 
 
 _LOCK_TIMEOUT_S = 2.0
 _EXIT_TIMEOUT_S = 0.8
 _BACKLOG = 1024
 _DESCRIPTORS = 65_536
-#: A worker's threads ask for no more than this at the same time; who does is not read from for a while.
-_FETCHES_AT_ONCE = 1000
-#: So long it stays in the foreground after a fetch: the next often follows.
+#: Concurrent fetches of one client, more than the threads of a worker; reading pauses at this number.
+_MAX_FETCHES = 1000
+#: After a fetch the agent stays in the foreground this long: often another one follows.
 _FOREGROUND_S = 1.0
 
 
-@dataclass
-class _Session:
-    """What one client has asked for."""
-
-    feeds: set[Feed] = field(default_factory=set)
-    watched: Feed | None = None
-    using: frozenset[str] = frozenset()
-    fetches: set[asyncio.Task[None]] = field(default_factory=set)
-
-
-class Agent:
-    """Everything that one agent does; `run` until told to stop."""
+class ModelAgent:
+    """The agent of one home; `run` serves until the end."""
 
     def __init__(
-        self, home: Home, environ: Mapping[str, str], limits: Limits, logger: Logger, is_node: bool = False
+        self, home: Home, environ: Mapping[str, str], limits: AgentLimits, logger: Logger, is_node: bool = False
     ) -> None:
         self._home = home
         self._environ = dict(environ)
@@ -90,53 +94,53 @@ class Agent:
         self._logger = logger
         self._files = home.run_dir / "models"
         self._file_numbers = itertools.count(1)
-        self._contents = Contents(home.models_dir, logger)
-        self._waiting = 0  # fetches that calls wait for
+        self._contents = ContentStore(home.models_dir, logger)
+        self._foreground_users = 0  # fetches in progress, which calls wait for
         self._is_in_foreground = False
-        self._remembered = Remembered(home.models_dir / "known")
-        self._sessions: dict[Client, _Session] = {}
-        self._feeds: dict[tuple[str, ModelSource], Feed] = {}
-        self._listers: dict[Prefix, Lister] = {}
-        self._listing_turns = asyncio.Semaphore(limits.listings)
-        self._download_turns = asyncio.Semaphore(limits.downloads)
-        # On a node, what comes to this socket is taken to the operator's agent: it is that one's there.
-        self._asker = Asker(home.listings_socket, limits.silence_s, logger) if is_node else None
-        self._shared = None if is_node else SharedListings(self._list, self._listing_turns, logger)
-        self._had_feeds = False
+        self._last_catalogues = LastCatalogues(home.models_dir / "known")
+        self._clients: set[ClientConnection] = set()
+        self._monitors: dict[tuple[str, ModelSource], SourceMonitor] = {}
+        self._pollers: dict[Prefix, Poller] = {}
+        self._concurrent_listings = asyncio.Semaphore(limits.listings)
+        self._concurrent_downloads = asyncio.Semaphore(limits.downloads)
+        # On a node, the node's agent listens on this socket and relays connections to the operator's machine.
+        self._listing_client = ListingClient(home.listings_socket, limits.silence_s, logger) if is_node else None
+        self._listing_server = None if is_node else ListingServer(self._list, self._concurrent_listings, logger)
+        self._had_monitors = False
         self._stop = asyncio.Event()
         self._idle_since = time.monotonic()
 
     async def run(self) -> None:
-        """Serve until SIGTERM, or until nobody needs it."""
+        """Serve until SIGTERM, or until the agent has been idle for a while."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         started_at = time.monotonic()
         enter_background()
         await asyncio.to_thread(self._contents.startup)
-        self._contents.settled_at = started_at + self._limits.reconnect_s
+        self._contents.no_removal_before = started_at + self._limits.reconnect_s
         self._files.mkdir(mode=0o700, parents=True, exist_ok=True)
-        loop.call_later(FILE_GRACE_S, self._clear_files, set(self._files.iterdir()))
+        loop.call_later(FILE_GRACE_S, self._delete_files, set(self._files.iterdir()))
         listener = _listen(self._home.model_agent_socket)
-        server = await loop.create_unix_server(self._connect, sock=listener)
-        if self._shared is not None:
-            await self._shared.startup(_listen(self._home.listings_socket))
+        server = await loop.create_unix_server(lambda: ClientConnection(self, self._logger), sock=listener)
+        if self._listing_server is not None:
+            await self._listing_server.startup(_listen(self._home.listings_socket))
         self._logger.info("model agent started", pid=os.getpid())
         housekeeping = asyncio.create_task(self._keep_house(started_at), name="housekeeping")
         await self._stop.wait()
         _exit_in_time()
         server.close()
         housekeeping.cancel()
-        for client in list(self._sessions):
+        for client in list(self._clients):
             client.close()
-        for feed in self._feeds.values():
-            feed.close()
-        for lister in self._listers.values():
-            lister.stop()
-        if self._asker is not None:
-            self._asker.close()
-        if self._shared is not None:
-            self._shared.shutdown()
+        for monitor in self._monitors.values():
+            monitor.stop()
+        for poller in self._pollers.values():
+            poller.stop()
+        if self._listing_client is not None:
+            self._listing_client.close()
+        if self._listing_server is not None:
+            self._listing_server.shutdown()
             self._home.listings_socket.unlink(missing_ok=True)
         await self._contents.shutdown()
         self._home.model_agent_socket.unlink(missing_ok=True)
@@ -144,67 +148,57 @@ class Agent:
 
     # Clients.
 
-    def _connect(self) -> Client:
-        return Client(self._joined, self._asked, self._left, self._logger)
+    def add_client(self, client: ClientConnection) -> None:
+        """Register a client that connected."""
+        self._clients.add(client)
 
-    def _joined(self, client: Client) -> None:
-        self._sessions[client] = _Session()
-
-    def _left(self, client: Client) -> None:
-        session = self._sessions.pop(client, None)
-        if session is None:
+    def remove_client(self, client: ClientConnection) -> None:
+        """Release everything of a client that disconnected."""
+        if client not in self._clients:
             return
-        for fetch in session.fetches:
+        self._clients.discard(client)
+        for fetch in client.fetches:
             fetch.cancel()
-        self._contents.forget(client)
-        for feed in session.feeds:
-            del feed.watchers[client]
-            self._close_later(feed)
-        if not self._sessions:
+        self._contents.remove_client(client)
+        for monitor in client.monitors:
+            del monitor.watchers[client]
+            asyncio.get_running_loop().call_later(self._limits.linger_s, self._stop_unwatched, monitor)
+        if not self._clients:
             self._idle_since = time.monotonic()
 
-    def _asked(self, client: Client, request: Request) -> None:
-        """Do what a client says. Raises: ValueError if it may not."""
-        session = self._sessions[client]
+    def handle(self, client: ClientConnection, request: Request) -> None:
+        """Handle a client's request. Raises: ValueError if it is not permitted."""
         match request:
             case Watch(api, source):
-                if session.watched is not None:
-                    raise ValueError("a connection watches once")
-                session.watched = self._feed(api, source)
-                session.feeds.add(session.watched)
-                session.watched.watch(client, client.tell)
-                self._use(client, session)
+                if client.watched is not None:
+                    raise ValueError("only one watch per connection is permitted")
+                client.watched = self._monitor(api, source)
+                client.monitors.add(client.watched)
+                client.watched.add_watcher(client, client.send_update)
+                self._set_used(client)
             case Using(digests):
-                session.using = digests
-                self._use(client, session)
+                client.using = digests
+                self._set_used(client)
             case Fetch():
-                task = asyncio.create_task(self._fetch(client, session, request), name=f"fetch {request.digest}")
-                session.fetches.add(task)
-                task.add_done_callback(lambda done: self._fetched(client, session, done))
-                if len(session.fetches) == _FETCHES_AT_ONCE:
-                    client.hold(True)
+                task = asyncio.create_task(self._fetch(client, request), name=f"fetch {request.digest}")
+                client.add_fetch(task)
             case Release(digest):
                 self._contents.release(client, digest)
 
-    def _use(self, client: Client, session: _Session) -> None:
-        """Keep what a replica uses. One that caches models names all there are; its workers lease what they load."""
-        if session.watched is not None and not session.watched.source.is_cached:
-            self._contents.use(client, session.watched.api, session.using)
+    def _set_used(self, client: ClientConnection) -> None:
+        """Keep the contents that a replica uses. With caching, its workers lease the ones that they load instead."""
+        if client.watched is not None and not client.watched.source.is_cached:
+            self._contents.set_used(client, client.watched.api, client.using)
 
-    def _fetched(self, client: Client, session: _Session, done: asyncio.Task[None]) -> None:
-        session.fetches.discard(done)
-        if len(session.fetches) == _FETCHES_AT_ONCE - 1:
-            client.hold(False)
-
-    async def _fetch(self, client: Client, session: _Session, request: Fetch) -> None:
-        feed = self._feed(request.api, request.source)
-        if feed not in session.feeds:
-            session.feeds.add(feed)
-            feed.watch(client, lambda news: None)
+    async def _fetch(self, client: ClientConnection, request: Fetch) -> None:
+        monitor = self._monitor(request.api, request.source)
+        if monitor not in client.monitors:
+            client.monitors.add(monitor)
+            monitor.add_watcher(client, lambda update: None)
         is_new = self._contents.lease(client, request.api, request.digest)
         try:
             with self._in_foreground():
-                path = await feed.obtain(request.model, request.version, request.digest)
+                path = await monitor.fetch(request.model, request.version, request.digest)
             client.send(Fetched(request.id, str(path)))
             return
         except CortexError as error:
@@ -219,67 +213,66 @@ class Agent:
 
     @contextlib.contextmanager
     def _in_foreground(self) -> Iterator[None]:
-        """Take part like any process while a call waits for what it fetches, and a moment longer."""
-        self._waiting += 1
+        """Run at normal priority while calls wait for fetches, and a moment longer."""
+        self._foreground_users += 1
         if not self._is_in_foreground:
             self._is_in_foreground = True
             leave_background()
-            asyncio.get_running_loop().call_later(_FOREGROUND_S, self._rest)
+            asyncio.get_running_loop().call_later(_FOREGROUND_S, self._return_to_background)
         try:
             yield
         finally:
-            self._waiting -= 1
+            self._foreground_users -= 1
 
-    def _rest(self) -> None:
-        if self._waiting:
-            asyncio.get_running_loop().call_later(_FOREGROUND_S, self._rest)
+    def _return_to_background(self) -> None:
+        if self._foreground_users:
+            asyncio.get_running_loop().call_later(_FOREGROUND_S, self._return_to_background)
         else:
             self._is_in_foreground = False
             enter_background()
 
     # Sources.
 
-    def _feed(self, api: str, source: ModelSource) -> Feed:
-        key = (api, source)
-        feed = self._feeds.get(key)
-        if feed is None:
-            self._had_feeds = True
-            feed = Feed(api, source, self._contents, self._remembered, self._download, self._write_file, self._logger)
-            self._feeds[key] = feed
-            feed.open(self._lister)
-        return feed
+    def _monitor(self, api: str, source: ModelSource) -> SourceMonitor:
+        monitor = self._monitors.get((api, source))
+        if monitor is None:
+            self._had_monitors = True
+            monitor = SourceMonitor(
+                api, source, self._contents, self._last_catalogues, self._download, self._write_file, self._logger
+            )
+            self._monitors[api, source] = monitor
+            monitor.start(self._poller)
+        return monitor
 
-    def _lister(self, prefix: Prefix) -> Lister:
-        lister = self._listers.get(prefix)
-        if lister is None:
-            ask = self._asker.ask if self._asker is not None and is_remote(prefix.url) else None
-            lister = Lister(prefix, self._list, self._listing_turns, self._logger, ask)
-            self._listers[prefix] = lister
-        return lister
+    def _poller(self, prefix: Prefix) -> Poller:
+        poller = self._pollers.get(prefix)
+        if poller is None:
+            client = self._listing_client
+            list_remotely = client.list if client is not None and is_remote(prefix.url) else None
+            poller = Poller(prefix, self._list, self._concurrent_listings, self._logger, list_remotely)
+            self._pollers[prefix] = poller
+        return poller
 
-    def _close_later(self, feed: Feed) -> None:
-        asyncio.get_running_loop().call_later(self._limits.linger_s, self._close_unwatched, feed)
-
-    def _close_unwatched(self, feed: Feed) -> None:
-        if feed.watchers:
+    def _stop_unwatched(self, monitor: SourceMonitor) -> None:
+        if monitor.watchers:
             return
-        for key in [key for key, each in self._feeds.items() if each is feed]:
-            del self._feeds[key]
-            feed.close()
-        for prefix in [prefix for prefix, lister in self._listers.items() if not lister.watchers]:
-            self._listers.pop(prefix).stop()
+        for key in [key for key, each in self._monitors.items() if each is monitor]:
+            del self._monitors[key]
+            monitor.stop()
+        for prefix in [prefix for prefix, poller in self._pollers.items() if not poller.watchers]:
+            self._pollers.pop(prefix).stop()
 
     async def _list(self, prefix: Prefix) -> Listing:
         return await list_models(prefix, self._environ)
 
     async def _download(self, url: str, digest: str, folder: Path) -> None:
-        async with self._download_turns:
+        async with self._concurrent_downloads:
             await download_version(url, digest, folder, self._environ)
 
     # Files.
 
     def _write_file(self, data: bytes) -> Path:
-        """Write a catalogue. Raises: StorageError."""
+        """Write a catalogue to a new file. Raises: StorageError."""
         path = self._files / f"{os.getpid()}-{next(self._file_numbers)}.json"
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -291,8 +284,8 @@ class Agent:
         return path
 
     @staticmethod
-    def _clear_files(old: set[Path]) -> None:
-        for path in old:
+    def _delete_files(paths: set[Path]) -> None:
+        for path in paths:
             with contextlib.suppress(OSError):
                 path.unlink()
 
@@ -300,35 +293,132 @@ class Agent:
         while not self._stop.is_set():
             await asyncio.sleep(self._limits.housekeeping_s)
             try:
-                await self._tidy(started_at)
+                await self._clean_up(started_at)
             except OSError as error:
                 self._logger.error("housekeeping failed", error)
 
-    async def _tidy(self, started_at: float) -> None:
+    async def _clean_up(self, started_at: float) -> None:
         limits, now = self._limits, time.monotonic()
         if not self._home.model_agent_socket.exists():
             self._logger.error("model agent ends: its socket was removed", socket=self._home.model_agent_socket)
             self._stop.set()
             return
-        if self._shared is not None:
-            self._shared.forget_unneeded()
-        if self._contents.forget_lost():
-            for feed in self._feeds.values():
-                feed.update_soon()
-        is_idle = not self._sessions and now - self._idle_since >= limits.idle_s
-        # One that never had a source can't tell what is needed: replicas may still wait for their environment.
-        is_over = is_idle and self._had_feeds and not self._feeds
-        if is_over or (self._had_feeds and now - started_at >= limits.first_grace_s):
-            await self._contents.collect(0 if is_over else limits.content_grace_s)
+        if self._listing_server is not None:
+            self._listing_server.remove_unneeded()
+        if self._contents.drop_missing():
+            for monitor in self._monitors.values():
+                monitor.publish_soon()
+        is_idle = not self._clients and now - self._idle_since >= limits.idle_s
+        # An agent that never had a source can't know what is needed: replicas may still wait for their environment.
+        is_over = is_idle and self._had_monitors and not self._monitors
+        if is_over or (self._had_monitors and now - started_at >= limits.first_grace_s):
+            await self._contents.collect_garbage(0 if is_over else limits.content_grace_s)
         if is_over:
-            self._remembered.forget_all()
-        if is_idle and not self._sessions:
-            self._logger.info("model agent ends: nobody needs it")
+            self._last_catalogues.clear()
+        if is_idle and not self._clients:
+            self._logger.info("model agent ends: it has no clients")
             self._stop.set()
 
 
+class ClientConnection(asyncio.Protocol):
+    """The connection of one client. If the client does not read, its requests are not read, and it misses all
+    catalogue updates but the newest.
+    """
+
+    def __init__(self, agent: ModelAgent, logger: Logger) -> None:
+        self.monitors: set[SourceMonitor] = set()
+        self.watched: SourceMonitor | None = None
+        self.using: frozenset[str] = frozenset()
+        self.fetches: set[asyncio.Task[None]] = set()
+        self._agent = agent
+        self._logger = logger
+        self._transport: asyncio.Transport | None = None
+        self._unread = bytearray()
+        self._is_full = False  #: the client does not read
+        self._update: CatalogueUpdate | None = None  #: to send once the client reads
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Register with the agent."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._agent.add_client(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Unregister from the agent."""
+        self._transport = None
+        self._agent.remove_client(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Handle complete lines; an invalid request closes the connection."""
+        self._unread += data
+        if b"\n" in data:
+            *lines, rest = self._unread.split(b"\n")
+            self._unread = rest
+            for line in lines:
+                if self._transport is None or self._transport.is_closing():
+                    return
+                self._handle(bytes(line))
+        if len(self._unread) > MAX_LINE_BYTES:
+            self._refuse(f"a line of more than {MAX_LINE_BYTES} bytes")
+
+    def pause_writing(self) -> None:
+        """Stop reading from a client that does not read: this bounds the answers that have to be kept."""
+        self._is_full = True
+        self._pause_or_resume()
+
+    def resume_writing(self) -> None:
+        """Resume reading and send the newest update."""
+        self._is_full = False
+        self._pause_or_resume()
+        if self._update is not None:
+            self.send_update(self._update)
+
+    def add_fetch(self, task: asyncio.Task[None]) -> None:
+        """Count a fetch in progress; reading pauses while there are too many."""
+        self.fetches.add(task)
+        task.add_done_callback(self._remove_fetch)
+        self._pause_or_resume()
+
+    def send_update(self, update: CatalogueUpdate) -> None:
+        """Send a catalogue update, or keep the newest one while the client does not read."""
+        self._update = update if self._is_full else None
+        if not self._is_full:
+            self.send(update)
+
+    def send(self, answer: Answer) -> None:
+        """Send an answer."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(write(answer))
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _remove_fetch(self, task: asyncio.Task[None]) -> None:
+        self.fetches.discard(task)
+        self._pause_or_resume()
+
+    def _pause_or_resume(self) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._is_full or len(self.fetches) >= _MAX_FETCHES:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _handle(self, line: bytes) -> None:
+        try:
+            self._agent.handle(self, read_request(line))
+        except ValueError as error:
+            self._refuse(str(error))
+
+    def _refuse(self, reason: str) -> None:
+        self._logger.warning("model agent closed a client's connection", reason=reason[:500])
+        self.close()
+
+
 def main() -> None:
-    """Run the agent of the home that the first argument names."""
+    """Run the agent of the home in the first argument."""
     home, is_node = Home(Path(sys.argv[1])), sys.argv[2:] == ["--node"]
     home.create()
     configure(home.logs_dir / "models.log")
@@ -340,13 +430,12 @@ def main() -> None:
 
 
 async def _run(home: Home, is_node: bool) -> None:
-    logger = Logger("cortex.models")
-    await Agent(home, os.environ, Limits(), logger, is_node).run()
+    await ModelAgent(home, os.environ, AgentLimits(), Logger("cortex.models"), is_node).run()
 
 
 @contextlib.contextmanager
 def only_one(home: Home) -> Iterator[None]:
-    """Hold the home's lock; the kernel frees it when we end. One that is just ending gets a moment."""
+    """Hold the home's lock, which the kernel releases at the end of the process; wait for an agent that is ending."""
     deadline = time.monotonic() + _LOCK_TIMEOUT_S
     with (home.run_dir / "models.lock").open("a+") as file:
         while True:
@@ -362,7 +451,7 @@ def only_one(home: Home) -> Iterator[None]:
 
 
 def _listen(path: Path) -> socket.socket:
-    """Take the socket's place at once, whatever an earlier agent left there."""
+    """Listen on a socket, which atomically replaces the one of an earlier agent."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     part = path.with_name(f"{path.name}.part")
     part.unlink(missing_ok=True)
@@ -374,7 +463,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _exit_in_time() -> None:
-    """End even if a thread is busy with the disk; what is half done is cleared by the next agent."""
+    """Exit even if a thread is busy with the disk; the next agent deletes what is incomplete."""
     timer = threading.Timer(_EXIT_TIMEOUT_S, os._exit, (0,))
     timer.daemon = True
     timer.start()

@@ -1,7 +1,8 @@
-"""Keeps model contents on this machine's disk: each is put there once, is whole or not there, and leaves when unneeded.
+"""Content-addressed store of model files on this machine's disk: each content is downloaded once, whole or not at all.
 
-`content/<digest>/` is a content, `content/.part-*` one that comes or goes, `index/<digest>.json` what is known of one.
-Knows nothing of sources or sockets; what goes is decided by `retention`.
+`content/<digest>/` is a content, `content/.part-*` one that is being written or removed, `index/<digest>.json` its
+metadata. A content leaves the disk when no client uses it and no catalogue retains it (`collect_garbage`), or, least
+recently used first, to keep an API within `disk_cache_size`.
 """
 
 from __future__ import annotations
@@ -15,177 +16,198 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import orjson
 
 from cortex.errors import StorageError
-from cortex.models.eviction import Held, choose_victim, unneeded
 from cortex.telemetry import Logger
 
 _PART = ".part-"
-#: How long a download waits for the disk limit of its API to allow it; less than a request may take by default, so that
-#: it is answered with the reason.
+#: How long a download waits for room within `disk_cache_size`: less than the default timeout of a request, so that the
+#: caller receives the reason.
 ROOM_TIMEOUT_S = 45.0
-#: Left free on the disk for everything else.
+#: Free disk space that downloads leave to everything else.
 _SPARE_BYTES = 16 * 1024 * 1024
 
-#: Makes the folder and puts all files into it.
-Fill = Callable[[Path], Awaitable[None]]
+#: Creates a folder with all files of a content.
+FillFolder = Callable[[Path], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Order:
-    """A content that is wanted on disk."""
+class ContentRequest:
+    """A request for a content to be on disk."""
 
     digest: str
     api: str
     size_bytes: int
-    fill: Fill
-    limit: int | None = None  #: how many contents of the API may be on disk
+    fill: FillFolder
+    limit: int | None = None  #: maximum number of contents of the API on disk
 
 
-class Contents:
-    """The contents of one home; for one event loop. `client` is whatever tells clients apart."""
+@dataclass(frozen=True)
+class StoredContent:
+    """One content on disk."""
+
+    digest: str
+    apis: frozenset[str]  #: the APIs that fetched it; it counts against the limit of each
+    used_at: float  #: when it was last fetched; UNIX time, seconds
+    size_bytes: int = 0  #: of its files when they were downloaded
+
+
+def choose_victim(stored: Iterable[StoredContent], api: str, in_use: Collection[str]) -> StoredContent | None:
+    """Return the least recently used content of an API that is not in use, None if there is none."""
+    candidates = [item for item in stored if api in item.apis and item.digest not in in_use]
+    return min(candidates, key=lambda item: (item.used_at, item.digest), default=None)
+
+
+def unneeded(stored: Iterable[StoredContent], retained: Iterable[Collection[str]], in_use: Collection[str]) -> set[str]:
+    """Return the contents that are neither retained by a catalogue nor in use."""
+    needed = set(in_use).union(*retained)
+    return {item.digest for item in stored if item.digest not in needed}
+
+
+class ContentStore:
+    """The contents of one home; for one event loop. A `client` is any hashable object that identifies a client."""
 
     def __init__(self, folder: Path, logger: Logger) -> None:
         self._folder = folder / "content"
         self._index = folder / "index"
         self._logger = logger
-        self._held: dict[str, Held] = {}
-        self._flights: dict[str, asyncio.Task[None]] = {}
-        self._coming: Counter[tuple[str, str]] = Counter()  #: (API, digest) with a place kept for them
-        self._leaving: Counter[str] = Counter()  #: by API, still counted
+        self._stored: dict[str, StoredContent] = {}
+        self._downloads: dict[str, asyncio.Task[None]] = {}
+        self._incoming: Counter[tuple[str, str]] = Counter()  #: (API, digest) of fetches in progress, which have room
+        self._outgoing: Counter[str] = Counter()  #: by API: contents being removed, which still count
         self._leases: dict[object, dict[str, str]] = {}  #: by client: digest to API
         self._using: dict[object, tuple[str, frozenset[str]]] = {}  #: by client: API, digests
-        self._wanted: dict[tuple[str, object], frozenset[str]] = {}
+        self._retained: dict[tuple[str, object], frozenset[str]] = {}
         self._unneeded_since: dict[str, float] = {}
         self._freed = asyncio.Event()
         self._parts = itertools.count(1)
-        #: Nothing is removed before: whoever holds contents has not said so yet. Monotonic time, seconds.
-        self.settled_at = 0.0
+        #: Monotonic time before which nothing is removed: clients have yet to reconnect and report what they use.
+        self.no_removal_before = 0.0
 
     def startup(self) -> None:
-        """Find what is there and clear away what an earlier process left half done."""
+        """Read the index and delete what an earlier process left incomplete."""
         for folder in (self._folder, self._index):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for part in self._folder.glob(f"{_PART}*"):
             shutil.rmtree(part, ignore_errors=True)
         for path in filter(Path.is_dir, self._folder.iterdir()):
-            held = self._read_index(path.name)
-            if held is None or _size_bytes(path) < held.size_bytes:
-                shutil.rmtree(path, ignore_errors=True)  # the machine went down before all of it was on disk
+            stored = self._read_index(path.name)
+            if stored is None or _size_bytes(path) < stored.size_bytes:
+                shutil.rmtree(path, ignore_errors=True)  # the machine crashed before all of it was on disk
             else:
-                self._held[path.name] = held
+                self._stored[path.name] = stored
         for file in self._index.iterdir():
-            if file.stem not in self._held or file.suffix != ".json":
+            if file.stem not in self._stored or file.suffix != ".json":
                 file.unlink(missing_ok=True)
 
     async def shutdown(self) -> None:
-        """Give up all downloads; what they have so far is removed."""
-        for flight in self._flights.values():
-            flight.cancel()
-        await asyncio.gather(*self._flights.values(), return_exceptions=True)
+        """Cancel all downloads and delete their files."""
+        for download in self._downloads.values():
+            download.cancel()
+        await asyncio.gather(*self._downloads.values(), return_exceptions=True)
 
     def find(self, digest: str) -> Path | None:
-        """Return where a content is, if it is all there."""
-        if digest in self._held:
+        """Return the folder of a complete content."""
+        if digest in self._stored:
             path = self._folder / digest
             if path.is_dir():
                 return path
-            del self._held[digest]  # somebody cleaned up
+            del self._stored[digest]  # deleted by someone else
         return None
 
-    async def obtain(self, order: Order) -> Path:
-        """Return a content's folder once it is there; it is downloaded once, however many ask.
+    async def fetch(self, request: ContentRequest) -> Path:
+        """Return a content's folder; download it if necessary, once for all concurrent requests.
 
-        Hold a lease of it first, or it may leave again. Raises: StorageError.
+        Only a lease, acquired before, keeps it on disk afterwards. Raises: StorageError.
         """
-        place = (order.api, order.digest)
-        await self._make_room(order)
-        self._coming[place] += 1
+        key = (request.api, request.digest)
+        await self._make_room(request)
+        self._incoming[key] += 1
         try:
-            while (path := self.find(order.digest)) is None:
-                flight = self._flights.get(order.digest)
-                if flight is None:
-                    flight = asyncio.create_task(self._download(order), name=f"download {order.digest}")
-                    self._flights[order.digest] = flight
-                    flight.add_done_callback(lambda done: self._landed(order.digest, done))
-                await asyncio.shield(flight)
-            self._touch(order)
+            while (path := self.find(request.digest)) is None:
+                download = self._downloads.get(request.digest)
+                if download is None:
+                    download = asyncio.create_task(self._download(request), name=f"download {request.digest}")
+                    self._downloads[request.digest] = download
+                    download.add_done_callback(lambda done: self._download_done(request.digest, done))
+                await asyncio.shield(download)
+            self._touch(request)
             return path
         finally:
-            self._coming[place] -= 1
-            self._coming += Counter()  # forget what is zero
+            self._incoming[key] -= 1
+            self._incoming += Counter()  # drops zero counts
             self._freed.set()
 
-    def _landed(self, digest: str, flight: asyncio.Task[None]) -> None:
-        del self._flights[digest]
-        if not flight.cancelled():
-            flight.exception()  # those who asked may all have gone
+    def _download_done(self, digest: str, download: asyncio.Task[None]) -> None:
+        del self._downloads[digest]
+        if not download.cancelled():
+            download.exception()  # marks it as retrieved: all requests may have been cancelled
 
-    # Who needs what.
+    # Use and retention.
 
     def lease(self, client: object, api: str, digest: str) -> bool:
-        """Keep a content for a client of an API until it is released or the client goes; False: it had that already."""
+        """Keep a content for a client until it is released; return False if the client already has a lease."""
         leases = self._leases.setdefault(client, {})
         is_new = digest not in leases
         leases[digest] = api
         return is_new
 
     def release(self, client: object, digest: str) -> None:
-        """End a lease; one that was not taken is no harm."""
+        """End a lease, if there is one."""
         self._leases.get(client, {}).pop(digest, None)
         self._freed.set()
 
-    def use(self, client: object, api: str, digests: Collection[str]) -> None:
-        """Keep these contents for a client of an API; replaces those of before."""
+    def set_used(self, client: object, api: str, digests: Collection[str]) -> None:
+        """Keep these contents for a client of an API; replaces the client's previous set."""
         self._using[client] = (api, frozenset(digests))
         self._freed.set()
 
-    def forget(self, client: object) -> None:
-        """End all that a client leases and uses."""
+    def remove_client(self, client: object) -> None:
+        """End all leases and uses of a client."""
         self._leases.pop(client, None)
         self._using.pop(client, None)
         self._freed.set()
 
-    def want(self, owner: tuple[str, object], digests: Collection[str] | None) -> None:
-        """Say which contents the catalogues of an API, and of what in it, name; None: there are none any more."""
+    def retain(self, owner: tuple[str, object], digests: Collection[str] | None) -> None:
+        """Keep the contents of an API's catalogues; replaces the owner's previous set. None removes the owner."""
         if digests is None:
-            self._wanted.pop(owner, None)
+            self._retained.pop(owner, None)
         else:
-            self._wanted[owner] = frozenset(digests)
+            self._retained[owner] = frozenset(digests)
 
-    def forget_lost(self) -> bool:
-        """Notice contents that somebody else removed; tell whether there were any."""
-        lost = [digest for digest in self._held if not (self._folder / digest).is_dir()]
-        for digest in lost:
-            del self._held[digest]
-        return bool(lost)
+    def drop_missing(self) -> bool:
+        """Drop contents that someone else deleted; return True if there were any."""
+        missing = [digest for digest in self._stored if not (self._folder / digest).is_dir()]
+        for digest in missing:
+            del self._stored[digest]
+        return bool(missing)
 
-    async def collect(self, grace_s: float) -> None:
-        """Remove what nobody has needed for `grace_s`."""
+    async def collect_garbage(self, grace_s: float) -> None:
+        """Remove contents that have been unneeded for `grace_s`."""
         now = time.monotonic()
-        gone = unneeded(self._held.values(), self._wanted.values(), self._kept())
-        self._unneeded_since = {digest: self._unneeded_since.get(digest, now) for digest in gone}
-        if now < self.settled_at:
+        garbage = unneeded(self._stored.values(), self._retained.values(), self._in_use())
+        self._unneeded_since = {digest: self._unneeded_since.get(digest, now) for digest in garbage}
+        if now < self.no_removal_before:
             return
         for digest, since in sorted(self._unneeded_since.items()):
-            # Each removal takes a while, in which this one may have gone already, or be wanted again.
-            if now - since >= grace_s and digest in self._held and not self._is_needed(digest):
+            # During the removals before, this one may have been removed, or become needed again.
+            if now - since >= grace_s and digest in self._stored and not self._is_needed(digest):
                 await self._remove(digest)
 
     def _is_needed(self, digest: str) -> bool:
-        return digest in self._kept() or any(digest in wanted for wanted in self._wanted.values())
+        return digest in self._in_use() or any(digest in retained for retained in self._retained.values())
 
-    def _kept(self) -> set[str]:
-        return {digest for _, digest in self._keepers()}
+    def _in_use(self) -> set[str]:
+        return {digest for _, digest in self._uses()}
 
-    def _keepers(self) -> Iterator[tuple[str, str]]:
-        """Yield each API with a content that it can't do without now."""
-        yield from self._coming
+    def _uses(self) -> Iterator[tuple[str, str]]:
+        """Yield each API with a content that it uses now."""
+        yield from self._incoming
         for leases in self._leases.values():
             yield from ((api, digest) for digest, api in leases.items())
         for api, digests in self._using.values():
@@ -193,66 +215,67 @@ class Contents:
 
     # The limit of an API.
 
-    async def _make_room(self, order: Order) -> None:
-        """Return once the content has a place among those that its API may have. Raises: StorageError.
+    async def _make_room(self, request: ContentRequest) -> None:
+        """Wait until the API's limit allows the content; evict others. Raises: StorageError.
 
-        What other APIs keep counts no more for this one, but stays.
+        A content that other APIs need stays on disk, but no longer counts for this API.
         """
-        if order.limit is None:
+        if request.limit is None:
             return
         deadline = time.monotonic() + ROOM_TIMEOUT_S
-        while (count := self._count(order)) >= order.limit:
+        while (count := self._count(request)) >= request.limit:
             now = time.monotonic()
-            kept = {digest for api, digest in self._keepers() if api == order.api}
-            victim = choose_victim(self._held.values(), order.api, kept) if now >= self.settled_at else None
-            if victim is not None and count - self._leaving[order.api] >= order.limit:
-                await self._evict(victim, order.api)
+            in_use = {digest for api, digest in self._uses() if api == request.api}
+            may_remove = now >= self.no_removal_before
+            victim = choose_victim(self._stored.values(), request.api, in_use) if may_remove else None
+            if victim is not None and count - self._outgoing[request.api] >= request.limit:
+                await self._evict(victim, request.api)
                 continue
             if now >= deadline:
                 raise StorageError(
-                    f"all {order.limit} versions that disk_cache_size allows on disk are being loaded; set it to the "
+                    f"all {request.limit} versions that disk_cache_size allows on disk are being loaded; set it to the "
                     "number of processes on this machine, or more"
                 )
             self._freed.clear()
-            until = self.settled_at if now < self.settled_at else deadline
+            until = deadline if may_remove else self.no_removal_before
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._freed.wait(), max(until - now, 0.01))
 
-    def _count(self, order: Order) -> int:
-        """Count the contents of the API on disk, those that come and go included; -1 if this one is among them."""
-        present = {digest for digest, item in self._held.items() if order.api in item.apis}
-        present |= {digest for api, digest in self._coming if api == order.api}
-        return -1 if order.digest in present else len(present) + self._leaving[order.api]
+    def _count(self, request: ContentRequest) -> int:
+        """Return the number of the API's contents, with incoming and outgoing ones; -1 if this one is among them."""
+        present = {digest for digest, item in self._stored.items() if request.api in item.apis}
+        present |= {digest for api, digest in self._incoming if api == request.api}
+        return -1 if request.digest in present else len(present) + self._outgoing[request.api]
 
-    async def _evict(self, victim: Held, api: str) -> None:
-        """Take a content from an API; it stays on disk if others have it."""
-        is_kept = len(victim.apis) > 1 or victim.digest in self._kept()
-        if is_kept or any(victim.digest in wanted for (name, _), wanted in self._wanted.items() if name != api):
-            self._keep(replace(victim, apis=victim.apis - {api}))
+    async def _evict(self, victim: StoredContent, api: str) -> None:
+        """Remove a content from an API; it stays on disk if other APIs need it."""
+        is_shared = len(victim.apis) > 1 or victim.digest in self._in_use()
+        if is_shared or any(victim.digest in digests for (name, _), digests in self._retained.items() if name != api):
+            self._replace(replace(victim, apis=victim.apis - {api}))
         else:
             await self._remove(victim.digest)
 
     # The disk.
 
-    async def _download(self, order: Order) -> None:
-        if not self._has_space(order.size_bytes):
-            await self.collect(0)
-            if not self._has_space(order.size_bytes):
-                raise StorageError(self._full(order.size_bytes))
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have cleaned up
+    async def _download(self, request: ContentRequest) -> None:
+        if not self._has_space(request.size_bytes):
+            await self.collect_garbage(0)
+            if not self._has_space(request.size_bytes):
+                raise StorageError(self._disk_full(request.size_bytes))
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # someone may have deleted it
         part = Path(tempfile.mkdtemp(prefix=_PART, dir=self._folder))
         try:
             started_at = time.monotonic()
-            await order.fill(part / order.digest)
-            size_bytes = await asyncio.to_thread(_size_bytes, part / order.digest)
-            held = Held(order.digest, frozenset({order.api}), time.time(), size_bytes)
-            self._write_index(held)
-            (part / order.digest).rename(self._folder / order.digest)
+            await request.fill(part / request.digest)
+            size_bytes = await asyncio.to_thread(_size_bytes, part / request.digest)
+            stored = StoredContent(request.digest, frozenset({request.api}), time.time(), size_bytes)
+            self._write_index(stored)
+            (part / request.digest).rename(self._folder / request.digest)
             part.rmdir()
-            self._held[order.digest] = held
+            self._stored[request.digest] = stored
         except BaseException as error:
-            if _is_full(error):
-                raise StorageError(self._full(order.size_bytes)) from error
+            if _is_disk_full(error):
+                raise StorageError(self._disk_full(request.size_bytes)) from error
             if isinstance(error, OSError):
                 raise StorageError(f"{part} can't be written: {error}") from error
             raise
@@ -260,77 +283,78 @@ class Contents:
             await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
         seconds = round(time.monotonic() - started_at, 3)
         self._logger.info(
-            "model downloaded", api=order.api, digest=order.digest, size_bytes=order.size_bytes, seconds=seconds
+            "model downloaded", api=request.api, digest=request.digest, size_bytes=request.size_bytes, seconds=seconds
         )
 
     def _has_space(self, size_bytes: int) -> bool:
         try:
             return shutil.disk_usage(self._folder).free >= size_bytes + _SPARE_BYTES
         except OSError:
-            return True  # what is wrong will show
+            return True  # the download will report the error
 
-    def _full(self, size_bytes: int) -> str:
+    def _disk_full(self, size_bytes: int) -> str:
         try:
             free = f"{shutil.disk_usage(self._folder).free} bytes are free"
         except OSError as error:
             free = str(error)
-        return f"the disk is full: {size_bytes} bytes are needed in {self._folder}, {free}; make room there"
+        return f"the disk is full: {size_bytes} bytes are needed in {self._folder}, {free}; free some space there"
 
     async def _remove(self, digest: str) -> None:
-        held = self._held.pop(digest)
+        stored = self._stored.pop(digest)
         self._unneeded_since.pop(digest, None)
         part = self._folder / f"{_PART}gone-{next(self._parts)}"
-        for api in held.apis:
-            self._leaving[api] += 1
+        for api in stored.apis:
+            self._outgoing[api] += 1
         try:
             with contextlib.suppress(FileNotFoundError):
                 (self._folder / digest).rename(part)
             (self._index / f"{digest}.json").unlink(missing_ok=True)
             await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
         finally:
-            self._leaving -= Counter(held.apis)
+            self._outgoing -= Counter(stored.apis)
             self._freed.set()
         self._logger.info("model removed from disk", digest=digest)
 
-    # What is known of a content.
+    # The index.
 
-    def _touch(self, order: Order) -> None:
-        held = self._held[order.digest]
-        if order.api not in held.apis:
-            held = replace(held, apis=held.apis | {order.api})
-            self._keep(held)
+    def _touch(self, request: ContentRequest) -> None:
+        stored = self._stored[request.digest]
+        if request.api not in stored.apis:
+            stored = replace(stored, apis=stored.apis | {request.api})
+            self._replace(stored)
         now = time.time_ns()
-        self._held[order.digest] = replace(held, used_at=now / 1e9)
+        self._stored[request.digest] = replace(stored, used_at=now / 1e9)
         with contextlib.suppress(OSError):
-            os.utime(self._index / f"{order.digest}.json", ns=(now, now))
+            os.utime(self._index / f"{request.digest}.json", ns=(now, now))
 
-    def _keep(self, held: Held) -> None:
-        self._held[held.digest] = held
+    def _replace(self, stored: StoredContent) -> None:
+        self._stored[stored.digest] = stored
         with contextlib.suppress(OSError):
-            self._write_index(held)
+            self._write_index(stored)
         self._freed.set()
 
-    def _read_index(self, digest: str) -> Held | None:
+    def _read_index(self, digest: str) -> StoredContent | None:
         file = self._index / f"{digest}.json"
         try:
             data = orjson.loads(file.read_bytes())
-            return Held(digest, frozenset(map(str, data["apis"])), file.stat().st_mtime, int(data["size_bytes"]))
+            apis = frozenset(map(str, data["apis"]))
+            return StoredContent(digest, apis, file.stat().st_mtime, int(data["size_bytes"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _write_index(self, held: Held) -> None:
+    def _write_index(self, stored: StoredContent) -> None:
         self._index.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = self._index / f"{held.digest}.part"
-        part.write_bytes(orjson.dumps({"apis": sorted(held.apis), "size_bytes": held.size_bytes}))
-        part.rename(self._index / f"{held.digest}.json")
+        part = self._index / f"{stored.digest}.part"
+        part.write_bytes(orjson.dumps({"apis": sorted(stored.apis), "size_bytes": stored.size_bytes}))
+        part.rename(self._index / f"{stored.digest}.json")
 
 
 def _size_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _is_full(error: BaseException | None) -> bool:
-    """Tell whether something failed because no more can be written."""
+def _is_disk_full(error: BaseException | None) -> bool:
+    """Tell whether a full disk, or an exceeded quota, is among the causes of an error."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True

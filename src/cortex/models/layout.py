@@ -1,8 +1,8 @@
-"""What a model must look like: judges what a listing found, by layout, and says what was expected instead. Pure.
+"""Check listings against the layouts of models, and describe what is expected. Pure.
 
-The first part of a file's path below the model decides: an integer is a version's folder; if there is none, all of it
-is version "1". A SavedModel must have its variables: TensorFlow 2 writes them even for a model without any, and one
-that is still being uploaded looks just like one that has none.
+A subfolder of a model whose name is an integer is a version; a model without such folders is version "1". A SavedModel
+must have variables: TensorFlow 2 writes them even for a model without any, and a SavedModel without them may be one
+that is still being uploaded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cortex.models.listing import MAX_FILES, MAX_MODELS, Content, Folder, Listing, Marks, Prefix, model_prefix, prefixes
+from cortex.models.listing import (
+    MAX_FILES,
+    MAX_MODELS,
+    FileMarks,
+    Listing,
+    ModelFolder,
+    Prefix,
+    VersionContent,
+    model_prefix,
+    prefixes,
+)
 from cortex.models.spec import Layout, Model, ModelProblem, ModelSource, Version
 from cortex.storage.objects import printable
 
@@ -28,7 +38,7 @@ _TREES: dict[Layout, tuple[str, ...]] = {
     "neuron": ("saved_model.pb",),
     "onnx": ("model.onnx",),
 }
-_WORDS: dict[Layout, str] = {
+_DESCRIPTIONS: dict[Layout, str] = {
     "python": "at least one file, of any name",
     "tensorflow": "a TensorFlow SavedModel",
     "neuron": "a SavedModel compiled for Inferentia",
@@ -37,79 +47,64 @@ _WORDS: dict[Layout, str] = {
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What one listing has for one layout."""
+class CheckedListing:
+    """The valid models and the problems of one listing under one layout."""
 
-    models: tuple[Model, ...]  #: sorted by name; with at least one valid version each
+    models: tuple[Model, ...]  #: sorted by name; each has at least one valid version
     problems: tuple[ModelProblem, ...]
-    invalid: frozenset[tuple[str, str | None]] = frozenset()  #: there, but not valid: model and version, None: all
-    is_cut: bool = False  #: what is missing may be there all the same
+    #: The model and version (None: all) of what exists but is not valid.
+    invalid: frozenset[tuple[str, str | None]] = frozenset()
+    is_truncated: bool = False  #: missing models may exist
 
 
-def judge(layout: Layout, name: str, signature_key: str | None, listing: Listing, now: float) -> Judged:
-    """Judge what one prefix holds; `name` and `signature_key` are of the one model of a prefix that isn't a dir."""
+def check_listing(layout: Layout, name: str, signature_key: str | None, listing: Listing, now: float) -> CheckedListing:
+    """Check the listing of one prefix; `name` and `signature_key` are those of a prefix that is one model."""
     if not listing.prefix.is_dir:
-        folder = listing.models.get("", Folder({}, None))
-        return _judge_folder(layout, name, signature_key, listing.prefix.url, folder, now)
+        folder = listing.models.get("", ModelFolder({}, None))
+        return _check_folder(layout, name, signature_key, listing.prefix.url, folder, now)
     models: list[Model] = []
     problems: list[ModelProblem] = []
     invalid: set[tuple[str, str | None]] = set()
     for each, folder in sorted(listing.models.items()):
-        one = _judge_dir_folder(layout, each, signature_key, listing.prefix.url, folder, now)
+        one = _check_dir_folder(layout, each, signature_key, listing.prefix.url, folder, now)
         models += one.models
         problems += one.problems
         invalid |= one.invalid
     if not models and not problems:
         problems.append(ModelProblem("", None, f"there is no model at {listing.prefix.url}", now))
-    if listing.is_cut:
-        message = f"{listing.prefix.url} has more than {MAX_MODELS:,} models and versions; the rest was left out"
+    if listing.is_truncated:
+        message = f"{listing.prefix.url} has more than {MAX_MODELS:,} models and versions; the rest was ignored"
         problems.append(ModelProblem("", None, message, now))
-    return Judged(tuple(models), tuple(problems), frozenset(invalid), listing.is_cut)
+    return CheckedListing(tuple(models), tuple(problems), frozenset(invalid), listing.is_truncated)
 
 
-def catalogue_models(
-    source: ModelSource, listings: Mapping[Prefix, Listing], now: float
-) -> tuple[tuple[Model, ...], tuple[ModelProblem, ...]]:
-    """Return the valid versions in these listings, and what is wrong with the others.
-
-    A prefix without a listing is passed over. Nothing has a `path` yet. A valid model may have problems too.
-    """
-    judged = [
-        judge(source.layout, name, signature_key, listings[prefix], now)
-        for prefix, name, signature_key in parts(source)
-        if prefix in listings
-    ]
-    models = sorted((model for one in judged for model in one.models), key=lambda model: model.name)
-    return tuple(models), tuple(problem for one in judged for problem in one.problems)
-
-
-def parts(source: ModelSource) -> tuple[tuple[Prefix, str, str | None], ...]:
-    """Return each prefix of a source with the name and signature key that `judge` needs."""
+def source_entries(source: ModelSource) -> tuple[tuple[Prefix, str, str | None], ...]:
+    """Return each prefix of a source with the model name and signature key for `check_listing`."""
     if source.dir is not None:
         return ((prefixes(source)[0], "", source.signature_key),)
     return tuple((model_prefix(path.url), path.name, path.signature_key) for path in source.paths)
 
 
 def expected_tree(layout: Layout) -> str:
-    """Return what a model looks like, alone and with versions, as text to show."""
+    """Return the expected folder tree, without and with versions, for display."""
     lines = _TREES[layout]
-    single = _drawn(lines)
-    versions = ["1/ (a version: any integer)", *_indented(lines), "2/ (a higher one is newer)", *_indented(lines)]
-    return f"path/\n{single}\n\nor, with versions:\n\npath/\n{_drawn(versions)}"
+    single = _draw(lines)
+    versions = ["1/ (a version: any integer)", *_indent(lines), "2/ (a higher one is newer)", *_indent(lines)]
+    return f"path/\n{single}\n\nor, with versions:\n\npath/\n{_draw(versions)}"
 
 
 def describe_invalid(layout: Layout, found: Sequence[str]) -> str:
-    """Return the expected tree beside (at most 50 of) the names that were found, as text to show."""
+    """Return the expected tree and (at most 50 of) the found names for display."""
     names = [printable(name) for name in found[:_SHOWN]]
     if not names:
         names = ["(nothing)"]
     elif len(found) >= _SHOWN:
         names.append("…")
-    return f"expected {_WORDS[layout]}:\n\n{expected_tree(layout)}\n\nfound:\n\n" + "\n".join(names)
+    return f"expected {_DESCRIPTIONS[layout]}:\n\n{expected_tree(layout)}\n\nfound:\n\n" + "\n".join(names)
 
 
-def why_invalid(layout: Layout, content: Content) -> str | None:
-    """Tell in a few words what is wrong with the files of one version; None if nothing is."""
+def invalid_reason(layout: Layout, content: VersionContent) -> str | None:
+    """Return the reason why the files of one version are invalid; None if they are valid."""
     if content.flaw:
         return content.flaw
     if content.files > MAX_FILES:
@@ -117,95 +112,97 @@ def why_invalid(layout: Layout, content: Content) -> str | None:
     if layout == "onnx":
         return None if content.onnx_files == 1 else f"{content.onnx_files or 'no'} *.onnx files; must be exactly one"
     if layout in ("tensorflow", "neuron"):
-        wanted = {"saved_model.pb": Marks.SAVED_MODEL}
+        wanted = {"saved_model.pb": FileMarks.SAVED_MODEL}
         if layout == "tensorflow":
-            wanted["variables/variables.index"] = Marks.VARIABLES_INDEX
-            wanted["variables/variables.data-00000-of-*"] = Marks.VARIABLES_DATA
+            wanted["variables/variables.index"] = FileMarks.VARIABLES_INDEX
+            wanted["variables/variables.data-00000-of-*"] = FileMarks.VARIABLES_DATA
         missing = [name for name, mark in wanted.items() if mark not in content.marks]
         return f"no {' and no '.join(missing)}" if missing else None
     return None
 
 
-def _judge_dir_folder(
-    layout: Layout, name: str, signature_key: str | None, url: str, folder: Folder, now: float
-) -> Judged:
+def _check_dir_folder(
+    layout: Layout, name: str, signature_key: str | None, url: str, folder: ModelFolder, now: float
+) -> CheckedListing:
     shown = printable(name)
     if not name or shown != name or name in (".", ".."):
-        return Judged((), (ModelProblem(shown, None, f"{shown!r} can't be the name of a model", now),))
-    return _judge_folder(layout, name, signature_key, f"{url.rstrip('/')}/{name}", folder, now)
+        return CheckedListing((), (ModelProblem(shown, None, f"{shown!r} is not a valid model name", now),))
+    return _check_folder(layout, name, signature_key, f"{url.rstrip('/')}/{name}", folder, now)
 
 
-def _judge_folder(layout: Layout, name: str, signature_key: str | None, url: str, folder: Folder, now: float) -> Judged:
+def _check_folder(
+    layout: Layout, name: str, signature_key: str | None, url: str, folder: ModelFolder, now: float
+) -> CheckedListing:
     def problem(version: str | None, message: str) -> ModelProblem:
         return ModelProblem(name, version, message, now)
 
     if folder.versions and folder.rest:
         example = folder.rest.flaw or folder.rest.example
         message = f"{url} mixes folders of versions (integers) with other files: {example}"
-        return Judged((), (problem(None, message),), frozenset({(name, None)}))
+        return CheckedListing((), (problem(None, message),), frozenset({(name, None)}))
     if not folder.versions:
-        return _judge_unversioned(layout, name, signature_key, url, folder.rest, now)
-    twins = _twins(folder.versions)
+        return _check_unversioned(layout, name, signature_key, url, folder.rest, now)
+    duplicates = _duplicates(folder.versions)
     versions: list[Version] = []
     problems: list[ModelProblem] = []
     for directory, content in folder.versions.items():
         number = str(int(directory))
-        if number in twins:
+        if number in duplicates:
             continue
-        reason = why_invalid(layout, content)
+        reason = invalid_reason(layout, content)
         if reason:
             problems.append(problem(number, f"{url}/{directory}: {reason}"))
         else:
             versions.append(_version(number, content, f"{url}/{directory}"))
-    for number, directories in twins.items():
+    for number, directories in duplicates.items():
         problems.append(problem(number, f"{url} has the same version twice: {' and '.join(directories)}"))
     versions.sort(key=lambda version: version.order)
     problems.sort(key=lambda each: int(each.version or 0))
     models = (Model(name, tuple(versions), signature_key),) if versions else ()
-    return Judged(models, tuple(problems), frozenset((name, each.version) for each in problems))
+    return CheckedListing(models, tuple(problems), frozenset((name, each.version) for each in problems))
 
 
-def _judge_unversioned(
-    layout: Layout, name: str, signature_key: str | None, url: str, content: Content | None, now: float
-) -> Judged:
+def _check_unversioned(
+    layout: Layout, name: str, signature_key: str | None, url: str, content: VersionContent | None, now: float
+) -> CheckedListing:
     if content is None:
-        return Judged((), (ModelProblem(name, None, f"there is no model at {url}", now),))
-    reason = why_invalid(layout, content)
+        return CheckedListing((), (ModelProblem(name, None, f"there is no model at {url}", now),))
+    reason = invalid_reason(layout, content)
     if reason:
-        return Judged((), (ModelProblem(name, None, f"{url}: {reason}", now),), frozenset({(name, None)}))
-    return Judged((Model(name, (_version(_UNVERSIONED, content, url),), signature_key),), ())
+        return CheckedListing((), (ModelProblem(name, None, f"{url}: {reason}", now),), frozenset({(name, None)}))
+    return CheckedListing((Model(name, (_version(_UNVERSIONED, content, url),), signature_key),), ())
 
 
-def _version(number: str, content: Content, url: str) -> Version:
+def _version(number: str, content: VersionContent, url: str) -> Version:
     return Version(number, content.digest, content.size_bytes, content.modified_at, url=url)
 
 
-def _twins(versions: Mapping[str, Content]) -> dict[str, list[str]]:
-    """Return the numbers that several folders have: 7 and 007."""
+def _duplicates(versions: Mapping[str, VersionContent]) -> dict[str, list[str]]:
+    """Return the version numbers that several folders have, such as 7 and 007."""
     folders: dict[str, list[str]] = {}
     for directory in sorted(versions):
         folders.setdefault(str(int(directory)), []).append(directory)
     return {number: directories for number, directories in folders.items() if len(directories) > 1}
 
 
-def _indented(lines: Sequence[str]) -> list[str]:
+def _indent(lines: Sequence[str]) -> list[str]:
     return [f"    {line}" for line in lines]
 
 
-def _drawn(lines: Sequence[str]) -> str:
-    """Draw lines, indented by four blanks a level, as a tree."""
+def _draw(lines: Sequence[str]) -> str:
+    """Draw lines, indented by four spaces per level, as a tree."""
     levels = [(len(line) - len(line.lstrip())) // 4 for line in lines]
     drawn = []
     for index, line in enumerate(lines):
         level = levels[index]
-        parents = "".join("│   " if _goes_on(levels, index, above) else "    " for above in range(level))
-        branch = "├── " if _goes_on(levels, index, level) else "└── "
+        parents = "".join("│   " if _has_next(levels, index, above) else "    " for above in range(level))
+        branch = "├── " if _has_next(levels, index, level) else "└── "
         drawn.append(f"{parents}{branch}{line.strip()}")
     return "\n".join(drawn)
 
 
-def _goes_on(levels: Sequence[int], index: int, level: int) -> bool:
-    """Tell whether there is another line of this level below, in the same folder."""
+def _has_next(levels: Sequence[int], index: int, level: int) -> bool:
+    """Tell whether another line of this level follows in the same folder."""
     for later in levels[index + 1 :]:
         if later <= level:
             return later == level

@@ -1,20 +1,28 @@
-"""What one pass over a prefix found, as data that no layout has judged yet; adds it up without keeping the names.
+"""List what is below a prefix, aggregated per model version, and download a version exactly as it was listed.
 
-Memory grows with models and versions, not with files. Nothing here does I/O.
+An aggregate keeps counts and a digest instead of names: its memory grows with models and versions, not with files.
+Whether the files form a valid model is checked in `layout`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
+import time
 from collections.abc import Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import IntFlag
+from pathlib import Path, PurePosixPath
 
+from cortex.errors import StorageError
 from cortex.models.spec import ModelSource
+from cortex.storage.client import download_objects, is_remote
+from cortex.storage.listing import walk
 from cortex.storage.objects import StoredObject, printable
 
-#: More is taken for a mistake: a wrong prefix, not a model.
+#: Larger numbers are considered a mistake, such as a wrong prefix.
 MAX_FILES = 100_000
 MAX_MODELS = 100_000
 
@@ -24,26 +32,33 @@ _MODULUS = 1 << (8 * _DIGEST_BYTES)
 
 @dataclass(frozen=True)
 class Prefix:
-    """A place that is listed. All APIs on a machine that name the same one share its listings."""
+    """A location that is listed. All APIs on a machine with the same prefix share its listings."""
 
     url: str  #: without a trailing slash
-    is_dir: bool = False  #: its first-level folders are models; else it is one model itself
+    is_dir: bool = False  #: its direct subfolders are models; otherwise it is one model
 
 
 def prefixes(source: ModelSource) -> tuple[Prefix, ...]:
-    """Return what must be listed for a source."""
+    """Return the prefixes of a source."""
     if source.dir is not None:
         return (Prefix(_trimmed(source.dir), is_dir=True),)
     return tuple(dict.fromkeys(model_prefix(path.url) for path in source.paths))
 
 
 def model_prefix(url: str) -> Prefix:
-    """Return what must be listed for one model."""
+    """Return the prefix of one model."""
     return Prefix(_trimmed(url))
 
 
-class Marks(IntFlag):
-    """Which files that layouts ask for are there."""
+def _trimmed(url: str) -> str:
+    return url.rstrip("/") or "/"
+
+
+# Listings.
+
+
+class FileMarks(IntFlag):
+    """The presence of files that layouts require."""
 
     SAVED_MODEL = 1
     VARIABLES_INDEX = 2
@@ -54,26 +69,26 @@ _DATA_FILE = re.compile(r"variables/variables\.data-00000-of-.+")
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
-    """The files of one version, added up."""
+class VersionContent:
+    """The aggregated files of one version."""
 
-    digest: str  #: of names, sizes and ETags, in any order
+    digest: str  #: of names, sizes and ETags, independent of their order
     files: int
     size_bytes: int
     modified_at: float  #: of the newest file; UNIX time, seconds
-    marks: Marks
+    marks: FileMarks
     onnx_files: int  #: directly in the folder
-    example: str  #: the first name in the alphabet
-    flaw: str | None  #: a file that can't be downloaded, and why
+    example: str  #: the alphabetically first name
+    flaw: str | None  #: a file that can't be downloaded, and the reason
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
-    """One model: what is in its folders named with digits, and all that is not."""
+class ModelFolder:
+    """One model: its version folders, which have numeric names, and the aggregate of all other files."""
 
-    versions: Mapping[str, Content]  #: by the folder's name
-    rest: Content | None
-    is_file: bool = False  #: the prefix is one object
+    versions: Mapping[str, VersionContent]  #: by the folder's name
+    rest: VersionContent | None
+    is_file: bool = False  #: the prefix is a single object
 
 
 @dataclass(frozen=True)
@@ -81,14 +96,14 @@ class Listing:
     """One complete pass over a prefix."""
 
     prefix: Prefix
-    taken_at: float  #: when it began; UNIX time, seconds. No two listings of a prefix have the same
-    models: Mapping[str, Folder]  #: by the folder's name; of a prefix that is one model: by ""
-    objects: int  #: how many were listed
-    is_cut: bool = False  #: there is more than MAX_MODELS; the rest was not looked at
+    taken_at: float  #: when it began; UNIX time, seconds; unique among the listings of a prefix
+    models: Mapping[str, ModelFolder]  #: by the folder's name; under "" if the prefix is one model
+    objects: int  #: the number of listed objects
+    is_truncated: bool = False  #: there are more than MAX_MODELS; the rest was not listed
 
 
-def newest_file(listing: Listing) -> float:
-    """Return when the newest file of a listing was modified; UNIX time, 0 if there is none."""
+def newest_modification(listing: Listing) -> float:
+    """Return the modification time of the newest file in UNIX seconds; 0 if there is none."""
     contents = (
         content
         for folder in listing.models.values()
@@ -98,8 +113,62 @@ def newest_file(listing: Listing) -> float:
     return max((content.modified_at for content in contents), default=0.0)
 
 
-class Tally:
-    """Adds up the files of one version."""
+async def list_models(prefix: Prefix, environ: Mapping[str, str]) -> Listing:
+    """List all objects below a prefix; if there are none, the listing has no models.
+
+    Raises: StorageError, also for a local folder that does not exist.
+    """
+    if not is_remote(prefix.url) and not await asyncio.to_thread(Path(prefix.url).exists):
+        # It may be a volume that is not mounted: no reason to stop serving its models.
+        raise StorageError(f"{prefix.url} does not exist")
+    aggregate = ListingAggregate(prefix, time.time())
+    async with aclosing(walk(prefix.url, environ)) as batches:
+        async for batch in batches:
+            if not aggregate.add(batch):
+                return aggregate.listing(is_truncated=True)
+            # Local and cached batches may arrive without a real wait: let other tasks run.
+            await asyncio.sleep(0)
+    return aggregate.listing(is_truncated=False)
+
+
+async def sample_names(url: str, environ: Mapping[str, str], limit: int = 50) -> list[str]:
+    """Return the first names below a model's prefix for display. Raises: StorageError."""
+    names: list[str] = []
+    async with aclosing(walk(url, environ)) as batches:
+        async for batch in batches:
+            names += [printable(item.name or PurePosixPath(item.key).name) for item in batch]
+            if len(names) >= limit:
+                break
+    return sorted(names[:limit])
+
+
+async def download_version(url: str, expected_digest: str, destination: Path, environ: Mapping[str, str]) -> None:
+    """Download the version at `url` to the new folder `destination`: all its files as listed, or nothing.
+
+    If `url` is a file, the folder contains that file. Raises: StorageError, also if the digest differs.
+    """
+    objects: list[StoredObject] = []
+    aggregate = ContentAggregate()
+    async with aclosing(walk(url, environ)) as batches:
+        async for batch in batches:
+            for item in batch:
+                name = item.name or PurePosixPath(item.key).name
+                aggregate.add(name, item)
+                objects.append(item._replace(name=name))
+            if len(objects) > MAX_FILES:
+                raise StorageError(f"{url} has more than {MAX_FILES:,} files")
+    if not objects:
+        raise StorageError(f"{url} was removed before it was downloaded")
+    if aggregate.content().digest != expected_digest:
+        raise StorageError(f"{url} changed before it was downloaded")
+    await download_objects(url, objects, destination, environ)
+
+
+# Aggregation.
+
+
+class ContentAggregate:
+    """Aggregates the files of one version."""
 
     __slots__ = ("example", "files", "flaw", "marks", "modified_at", "onnx_files", "size_bytes", "sum")
 
@@ -107,14 +176,14 @@ class Tally:
         self.sum = 0
         self.files = self.size_bytes = self.onnx_files = 0
         self.modified_at = 0.0
-        self.marks = Marks(0)
+        self.marks = FileMarks(0)
         self.example = ""
         self.flaw: str | None = None
 
     def add(self, name: str, item: StoredObject) -> None:
-        """Count one file; `name` is relative to the version's folder."""
+        """Add one file; `name` is relative to the version's folder."""
         line = f"{name}\0{item.size_bytes}\0{item.mark}".encode(errors="surrogatepass")
-        # A sum, so that the order in which a store lists doesn't matter.
+        # A sum of hashes does not depend on the order in which a store lists.
         self.sum += int.from_bytes(hashlib.blake2b(line, digest_size=_DIGEST_BYTES).digest())
         self.files += 1
         self.size_bytes += item.size_bytes
@@ -126,64 +195,66 @@ class Tally:
         if name.endswith(".onnx"):
             self.onnx_files += "/" not in name
         elif name == "saved_model.pb":
-            self.marks |= Marks.SAVED_MODEL
-        elif name.startswith("variables/"):
-            self.marks |= _mark_of_variables(name)
+            self.marks |= FileMarks.SAVED_MODEL
+        elif name == "variables/variables.index":
+            self.marks |= FileMarks.VARIABLES_INDEX
+        elif name.startswith("variables/") and _DATA_FILE.fullmatch(name):
+            self.marks |= FileMarks.VARIABLES_DATA
 
-    def content(self) -> Content:
-        """Return the sum."""
+    def content(self) -> VersionContent:
+        """Return the result."""
         digest = hashlib.sha256(f"{self.files} {self.sum % _MODULUS}".encode()).hexdigest()[:32]
         sums = self.files, self.size_bytes, self.modified_at, self.marks, self.onnx_files
-        return Content(digest, *sums, printable(self.example), self.flaw)
+        return VersionContent(digest, *sums, printable(self.example), self.flaw)
 
 
 @dataclass
-class FolderTally:
-    """Adds up one model."""
+class ModelAggregate:
+    """Aggregates the files of one model."""
 
-    versions: dict[str, Tally] = field(default_factory=dict)
-    rest: Tally | None = None
+    versions: dict[str, ContentAggregate] = field(default_factory=dict)
+    rest: ContentAggregate | None = None
     is_file: bool = False
 
     def add(self, name: str, item: StoredObject) -> int:
-        """Count one file by its name in the model's folder; return how many versions are new with it."""
+        """Add one file, named relative to the model's folder; return the number of new versions."""
         first, slash, below = name.partition("/")
         if is_number(first) and slash:
-            tally = self.versions.get(first)
-            if tally is None:
-                tally = self.versions[first] = Tally()
-                tally.add(below, item)
+            version = self.versions.get(first)
+            if version is None:
+                version = self.versions[first] = ContentAggregate()
+                version.add(below, item)
                 return 1
-            tally.add(below, item)
-        elif not (is_number(first) and not item.size_bytes):  # the mark of a version's folder, made before its files
+            version.add(below, item)
+        elif not (is_number(first) and not item.size_bytes):  # an empty object that marks a version's folder
             if self.rest is None:
-                self.rest = Tally()
+                self.rest = ContentAggregate()
             self.rest.add(name, item)
         return 0
 
-    def folder(self) -> Folder:
-        """Return the sums."""
-        versions = {name: tally.content() for name, tally in self.versions.items()}
-        return Folder(versions, self.rest.content() if self.rest else None, self.is_file)
+    def folder(self) -> ModelFolder:
+        """Return the result."""
+        versions = {name: version.content() for name, version in self.versions.items()}
+        return ModelFolder(versions, self.rest.content() if self.rest else None, self.is_file)
 
 
 def is_number(name: str) -> bool:
-    """Tell whether a folder's name is that of a version."""
+    """Tell whether a folder's name is a version number."""
     return name.isascii() and name.isdigit()
 
 
 @dataclass
-class ListingTally:
-    """Adds up one pass over a prefix."""
+class ListingAggregate:
+    """Aggregates the files below a prefix."""
 
     prefix: Prefix
     taken_at: float
-    models: dict[str, FolderTally] = field(default_factory=dict)
+    models: dict[str, ModelAggregate] = field(default_factory=dict)
     objects: int = 0
     versions: int = 0
 
     def add(self, batch: Iterable[StoredObject]) -> bool:
-        """Count some objects; return False once there are too many models to go on."""
+        """Add objects; return False if there are too many models to continue."""
         for item in batch:
             self.objects += 1
             model, name = "", item.name
@@ -193,29 +264,19 @@ class ListingTally:
                     continue  # a file beside the models
             elif not name:
                 name = item.key.rpartition("/")[2]
-            folder = self.models.get(model)
-            if folder is None:
+            aggregate = self.models.get(model)
+            if aggregate is None:
                 if len(self.models) == MAX_MODELS:
                     return False
-                folder = self.models[model] = FolderTally(is_file=not item.name)
-            self.versions += folder.add(name, item)
+                aggregate = self.models[model] = ModelAggregate(is_file=not item.name)
+            self.versions += aggregate.add(name, item)
             if self.versions > MAX_MODELS:
                 return False
         return True
 
-    def listing(self, is_cut: bool) -> Listing:
-        """Return the sums, once: this is empty then."""
-        folders: dict[str, Folder] = {}
-        for name in list(self.models):  # one after the other, so that there are never two of all
+    def listing(self, is_truncated: bool) -> Listing:
+        """Return the result and empty this aggregate."""
+        folders: dict[str, ModelFolder] = {}
+        for name in list(self.models):  # one at a time, so that both never exist in full
             folders[name] = self.models.pop(name).folder()
-        return Listing(self.prefix, self.taken_at, folders, self.objects, is_cut)
-
-
-def _mark_of_variables(name: str) -> Marks:
-    if name == "variables/variables.index":
-        return Marks.VARIABLES_INDEX
-    return Marks.VARIABLES_DATA if _DATA_FILE.fullmatch(name) else Marks(0)
-
-
-def _trimmed(url: str) -> str:
-    return url.rstrip("/") or "/"
+        return Listing(self.prefix, self.taken_at, folders, self.objects, is_truncated)

@@ -1,7 +1,8 @@
-"""Lists one prefix again and again for all who watch it: one pass each time, however many they are.
+"""Poll one prefix for all who watch it: one listing per interval, however many watchers.
 
-Owns when that happens; what a listing means is for those who are told. Where another lists for several machines, it is
-asked first.
+The poller decides when to list: at the shortest interval of its watchers, less often if the store is slow, and with
+exponential backoff while it can't be listed. On a node of a cluster it gets listings of stores from the operator's
+model agent (`listing_rpc`), and lists by itself only while that one is unreachable.
 """
 
 from __future__ import annotations
@@ -18,82 +19,79 @@ from cortex.errors import StorageError
 from cortex.models.listing import Listing, Prefix
 from cortex.telemetry import Logger
 
-List = Callable[[Prefix], Awaitable[Listing]]
+ListPrefix = Callable[[Prefix], Awaitable[Listing]]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A listing that another has made."""
+class RemoteListing:
+    """A listing made by the operator's model agent."""
 
     listing: Listing
-    begun_at: float  #: about when; monotonic, of this machine, never too early
-    state: str  #: the same if the models are; a word of the one who was asked
+    begun_at: float  #: monotonic time of this machine; an estimate that is never too early
+    models_id: str  #: opaque; equal for equal models
 
 
-class Ask(Protocol):
-    """Has another list."""
+#: `(prefix, max_age_s, newer_than_s, before)`: return a listing that began less than `newer_than_s` ago, a new one if
+#: none is younger than `max_age_s`; None if the operator's agent is unreachable. `before` is the previous result.
+#: Raises: StorageError if the prefix can't be listed.
+ListRemotely = Callable[[Prefix, float, float, RemoteListing | None], Awaitable[RemoteListing | None]]
 
-    async def __call__(
-        self, prefix: Prefix, max_age_s: float, newer_than_s: float, before: Asked | None
-    ) -> Asked | None:
-        """Return a listing that began less than `newer_than_s` ago; a new one if none is younger than `max_age_s`.
-
-        None: nobody answers. `before` is what was returned last. Raises: StorageError if it can't be listed.
-        """
-        ...
-
-
-#: A listing that takes longer is slow: it must not be more than a tenth of what the store does for us.
+#: A listing that takes longer is slow: polling may then keep the store busy for a tenth of the time only.
 SLOW_LISTING_S = 1.0
 _SLOW_SHARE = 0.1
-#: While a store can't be listed, it is asked less and less often, down to this.
+#: Maximum delay before a failed listing is retried.
 MAX_RETRY_S = 10.0
 _FIRST_RETRY_S = 1.0
-#: What is listed once only has to be as new as this, where another lists it.
+#: Maximum age of a remote listing where watchers want a single one.
 _FRESH_S = 1.0
 
 
-class Watcher(Protocol):
-    """Somebody who wants listings."""
+class ListingWatcher(Protocol):
+    """A receiver of listings."""
 
     @property
     def interval_s(self) -> float:
-        """Say how often; infinite: not any more, or only when asked for by `Lister.list_soon`."""
+        """Return the polling interval; infinite for listings only after `Poller.list_soon`."""
         ...
 
     def on_listing(self, listing: Listing) -> None:
-        """Take a complete listing, newer than the one before."""
+        """Handle a complete listing, newer than the one before."""
         ...
 
     def on_error(self, prefix: Prefix, message: str) -> None:
-        """Learn that the prefix can't be listed just now; the next listing ends that."""
+        """Handle a failed listing; the error lasts until the next listing."""
         ...
 
 
-class Lister:
-    """One prefix. Begins with its first watcher; `stop` when the last has gone."""
+class Poller:
+    """Polls one prefix from the first `add` to `stop`, which the owner calls after the last watcher was removed."""
 
     def __init__(
-        self, prefix: Prefix, list_prefix: List, turns: asyncio.Semaphore, logger: Logger, ask: Ask | None = None
+        self,
+        prefix: Prefix,
+        list_prefix: ListPrefix,
+        concurrency: asyncio.Semaphore,
+        logger: Logger,
+        list_remotely: ListRemotely | None = None,
     ) -> None:
-        self.watchers: set[Watcher] = set()
+        self.watchers: set[ListingWatcher] = set()
         self._prefix = prefix
-        self._list = list_prefix
-        self._turns = turns
+        self._list_prefix = list_prefix
+        self._concurrency = concurrency
         self._logger = logger
-        self._ask = ask
-        self._asked: Asked | None = None
-        self._newest_at = -math.inf  #: when the newest listing was begun; monotonic
-        self._recent: list[Listing] = []
+        self._list_remotely = list_remotely
+        self._remote: RemoteListing | None = None
+        self._newest_at = -math.inf  #: when the newest listing began; monotonic
+        self._recent: list[Listing] = []  #: the last two, which confirm each other
         self._error: str | None = None
-        self._due_at = 0.0  #: not before, whoever asks; monotonic
+        self._earliest_at = 0.0  #: no listing begins before; monotonic
         self._begun_at = 0.0
         self._soon_at = math.inf
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, watcher: Watcher) -> None:
-        """Tell one more; it gets at once what was seen lately."""
+    def add(self, watcher: ListingWatcher) -> None:
+        """Add a watcher; it receives the recent listings at once."""
         self.watchers.add(watcher)
         for listing in self._recent:
             watcher.on_listing(listing)
@@ -110,7 +108,7 @@ class Lister:
         self._wake.set()
 
     def stop(self) -> None:
-        """List no more."""
+        """Stop polling."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -118,23 +116,23 @@ class Lister:
     async def _run(self) -> None:
         failures = 0
         while True:
-            await self._until_due()
+            await self._wait_until_due()
             self._begun_at = time.monotonic()
             self._soon_at = math.inf
             error, store_s = await self._list_once()
             if error is not None:
-                # However long it took to fail: a store that comes back is to be noticed soon.
+                # However long the failure took: a store that is back should be noticed soon.
                 pause_s = min(_FIRST_RETRY_S * 2**failures, MAX_RETRY_S) * random.uniform(0.9, 1.1)
                 failures = min(failures + 1, 10)
                 self._soon_at = 0.0
             else:
                 pause_s = store_s / _SLOW_SHARE - store_s if store_s > SLOW_LISTING_S else 0.0
                 failures = 0
-            self._due_at = time.monotonic() + pause_s
+            self._earliest_at = time.monotonic() + pause_s
 
-    async def _until_due(self) -> None:
+    async def _wait_until_due(self) -> None:
         while True:
-            due_at = max(self._due_at, min(self._begun_at + self._interval_s(), self._soon_at))
+            due_at = max(self._earliest_at, min(self._begun_at + self._interval_s(), self._soon_at))
             delay_s = due_at - time.monotonic()
             if delay_s <= 0:
                 return
@@ -148,18 +146,18 @@ class Lister:
         return min((watcher.interval_s for watcher in self.watchers), default=math.inf)
 
     async def _list_once(self) -> tuple[str | None, float]:
-        """Return why it failed, if it did, and for how many seconds the store was busy with us."""
+        """Notify the watchers; return the error, if any, and the seconds for which the store was busy."""
         store_s = 0.0
         try:
-            listing = await self._listing_of_another()
+            listing = await self._fetch_remote_listing()
             if listing is None:
-                async with self._turns:
+                async with self._concurrency:
                     self._newest_at = time.monotonic()
-                    listing = await self._list(self._prefix)
+                    listing = await self._list_prefix(self._prefix)
                     store_s = time.monotonic() - self._newest_at
         except StorageError as error:
             return self._fail(str(error)), store_s
-        except Exception as error:  # a listing has everything that can be in a store: no key may end the others'
+        except Exception as error:  # stores hold arbitrary keys: none of them may end the polling of other prefixes
             self._logger.error("listing failed", error, url=self._prefix.url)
             return self._fail(f"{self._prefix.url} can't be listed: {type(error).__name__}: {error}"), store_s
         if self._error is not None:
@@ -170,19 +168,18 @@ class Lister:
             watcher.on_listing(listing)
         return None, store_s
 
-    async def _listing_of_another(self) -> Listing | None:
-        if self._ask is None:
+    async def _fetch_remote_listing(self) -> Listing | None:
+        if self._list_remotely is None:
             return None
         interval_s = self._interval_s()
         max_age_s = _FRESH_S if math.isinf(interval_s) else interval_s
-        asked = await self._ask(self._prefix, max_age_s, time.monotonic() - self._newest_at, self._asked)
-        if asked is None:
-            self._asked = None
+        remote = await self._list_remotely(self._prefix, max_age_s, time.monotonic() - self._newest_at, self._remote)
+        self._remote = remote
+        if remote is None:
             return None
-        self._asked = asked
-        # The next one is due when the interval of this one is over, so that all who ask do so at about the same time.
-        self._begun_at = self._newest_at = asked.begun_at
-        return asked.listing
+        # The interval counts from the start of the shared listing, so that all nodes are due at about the same time.
+        self._begun_at = self._newest_at = remote.begun_at
+        return remote.listing
 
     def _fail(self, message: str) -> str:
         if message != self._error:

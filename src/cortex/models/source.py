@@ -1,6 +1,6 @@
-"""What a configuration says about models → the `ModelSource` that the model agent and the replicas work with.
+"""Build the `ModelSource` of an API from its configuration. Pure.
 
-Pure; whether anything is there is for others to find out.
+Separate from `spec`, which workers and supervisors import, because it imports the configuration schema.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from cortex.models.spec import DEFAULT_MODEL, Layout, ModelPath, ModelSource
 
 
 def model_source(api: Api, project_dir: Path | None) -> ModelSource | None:
-    """Say where the models of an API come from; None if it has none that we load.
+    """Return the model source of an API; None if it has no models.
 
-    Relative paths are in `project_dir`, the unpacked project; without one they stay as they are.
+    Relative paths are resolved against `project_dir`, the unpacked project, if there is one.
     """
     models, handler = api.handler.models, api.handler
     if models is None:
@@ -35,7 +35,7 @@ def model_source(api: Api, project_dir: Path | None) -> ModelSource | None:
 
 
 def loads_models(api: Api) -> bool:
-    """Tell whether an API has models that are ours to load: no other server has them, where only it may see them."""
+    """Tell whether replicas of an API load its models; an external TensorFlow Serving server loads its own."""
     return api.handler.models is not None and api.handler.tensorflow_serving in (None, LOCAL_SERVING)
 
 
@@ -55,7 +55,7 @@ def _paths(models: ModelsConfig, default_key: str | None, project_dir: Path | No
 
 
 def _location(written: str, project_dir: Path | None) -> str:
-    """Write a location in one way, so that those who share a prefix are seen to share it."""
+    """Normalize a location, so that APIs with the same prefix share its listings."""
     if written.startswith(STORES):
         scheme, _, rest = written.partition("://")
         return f"{scheme}://{rest.strip('/')}"

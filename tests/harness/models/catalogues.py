@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from cortex.models.spec import DEFAULT_MODEL, Catalogue, Model, ModelPath, ModelSource, Version
+from cortex.models.layout import check_listing, source_entries
+from cortex.models.listing import Listing, Prefix
+from cortex.models.spec import DEFAULT_MODEL, Catalogue, Model, ModelPath, ModelProblem, ModelSource, Version
 
 Files = Mapping[str, bytes]
 
@@ -23,6 +25,18 @@ def source_of(layout: str, *names: str, cache_size: int | None = None) -> ModelS
     """Return a source with `path`, or with `paths` of these names."""
     paths = tuple(ModelPath(name, f"s3://bucket/{name}/") for name in names or (DEFAULT_MODEL,))
     return ModelSource(layout, paths, cache_size=cache_size, disk_cache_size=cache_size)  # type: ignore[arg-type]
+
+
+def catalogue_models(
+    source: ModelSource, listings: Mapping[Prefix, Listing], now: float
+) -> tuple[tuple[Model, ...], tuple[ModelProblem, ...]]:
+    """Return the valid models and the problems of these listings."""
+    checked = [
+        check_listing(source.layout, name, signature_key, listings[prefix], now)
+        for prefix, name, signature_key in source_entries(source)
+    ]
+    models = sorted((model for one in checked for model in one.models), key=lambda model: model.name)
+    return tuple(models), tuple(problem for one in checked for problem in one.problems)
 
 
 def _write(folder: Path, number: str, files: Files) -> Version:

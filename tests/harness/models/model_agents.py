@@ -40,9 +40,9 @@ from cortex.telemetry import Logger, configure
 home = Home(Path(sys.argv[1]))
 configure(home.logs_dir / "models.log")
 is_node = sys.argv[2] == "node"
-limits = agent.Limits(**{name: float(value) for name, value in (item.split("=") for item in sys.argv[3:])})
+limits = agent.AgentLimits(**{name: float(value) for name, value in (item.split("=") for item in sys.argv[3:])})
 with agent.only_one(home):
-    asyncio.run(agent.Agent(home, os.environ, limits, Logger("cortex.models"), is_node).run())
+    asyncio.run(agent.ModelAgent(home, os.environ, limits, Logger("cortex.models"), is_node).run())
 """
 
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from cortex.config.schema import Api
 from cortex.config.violations import Violation
 from cortex.errors import StorageError
-from cortex.models.fetch_listing import list_models, sample_names
-from cortex.models.layout import Judged, describe_invalid, judge, parts
-from cortex.models.listing import Listing, Prefix
+from cortex.models.layout import CheckedListing, check_listing, describe_invalid, source_entries
+from cortex.models.listing import Listing, Prefix, list_models, sample_names
 from cortex.models.source import loads_models, model_source
 from cortex.models.spec import ModelProblem, ModelSource
 
@@ -62,7 +61,7 @@ def _locations(api: Api, project_dir: Path) -> Iterator[ModelLocation]:
     source = model_source(api, project_dir)
     if source is None or not loads_models(api):
         return
-    for index, (prefix, name, _) in enumerate(parts(source)):
+    for index, (prefix, name, _) in enumerate(source_entries(source)):
         field = f"paths.{index}.path" if source.form == "paths" else source.form
         yield ModelLocation(api, f"handler.models.{field}", source, prefix, name)
 
@@ -113,7 +112,7 @@ async def _location_problems(
     url, layout = location.prefix.url, location.source.layout
     if not inspection.listing.objects:
         return [f"there is nothing at {url}"]
-    judged = judge(layout, location.model, None, inspection.listing, time.time())
+    judged = check_listing(layout, location.model, None, inspection.listing, time.time())
     if not judged.models and not judged.invalid:
         names = await _names(url, environ, deadline)
         what = "has no folders, each of which would be a model" if location.prefix.is_dir else "has no model"
@@ -129,7 +128,7 @@ async def _location_problems(
     return messages
 
 
-def _by_model(judged: Judged) -> dict[str, list[ModelProblem]]:
+def _by_model(judged: CheckedListing) -> dict[str, list[ModelProblem]]:
     invalid: dict[str, list[ModelProblem]] = {}
     for problem in judged.problems:
         if (problem.model, problem.version) in judged.invalid:
