@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from cortex.jobs.spec import JobOrigin, NewBatch, Options, Report
+from cortex.jobs.spec import JobOptions, JobOrigin, NewBatch, Report
 from cortex.jobs.store import JobStore
 from cortex.state.database import open_jobs, parse_where, shown
 
@@ -34,7 +34,7 @@ async def _work(store: JobStore, job_id: str, worker: str, per_lease: int) -> in
 async def _measure(store: JobStore, count: int, per_lease: int, workers: int) -> float:
     await store.startup()
     batch = NewBatch(10, b"[0,1,2,3,4,5,6,7,8,9]")
-    job = await store.create(_ORIGIN, Options(workers=workers), {}, [batch] * count)
+    job = await store.create(_ORIGIN, JobOptions(workers=workers), {}, [batch] * count)
     started = time.perf_counter()
     done = await asyncio.gather(*(_work(store, job.id, f"w{number}", per_lease) for number in range(workers)))
     took = time.perf_counter() - started

@@ -13,7 +13,7 @@ from cortex.cli.job_progress import Pace, Progress, progress_line
 from cortex.cli.jobs_table import ending
 from cortex.cli.tasks_table import is_task, schedule_lines, task_apis_table, tasks_table
 from cortex.jobs.http.view import JobView, job_json
-from cortex.jobs.spec import Counts, JobOrigin, JobRecord, Options
+from cortex.jobs.spec import JobCounts, JobOptions, JobOrigin, JobRecord
 from cortex.lifecycle import JobStatus
 from harness.installations.command_line import cortex
 from harness.jobs.job_data import BEGAN
@@ -24,11 +24,11 @@ _RECORD = JobRecord(
     id="7ffff0000000abcd",
     number=1,
     origin=JobOrigin("train", "a1", "s1", "r1", "p1", '{"name": "train", "kind": "TaskAPI"}', kind="TaskAPI"),
-    options=Options(workers=1, max_attempts=1),
+    options=JobOptions(workers=1, max_attempts=1),
     source={"kind": "task"},
     status=JobStatus.RUNNING,
     created_at=BEGAN.timestamp(),
-    counts=Counts(batches=1, items=1),
+    counts=JobCounts(batches=1, items=1),
 )
 
 
@@ -62,7 +62,7 @@ def test_jobs_of_a_task_are_listed_without_batches() -> None:
     headers, rows = tasks_table(jobs, NOW)
     assert headers == ["task job id", "status", "start time", "duration"]
     assert [row[1::2] for row in rows] == [["out of memory", "20s"], ["running", "1m 30s"]]
-    several = status(options=Options(workers=1, max_attempts=3), counts=Counts(1, 1, failed_attempts=2))
+    several = status(options=JobOptions(workers=1, max_attempts=3), counts=JobCounts(1, 1, failed_attempts=2))
     assert tasks_table([several], NOW)[0][2] == "failed attempts"
 
 
@@ -137,7 +137,7 @@ def test_a_task_that_did_not_succeed_is_shown_with_how_to_run_it_again(
 
 
 def test_a_task_that_failed_is_shown_with_its_traceback_and_how_to_run_it_again(operator: Operator, home: Path) -> None:
-    counts = Counts(1, 1, failed=1, failed_attempts=1)
+    counts = JobCounts(1, 1, failed=1, failed_attempts=1)
     failed = task(
         JobStatus.WORKER_ERROR, message="ValueError: bad", traceback="Traceback …\nValueError: bad\n", counts=counts
     )

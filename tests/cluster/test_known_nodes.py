@@ -16,7 +16,7 @@ from cortex.cluster.known_nodes import nodes_in_database, nodes_in_file
 from cortex.cluster.placement import NodeAddress
 from cortex.home import Home
 from cortex.state.database import open_state
-from cortex.state.key_values import FactStore
+from cortex.state.key_values import KeyValueStore
 from cortex.telemetry import Logger
 from harness.cluster.local_nodes import SECRET, LocalNode, StaticPlacer, local_nodes
 
@@ -24,9 +24,9 @@ ONE, TWO, MOVED = NodeAddress("a", "10.0.0.1", 1), NodeAddress("b", "10.0.0.2", 
 
 
 @pytest.fixture
-def facts(tmp_path: Path) -> Iterator[FactStore]:
+def facts(tmp_path: Path) -> Iterator[KeyValueStore]:
     engine = open_state(tmp_path / "state.db")
-    yield FactStore(engine)
+    yield KeyValueStore(engine)
     engine.dispose()
 
 
@@ -36,7 +36,7 @@ def nodes() -> Iterator[list[LocalNode]]:
         yield made
 
 
-def test_nodes_are_known_to_the_next_operator(facts: FactStore, tmp_path: Path) -> None:
+def test_nodes_are_known_to_the_next_operator(facts: KeyValueStore, tmp_path: Path) -> None:
     for open_nodes in (lambda: nodes_in_database(facts), lambda: nodes_in_file(tmp_path / "nodes.json")):
         known = open_nodes()
         for address in (ONE, TWO, MOVED):
@@ -59,7 +59,7 @@ def test_what_could_not_be_written_is_written_later(tmp_path: Path) -> None:
 
 
 def test_operator_elsewhere_takes_over_replicas_while_ray_is_away(
-    home: Home, nodes: list[LocalNode], facts: FactStore, tmp_path: Path
+    home: Home, nodes: list[LocalNode], facts: KeyValueStore, tmp_path: Path
 ) -> None:
     other = Home(tmp_path / "other")
     other.create()

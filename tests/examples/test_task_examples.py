@@ -9,8 +9,7 @@ from pathlib import Path
 import yaml
 
 from cortex.config.values import cron_expression
-from cortex.jobs.intake.submission import SubmissionLimits
-from cortex.jobs.intake.task_submission import parse_body
+from cortex.jobs.intake.submission import SubmissionLimits, parse_body
 from harness.installations.example_cases import EXAMPLES_DIR
 
 

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from cortex.errors import DatabaseUnavailableError
-from cortex.jobs.writer import Writer
+from cortex.jobs.writer import TransactionThread
 from cortex.state.database import open_jobs
 from harness.servers.postgres import Postgres
 from harness.servers.tcp_proxy import Deed, TcpProxy
@@ -31,12 +31,12 @@ def own_server() -> Iterator[Postgres]:
         yield server
 
 
-def use(url: str, work: Callable[[Writer], Awaitable[None]]) -> None:
+def use(url: str, work: Callable[[TransactionThread], Awaitable[None]]) -> None:
     async def run() -> None:
         engine = open_jobs(url)
         with engine.begin() as connection:
             connection.execute(text("CREATE TABLE numbers (n INTEGER)"))
-        writer = Writer(engine, "test-writer")
+        writer = TransactionThread(engine, "test-writer")
         writer.startup()
         try:
             await work(writer)
@@ -71,7 +71,7 @@ def once(deed: Deed, what: bytes) -> Callable[[bytes], Deed]:
 def test_a_connection_that_breaks_at_any_moment_costs_nothing(
     postgresql_url: str, postgres: Postgres, proxy: TcpProxy, moment: bytes, deed: Deed
 ) -> None:
-    async def work(writer: Writer) -> None:
+    async def work(writer: TransactionThread) -> None:
         assert await writer.run(put(0)) == 0
         proxy.judge = once(deed, moment)
         together = (writer.run(put(number)) for number in range(1, 5))
@@ -82,7 +82,7 @@ def test_a_connection_that_breaks_at_any_moment_costs_nothing(
 
 
 def test_a_server_that_is_stopped_and_started_again_costs_nothing(own_server: Postgres) -> None:
-    async def work(writer: Writer) -> None:
+    async def work(writer: TransactionThread) -> None:
         for number, mode in enumerate(("fast", "immediate")):
             own_server.stop(mode)
             waiting = asyncio.ensure_future(writer.run(put(number)))
@@ -94,7 +94,7 @@ def test_a_server_that_is_stopped_and_started_again_costs_nothing(own_server: Po
 
 
 def test_a_server_killed_within_a_transaction_costs_nothing(own_server: Postgres) -> None:
-    async def work(writer: Writer) -> None:
+    async def work(writer: TransactionThread) -> None:
         killings = iter([own_server.kill])
 
         def kill_once() -> None:
@@ -112,7 +112,7 @@ def test_a_server_killed_within_a_transaction_costs_nothing(own_server: Postgres
 
 
 def test_a_server_that_stays_away_is_said_to_be_and_then_at_once(own_server: Postgres) -> None:
-    async def work(writer: Writer) -> None:
+    async def work(writer: TransactionThread) -> None:
         assert await writer.run(put(1)) == 1
         own_server.stop()
         for _ in range(3):
@@ -126,7 +126,7 @@ def test_a_server_that_stays_away_is_said_to_be_and_then_at_once(own_server: Pos
     use(own_server.url("postgres"), work)
 
 
-async def _until_back(writer: Writer, work: Callable[[Connection], Any]) -> None:
+async def _until_back(writer: TransactionThread, work: Callable[[Connection], Any]) -> None:
     while True:
         try:
             await writer.run(work)

@@ -6,31 +6,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.jobs.retry_policy import Failed, Fate, delay_s, fate, split_payload
+from cortex.jobs.retry_policy import FailedBatch, FailureAction, delay_s, failure_action, split_payload
 from cortex.jobs.spec import BatchFailure
 
 
 @pytest.mark.parametrize(
     ("attempts", "items", "is_part", "isolate", "expected"),
     [
-        (1, 1, False, False, Fate.RETRY),
-        (2, 1, False, False, Fate.RETRY),
-        (3, 1, False, False, Fate.DEAD),
-        (4, 1, False, False, Fate.DEAD),
-        (2, 9, False, True, Fate.RETRY),
-        (3, 9, False, False, Fate.DEAD),
-        (3, 9, False, True, Fate.SPLIT),
-        (3, 1, False, True, Fate.DEAD),
-        (1, 2, True, True, Fate.SPLIT),
-        (1, 1, True, True, Fate.RETRY),
-        (3, 1, True, True, Fate.DEAD),
+        (1, 1, False, False, FailureAction.RETRY),
+        (2, 1, False, False, FailureAction.RETRY),
+        (3, 1, False, False, FailureAction.DEAD_LETTER),
+        (4, 1, False, False, FailureAction.DEAD_LETTER),
+        (2, 9, False, True, FailureAction.RETRY),
+        (3, 9, False, False, FailureAction.DEAD_LETTER),
+        (3, 9, False, True, FailureAction.SPLIT),
+        (3, 1, False, True, FailureAction.DEAD_LETTER),
+        (1, 2, True, True, FailureAction.SPLIT),
+        (1, 1, True, True, FailureAction.RETRY),
+        (3, 1, True, True, FailureAction.DEAD_LETTER),
     ],
 )
 def test_a_failed_batch_is_retried_then_split_where_that_is_wanted_then_given_up(
-    attempts: int, items: int, is_part: bool, isolate: bool, expected: Fate
+    attempts: int, items: int, is_part: bool, isolate: bool, expected: FailureAction
 ) -> None:
-    failed = Failed(BatchFailure(0, "ValueError"), attempts, is_part, items)
-    assert fate(failed, max_attempts=3, isolate_failures=isolate) is expected
+    failed = FailedBatch(BatchFailure(0, "ValueError"), attempts, is_part, items)
+    assert failure_action(failed, max_attempts=3, isolate_failures=isolate) is expected
 
 
 def test_waits_grow_up_to_a_minute() -> None:

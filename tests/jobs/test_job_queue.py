@@ -6,15 +6,13 @@ import pytest
 from sqlalchemy import Connection, delete, select
 
 from cortex.errors import InputError
-from cortex.jobs.exchange import Leased
-from cortex.jobs.lease_expiry import Blame, expire, release, renew
-from cortex.jobs.ledger import open_ledger
-from cortex.jobs.queue import LEASE_S, exchange
-from cortex.jobs.records import read_job
-from cortex.jobs.spec import BatchFailure, JobRecord, Lease, Report
+from cortex.jobs.batch_queue import LEASE_S, exchange
+from cortex.jobs.lease_expiry import WorkerDeath, expire, release, renew
+from cortex.jobs.records import open_ledger, read_job
+from cortex.jobs.spec import BatchFailure, JobRecord, Lease, LeaseReply, Report
 from cortex.lifecycle import JobStatus
 from cortex.state.database import Where, open_jobs
-from cortex.state.job_tables import batches, dead_letters, leases, pending
+from cortex.state.tables import batches, dead_letters, leases, pending
 from harness.jobs.job_checks import check_jobs, dump, open_seqs, put_job
 
 NOW = 1000.0
@@ -38,7 +36,7 @@ def ask(
     size: int = 10**6,
     now: float = NOW,
     worker: tuple[str, int] = ME,
-) -> Leased:
+) -> LeaseReply:
     return exchange(connection, job, *worker, reports, count, size, now)
 
 
@@ -73,7 +71,7 @@ def test_the_first_lease_starts_the_job_and_the_last_report_completes_it(connect
     assert seqs(second.lease) == [2] and not second.is_done
     assert second.lease is not None
     last = ask(connection, job, Report(second.lease.token, 2, results=((2, b'"x"'),), seconds=0.5))
-    assert last == Leased(is_done=True)
+    assert last == LeaseReply(is_done=True)
     record = job_of(connection, job)
     assert record.status is JobStatus.COMPLETING
     counts = record.counts
@@ -99,7 +97,7 @@ def test_a_lease_holds_no_more_bytes_than_asked_for_but_one_batch_at_least(
 def test_without_room_only_reports_are_taken(connection: Connection) -> None:
     job = put_job(connection, 2)
     held = lease(connection, job, count=1)
-    assert ask(connection, job, Report(held.token, 0), count=0) == Leased()
+    assert ask(connection, job, Report(held.token, 0), count=0) == LeaseReply()
     assert open_seqs(connection, 1).keys() == {1}
 
 
@@ -118,7 +116,7 @@ def test_a_job_that_is_over_or_unknown_gives_nothing_and_takes_nothing(
         ledger.save(connection, NOW)
     before = dump(connection)
     answer = ask(connection, job if status else "f" * 16, Report(held.token, 0))
-    assert answer == Leased(lost=(held.token,), is_done=is_done)
+    assert answer == LeaseReply(lost=(held.token,), is_done=is_done)
     assert dump(connection) == before
 
 
@@ -126,13 +124,13 @@ def test_a_report_that_comes_twice_counts_once(connection: Connection) -> None:
     job = put_job(connection, 5)
     held = lease(connection, job, count=5)
     report = Report(held.token, 2, failures(1), ((0, b"0"), (2, b"2")), seconds=1.0)
-    assert ask(connection, job, report, count=0) == Leased()
+    assert ask(connection, job, report, count=0) == LeaseReply()
     before = dump(connection)
-    assert ask(connection, job, report, count=0) == Leased()
+    assert ask(connection, job, report, count=0) == LeaseReply()
     assert dump(connection) == before
     # What was reported before may be in a longer report again, as where the first answer was lost.
     longer = Report(held.token, 4, failures(1, 3), ((0, b"0"), (2, b"2"), (4, b"4")), seconds=1.0)
-    assert ask(connection, job, longer, count=0) == Leased()
+    assert ask(connection, job, longer, count=0) == LeaseReply()
     counts = job_of(connection, job).counts
     assert (counts.succeeded, counts.failed_attempts, counts.results) == (3, 2, 3)
 
@@ -183,7 +181,7 @@ def test_a_failed_batch_comes_back_alone_after_its_wait_and_is_a_dead_letter_in_
     job = put_job(connection, 3, items=2)
     held = lease(connection, job)
     answer = ask(connection, job, Report(held.token, 2, failures(0, 1)))
-    assert answer == Leased(opens_at=NOW + 1)
+    assert answer == LeaseReply(opens_at=NOW + 1)
     for attempt, now in ((2, NOW + 1), (3, NOW + 10)):
         for seq in (0, 1):
             again = lease(connection, job, now=now)
@@ -229,7 +227,7 @@ def test_batches_that_are_missing_are_an_error_not_a_short_lease(connection: Con
     job = put_job(connection, 3)
     removed = connection.execute(select(batches).order_by(batches.c.key.desc())).first()
     connection.execute(delete(batches).where(batches.c.key == removed.key))  # type: ignore[union-attr]
-    with pytest.raises(RuntimeError, match="not all there"):
+    with pytest.raises(RuntimeError, match="are incomplete"):
         lease(connection, job)
     connection.execute(batches.insert().values(dict(removed._mapping)))  # type: ignore[union-attr]
 
@@ -239,7 +237,7 @@ def test_a_death_blames_the_batch_inside_and_no_other(connection: Connection) ->
     held = lease(connection, job, count=5)
     lease(connection, job, count=2)
     ask(connection, job, Report(held.token, 0), count=0)
-    assert release(connection, *ME, Blame("segmentation fault", job, 3), NOW) == 2
+    assert release(connection, *ME, WorkerDeath("segmentation fault", job, 3), NOW) == 2
     ranges = [
         (row.first, row.last, row.attempts, row.not_before)
         for row in connection.execute(select(pending).order_by(pending.c.first))
@@ -253,7 +251,7 @@ def test_a_death_with_nothing_known_blames_the_first_open_batch_of_the_oldest_le
     held = lease(connection, job, count=3)
     lease(connection, job, count=3)
     ask(connection, job, Report(held.token, 0), count=0)
-    release(connection, *ME, Blame("killed"), NOW)
+    release(connection, *ME, WorkerDeath("killed"), NOW)
     letter = connection.execute(select(dead_letters)).one()
     assert (letter.first_item, letter.error) == (1, "the worker's process died: killed")
     assert open_seqs(connection, 1).keys() == {2, 3, 4, 5}
@@ -266,7 +264,7 @@ def test_a_batch_that_the_process_has_no_lease_of_any_more_is_not_blamed(
     job = put_job(connection, 3)
     held = lease(connection, job)
     ask(connection, job, Report(held.token, 0), count=0)
-    assert release(connection, *ME, Blame("killed", *inside), NOW) == 1
+    assert release(connection, *ME, WorkerDeath("killed", *inside), NOW) == 1
     assert job_of(connection, job).counts.failed_attempts == 0
     assert open_seqs(connection, 1).keys() == {1, 2}
 
@@ -274,7 +272,7 @@ def test_a_batch_that_the_process_has_no_lease_of_any_more_is_not_blamed(
 def test_the_last_batch_may_be_lost_with_its_process(connection: Connection) -> None:
     job = put_job(connection, 1, max_attempts=1)
     lease(connection, job)
-    release(connection, *ME, Blame("out of memory"), NOW)
+    release(connection, *ME, WorkerDeath("out of memory"), NOW)
     assert job_of(connection, job).status is JobStatus.COMPLETING
     assert job_of(connection, job).counts.failed == 1
 

@@ -20,14 +20,13 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import Connection, Engine, select
 
-from cortex.jobs.exchange import Leased
-from cortex.jobs.lease_expiry import Blame, expire, release, renew
-from cortex.jobs.ledger import open_ledger
-from cortex.jobs.queue import LEASE_S, exchange
-from cortex.jobs.spec import BatchFailure, Report
+from cortex.jobs.batch_queue import LEASE_S, exchange
+from cortex.jobs.lease_expiry import WorkerDeath, expire, release, renew
+from cortex.jobs.records import open_ledger
+from cortex.jobs.spec import BatchFailure, LeaseReply, Report
 from cortex.lifecycle import JobStatus
 from cortex.state.database import JOB_MIGRATIONS, open_jobs, open_sqlite
-from cortex.state.job_tables import dead_letters, first_key, jobs, results
+from cortex.state.tables import dead_letters, first_key, jobs, results
 from harness.jobs.job_checks import check_jobs, dump, open_seqs, put_job
 from harness.servers.postgres import Postgres
 
@@ -154,10 +153,10 @@ class QueueMachine(RuleBasedStateMachine):
     ) -> None:
         pid = None if all_processes else worker[1]
         ended = [h for h in self.held if h.worker[0] == worker[0] and pid in (None, h.worker[1])]
-        blame = Blame(cause) if cause else None
+        blame = WorkerDeath(cause) if cause else None
         if blame and knows_inside and ended:
             inside = data.draw(st.sampled_from(ended))
-            blame = Blame("killed", inside.job, data.draw(st.sampled_from(inside.seqs)))
+            blame = WorkerDeath("killed", inside.job, data.draw(st.sampled_from(inside.seqs)))
         with self.engine.begin() as connection:
             assert release(connection, worker[0], pid, blame, self.now) == len(ended)
         self.lose(ended)
@@ -208,7 +207,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def exchange(
         self, job: str, worker: tuple[str, int], reports: Sequence[Report], max_batches: int, max_bytes: int
-    ) -> Leased:
+    ) -> LeaseReply:
         with self.engine.begin() as connection:
             leased = exchange(connection, job, *worker, reports, max_batches, max_bytes, self.now)
         if leased.lease:

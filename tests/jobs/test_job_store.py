@@ -10,11 +10,24 @@ from pathlib import Path
 import pytest
 
 from cortex.errors import ConflictError, InputError, NotFoundError
-from cortex.jobs.records import Presence, insert_job
+from cortex.jobs.lease_expiry import holders
+from cortex.jobs.queries import read_dead_letters, read_results
+from cortex.jobs.records import (
+    Visibility,
+    ids_marked,
+    insert_job,
+    list_jobs,
+    put_assignment,
+    put_mark,
+    read_assignments,
+    read_marks,
+    set_message,
+    summarize,
+)
 from cortex.jobs.spec import TASK_BATCH, BatchFailure, NewBatch, Report
 from cortex.lifecycle import ApiKind, JobStatus
 from cortex.state.database import Where, open_jobs_sqlite
-from cortex.state.job_tables import batches, job_inputs, jobs
+from cortex.state.tables import batches, job_inputs, jobs
 from harness.jobs.job_checks import ORIGIN, new_batches, options
 from harness.jobs.store_place import Place, run
 
@@ -79,7 +92,7 @@ def test_a_job_of_many_batches_is_seen_only_whole(where: Where, count: int) -> N
 def test_a_job_that_had_not_arrived_when_the_operator_died_is_gone(where: Where) -> None:
     async def use(place: Place) -> None:
         with place.engine.begin() as connection:
-            insert_job(connection, "1" * 16, ORIGIN, options(), {}, 1000.0, Presence.ARRIVING)
+            insert_job(connection, "1" * 16, ORIGIN, options(), {}, 1000.0, Visibility.STORING)
         await place.reopen()
         await place.store.clean()
         assert place.count(jobs) == 0
@@ -105,7 +118,7 @@ def test_batches_follow_until_enqueuing_is_finished(where: Where) -> None:
         assert leased.lease is not None
         assert [batch.payload for batch in leased.lease.batches] == [b"[0,1]", b"[2,3]", b"[7,8,9]"]
         for late in (store.add_batches(job.id, new_batches(1)), store.reset_batches(job.id)):
-            with pytest.raises(ConflictError, match="takes no more batches: it is running"):
+            with pytest.raises(ConflictError, match="accepts no more batches: it is running"):
                 await late
         with pytest.raises(NotFoundError):
             await store.add_batches("f" * 16, new_batches(1))
@@ -137,7 +150,7 @@ def test_a_status_changes_only_as_the_table_of_transitions_allows(where: Where) 
         assert found is not None
         assert (found.status, found.message, found.traceback) == (JobStatus.WORKER_ERROR, "it broke", "Traceback")
         assert (found.started_at, found.ended_at) == (1000.0, 1005.0)
-        assert await store.workers_with_leases() == set()
+        assert await store.read(holders) == set()
         assert (await place.lease(job, Report(held.token, 0))).lost == (held.token,)
 
     run(where, use)
@@ -146,10 +159,10 @@ def test_a_status_changes_only_as_the_table_of_transitions_allows(where: Where) 
 def test_a_note_is_shown_while_a_job_is_pending(where: Where) -> None:
     async def use(place: Place) -> None:
         job = await place.create()
-        await place.store.note(job.id, "waits for a GPU")
+        await place.store.write(set_message, job.id, "waits for a GPU")
         assert (await place.store.get(job.id)).message == "waits for a GPU"  # type: ignore[union-attr]
         await place.lease(job)
-        await place.store.note(job.id, "too late")
+        await place.store.write(set_message, job.id, "too late")
         assert (await place.store.get(job.id)).message == ""  # type: ignore[union-attr]
 
     run(where, use)
@@ -162,12 +175,12 @@ def test_jobs_are_listed_the_newest_first_and_counted(where: Where) -> None:
         assert ids == sorted(ids, reverse=True)
         await place.finish(created[0])
         store = place.store
-        assert [job.id for job in await store.list("digits", 3)] == ids[:0:-1]
-        assert await store.list("other") == []
+        assert [job.id for job in await store.read(list_jobs, "digits", 3)] == ids[:0:-1]
+        assert await store.read(list_jobs, "other") == []
         assert [job.id for job in await store.active()] == ids[1:]
-        statuses = Counter(job.status for job in await store.list("digits"))
+        statuses = Counter(job.status for job in await store.read(list_jobs, "digits"))
         assert statuses == {JobStatus.SUCCEEDED: 1, JobStatus.PENDING: 3}
-        summary = (await store.summaries())["digits"]
+        summary = (await store.read(summarize))["digits"]
         assert (summary.running, summary.latest) == (3, ids[-1])
 
     run(where, use)
@@ -196,16 +209,18 @@ def test_results_and_dead_letters_are_read_in_pieces_by_seq(where: Where) -> Non
         job = await place.create(50, items=2, max_attempts=1)
         await place.finish(job, 7, 9, 30, status=JobStatus.COMPLETED_WITH_FAILURES)
         found, after = [], -1
-        while piece := await place.store.results(job.id, after, limit=9):
+        while piece := await place.store.read(read_results, job.id, after, limit=9):
             assert len(piece) <= 9
             found += piece
             after = piece[-1].seq
         assert [(result.seq, result.first_item, result.items, result.value) for result in found] == [
             (seq, seq * 2, 2, b"%d" % seq) for seq in range(50) if seq not in (7, 9, 30)
         ]
-        assert [letter.seq for letter in await place.store.dead_letters(job.id)] == [7, 9, 30]
-        assert [letter.seq for letter in await place.store.dead_letters(job.id, 7, 1)] == [9]
-        assert await place.store.results("f" * 16) == await place.store.dead_letters("f" * 16) == []
+        assert [letter.seq for letter in await place.store.read(read_dead_letters, job.id)] == [7, 9, 30]
+        assert [letter.seq for letter in await place.store.read(read_dead_letters, job.id, 7, 1)] == [9]
+        assert (
+            await place.store.read(read_results, "f" * 16) == await place.store.read(read_dead_letters, "f" * 16) == []
+        )
 
     run(where, use)
 
@@ -217,8 +232,8 @@ def test_large_results_come_a_few_megabytes_at_a_time(where: Where) -> None:
         assert held is not None
         value = b'"' + b"x" * 1_500_000 + b'"'
         await place.lease(job, Report(held.token, 8, results=tuple((seq, value) for seq in range(9))))
-        assert [result.seq for result in await place.store.results(job.id)] == [0, 1]
-        assert [result.seq for result in await place.store.results(job.id, 6)] == [7, 8]
+        assert [result.seq for result in await place.store.read(read_results, job.id)] == [0, 1]
+        assert [result.seq for result in await place.store.read(read_results, job.id, 6)] == [7, 8]
 
     run(where, use)
 
@@ -254,7 +269,9 @@ def test_batches_that_a_job_had_not_done_are_not_kept(where: Where) -> None:
     async def use(place: Place) -> None:
         job = await place.create(3)
         await place.store.change(job.id, JobStatus.STOPPED)
-        with pytest.raises(ConflictError, match="has no dead letters; what it had not done when it ended is not kept"):
+        with pytest.raises(
+            ConflictError, match="has no dead letters; batches that were open when the job ended are not kept"
+        ):
             await place.store.retry(job.id, ORIGIN, options())
 
     run(where, use)
@@ -275,7 +292,7 @@ def test_a_retry_is_a_new_job_of_the_dead_letters(where: Where) -> None:
         assert [batch.payload for batch in leased.lease.batches] == [b"[0,1,2]", b"[6,7,8]", b"[12,13,14]"]
         await store.release("w", None)
         await place.finish(again)
-        assert [result.first_item for result in await store.results(again.id, 340)] == [
+        assert [result.first_item for result in await store.read(read_results, again.id, 340)] == [
             seq * 6 for seq in range(341, 350)
         ]
         with pytest.raises(ConflictError, match="has no dead letters"):
@@ -294,7 +311,7 @@ def test_leases_outlast_an_operator_that_was_away(where: Where) -> None:
         place.clock.now += 3600
         await place.reopen()
         assert await place.store.expire() == 0
-        assert await place.store.workers_with_leases() == {("w", 1)}
+        assert await place.store.read(holders) == {("w", 1)}
         assert (await place.lease(job, Report(held.token, 2))).is_done
 
     run(where, use)
@@ -329,18 +346,18 @@ def test_a_clock_that_is_set_back_delays_no_attempt_for_longer_than_usual(where:
 def test_assignments_and_marks_are_remembered(where: Where) -> None:
     async def use(place: Place) -> None:
         job = await place.create()
-        await place.store.assign("w", "a" * 16)
-        await place.store.assign("w", job.id)
-        await place.store.assign("x", job.id)
-        await place.store.assign("x", None)
-        await place.store.set_mark(job.id, "webhook", "due")
-        await place.store.set_mark(job.id, "webhook", "told")
-        await place.store.set_mark(job.id, "part", "3")
-        await place.store.set_mark("f" * 16, "part", "3")
+        await place.store.write(put_assignment, "w", "a" * 16)
+        await place.store.write(put_assignment, "w", job.id)
+        await place.store.write(put_assignment, "x", job.id)
+        await place.store.write(put_assignment, "x", None)
+        await place.store.write(put_mark, job.id, "webhook", "due")
+        await place.store.write(put_mark, job.id, "webhook", "told")
+        await place.store.write(put_mark, job.id, "part", "3")
+        await place.store.write(put_mark, "f" * 16, "part", "3")
         await place.reopen()
-        assert await place.store.assignments() == {"w": job.id}
-        assert await place.store.marks(job.id) == {"webhook": "told", "part": "3"}
-        assert await place.store.jobs_marked("webhook", "told") == [job.id]
-        assert await place.store.jobs_marked("webhook", "due") == []
+        assert await place.store.read(read_assignments) == {"w": job.id}
+        assert await place.store.read(read_marks, job.id) == {"webhook": "told", "part": "3"}
+        assert await place.store.read(ids_marked, "webhook", "told") == [job.id]
+        assert await place.store.read(ids_marked, "webhook", "due") == []
 
     run(where, use)

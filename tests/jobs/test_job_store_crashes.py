@@ -14,10 +14,10 @@ from pathlib import Path
 
 from sqlalchemy import Connection, select
 
-from cortex.jobs.records import Presence
+from cortex.jobs.records import Visibility
 from cortex.lifecycle import JobStatus
 from cortex.state.database import Where, open_jobs, open_jobs_sqlite
-from cortex.state.job_tables import first_key, jobs, results
+from cortex.state.tables import first_key, jobs, results
 from harness import HARNESS
 from harness.jobs.job_checks import check_jobs
 from harness.servers.postgres import Postgres
@@ -44,7 +44,7 @@ class Acknowledged:
             self.over.add(told["job"])
 
     def check(self, connection: Connection) -> None:
-        stored = {job.id: job for job in connection.execute(select(jobs).where(jobs.c.presence == Presence.HERE))}
+        stored = {job.id: job for job in connection.execute(select(jobs).where(jobs.c.presence == Visibility.VISIBLE))}
         for job_id, count in self.batches.items():
             assert stored[job_id].next_seq >= count
         for job_id, recorded in self.results.items():

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cortex.jobs.exchange import Leased
-from cortex.jobs.spec import BatchFailure, NewBatch, Report
+from cortex.jobs.queries import read_results
+from cortex.jobs.records import put_mark, summarize
+from cortex.jobs.spec import BatchFailure, LeaseReply, NewBatch, Report
 from cortex.lifecycle import JobStatus
 from cortex.state.database import Where
-from cortex.state.job_tables import batches, dead_letters, job_marks, job_metadata, jobs, pending, results
+from cortex.state.tables import batches, dead_letters, job_marks, job_metadata, jobs, pending, results
 from harness.jobs.job_checks import ORIGIN, options
 from harness.jobs.store_place import Place, run
 
@@ -20,19 +21,19 @@ def test_a_deleted_job_is_out_of_sight_at_once_and_then_gone(where: Where) -> No
         store, kept, dropped = place.store, await place.create(), await place.create(2000, max_attempts=1)
         held = (await place.lease(dropped)).lease
         assert held is not None
-        await store.set_mark(dropped.id, "part", "1")
+        await store.write(put_mark, dropped.id, "part", "1")
         await place.lease(dropped, Report(held.token, 1, (BatchFailure(0, "bad"),), ((1, b"1"),)))
         assert await store.delete_job(dropped.id) == [dropped.id]
         assert await store.delete_job(dropped.id) == []
         assert await store.get(dropped.id) is None
-        assert (await place.lease(dropped, Report(held.token, 2))) == Leased(lost=(held.token,), is_done=True)
+        assert (await place.lease(dropped, Report(held.token, 2))) == LeaseReply(lost=(held.token,), is_done=True)
         await store.clean()
         counts = {name: place.count(table) for name, table in job_metadata.tables.items()}
         assert counts == {"jobs": 1, "job_inputs": 1, "batches": 3, "pending": 1} | dict.fromkeys(
             ("leases", "results", "dead_letters", "job_marks", "assignments", "schedules", "workloads"), 0
         )
         assert await store.delete_api("digits") == [kept.id]
-        assert await store.summaries() == {}
+        assert await store.read(summarize) == {}
 
     run(where, use)
 
@@ -60,7 +61,7 @@ def test_cleaning_drops_payloads_of_jobs_that_are_over_and_the_oldest_of_these(w
         assert set(deleted) == {over[0].id, over[1].id}
         assert [place.count(table) for table in (jobs, batches, pending)] == [4, 3, 1]
         assert [place.count(table) for table in (results, dead_letters, job_marks)] == [4, 2, 0]
-        assert len(await place.store.results(over[3].id)) == 2
+        assert len(await place.store.read(read_results, over[3].id)) == 2
         assert (await place.store.retry(over[3].id, ORIGIN, options())).counts.batches == 1
         assert (await place.lease(active)).lease is not None
 

@@ -9,9 +9,10 @@ import pytest
 from sqlalchemy import inspect
 
 from cortex.errors import ConflictError
-from cortex.jobs import schedule_state as ticks
-from cortex.jobs.http.view import SCHEDULED_FOR
-from cortex.jobs.schedule_state import Ticks
+from cortex.jobs import schedule_state
+from cortex.jobs.records import list_jobs
+from cortex.jobs.schedule_state import ScheduleState, read_schedules
+from cortex.jobs.spec import SCHEDULED_FOR
 from cortex.lifecycle import JobStatus
 from cortex.state.database import JOB_MIGRATIONS, Where, open_jobs_sqlite, open_sqlite
 from harness.jobs.job_checks import ORIGIN, new_batches, options
@@ -19,21 +20,21 @@ from harness.jobs.store_place import Place, run
 
 
 def begun() -> partial[None]:
-    return partial(ticks.begin, api="train", key="k", at=100.0)
+    return partial(schedule_state.start, api="train", key="k", at=100.0)
 
 
 @pytest.mark.parametrize("batches", [1, 2500, None])
 def test_a_run_is_taken_once_and_leaves_no_second_job(where: Where, batches: int | None) -> None:
     async def use(place: Place) -> None:
-        await place.store.change_ticks(begun())
-        also = partial(ticks.take, api="train", key="k", at=160.0)
+        await place.store.write(begun())
+        also = partial(schedule_state.claim, api="train", key="k", at=160.0)
         made = None if batches is None else new_batches(batches)
         job = await place.store.create(ORIGIN, options(), {}, made, also)
         with pytest.raises(ConflictError, match="was submitted before"):
             await place.store.create(ORIGIN, options(), {}, made, also)
         await place.reopen()
-        assert [found.id for found in await place.store.list(ORIGIN.api)] == [job.id]
-        assert await place.store.ticks() == {"train": Ticks("k", 160.0, 160.0, job.id)}
+        assert [found.id for found in await place.store.read(list_jobs, ORIGIN.api)] == [job.id]
+        assert await place.store.read(read_schedules) == {"train": ScheduleState("k", 160.0, 160.0, job.id)}
 
     run(where, use)
 
@@ -41,15 +42,15 @@ def test_a_run_is_taken_once_and_leaves_no_second_job(where: Where, batches: int
 def test_a_schedule_that_is_there_already_is_not_begun_again(where: Where) -> None:
     async def use(place: Place) -> None:
         store = place.store
-        await store.change_ticks(begun())
-        await store.change_ticks(partial(ticks.skip, api="train", key="k", at=200.0, error="bad"))
-        await store.change_ticks(begun())
-        await store.change_ticks(partial(ticks.skip, api="train", key="other", at=300.0, error="of another"))
-        assert await store.ticks() == {"train": Ticks("k", 200.0, error="bad")}
-        await store.change_ticks(partial(ticks.begin, api="train", key="new", at=150.0))
-        assert await store.ticks() == {"train": Ticks("new", 150.0)}
-        await store.change_ticks(partial(ticks.forget, api="train"))
-        assert await store.ticks() == {}
+        await store.write(begun())
+        await store.write(partial(schedule_state.fail, api="train", key="k", at=200.0, error="bad"))
+        await store.write(begun())
+        await store.write(partial(schedule_state.fail, api="train", key="other", at=300.0, error="of another"))
+        assert await store.read(read_schedules) == {"train": ScheduleState("k", 200.0, error="bad")}
+        await store.write(partial(schedule_state.start, api="train", key="new", at=150.0))
+        assert await store.read(read_schedules) == {"train": ScheduleState("new", 150.0)}
+        await store.write(partial(schedule_state.remove, api="train"))
+        assert await store.read(read_schedules) == {}
 
     run(where, use)
 
@@ -57,25 +58,25 @@ def test_a_schedule_that_is_there_already_is_not_begun_again(where: Where) -> No
 def test_a_run_that_may_not_overlap_is_skipped_or_refused_while_another_is_not_over(where: Where) -> None:
     async def use(place: Place) -> None:
         store = place.store
-        skip = partial(ticks.skip_overlapping, api=ORIGIN.api, key="k")
-        await store.change_ticks(partial(ticks.begin, api=ORIGIN.api, key="k", at=100.0))
+        skip = partial(schedule_state.skip_overlapping, api=ORIGIN.api, key="k")
+        await store.write(partial(schedule_state.start, api=ORIGIN.api, key="k", at=100.0))
         by_hand = await store.create(ORIGIN, options(), {}, new_batches(1))
-        assert await store.change_ticks(partial(skip, at=160.0)) is None  # a job of the user's own is no run
-        also = partial(ticks.take, api=ORIGIN.api, key="k", at=160.0, may_overlap=False)
+        assert await store.write(partial(skip, at=160.0)) is None  # a job of the user's own is no run
+        also = partial(schedule_state.claim, api=ORIGIN.api, key="k", at=160.0, may_overlap=False)
         job = await store.create(ORIGIN, options(), {SCHEDULED_FOR: 160.0}, new_batches(1), also)
-        with pytest.raises(ConflictError, match=f"runs by its schedule already, as job {job.id}"):
-            later = partial(ticks.take, api=ORIGIN.api, key="k", at=220.0, may_overlap=False)
+        with pytest.raises(ConflictError, match=f"is already running by its schedule, as job {job.id}"):
+            later = partial(schedule_state.claim, api=ORIGIN.api, key="k", at=220.0, may_overlap=False)
             await store.create(ORIGIN, options(), {SCHEDULED_FOR: 220.0}, new_batches(1), later)
-        assert await store.change_ticks(partial(skip, at=220.0)) == job.id
-        assert await store.change_ticks(partial(skip, at=220.0)) is None  # it was passed over before
+        assert await store.write(partial(skip, at=220.0)) == job.id
+        assert await store.write(partial(skip, at=220.0)) is None  # it was passed over before
         await place.reopen()
-        known = Ticks("k", 220.0, 160.0, job.id, "", 1, 220.0, job.id)
-        assert (await place.store.ticks())[ORIGIN.api] == known
-        assert [found.id for found in await place.store.list(ORIGIN.api)] == [job.id, by_hand.id]
+        known = ScheduleState("k", 220.0, 160.0, job.id, "", 1, 220.0, job.id)
+        assert (await place.store.read(read_schedules))[ORIGIN.api] == known
+        assert [found.id for found in await place.store.read(list_jobs, ORIGIN.api)] == [job.id, by_hand.id]
         await place.store.change(job.id, JobStatus.STOPPED)
-        assert await place.store.change_ticks(partial(skip, at=280.0)) is None
-        await place.store.change_ticks(partial(ticks.begin, api=ORIGIN.api, key="new", at=300.0))
-        assert (await place.store.ticks())[ORIGIN.api] == Ticks("new", 300.0, 160.0, job.id)
+        assert await place.store.write(partial(skip, at=280.0)) is None
+        await place.store.write(partial(schedule_state.start, api=ORIGIN.api, key="new", at=300.0))
+        assert (await place.store.read(read_schedules))[ORIGIN.api] == ScheduleState("new", 300.0, 160.0, job.id)
 
     run(where, use)
 
@@ -89,7 +90,7 @@ def test_a_database_without_skipped_runs_gets_them_and_keeps_its_schedules(tmp_p
     old.dispose()
     new = open_jobs_sqlite(tmp_path / "jobs.db")
     with new.connect() as connection:
-        assert ticks.read_ticks(connection) == {"train": Ticks("k", 100.0)}
+        assert schedule_state.read_schedules(connection) == {"train": ScheduleState("k", 100.0)}
     new.dispose()
 
 

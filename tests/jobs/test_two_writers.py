@@ -12,16 +12,15 @@ import pytest
 from sqlalchemy import Connection, Engine, select
 
 from cortex.errors import ConflictError
-from cortex.jobs import schedule_state as ticks
-from cortex.jobs.exchange import Leased
+from cortex.jobs import schedule_state
+from cortex.jobs.batch_queue import exchange
 from cortex.jobs.lease_expiry import expire
-from cortex.jobs.queue import exchange
-from cortex.jobs.records import Presence, hide
-from cortex.jobs.spec import Lease, Report
+from cortex.jobs.records import Visibility, mark_deleted
+from cortex.jobs.spec import Lease, LeaseReply, Report
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import JobStatus
 from cortex.state.database import open_jobs
-from cortex.state.job_tables import jobs, leases
+from cortex.state.tables import jobs, leases
 from harness.jobs.job_checks import ORIGIN, check_jobs, new_batches, options, put_job
 from harness.servers.postgres import Postgres
 from harness.wait import wait_until
@@ -72,11 +71,11 @@ def two(postgres: Postgres, postgresql_url: str) -> Iterator[Two]:
     both.other.dispose()
 
 
-def ask(job: str, worker: str, *reports: Report, count: int = 1) -> Callable[[Connection], Leased]:
+def ask(job: str, worker: str, *reports: Report, count: int = 1) -> Callable[[Connection], LeaseReply]:
     return lambda connection: exchange(connection, job, worker, 1, reports, count, 10**6, NOW)
 
 
-def lease_of(leased: Leased) -> Lease:
+def lease_of(leased: LeaseReply) -> Lease:
     assert leased.lease is not None
     return leased.lease
 
@@ -127,22 +126,22 @@ def test_a_job_deleted_while_a_worker_asks_for_it_has_no_lease(two: Two, is_dele
     job = two.do(lambda connection: put_job(connection, 2))
 
     def delete(connection: Connection) -> list[str]:
-        return hide(connection, [job])
+        return mark_deleted(connection, [job])
 
     if is_deleted_first:
         assert two.overlap(delete, ask(job, "a"))[1].is_done
     else:
         two.overlap(ask(job, "a"), delete)
     assert two.do(lambda connection: connection.execute(select(leases)).all()) == []
-    assert two.do(lambda connection: connection.execute(select(jobs.c.presence)).scalar_one()) == Presence.GONE
+    assert two.do(lambda connection: connection.execute(select(jobs.c.presence)).scalar_one()) == Visibility.DELETED
 
 
 def test_what_is_due_is_submitted_once_by_two_schedules(two: Two) -> None:
-    two.do(partial(ticks.begin, api=ORIGIN.api, key="k", at=0.0))
+    two.do(partial(schedule_state.start, api=ORIGIN.api, key="k", at=0.0))
 
     def submit(connection: Connection) -> str:
         job = put_job(connection, 1)
-        ticks.take(connection, job, ORIGIN.api, "k", 60.0)
+        schedule_state.claim(connection, job, ORIGIN.api, "k", 60.0)
         return job
 
     with pytest.raises(ConflictError, match="submitted before"):

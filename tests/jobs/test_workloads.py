@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from sqlalchemy import update
 
 from cortex.errors import InputError
-from cortex.jobs.exchange import Leased
-from cortex.jobs.spec import BatchFailure, Report
-from cortex.jobs.workload import Workload
-from cortex.jobs.workloads import KEPT_S
+from cortex.jobs.async_queue import KEPT_S
+from cortex.jobs.records import list_jobs, summarize
+from cortex.jobs.spec import BatchFailure, LeaseReply, Report, Workload
 from cortex.lifecycle import WorkloadStatus
 from cortex.state.database import Where
-from cortex.state.job_tables import KEYS_PER_JOB, batches, dead_letters, jobs, pending, results, workloads
+from cortex.state.tables import KEYS_PER_JOB, batches, dead_letters, jobs, pending, results, workloads
 from harness.jobs.store_place import Place, run
 
 
@@ -126,8 +125,8 @@ def test_queues_are_no_jobs(where: Where) -> None:
         standing = await place.store.workloads.open(api)
         assert await place.store.get(standing.job_id) is None
         assert not await place.store.active()
-        assert not await place.store.list(api)
-        assert not await place.store.summaries()
+        assert not await place.store.read(list_jobs, api)
+        assert not await place.store.read(summarize)
         assert not await place.store.clean(keep=0)
         assert place.store.workloads.count(api) == 1
 
@@ -219,7 +218,7 @@ async def _add(place: Place, body: bytes) -> uuid.UUID:
     return workload.id
 
 
-async def _lease(place: Place, *reports: Report, count: int = 1, worker: str = "w") -> Leased:
+async def _lease(place: Place, *reports: Report, count: int = 1, worker: str = "w") -> LeaseReply:
     standing = await place.store.workloads.open("greet")
     return await place.store.lease(standing.job_id, worker, 1, reports, count, 10**6)
 
@@ -229,11 +228,11 @@ async def _status(place: Place, name: uuid.UUID) -> WorkloadStatus | None:
     return found.status if found else None
 
 
-def _bodies(leased: Leased) -> list[bytes]:
+def _bodies(leased: LeaseReply) -> list[bytes]:
     return [Workload.from_line(batch.payload).body for batch in leased.lease.batches] if leased.lease else []
 
 
-def _report(leased: Leased, results: Sequence[bytes] = (), error: str | None = None) -> Report:
+def _report(leased: LeaseReply, results: Sequence[bytes] = (), error: str | None = None) -> Report:
     assert leased.lease is not None
     seqs = [batch.seq for batch in leased.lease.batches]
     failures = tuple(BatchFailure(seq, error) for seq in seqs) if error is not None else ()

@@ -10,13 +10,13 @@ import pytest
 from sqlalchemy import Connection, event, text
 
 from cortex.errors import DatabaseUnavailableError
-from cortex.jobs.writer import MAX_GROUP, Writer
+from cortex.jobs.writer import MAX_GROUP, TransactionThread
 from cortex.state.database import Where, open_jobs
 
 T = TypeVar("T")
 
 
-def with_writer(where: Where, use: Callable[[Writer, list[str]], Awaitable[T]]) -> T:
+def with_writer(where: Where, use: Callable[[TransactionThread, list[str]], Awaitable[T]]) -> T:
     """Run `use` with a writer and the list of what becomes of its transactions."""
 
     async def run() -> T:
@@ -26,7 +26,7 @@ def with_writer(where: Where, use: Callable[[Writer, list[str]], Awaitable[T]]) 
         ends: list[str] = []
         event.listen(engine, "commit", lambda connection: ends.append("commit"))
         event.listen(engine, "rollback", lambda connection: ends.append("rollback"))
-        writer = Writer(engine, "test-writer")
+        writer = TransactionThread(engine, "test-writer")
         writer.startup()
         try:
             return await use(writer, ends)
@@ -60,7 +60,7 @@ class Gate:
         assert self.opened.wait(10)
 
 
-async def behind_a_gate(writer: Writer, works: list[Callable[[Connection], T]]) -> list[T | BaseException]:
+async def behind_a_gate(writer: TransactionThread, works: list[Callable[[Connection], T]]) -> list[T | BaseException]:
     """Have operations wait together, then let them go."""
     gate = Gate()
     first = asyncio.ensure_future(writer.run(gate))
@@ -73,7 +73,7 @@ async def behind_a_gate(writer: Writer, works: list[Callable[[Connection], T]]) 
 
 
 def test_what_waits_together_is_one_transaction_in_its_order(where: Where) -> None:
-    async def use(writer: Writer, ends: list[str]) -> None:
+    async def use(writer: TransactionThread, ends: list[str]) -> None:
         order: list[int] = []
 
         def note(number: int) -> Callable[[Connection], None]:
@@ -87,7 +87,7 @@ def test_what_waits_together_is_one_transaction_in_its_order(where: Where) -> No
 
 
 def test_no_group_is_larger_than_the_limit(where: Where) -> None:
-    async def use(writer: Writer, ends: list[str]) -> None:
+    async def use(writer: TransactionThread, ends: list[str]) -> None:
         assert await behind_a_gate(writer, [put(number) for number in range(MAX_GROUP + 1)]) == list(
             range(MAX_GROUP + 1)
         )
@@ -97,7 +97,7 @@ def test_no_group_is_larger_than_the_limit(where: Where) -> None:
 
 
 def test_an_operation_that_raises_leaves_nothing_and_hurts_no_other(where: Where) -> None:
-    async def use(writer: Writer, ends: list[str]) -> None:
+    async def use(writer: TransactionThread, ends: list[str]) -> None:
         def broken(connection: Connection) -> int:
             put(100)(connection)
             raise ValueError("broken")
@@ -110,7 +110,7 @@ def test_an_operation_that_raises_leaves_nothing_and_hurts_no_other(where: Where
 
 
 def test_a_transaction_that_can_not_be_committed_fails_all_of_its_operations(where: Where) -> None:
-    async def use(writer: Writer, ends: list[str]) -> None:
+    async def use(writer: TransactionThread, ends: list[str]) -> None:
         def give_up(connection: Connection) -> None:
             connection.exec_driver_sql("ROLLBACK")  # what SQLite does by itself when the disk is full
 
@@ -123,7 +123,7 @@ def test_a_transaction_that_can_not_be_committed_fails_all_of_its_operations(whe
 
 
 def test_an_operation_cancelled_before_it_began_is_left_out(where: Where) -> None:
-    async def use(writer: Writer, ends: list[str]) -> None:
+    async def use(writer: TransactionThread, ends: list[str]) -> None:
         gate = Gate()
         first = asyncio.ensure_future(writer.run(gate))
         await asyncio.to_thread(gate.entered.wait)
@@ -138,7 +138,7 @@ def test_an_operation_cancelled_before_it_began_is_left_out(where: Where) -> Non
 
 
 def test_shutdown_finishes_what_waits_and_takes_nothing_more(where: Where) -> None:
-    async def use(writer: Writer, ends: list[str]) -> None:
+    async def use(writer: TransactionThread, ends: list[str]) -> None:
         gate = Gate()
         first = asyncio.ensure_future(writer.run(gate))
         await asyncio.to_thread(gate.entered.wait)
@@ -158,7 +158,7 @@ def test_shutdown_finishes_what_waits_and_takes_nothing_more(where: Where) -> No
 
 
 def test_many_callers_at_once_each_get_their_own_answer(where: Where) -> None:
-    async def use(writer: Writer, ends: list[str]) -> None:
+    async def use(writer: TransactionThread, ends: list[str]) -> None:
         async def caller(base: int) -> list[int]:
             return [await writer.run(put(base + step)) for step in range(20)]
 
@@ -171,7 +171,7 @@ def test_many_callers_at_once_each_get_their_own_answer(where: Where) -> None:
 
 
 def test_full_disk_is_said_to_be_one_and_passes(tmp_path: Path) -> None:
-    async def use(writer: Writer, ends: list[str]) -> None:
+    async def use(writer: TransactionThread, ends: list[str]) -> None:
         pages: int = await writer.run(lambda connection: connection.execute(text("PRAGMA page_count")).scalar_one())
         await writer.run(lambda connection: connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}").close())
         large = text("CREATE TABLE large AS SELECT zeroblob(1000000) AS bytes")

@@ -20,8 +20,8 @@ import pytest
 
 from cortex.operator.leader_election import Leadership
 from cortex.state.database import open_state
-from cortex.state.key_values import FactStore
-from cortex.state.leader_election import Leader, Seat
+from cortex.state.key_values import KeyValueStore
+from cortex.state.leader_election import LeaderLock, LeaderRecord
 from cortex.state.postgresql import DatabaseAddressError
 from cortex.telemetry import Logger
 from harness import HARNESS
@@ -86,7 +86,7 @@ def candidate(url: str, name: str, *more: str) -> Iterator[Candidate]:
 
 def facts_of(url: str, *names: str) -> list[str | None]:
     engine = open_state(url)
-    found = [FactStore(engine).get(name) for name in names]
+    found = [KeyValueStore(engine).get(name) for name in names]
     engine.dispose()
     return found
 
@@ -148,8 +148,8 @@ def test_a_broken_connection_and_a_restart_of_the_server_cost_no_lead() -> None:
                 assert "standing by: another operator leads" in two.log.get(timeout=60)
 
 
-def who(server: Postgres) -> Leader | None:
-    seat = Seat(server.url("postgres"))
+def who(server: Postgres) -> LeaderRecord | None:
+    seat = LeaderLock(server.url("postgres"))
     try:
         return seat.who()
     finally:
@@ -164,7 +164,7 @@ def restart(server: Postgres) -> None:
 def test_whoever_gives_up_the_lead_is_followed_at_once(postgresql_url: str) -> None:
     async def run() -> None:
         one, two = (
-            Leadership(postgresql_url, Leader("host", n, f"http://{n}", "", time.time()), Logger("test"), FAST)
+            Leadership(postgresql_url, LeaderRecord("host", n, f"http://{n}", "", time.time()), Logger("test"), FAST)
             for n in (1, 2)
         )
         assert await one.acquire() == 1
@@ -185,7 +185,7 @@ def test_whoever_gives_up_the_lead_is_followed_at_once(postgresql_url: str) -> N
 
 def test_an_address_that_is_wrong_is_said_to_be_at_once(postgresql_url: str) -> None:
     wrong = postgresql_url.replace("p%40ss", "other")
-    leadership = Leadership(wrong, Leader("host", 1, "", "", 0.0), Logger("test"), FAST)
+    leadership = Leadership(wrong, LeaderRecord("host", 1, "", "", 0.0), Logger("test"), FAST)
     with pytest.raises(DatabaseAddressError, match="password authentication failed") as raised:
         asyncio.run(leadership.acquire())
     assert raised.value.exit_code == 2 and "other" not in str(raised.value)

@@ -3,12 +3,12 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from cortex.state.database import Where, open_state
-from cortex.state.key_values import FactStore
+from cortex.state.key_values import KeyValueStore
 
 
 def test_a_fact_is_settled_once_by_whoever_comes_first(where: Where) -> None:
     engines = [open_state(where) for _ in range(4)]
-    stores = [FactStore(engine) for engine in engines]
+    stores = [KeyValueStore(engine) for engine in engines]
     assert stores[0].get("secret") is None
     with ThreadPoolExecutor() as pool:
         told = list(pool.map(lambda pair: pair[1].put_if_absent("secret", str(pair[0])), enumerate(stores)))

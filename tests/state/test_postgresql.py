@@ -25,9 +25,8 @@ from cortex.state.database import (
     shown,
 )
 from cortex.state.fencing import SupersededError
-from cortex.state.job_tables import job_metadata
-from cortex.state.key_values import FactStore
-from cortex.state.tables import facts, metadata, schema_version
+from cortex.state.key_values import KeyValueStore
+from cortex.state.tables import facts, job_metadata, metadata, schema_version
 from harness.servers.postgres import Postgres
 
 
@@ -137,7 +136,7 @@ def test_what_is_acknowledged_is_durable_whatever_the_server_has_set(
 
 def test_text_is_of_any_length_and_sorted_by_code_point(postgresql_url: str, engines: list[Engine]) -> None:
     engines.append(open_state(postgresql_url))
-    store = FactStore(engines[0])
+    store = KeyValueStore(engines[0])
     names = ["a-b", "aa", "B", "é", "n" * 500]
     for name in names:
         store.put_if_absent(name, "left\0right")
@@ -148,16 +147,16 @@ def test_text_is_of_any_length_and_sorted_by_code_point(postgresql_url: str, eng
 
 def test_an_operator_that_was_taken_over_from_writes_nothing(postgresql_url: str, engines: list[Engine]) -> None:
     engines += [open_state(postgresql_url, 1), open_jobs(postgresql_url, 1)]
-    FactStore(engines[0]).put_if_absent("a", "old")
+    KeyValueStore(engines[0]).put_if_absent("a", "old")
     engines += [open_state(postgresql_url, 2), open_jobs(postgresql_url, 2)]
     with pytest.raises(SupersededError):
-        FactStore(engines[0]).put_if_absent("b", "old")
+        KeyValueStore(engines[0]).put_if_absent("b", "old")
     with pytest.raises(SupersededError):
         asyncio.run(JobStore(engines[1]).startup())
     with pytest.raises(SupersededError):
         open_state(postgresql_url, 1)
-    assert FactStore(engines[0]).get("a") == "old"
-    assert FactStore(engines[2]).put_if_absent("b", "new") == "new"
+    assert KeyValueStore(engines[0]).get("a") == "old"
+    assert KeyValueStore(engines[2]).put_if_absent("b", "new") == "new"
 
 
 def test_a_place_is_a_file_or_a_url_of_postgresql() -> None:

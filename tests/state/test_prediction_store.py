@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from cortex.config.schema import Api
 from cortex.state.apis import ApiStore, Change, Target
 from cortex.state.database import Where, open_state
-from cortex.state.predictions import MAX_ERROR, Errors, PredictionStore, Truth
+from cortex.state.predictions import MAX_ERROR, ErrorSums, GroundTruth, PredictionStore
 
 NUMBERS = "regression"
 
@@ -31,35 +31,39 @@ def deploy(engine: Engine) -> None:
 
 def test_truth_that_is_told_again_replaces_what_was_told(database: Engine) -> None:
     store = PredictionStore(database)
-    store.add_truths("iris", NUMBERS, [Truth("a", 7, "1.5", -2.0), Truth("b", 7, "1", 0.5), Truth("c", 8, "1", 1.0)])
+    store.add_truths(
+        "iris",
+        NUMBERS,
+        [GroundTruth("a", 7, "1.5", -2.0), GroundTruth("b", 7, "1", 0.5), GroundTruth("c", 8, "1", 1.0)],
+    )
 
-    assert store.hours("iris", NUMBERS) == {7: Errors(2, -1.5, 2.5, 4.25), 8: Errors(1, 1.0, 1.0, 1.0)}
-    store.add_truths("iris", NUMBERS, [Truth("a", 7, "1.5", 1.0)])
-    assert store.hours("iris", NUMBERS)[7] == Errors(2, 1.5, 1.5, 1.25)
+    assert store.hours("iris", NUMBERS) == {7: ErrorSums(2, -1.5, 2.5, 4.25), 8: ErrorSums(1, 1.0, 1.0, 1.0)}
+    store.add_truths("iris", NUMBERS, [GroundTruth("a", 7, "1.5", 1.0)])
+    assert store.hours("iris", NUMBERS)[7] == ErrorSums(2, 1.5, 1.5, 1.25)
     assert store.predictions("iris", NUMBERS, ["a", "c", "z"]) == {"a": "1.5", "c": "1"}
     assert store.predictions("iris", "classification", ["a"]) == {}
 
 
 def test_truth_of_another_type_of_model_is_apart(database: Engine) -> None:
     store = PredictionStore(database)
-    store.add_truths("iris", NUMBERS, [Truth("a", 7, "1.5", -2.0)])
-    store.add_truths("iris", "classification", [Truth("a", 9, "00ff", 1.0)])
+    store.add_truths("iris", NUMBERS, [GroundTruth("a", 7, "1.5", -2.0)])
+    store.add_truths("iris", "classification", [GroundTruth("a", 9, "00ff", 1.0)])
 
     assert store.hours("iris", NUMBERS) == {}
-    assert store.hours("iris", "classification") == {9: Errors(1, 1.0, 1.0, 1.0)}
+    assert store.hours("iris", "classification") == {9: ErrorSums(1, 1.0, 1.0, 1.0)}
 
 
 def test_errors_without_end_can_be_told_again(database: Engine) -> None:
     store = PredictionStore(database)
     for error in (math.inf, 1.0, -math.inf, -math.inf, 1e308):
-        store.add_truths("iris", NUMBERS, [Truth("a", 7, "1", error)])
+        store.add_truths("iris", NUMBERS, [GroundTruth("a", 7, "1", error)])
 
-    assert store.hours("iris", NUMBERS) == {7: Errors(1, MAX_ERROR, MAX_ERROR, MAX_ERROR**2)}
+    assert store.hours("iris", NUMBERS) == {7: ErrorSums(1, MAX_ERROR, MAX_ERROR, MAX_ERROR**2)}
 
 
 def test_thousands_at_once_add_up(database: Engine) -> None:
     store = PredictionStore(database)
-    store.add_truths("iris", NUMBERS, [Truth(f"{number}", number % 2, "1", 1.0) for number in range(1201)])
+    store.add_truths("iris", NUMBERS, [GroundTruth(f"{number}", number % 2, "1", 1.0) for number in range(1201)])
 
     assert {hour: sums.told for hour, sums in store.hours("iris", NUMBERS).items()} == {0: 601, 1: 600}
     assert len(store.predictions("iris", NUMBERS, [str(number) for number in range(2000)])) == 1201
@@ -67,7 +71,7 @@ def test_thousands_at_once_add_up(database: Engine) -> None:
 
 def test_old_truth_is_forgotten(database: Engine) -> None:
     store = PredictionStore(database)
-    store.add_truths("iris", NUMBERS, [Truth("a", 7, "1", 1.0), Truth("b", 8, "1", 1.0)])
+    store.add_truths("iris", NUMBERS, [GroundTruth("a", 7, "1", 1.0), GroundTruth("b", 8, "1", 1.0)])
     store.forget_before(8)
 
     assert list(store.hours("iris", NUMBERS)) == [8]
@@ -76,14 +80,14 @@ def test_old_truth_is_forgotten(database: Engine) -> None:
 
 def test_all_goes_with_its_api(database: Engine) -> None:
     store = PredictionStore(database)
-    store.add_truths("iris", NUMBERS, [Truth("a", 7, "1", 1.0)])
+    store.add_truths("iris", NUMBERS, [GroundTruth("a", 7, "1", 1.0)])
     store.set_drift("iris", "one")
     store.set_drift("iris", "two")
     assert store.drift("iris") == "two"
 
     ApiStore(database).write([], deletions=["iris"])
     store.set_drift("iris", "three")
-    store.add_truths("iris", NUMBERS, [Truth("b", 7, "1", 1.0)])
+    store.add_truths("iris", NUMBERS, [GroundTruth("b", 7, "1", 1.0)])
     deploy(database)
 
     assert store.drift("iris") is None

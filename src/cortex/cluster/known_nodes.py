@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cortex.cluster.placement import NodeAddress
 from cortex.errors import CortexError
-from cortex.state.key_values import FactStore
+from cortex.state.key_values import KeyValueStore
 
 #: Limit on the number of stored nodes; the oldest are dropped first.
 _MAX_NODES = 10_000
@@ -67,7 +67,7 @@ def nodes_in_file(path: Path) -> KnownNodes:
     return KnownNodes(path.read_text() if path.exists() else "", write)
 
 
-def nodes_in_database(facts: FactStore) -> KnownNodes:
+def nodes_in_database(facts: KeyValueStore) -> KnownNodes:
     """Return the nodes of the database that several operators share."""
     return KnownNodes(facts.get(_FACT) or "", lambda text: facts.put(_FACT, text))
 

@@ -1,30 +1,42 @@
-"""The queue of an AsyncAPI: a job that never ends and that no list shows. Each function is part of a transaction.
+"""Queues of AsyncAPIs: store workloads, lease them to replicas, and return their results to callers that poll.
 
-A workload is a batch of one item. What becomes of it moves from where a job keeps it to the workload's own row, in the
-transaction in which it is recorded; its payload goes at the same moment.
+An AsyncAPI's queue is stored as a job that no list shows and that never ends. Each workload is a batch of one item, so
+leases, reports, retries and expiry are those of `batch_queue`. Three things differ from a job that was submitted:
+
+- The job row counts one batch more than there are (`_EXTRA_BATCH`). A job whose last batch is resolved would complete.
+- A batch number is half of a key, so a queue starts again at 0 once it has used half of the numbers (`_REUSE_FROM`),
+  is empty, and its first numbers are no longer in use.
+- When a workload is resolved, the same transaction copies the outcome into its row of `workloads` and deletes its
+  batch, result and dead letter. Rows of `workloads` are kept for `KEPT_S`.
+
+An exception raised by the user's code is final: it is reported as a result (`_EXCEPTION_PREFIX`), and only workloads
+whose process died are tried again.
 """
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from cortex.errors import NotFoundError
-from cortex.jobs import enqueuing, queue
-from cortex.jobs.exchange import Leased
-from cortex.jobs.records import Presence
-from cortex.jobs.spec import MAX_ATTEMPTS, NewBatch, Report
-from cortex.jobs.workload import WorkloadView
+from cortex.jobs import batch_queue
+from cortex.jobs.records import Visibility
+from cortex.jobs.spec import MAX_ATTEMPTS, LeaseReply, NewBatch, Report, Workload, WorkloadView
+from cortex.jobs.writer import TransactionThread
 from cortex.lifecycle import JobStatus, WorkloadStatus
-from cortex.state.columns import insert_rows
-from cortex.state.job_tables import (
+from cortex.state.tables import (
     KEYS_PER_JOB,
     batches,
     dead_letters,
     first_key,
+    insert_rows,
     jobs,
     leases,
     pending,
@@ -32,14 +44,23 @@ from cortex.state.job_tables import (
     workloads,
 )
 
-#: A job whose last batch is resolved is over, so this one always has a batch more than there are.
-_ENDLESS = 1
-#: From this number on a queue looks for a moment to begin with 0 again: a job's batches have no more numbers than keys.
-_WORN = KEYS_PER_JOB // 2
-#: An exception of the user's is final, and so is kept like a result, with this in front; no JSON begins so.
-_RAISED = b"!"
+#: Time for which the outcome of a workload can be fetched.
+KEPT_S = 7 * 24 * 3600.0
+#: Maximum number of workloads stored in one transaction.
+_GROUP = 256
+#: A replica leases at most this fraction of the open workloads, and never more than the maximum: others need some too.
+_LEASED_FRACTION, _MAX_LEASED = 16, 32
+#: A waiting caller checks its workload at least this often.
+_POLL_S = 1.0
+#: A larger body is encoded in a thread.
+_LARGE_BYTES = 1024 * 1024
 
-_EXTEND = (
+_EXTRA_BATCH = 1
+_REUSE_FROM = KEYS_PER_JOB // 2
+#: No JSON value begins with this.
+_EXCEPTION_PREFIX = b"!"
+
+_EXTEND_RANGE = (
     update(pending)
     .where(
         pending.c.number == bindparam("job"),
@@ -50,104 +71,292 @@ _EXTEND = (
     )
     .values(last=bindparam("new_last"))
 )
-_RETURNED = select(results.c.key, results.c.value).where(results.c.key.between(bindparam("first"), bindparam("last")))
-_BURIED = select(dead_letters.c.key, dead_letters.c.error).where(
+_RESULTS = select(results.c.key, results.c.value).where(results.c.key.between(bindparam("first"), bindparam("last")))
+_DEAD_LETTERS = select(dead_letters.c.key, dead_letters.c.error).where(
     dead_letters.c.key.between(bindparam("first"), bindparam("last"))
 )
-_END = (
+_SET_OUTCOME = (
     update(workloads)
     .where(workloads.c.key == bindparam("its_key"))
     .values(status=bindparam("its_status"), ended_at=bindparam("now"), value=bindparam("its_value"))
 )
-_OPEN = select(jobs.c.batches - jobs.c.succeeded - jobs.c.failed - _ENDLESS).where(jobs.c.number == bindparam("job"))
+_COUNT_OPEN = select(jobs.c.batches - jobs.c.succeeded - jobs.c.failed - _EXTRA_BATCH).where(
+    jobs.c.number == bindparam("job")
+)
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Standing:
-    """The job that is an API's queue."""
+class AsyncQueue:
+    """The job that stores an API's queue."""
 
     api: str
     job_id: str
     number: int
 
 
-def read_standing(connection: Connection) -> list[Standing]:
-    """Return all queues."""
-    query = select(jobs.c.api, jobs.c.id, jobs.c.number).where(jobs.c.presence == Presence.STANDING)
-    return [Standing(row.api, row.id, row.number) for row in connection.execute(query)]
+@dataclass(frozen=True)
+class _NewWorkload:
+    """A workload to be stored, and the future of the caller that waits for it."""
+
+    id: uuid.UUID
+    line: bytes
+    stored: asyncio.Future[None]
 
 
-def open_standing(connection: Connection, api: str, job_id: str, now: float) -> Standing:
-    """Store an empty queue."""
+class AsyncQueues:
+    """The queues of all AsyncAPIs. All methods belong to one event loop.
+
+    `on_added(job_id, count)` is called when workloads were stored.
+    """
+
+    def __init__(
+        self,
+        writer: TransactionThread,
+        reader: TransactionThread,
+        clean_soon: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.on_added: Callable[[str, int], None] = lambda job_id, count: None
+        self._writer = writer
+        self._reader = reader
+        self._clean_soon = clean_soon
+        self._clock = clock
+        self._opening = asyncio.Lock()
+        self._by_api: dict[str, AsyncQueue] = {}
+        self._by_job: dict[str, AsyncQueue] = {}
+        self._open: dict[int, int] = {}  #: number of open workloads by queue, updated by the writing thread
+        self._new: dict[str, list[_NewWorkload]] = {}
+        self._storing: dict[str, asyncio.Task[None]] = {}
+        self._waiting: dict[int, set[asyncio.Future[None]]] = {}
+
+    async def startup(self) -> None:
+        """Load the stored queues."""
+        for queue in await self._writer.run(_read_queues):
+            self._register(queue)
+            await self._writer.run(partial(self._update_count, queue.number))
+
+    @property
+    def apis(self) -> Sequence[str]:
+        """Return the names of the APIs that have a queue."""
+        return tuple(self._by_api)
+
+    def has(self, job_id: str) -> bool:
+        """Return True if a job is a queue."""
+        return job_id in self._by_job
+
+    def count(self, api: str) -> int | None:
+        """Count the open workloads of an API; return None if it has no queue."""
+        queue = self._by_api.get(api)
+        return None if queue is None else self._open.get(queue.number, 0)
+
+    async def counts(self) -> dict[str, int]:
+        """Count the open workloads by API."""
+        return {api: self._open.get(queue.number, 0) for api, queue in self._by_api.items()}
+
+    async def open(self, api: str) -> AsyncQueue:
+        """Return the queue of an API, which the first call creates."""
+        async with self._opening:
+            if api not in self._by_api:
+                job_id = secrets.token_hex(8)
+                self._register(await self._writer.run(lambda c: _create_queue(c, api, job_id, self._clock())))
+            return self._by_api[api]
+
+    async def close(self, api: str) -> None:
+        """Delete the queue of an API and its workloads."""
+        queue = self._by_api.pop(api, None)
+        if queue is not None:
+            del self._by_job[queue.job_id]
+            await self._writer.run(lambda connection: _delete_queue(connection, queue.number))
+            self._clean_soon()
+
+    # Callers.
+
+    async def add(self, api: str, workload: Workload) -> None:
+        """Append a workload to an API's queue; it is on the disk when this returns. Raises: NotFoundError."""
+        is_large = len(workload.body) > _LARGE_BYTES
+        line = await asyncio.to_thread(workload.to_line) if is_large else workload.to_line()
+        queue = await self.open(api)
+        stored = asyncio.get_running_loop().create_future()
+        self._new.setdefault(queue.job_id, []).append(_NewWorkload(workload.id, line, stored))
+        if queue.job_id not in self._storing:
+            self._storing[queue.job_id] = asyncio.create_task(self._store(queue), name=f"store for {api}")
+        await stored
+
+    async def get(self, api: str, name: uuid.UUID, wait_s: float = 0.0) -> WorkloadView | None:
+        """Return a workload, or None if it is unknown; wait up to `wait_s` until it is over."""
+        deadline = asyncio.get_running_loop().time() + wait_s
+        found = await self._find(api, name)
+        while found is not None and not found.status.is_over:
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                break
+            found = await self._wait_and_find(api, found, min(left, _POLL_S))
+        return found
+
+    # Replicas.
+
+    async def exchange(
+        self, job_id: str, worker: str, pid: int, reports: Sequence[Report], max_batches: int, max_bytes: int
+    ) -> LeaseReply:
+        """Record reports and lease more workloads; see `batch_queue.exchange`."""
+        queue = self._by_job.get(job_id)
+        if queue is None:
+            return LeaseReply(lost=tuple(report.token for report in reports), is_done=True)
+        wanted = min(max_batches, _MAX_LEASED, 1 + self._open.get(queue.number, 0) // _LEASED_FRACTION)
+
+        def exchange(connection: Connection) -> tuple[LeaseReply, list[int]]:
+            now, final = self._clock(), [_with_exceptions_as_results(report) for report in reports]
+            leased = batch_queue.exchange(connection, job_id, worker, pid, final, wanted, max_bytes, now)
+            ended = _settle(connection, queue.number, now)
+            if reports:
+                self._update_count(queue.number, connection)
+            return leased, ended
+
+        leased, ended = await self._writer.run(exchange)
+        self._wake(ended)
+        return leased
+
+    async def run_and_settle(self, work: Callable[[Connection], _T]) -> _T:
+        """Run an operation that may end leases: workloads whose attempts are used up by it fail."""
+        numbers = [queue.number for queue in self._by_api.values()]
+
+        def run(connection: Connection) -> tuple[_T, list[int]]:
+            value = work(connection)
+            ended = [key for number in numbers for key in _settle(connection, number, self._clock())]
+            for number in numbers if ended else ():
+                self._update_count(number, connection)
+            return value, ended
+
+        value, ended = await self._writer.run(run)
+        self._wake(ended)
+        return value
+
+    def remove_ended(self, connection: Connection, size: int) -> bool:
+        """Delete about `size` workloads that ended more than `KEPT_S` ago; return False once there are none."""
+        return _remove_ended(connection, self._clock() - KEPT_S, size)
+
+    def _register(self, queue: AsyncQueue) -> None:
+        self._by_api[queue.api] = self._by_job[queue.job_id] = queue
+
+    def _update_count(self, number: int, connection: Connection) -> None:
+        self._open[number] = _count_open(connection, number)
+
+    async def _store(self, queue: AsyncQueue) -> None:
+        """Store new workloads in groups: what arrives while one group is written is the next one."""
+        while new := self._new.pop(queue.job_id, None):
+            for start in range(0, len(new), _GROUP):
+                await self._store_group(queue, new[start : start + _GROUP])
+        del self._storing[queue.job_id]
+
+    async def _store_group(self, queue: AsyncQueue, group: Sequence[_NewWorkload]) -> None:
+        def append(connection: Connection) -> None:
+            _append(connection, queue.number, [(one.id, one.line) for one in group], self._clock())
+            self._update_count(queue.number, connection)
+
+        try:
+            await self._writer.run(append)
+        except Exception as error:  # raised to every caller of the group
+            for one in group:
+                if not one.stored.done():
+                    one.stored.set_exception(error)
+            return
+        for one in group:
+            if not one.stored.done():  # a caller may have disconnected; its workload stays
+                one.stored.set_result(None)
+        self.on_added(queue.job_id, len(group))
+
+    async def _find(self, api: str, name: uuid.UUID) -> WorkloadView | None:
+        queue = self._by_api.get(api)
+        if queue is None:
+            return None
+        return await self._reader.run(lambda connection: _read_workload(connection, queue.number, name))
+
+    async def _wait_and_find(self, api: str, before: WorkloadView, wait_s: float) -> WorkloadView | None:
+        ended = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.setdefault(before.key, set())
+        waiting.add(ended)
+        try:
+            found = await self._find(api, before.id)  # it may have ended before the future was registered
+            if found is None or found.status.is_over:
+                return found
+            await asyncio.wait((ended,), timeout=wait_s)
+        finally:
+            waiting.discard(ended)
+            if not waiting:
+                self._waiting.pop(before.key, None)
+        return await self._find(api, before.id)
+
+    def _wake(self, ended: Iterable[int]) -> None:
+        for key in ended:
+            for future in self._waiting.pop(key, ()):
+                if not future.done():
+                    future.set_result(None)
+
+
+# Each function below runs inside a transaction of the caller.
+
+
+def _read_queues(connection: Connection) -> list[AsyncQueue]:
+    query = select(jobs.c.api, jobs.c.id, jobs.c.number).where(jobs.c.presence == Visibility.ASYNC_QUEUE)
+    return [AsyncQueue(row.api, row.id, row.number) for row in connection.execute(query)]
+
+
+def _create_queue(connection: Connection, api: str, job_id: str, now: float) -> AsyncQueue:
     values = {
         "id": job_id,
         "api": api,
-        "presence": Presence.STANDING,
+        "presence": Visibility.ASYNC_QUEUE,
         "status": JobStatus.PENDING,
         "created_at": now,
         "max_attempts": MAX_ATTEMPTS,
         "isolate_failures": False,
-        "batches": _ENDLESS,
+        "batches": _EXTRA_BATCH,
     }
     key = connection.execute(insert(jobs).values(values)).inserted_primary_key
     assert key is not None
-    return Standing(api, job_id, int(key.number))
+    return AsyncQueue(api, job_id, int(key.number))
 
 
-def close_standing(connection: Connection, number: int) -> None:
-    """Take a queue out of sight for good; its rows are the sweeper's."""
+def _delete_queue(connection: Connection, number: int) -> None:
+    """Mark a queue as deleted; `cleanup` removes its rows."""
     connection.execute(delete(leases).where(leases.c.number == number))
-    connection.execute(update(jobs).where(jobs.c.number == number).values(presence=Presence.GONE))
+    connection.execute(update(jobs).where(jobs.c.number == number).values(presence=Visibility.DELETED))
 
 
-def count_open(connection: Connection, number: int) -> int:
-    """Count the workloads that are not over."""
-    return int(connection.execute(_OPEN, {"job": number}).scalar() or 0)
+def _count_open(connection: Connection, number: int) -> int:
+    return int(connection.execute(_COUNT_OPEN, {"job": number}).scalar() or 0)
 
 
-def append(connection: Connection, number: int, new: Sequence[tuple[uuid.UUID, bytes]], now: float) -> None:
-    """Add workloads, as ids and lines, at the end of a queue. Raises: NotFoundError once it is gone."""
-    there = (jobs.c.number == number, jobs.c.presence == Presence.STANDING)
-    first = connection.execute(select(jobs.c.next_seq).where(*there)).scalar()
+def _append(connection: Connection, number: int, new: Sequence[tuple[uuid.UUID, bytes]], now: float) -> None:
+    """Append workloads, given as ids and lines. Raises: NotFoundError if the queue is deleted."""
+    this_queue = (jobs.c.number == number, jobs.c.presence == Visibility.ASYNC_QUEUE)
+    first = connection.execute(select(jobs.c.next_seq).where(*this_queue)).scalar()
     if first is None:
         raise NotFoundError("the API was deleted")
-    if first >= _WORN and _is_reusable(connection, number):
+    if first >= _REUSE_FROM and _is_reusable(connection, number):
         first = 0
         connection.execute(update(jobs).where(jobs.c.number == number).values(next_seq=first))
-    enqueuing.add(connection, number, [NewBatch(1, line) for _, line in new])
+    batch_queue.add_batches(connection, number, [NewBatch(1, line) for _, line in new])
     base = first_key(number) + first
     rows = [{"key": base + index, "id": name.bytes, "created_at": now} for index, (name, _) in enumerate(new)]
     insert_rows(connection, workloads, rows)
     last = first + len(new) - 1
-    if not connection.execute(_EXTEND, {"job": number, "was_last": first - 1, "new_last": last}).rowcount:
+    if not connection.execute(_EXTEND_RANGE, {"job": number, "was_last": first - 1, "new_last": last}).rowcount:
         values = {"number": number, "not_before": 0.0, "first": first, "last": last, "attempts": 0, "is_part": False}
         connection.execute(insert(pending), values)
 
 
-def exchange(
-    connection: Connection,
-    standing: Standing,
-    holder: tuple[str, int],
-    reports: Sequence[Report],
-    max_batches: int,
-    max_bytes: int,
-    now: float,
-) -> tuple[Leased, list[int]]:
-    """Record reports and lease more, as `queue.exchange` does; return the keys of those that are over now, too."""
-    told = [_without_failures(report) for report in reports]
-    leased = queue.exchange(connection, standing.job_id, *holder, told, max_batches, max_bytes, now)
-    return leased, settle(connection, standing.number, now)
-
-
-def settle(connection: Connection, number: int, now: float) -> list[int]:
-    """Write what became of workloads into their rows, and drop all else of them; return their keys."""
-    everything = {"first": first_key(number), "last": first_key(number + 1) - 1}
-    ends = [(key, *_end_of(value)) for key, value in connection.execute(_RETURNED, everything)]
-    ends += [(key, WorkloadStatus.FAILED, _words(error)) for key, error in connection.execute(_BURIED, everything)]
+def _settle(connection: Connection, number: int, now: float) -> list[int]:
+    """Copy the outcomes of resolved workloads into their rows and delete everything else; return their keys."""
+    all_keys = {"first": first_key(number), "last": first_key(number + 1) - 1}
+    ends = [(key, *_outcome(value)) for key, value in connection.execute(_RESULTS, all_keys)]
+    ends += [(key, WorkloadStatus.FAILED, _encode(error)) for key, error in connection.execute(_DEAD_LETTERS, all_keys)]
     if not ends:
         return []
     connection.execute(
-        _END, [{"its_key": key, "its_status": end, "its_value": value, "now": now} for key, end, value in ends]
+        _SET_OUTCOME, [{"its_key": key, "its_status": end, "its_value": value, "now": now} for key, end, value in ends]
     )
     keys = [key for key, _, _ in ends]
     for table in (results, dead_letters, batches):
@@ -155,50 +364,47 @@ def settle(connection: Connection, number: int, now: float) -> list[int]:
     return keys
 
 
-def look(connection: Connection, number: int, name: uuid.UUID) -> WorkloadView | None:
-    """Return how a workload of a queue is; None if there is none of that id."""
+def _read_workload(connection: Connection, number: int, name: uuid.UUID) -> WorkloadView | None:
     base = first_key(number)
-    there = workloads.c.key.between(base, first_key(number + 1) - 1)
-    row = connection.execute(select(workloads).where(workloads.c.id == name.bytes, there)).first()
+    of_queue = workloads.c.key.between(base, first_key(number + 1) - 1)
+    row = connection.execute(select(workloads).where(workloads.c.id == name.bytes, of_queue)).first()
     if row is None:
         return None
     if row.status is not None:
         status = WorkloadStatus(row.status)
         return WorkloadView(name, row.key, status, row.created_at, row.ended_at, row.value or b"")
-    held = (leases.c.number == number, leases.c.next <= row.key - base, leases.c.last >= row.key - base)
-    is_held = connection.execute(select(leases.c.id).where(*held).limit(1)).first() is not None
+    lease = (leases.c.number == number, leases.c.next <= row.key - base, leases.c.last >= row.key - base)
+    is_leased = connection.execute(select(leases.c.id).where(*lease).limit(1)).first() is not None
     return WorkloadView(
-        name, row.key, WorkloadStatus.IN_PROGRESS if is_held else WorkloadStatus.IN_QUEUE, row.created_at
+        name, row.key, WorkloadStatus.IN_PROGRESS if is_leased else WorkloadStatus.IN_QUEUE, row.created_at
     )
 
 
-def remove_ended(ended_before: float, connection: Connection, size: int) -> bool:
-    """Delete workloads that were over before that time; False once there are none."""
-    found = select(workloads.c.key).where(workloads.c.ended_at < ended_before).order_by(workloads.c.ended_at)
-    keys: Iterable[int] = connection.execute(found.limit(min(size, 10_000))).scalars().all()
+def _remove_ended(connection: Connection, ended_before: float, size: int) -> bool:
+    ended = select(workloads.c.key).where(workloads.c.ended_at < ended_before).order_by(workloads.c.ended_at)
+    keys: Iterable[int] = connection.execute(ended.limit(min(size, 10_000))).scalars().all()
     if keys:
         connection.execute(delete(workloads).where(workloads.c.key.in_(keys)))
     return bool(keys)
 
 
 def _is_reusable(connection: Connection, number: int) -> bool:
-    """Tell whether a queue's numbers may begin anew: nothing is open, and nobody can ask for the first ones."""
+    """Return True if numbers may start at 0 again: no workload is open, and the first numbers have no rows."""
     base = first_key(number)
-    kept = select(workloads.c.key).where(workloads.c.key.between(base, base + _WORN - 1)).limit(1)
-    return not count_open(connection, number) and connection.execute(kept).first() is None
+    kept = select(workloads.c.key).where(workloads.c.key.between(base, base + _REUSE_FROM - 1)).limit(1)
+    return not _count_open(connection, number) and connection.execute(kept).first() is None
 
 
-def _without_failures(report: Report) -> Report:
-    """Say of exceptions that they are what was returned: only what a death interrupted is tried again."""
-    raised = tuple((failure.seq, _RAISED + _words(failure.error)) for failure in report.failures)
+def _with_exceptions_as_results(report: Report) -> Report:
+    raised = tuple((failure.seq, _EXCEPTION_PREFIX + _encode(failure.error)) for failure in report.failures)
     return replace(report, failures=(), results=tuple(sorted((*report.results, *raised))))
 
 
-def _end_of(value: bytes) -> tuple[WorkloadStatus, bytes]:
-    if value.startswith(_RAISED):
-        return WorkloadStatus.FAILED, value[len(_RAISED) :]
+def _outcome(value: bytes) -> tuple[WorkloadStatus, bytes]:
+    if value.startswith(_EXCEPTION_PREFIX):
+        return WorkloadStatus.FAILED, value[len(_EXCEPTION_PREFIX) :]
     return WorkloadStatus.COMPLETED, value
 
 
-def _words(error: str) -> bytes:
+def _encode(error: str) -> bytes:
     return error.encode(errors="replace")

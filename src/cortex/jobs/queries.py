@@ -1,4 +1,4 @@
-"""What users read of a job's batches: results and dead letters, piece by piece."""
+"""Queries for the results and dead letters of a job, page by page. Each runs inside a transaction of the caller."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Table, func, select
 
-from cortex.jobs.records import Presence
-from cortex.jobs.spec import DeadLetter, Result
-from cortex.state.job_tables import KEYS_PER_JOB, dead_letters, first_key, jobs, results
+from cortex.jobs.records import Visibility
+from cortex.jobs.spec import BatchResult, DeadLetter
+from cortex.state.tables import KEYS_PER_JOB, dead_letters, first_key, jobs, results
 
-#: What one call returns at most, unless the first row alone is larger.
+#: Maximum size of a page, unless its first row alone is larger.
 MAX_BYTES = 4 * 2**20
 
 
 def _last_within(sizes: Iterable[Any], max_bytes: int) -> int:
-    """Return the last key of those that are `max_bytes` together, of rows of key and size; at least the first.
+    """Return the last key of a page, given rows of key and size; a page has at least one row.
 
-    Drivers fetch what a query finds as a whole, so it is asked first how large that is.
+    Drivers fetch the whole result of a query, so its size is queried first.
     """
     last, total = -1, 0
     for key, size in sizes:
@@ -29,20 +29,20 @@ def _last_within(sizes: Iterable[Any], max_bytes: int) -> int:
     return last
 
 
-def results_of(connection: Connection, job_id: str, after: int, limit: int) -> list[Result]:
-    """Return results by seq, those behind `after`."""
+def read_results(connection: Connection, job_id: str, after: int = -1, limit: int = 1000) -> list[BatchResult]:
+    """Return the results after batch `after`, by seq: up to `limit`, fewer if they are large, none at the end."""
     base = _first_key(connection, job_id)
     if base is None:
         return []
     size = func.length(results.c.value)
     return [
-        Result(row.key - base, row.first_item, row.items, row.value)
-        for row in _behind(connection, results, size, base, after, limit)
+        BatchResult(row.key - base, row.first_item, row.items, row.value)
+        for row in _page(connection, results, size, base, after, limit)
     ]
 
 
-def dead_letters_of(connection: Connection, job_id: str, after: int, limit: int) -> list[DeadLetter]:
-    """Return dead letters by seq, those behind `after`."""
+def read_dead_letters(connection: Connection, job_id: str, after: int = -1, limit: int = 1000) -> list[DeadLetter]:
+    """Return the dead letters after batch `after`, by seq: up to `limit`, fewer if they are large, none at the end."""
     base = _first_key(connection, job_id)
     if base is None:
         return []
@@ -58,21 +58,20 @@ def dead_letters_of(connection: Connection, job_id: str, after: int, limit: int)
             failed_at=row.failed_at,
             payload=row.payload,
         )
-        for row in _behind(connection, dead_letters, size, base, after, limit)
+        for row in _page(connection, dead_letters, size, base, after, limit)
     ]
 
 
 def _first_key(connection: Connection, job_id: str) -> int | None:
-    query = select(jobs.c.number).where(jobs.c.id == job_id, jobs.c.presence == Presence.HERE)
+    query = select(jobs.c.number).where(jobs.c.id == job_id, jobs.c.presence == Visibility.VISIBLE)
     number = connection.execute(query).scalar()
     return None if number is None else first_key(number)
 
 
-def _behind(
+def _page(
     connection: Connection, table: Table, size: ColumnElement[int], base: int, after: int, limit: int
 ) -> Sequence[Row[Any]]:
-    """Return rows behind `after`, as many as are not too much together; at least one."""
     key, first = table.c.key, base + after + 1
-    there = key.between(first, base + KEYS_PER_JOB - 1)
-    last = _last_within(connection.execute(select(key, size).where(there).order_by(key).limit(limit)), MAX_BYTES)
+    following = key.between(first, base + KEYS_PER_JOB - 1)
+    last = _last_within(connection.execute(select(key, size).where(following).order_by(key).limit(limit)), MAX_BYTES)
     return connection.execute(select(table).where(key.between(first, last)).order_by(key)).all()

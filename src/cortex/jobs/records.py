@@ -1,56 +1,60 @@
-"""Rows of jobs and the records that are made of them; knows nothing of how batches are given to workers."""
+"""Rows of jobs: the records made of them, and the ledger that a transaction updates.
+
+Statuses and counts of a job with leased batches change only through its ledger. Each function runs inside a
+transaction of the caller.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, Row, case, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, case, delete, func, insert, select, update
 
-from cortex.jobs.spec import Counts, JobOrigin, JobRecord, Options
-from cortex.lifecycle import JobStatus
-from cortex.state.job_tables import assignments, job_inputs, job_marks, jobs, leases
-
-
-class Presence(StrEnum):
-    """Whether a job can be seen; the value is stored."""
-
-    ARRIVING = "arriving"  #: its batches are being stored; nobody was told of it yet
-    HERE = "here"
-    STANDING = "standing"  #: the queue of an AsyncAPI: batches come and go, and nobody sees it as a job
-    GONE = "gone"  #: deleted; its rows are going
+from cortex.jobs.spec import JobCounts, JobOptions, JobOrigin, JobRecord
+from cortex.lifecycle import JOB_TRANSITIONS, JobStatus
+from cortex.state.tables import assignments, job_inputs, job_marks, jobs, leases
 
 
-#: The fact about a job with a webhook that says whether it was told of the job's end.
-WEBHOOK, DUE, TOLD = "webhook", "due", "told"
+class Visibility(StrEnum):
+    """Visibility of a job; the value is stored in the column `presence`."""
+
+    STORING = "arriving"  #: its batches are being stored; its submission is not acknowledged yet
+    VISIBLE = "here"
+    ASYNC_QUEUE = "standing"  #: the queue of an AsyncAPI, which no list shows; see `async_queue`
+    DELETED = "gone"  #: deleted; `cleanup` removes its rows
 
 
-@dataclass(frozen=True)
-class ApiJobs:
-    """The jobs of one API in short."""
-
-    running: int  #: those that are not over
-    latest: str  #: the id of the newest
+#: The mark of a job with a webhook, and its values: the webhook is due, or sent.
+WEBHOOK, DUE, SENT = "webhook", "due", "told"
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """What was submitted: large where a configuration is, and the same for ever."""
+class JobSummary:
+    """Summary of the jobs of one API."""
+
+    running: int  #: number of jobs that are not over
+    latest: str  #: id of the newest job
+
+
+@dataclass(frozen=True)
+class JobInputs:
+    """The immutable part of a job, which may be large because of its configuration."""
 
     origin: JobOrigin
-    options: Options
+    options: JobOptions
     source: dict[str, Any]
 
 
 _OVER = tuple(status for status in JobStatus if status.is_over)
-_HERE = jobs.c.presence == Presence.HERE
+_VISIBLE = jobs.c.presence == Visibility.VISIBLE
 _RECORD = (
     select(jobs, job_inputs.c.origin, job_inputs.c.options, job_inputs.c.source)
     .join_from(jobs, job_inputs, job_inputs.c.number == jobs.c.number)
-    .where(_HERE)
+    .where(_VISIBLE)
 )
 
 
@@ -58,12 +62,12 @@ def insert_job(
     connection: Connection,
     job_id: str,
     origin: JobOrigin,
-    options: Options,
+    options: JobOptions,
     source: dict[str, Any],
     now: float,
-    presence: Presence = Presence.HERE,
+    presence: Visibility = Visibility.VISIBLE,
 ) -> int:
-    """Store a job that has no batches yet, as one that is enqueuing; return its number."""
+    """Store a job without batches in the status `enqueuing`; return its number."""
     values = {
         "id": job_id,
         "api": origin.api,
@@ -79,44 +83,44 @@ def insert_job(
     inputs = {"origin": asdict(origin), "options": asdict(options), "source": source}
     texts = {name: json.dumps(value) for name, value in inputs.items()}
     connection.execute(insert(job_inputs).values(number=key.number, **texts))
-    if options.webhook is not None:  # from the beginning: no operator may end the job and die before it has noted it
+    if options.webhook is not None:  # set at once: an operator may end the job and crash before it could set the mark
         connection.execute(insert(job_marks).values(number=key.number, name=WEBHOOK, value=DUE))
     return int(key.number)
 
 
-def reveal(connection: Connection, number: int) -> None:
-    """Let a job be seen."""
-    connection.execute(update(jobs).where(jobs.c.number == number).values(presence=Presence.HERE))
+def make_visible(connection: Connection, number: int) -> None:
+    """Make a job visible."""
+    connection.execute(update(jobs).where(jobs.c.number == number).values(presence=Visibility.VISIBLE))
 
 
-def hide(connection: Connection, job_ids: Sequence[str]) -> list[str]:
-    """Take jobs out of sight for good and return the ids of those that were in it; their rows are the sweeper's."""
-    found = connection.execute(select(jobs.c.id, jobs.c.number).where(_HERE, jobs.c.id.in_(job_ids))).all()
+def mark_deleted(connection: Connection, job_ids: Sequence[str]) -> list[str]:
+    """Mark visible jobs as deleted and return their ids; `cleanup` removes their rows."""
+    found = connection.execute(select(jobs.c.id, jobs.c.number).where(_VISIBLE, jobs.c.id.in_(job_ids))).all()
     numbers = [row.number for row in found]
     connection.execute(delete(leases).where(leases.c.number.in_(numbers)))
-    connection.execute(update(jobs).where(jobs.c.number.in_(numbers)).values(presence=Presence.GONE))
+    connection.execute(update(jobs).where(jobs.c.number.in_(numbers)).values(presence=Visibility.DELETED))
     return [row.id for row in found]
 
 
 def read_job(connection: Connection, job_id: str) -> JobRecord | None:
-    """Return one job, or None."""
+    """Return a visible job, or None."""
     row = connection.execute(_RECORD.where(jobs.c.id == job_id)).first()
     return _record(row) if row else None
 
 
-def list_jobs(connection: Connection, api: str, limit: int) -> list[JobRecord]:
+def list_jobs(connection: Connection, api: str, limit: int = 10) -> list[JobRecord]:
     """Return the newest jobs of an API, the newest first."""
     rows = connection.execute(_RECORD.where(jobs.c.api == api).order_by(jobs.c.number.desc()).limit(limit))
     return [_record(row) for row in rows]
 
 
-def active_jobs(connection: Connection, known: dict[str, Inputs]) -> list[JobRecord]:
+def active_jobs(connection: Connection, known: dict[str, JobInputs]) -> list[JobRecord]:
     """Return all jobs that are not over, the oldest first.
 
-    They are asked for in every pass of the control loop, so `known` keeps their inputs between two calls.
+    Every pass of the control loop lists them, so `known` caches their inputs between two calls.
     """
     active = [status for status in JobStatus if not status.is_over]
-    rows = connection.execute(select(jobs).where(_HERE, jobs.c.status.in_(active)).order_by(jobs.c.number)).all()
+    rows = connection.execute(select(jobs).where(_VISIBLE, jobs.c.status.in_(active)).order_by(jobs.c.number)).all()
     for job_id in known.keys() - {row.id for row in rows}:
         del known[job_id]
     for row in rows:
@@ -126,22 +130,22 @@ def active_jobs(connection: Connection, known: dict[str, Inputs]) -> list[JobRec
     return [_record(row, known[row.id]) for row in rows]
 
 
-def summarize(connection: Connection) -> dict[str, ApiJobs]:
-    """Return the jobs of each API in short."""
+def summarize(connection: Connection) -> dict[str, JobSummary]:
+    """Return a summary of the jobs of each API."""
     running = func.sum(case((jobs.c.status.in_(_OVER), 0), else_=1))
     newest = (
         select(jobs.c.api, func.max(jobs.c.number).label("number"), running.label("running"))
-        .where(_HERE)
+        .where(_VISIBLE)
         .group_by(jobs.c.api)
         .subquery()
     )
     query = select(newest.c.api, newest.c.running, jobs.c.id).join_from(newest, jobs, jobs.c.number == newest.c.number)
-    return {row.api: ApiJobs(int(row.running), row.id) for row in connection.execute(query)}
+    return {row.api: JobSummary(int(row.running), row.id) for row in connection.execute(query)}
 
 
 def count_by_status(connection: Connection) -> dict[str, dict[str, int]]:
     """Count the jobs of each API by the code of their status."""
-    query = select(jobs.c.api, jobs.c.status, func.count()).where(_HERE).group_by(jobs.c.api, jobs.c.status)
+    query = select(jobs.c.api, jobs.c.status, func.count()).where(_VISIBLE).group_by(jobs.c.api, jobs.c.status)
     counts: dict[str, dict[str, int]] = {}
     for api, status, number in connection.execute(query):
         code = JobStatus(status).code
@@ -153,19 +157,21 @@ def count_by_status(connection: Connection) -> dict[str, dict[str, int]]:
 def ids_of_api(connection: Connection, api: str) -> list[str]:
     """Return the ids of all jobs of an API, the newest first."""
     return list(
-        connection.execute(select(jobs.c.id).where(_HERE, jobs.c.api == api).order_by(jobs.c.number.desc())).scalars()
+        connection.execute(
+            select(jobs.c.id).where(_VISIBLE, jobs.c.api == api).order_by(jobs.c.number.desc())
+        ).scalars()
     )
 
 
 def ids_beyond(connection: Connection, keep: int) -> list[str]:
-    """Return the ids of jobs that are over, without the newest `keep` of each API."""
+    """Return the ids of jobs that are over, except for the newest `keep` of each API."""
     rank = func.row_number().over(partition_by=jobs.c.api, order_by=jobs.c.number.desc()).label("rank")
-    ranked = select(jobs.c.id, rank).where(_HERE, jobs.c.status.in_(_OVER)).subquery()
+    ranked = select(jobs.c.id, rank).where(_VISIBLE, jobs.c.status.in_(_OVER)).subquery()
     return list(connection.execute(select(ranked.c.id).where(ranked.c.rank > keep)).scalars())
 
 
 def set_message(connection: Connection, job_id: str, message: str) -> None:
-    """Say what a pending job waits for; ignored once it is not pending."""
+    """Store the reason why a pending job does not run; ignored once it is not pending."""
     connection.execute(
         update(jobs)
         .where(jobs.c.id == job_id, jobs.c.status == JobStatus.PENDING, jobs.c.message != message)
@@ -174,20 +180,20 @@ def set_message(connection: Connection, job_id: str, message: str) -> None:
 
 
 def put_assignment(connection: Connection, worker: str, job_id: str | None) -> None:
-    """Remember for which job a worker works; None: for none."""
+    """Store the job that a job worker is assigned to, or None."""
     connection.execute(delete(assignments).where(assignments.c.worker == worker))
     if job_id is not None:
         connection.execute(insert(assignments).values(worker=worker, job_id=job_id))
 
 
 def read_assignments(connection: Connection) -> dict[str, str]:
-    """Return which worker works for which job."""
+    """Return the id of the job that each job worker is assigned to."""
     return {row.worker: row.job_id for row in connection.execute(select(assignments))}
 
 
 def put_mark(connection: Connection, job_id: str, name: str, value: str) -> None:
-    """Store a small fact about a job; ignored where the job is gone."""
-    number = connection.execute(select(jobs.c.number).where(_HERE, jobs.c.id == job_id)).scalar()
+    """Set a mark, a named value of a job; ignored if the job is deleted."""
+    number = connection.execute(select(jobs.c.number).where(_VISIBLE, jobs.c.id == job_id)).scalar()
     if number is None:
         return
     connection.execute(delete(job_marks).where(job_marks.c.number == number, job_marks.c.name == name))
@@ -195,27 +201,27 @@ def put_mark(connection: Connection, job_id: str, name: str, value: str) -> None
 
 
 def read_marks(connection: Connection, job_id: str) -> dict[str, str]:
-    """Return the small facts about a job."""
+    """Return the marks of a job."""
     query = select(job_marks.c.name, job_marks.c.value).join_from(jobs, job_marks, job_marks.c.number == jobs.c.number)
-    return {row.name: row.value for row in connection.execute(query.where(_HERE, jobs.c.id == job_id))}
+    return {row.name: row.value for row in connection.execute(query.where(_VISIBLE, jobs.c.id == job_id))}
 
 
 def ids_marked(connection: Connection, name: str, value: str) -> list[str]:
-    """Return the ids of the jobs whose fact `name` has that value."""
+    """Return the ids of the jobs whose mark `name` has that value."""
     query = select(jobs.c.id).join_from(jobs, job_marks, job_marks.c.number == jobs.c.number)
-    marked = query.where(_HERE, job_marks.c.name == name, job_marks.c.value == value)
+    marked = query.where(_VISIBLE, job_marks.c.name == name, job_marks.c.value == value)
     return list(connection.execute(marked).scalars())
 
 
-_COUNTS: Sequence[str] = tuple(Counts.__dataclass_fields__)
+_COUNTS: Sequence[str] = tuple(JobCounts.__dataclass_fields__)
 
 
-def _inputs(row: Row[Any]) -> Inputs:
-    origin, options = JobOrigin(**json.loads(row.origin)), Options(**json.loads(row.options))
-    return Inputs(origin, options, json.loads(row.source))
+def _inputs(row: Row[Any]) -> JobInputs:
+    origin, options = JobOrigin(**json.loads(row.origin)), JobOptions(**json.loads(row.options))
+    return JobInputs(origin, options, json.loads(row.source))
 
 
-def _record(row: Row[Any], inputs: Inputs | None = None) -> JobRecord:
+def _record(row: Row[Any], inputs: JobInputs | None = None) -> JobRecord:
     values, inputs = row._mapping, inputs or _inputs(row)
     return JobRecord(
         id=row.id,
@@ -230,5 +236,104 @@ def _record(row: Row[Any], inputs: Inputs | None = None) -> JobRecord:
         deadline_at=row.deadline_at,
         message=row.message,
         traceback=row.traceback,
-        counts=Counts(**{name: values[name] for name in _COUNTS}),
+        counts=JobCounts(**{name: values[name] for name in _COUNTS}),
     )
+
+
+#: Columns that a ledger reads and writes; `_READ` adds those that it only reads.
+_LEDGER_COUNTS = (
+    *("next_seq", "batches", "items", "succeeded", "succeeded_items", "failed", "failed_items"),
+    *("failed_attempts", "results", "seconds"),
+)
+_CHANGING = (*_LEDGER_COUNTS, "status", "started_at", "ended_at", "message", "traceback")
+_READ = [jobs.c[name] for name in ("number", "max_attempts", "isolate_failures", *_CHANGING)]
+
+_HAS_LEDGER = jobs.c.presence.in_((Visibility.VISIBLE, Visibility.ASYNC_QUEUE))
+_BY_ID = select(*_READ).where(jobs.c.id == bindparam("job_id"), _HAS_LEDGER).with_for_update()
+_BY_NUMBER = select(*_READ).where(jobs.c.number == bindparam("job"), _HAS_LEDGER).with_for_update()
+_WRITE = update(jobs).where(jobs.c.number == bindparam("job")).values({n: bindparam(f"new_{n}") for n in _CHANGING})
+_DELETE_LEASES = delete(leases).where(leases.c.number == bindparam("job"))
+
+
+@dataclass
+class JobLedger:
+    """A job's row during one transaction: read once, changed in memory, written once."""
+
+    number: int
+    max_attempts: int
+    isolate_failures: bool
+    next_seq: int
+    batches: int
+    items: int
+    succeeded: int
+    succeeded_items: int
+    failed: int
+    failed_items: int
+    failed_attempts: int
+    results: int
+    seconds: float
+    status: JobStatus
+    started_at: float | None
+    ended_at: float | None
+    message: str
+    traceback: str
+    _read: tuple[Any, ...] = field(default=(), repr=False)
+
+    @property
+    def is_leasable(self) -> bool:
+        """Return True if batches of the job can be leased and reported."""
+        return self.status in (JobStatus.PENDING, JobStatus.RUNNING)
+
+    @property
+    def open(self) -> int:
+        """Count the unresolved batches."""
+        return self.batches - self.succeeded - self.failed
+
+    def move(self, status: JobStatus, now: float, message: str = "", traceback: str = "") -> bool:
+        """Change the status, message and times; return False if `JOB_TRANSITIONS` does not allow it."""
+        if status not in JOB_TRANSITIONS[self.status]:
+            return False
+        self.status, self.message, self.traceback = status, message, traceback
+        if status is JobStatus.RUNNING:
+            self.started_at = now
+        if status.is_over:
+            self.ended_at = now
+        return True
+
+    def save(self, connection: Connection, now: float) -> None:
+        """Write the changes. A running job without open batches becomes `completing`."""
+        if self.status is JobStatus.RUNNING and not self.open:
+            self.move(JobStatus.COMPLETING, now)
+        if self._changing() == self._read:
+            return
+        values = {f"new_{name}": value for name, value in zip(_CHANGING, self._changing(), strict=True)}
+        connection.execute(_WRITE, {"job": self.number, **values})
+        if self.status.is_over:
+            connection.execute(_DELETE_LEASES, {"job": self.number})
+        self._read = self._changing()
+
+    def _changing(self) -> tuple[Any, ...]:
+        return (
+            *(self.next_seq, self.batches, self.items, self.succeeded, self.succeeded_items),
+            *(self.failed, self.failed_items, self.failed_attempts, self.results, self.seconds),
+            *(self.status, self.started_at, self.ended_at, self.message, self.traceback),
+        )
+
+
+def open_ledger(connection: Connection, job_id: str) -> JobLedger | None:
+    """Return the ledger of a job, or None if there is no such job."""
+    return _ledger(connection.execute(_BY_ID, {"job_id": job_id}).first())
+
+
+def open_numbered_ledger(connection: Connection, number: int) -> JobLedger | None:
+    """Return the ledger of the job with that number, or None."""
+    return _ledger(connection.execute(_BY_NUMBER, {"job": number}).first())
+
+
+def _ledger(row: Row[Any] | None) -> JobLedger | None:
+    if row is None:
+        return None
+    values = {**row._mapping, "status": JobStatus(row.status)}
+    ledger = JobLedger(**values)
+    ledger._read = ledger._changing()
+    return ledger

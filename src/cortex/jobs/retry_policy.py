@@ -1,43 +1,39 @@
-"""What becomes of a batch that failed: another attempt, two halves, or a dead letter."""
+"""Retry policy: what happens to a failed batch, and which part of a finished job can be run again. Pure functions.
+
+    leased ── raises, or its process dies ──> attempts + 1
+        attempts < max_attempts                          RETRY        pending again, after a backoff
+        attempts used up, isolate_failures, many items   SPLIT        two halves, each with fresh attempts
+        attempts used up otherwise                       DEAD_LETTER  resolved as failed
+
+A half of a split batch is split again at its first failure, until single items remain.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from sqlalchemy import Connection, bindparam, delete, insert, select
+from cortex.errors import ConflictError, InputError
+from cortex.jobs.spec import TASK_BATCH, BatchFailure, JobOptions, JobOrigin, JobRecord, NewBatch
+from cortex.lifecycle import JobStatus
 
-from cortex.jobs.ledger import Ledger
-from cortex.jobs.spec import BatchFailure
-from cortex.state.job_tables import batches, dead_letters, first_key, pending
-
-#: Longest wait before another attempt.
+#: Longest backoff before another attempt.
 MAX_DELAY_S = 60.0
 
-_BATCH = select(batches).where(batches.c.key == bindparam("at"))
-_FORGET_BATCH = delete(batches).where(batches.c.key == bindparam("at"))
-_DEATH = ("attempts", "error", "traceback", "failed_at")
-_BURY = insert(dead_letters).from_select(
-    ["key", "first_item", "items", "payload", *_DEATH],
-    select(
-        *(batches.c[name] for name in ("key", "first_item", "items", "payload")),
-        *(bindparam(f"its_{name}", type_=dead_letters.c[name].type) for name in _DEATH),
-    ).where(batches.c.key == bindparam("at")),
-)
 
-
-class Fate(Enum):
-    """What a failed batch becomes."""
+class FailureAction(Enum):
+    """The consequence of a failed attempt."""
 
     RETRY = auto()
     SPLIT = auto()
-    DEAD = auto()
+    DEAD_LETTER = auto()
 
 
 @dataclass(frozen=True)
-class Failed:
-    """A batch that failed, and how often with this time."""
+class FailedBatch:
+    """A failed batch and its number of attempts, this one included."""
 
     failure: BatchFailure
     attempts: int
@@ -45,30 +41,30 @@ class Failed:
     items: int
 
 
-def fate(failed: Failed, max_attempts: int, isolate_failures: bool) -> Fate:
-    """Decide what becomes of a batch.
+def failure_action(failed: FailedBatch, max_attempts: int, isolate_failures: bool) -> FailureAction:
+    """Return the consequence of a failure.
 
-    A part of a batch that used up its attempts is split at once: it is known that something in there fails.
+    A half of a split batch is split at once: one of its items is known to fail.
     """
     is_used_up = failed.attempts >= max_attempts
     if isolate_failures and failed.items > 1 and (failed.is_part or is_used_up):
-        return Fate.SPLIT
-    return Fate.DEAD if is_used_up else Fate.RETRY
+        return FailureAction.SPLIT
+    return FailureAction.DEAD_LETTER if is_used_up else FailureAction.RETRY
 
 
 def delay_s(attempts: int) -> float:
-    """Return how long a batch waits after that many attempts."""
+    """Return the backoff after that many attempts."""
     return MAX_DELAY_S if attempts > 4 else float(3 ** (attempts - 1))
 
 
 def split_payload(payload: bytes, items: int) -> tuple[bytes, bytes] | None:
-    """Cut a JSON array of that many items in two, the first half the smaller; None if that can't be done.
+    """Cut a JSON array of `items` items in two, the first half the smaller; return None if that is not possible.
 
-    The text of each item stays as it is: to read and write it could change numbers.
+    The text of each item is kept as it is: parsing and writing it again could change numbers.
     """
     try:
         texts = _item_texts(payload.decode())
-    except (ValueError, RecursionError):  # an item may be nested as deep as its parser went, which is deeper than ours
+    except (ValueError, RecursionError):  # orjson accepts deeper nesting than the standard library's parser
         return None
     if len(texts) != items:
         return None
@@ -77,66 +73,23 @@ def split_payload(payload: bytes, items: int) -> tuple[bytes, bytes] | None:
     return left, right
 
 
-def record_failures(connection: Connection, ledger: Ledger, failures: list[Failed], now: float) -> None:
-    """Decide on each failed batch and store what becomes of it."""
-    retries = []
-    for failed in failures:
-        ledger.failed_attempts += 1
-        decision = fate(failed, ledger.max_attempts, ledger.isolate_failures)
-        if decision is Fate.SPLIT and _split(connection, ledger, failed):
-            continue
-        if decision is Fate.RETRY:
-            retries.append(_pending(ledger, failed.failure.seq, failed, now + delay_s(failed.attempts)))
-        else:
-            _bury(connection, ledger, failed, now)
-    if retries:
-        connection.execute(insert(pending), retries)
+def batches_to_retry(old: JobRecord, origin: JobOrigin, options: JobOptions) -> Sequence[NewBatch] | None:
+    """Return the batches of a job that retries `old`, or None if these are the dead letters of `old`.
 
-
-def _bury(connection: Connection, ledger: Ledger, failed: Failed, now: float) -> None:
-    ledger.failed += 1
-    ledger.failed_items += failed.items
-    values = {
-        "at": first_key(ledger.number) + failed.failure.seq,
-        "its_attempts": failed.attempts,
-        "its_error": failed.failure.error,
-        "its_traceback": failed.failure.traceback,
-        "its_failed_at": now,
-    }
-    connection.execute(_BURY, values)
-
-
-def _split(connection: Connection, ledger: Ledger, failed: Failed) -> bool:
-    """Put two halves in the place of a batch; False if its payload can't be cut."""
-    key = first_key(ledger.number) + failed.failure.seq
-    batch = connection.execute(_BATCH, {"at": key}).one()
-    halves = split_payload(batch.payload, failed.items)
-    if halves is None:
-        return False
-    left_items = failed.items // 2
-    shapes = ((left_items, batch.first_item), (failed.items - left_items, batch.first_item + left_items))
-    rows = []
-    for seq, (items, first_item), payload in zip((ledger.next_seq, ledger.next_seq + 1), shapes, halves, strict=True):
-        new_key = first_key(ledger.number) + seq
-        rows.append({"key": new_key, "items": items, "first_item": first_item, "payload": payload})
-    connection.execute(insert(batches), rows)
-    connection.execute(_FORGET_BATCH, {"at": key})
-    part = Failed(failed.failure, attempts=0, is_part=True, items=0)
-    connection.execute(insert(pending), [_pending(ledger, ledger.next_seq + half, part, 0.0) for half in (0, 1)])
-    ledger.next_seq += 2
-    ledger.batches += 1
-    return True
-
-
-def _pending(ledger: Ledger, seq: int, failed: Failed, not_before: float) -> dict[str, object]:
-    return {
-        "number": ledger.number,
-        "not_before": not_before,
-        "first": seq,
-        "last": seq,
-        "attempts": failed.attempts,
-        "is_part": failed.is_part,
-    }
+    A task that did not succeed is called once more, whatever ended it. Unresolved batches of other jobs are not kept
+    after the job's end. Raises: ConflictError, InputError.
+    """
+    if not old.status.is_over:
+        raise ConflictError(f"job {old.id} is {old.status.message}; it can be retried once it is over")
+    if origin.is_task and options.workers != 1:
+        raise InputError(f"workers: a task runs on one worker (got {options.workers}); leave it out")
+    if old.counts.failed:
+        return None
+    if old.origin.is_task and origin.is_task and old.status is not JobStatus.SUCCEEDED:
+        return [TASK_BATCH]
+    is_done = old.counts.succeeded == old.counts.batches
+    hint = "" if is_done else "; batches that were open when the job ended are not kept: submit their items again"
+    raise ConflictError(f"job {old.id} has no dead letters{hint}")
 
 
 def _item_texts(text: str) -> list[str]:

@@ -1,6 +1,6 @@
-"""How far the schedule of each API is, stored beside the jobs: a job and the tick it is for are written together.
+"""State of each API's schedule, stored beside the jobs so that one transaction stores a job and claims its run.
 
-Each function is part of a transaction. When something is due is `operator/jobs/schedules.py`'s.
+Each function runs inside a transaction of the caller. `operator/jobs/schedules.py` computes when a run is due.
 """
 
 from __future__ import annotations
@@ -11,38 +11,38 @@ from dataclasses import dataclass, fields
 from sqlalchemy import Connection, delete, insert, select, update
 
 from cortex.errors import ConflictError
-from cortex.jobs.http.view import SCHEDULED_FOR
-from cortex.jobs.records import Presence
+from cortex.jobs.records import Visibility
+from cortex.jobs.spec import SCHEDULED_FOR
 from cortex.lifecycle import JobStatus
-from cortex.state.job_tables import job_inputs, jobs, schedules
+from cortex.state.tables import job_inputs, jobs, schedules
 
 _UNFINISHED = tuple(status for status in JobStatus if not status.is_over)
 
 
 @dataclass(frozen=True)
-class Ticks:
-    """What is known of one API's schedule; times are UNIX seconds."""
+class ScheduleState:
+    """State of one API's schedule; times are UNIX seconds."""
 
-    key: str  #: tells schedules apart
-    handled_at: float  #: what was due up to here is not to be submitted any more
-    last_run_at: float | None = None  #: when the last job was due
+    key: str  #: identifies the schedule; a changed schedule has another key
+    handled_at: float  #: runs that were due up to here are submitted, skipped or failed
+    last_run_at: float | None = None  #: due time of the last submitted run
     last_job_id: str | None = None
-    error: str = ""  #: why the last one could not be submitted; empty: it was
-    skipped: int = 0  #: how many were not wanted, as one before was not over
-    last_skip_at: float | None = None  #: when the last of them was due
-    last_skip_job_id: str | None = None  #: which job was not over then
+    error: str = ""  #: error of the last submission; empty if it succeeded
+    skipped: int = 0  #: number of runs skipped because an earlier run was not over
+    last_skip_at: float | None = None  #: due time of the last skipped run
+    last_skip_job_id: str | None = None  #: the job that was not over then
 
 
-_TICKS = [schedules.c[field.name] for field in fields(Ticks)]
+_STATE_COLUMNS = [schedules.c[field.name] for field in fields(ScheduleState)]
 
 
-def read_ticks(connection: Connection) -> dict[str, Ticks]:
-    """Return what is known, by API."""
-    return {row.api: Ticks(*row[1:]) for row in connection.execute(select(schedules.c.api, *_TICKS))}
+def read_schedules(connection: Connection) -> dict[str, ScheduleState]:
+    """Return the state of every schedule by API."""
+    return {row.api: ScheduleState(*row[1:]) for row in connection.execute(select(schedules.c.api, *_STATE_COLUMNS))}
 
 
-def begin(connection: Connection, api: str, key: str, at: float) -> None:
-    """Begin a schedule that is new or another one than before: nothing that was due up to `at` is submitted."""
+def start(connection: Connection, api: str, key: str, at: float) -> None:
+    """Start a new or changed schedule: runs that were due up to `at` are not submitted."""
     known = connection.execute(select(schedules.c.key).where(schedules.c.api == api)).first()
     if known is None:
         connection.execute(insert(schedules).values(api=api, key=key, handled_at=at))
@@ -52,30 +52,30 @@ def begin(connection: Connection, api: str, key: str, at: float) -> None:
         connection.execute(update(schedules).where(schedules.c.api == api).values(**values))
 
 
-def begin_anew(connection: Connection, api: str, at: float) -> None:
-    """Have a schedule go on from `at`, though it came further: the clock was set back."""
+def restart(connection: Connection, api: str, at: float) -> None:
+    """Continue a schedule from `at`, although later runs were handled: the clock was set back."""
     connection.execute(update(schedules).where(schedules.c.api == api).values(handled_at=at))
 
 
-def take(connection: Connection, job_id: str, api: str, key: str, at: float, may_overlap: bool = True) -> None:
-    """Note that a job was submitted for what was due at `at`.
+def claim(connection: Connection, job_id: str, api: str, key: str, at: float, may_overlap: bool = True) -> None:
+    """Record that a job was submitted for the run that was due at `at`.
 
-    Raises: ConflictError if one was before, or if this one may not overlap with a run that is not over.
+    Raises: ConflictError if the run was claimed before, or may not overlap with a run that is not over.
     """
     if not may_overlap and (other := _unfinished_run(connection, api, job_id)):
-        raise ConflictError(f"{api} runs by its schedule already, as job {other}")
+        raise ConflictError(f"{api} is already running by its schedule, as job {other}")
     values = {"handled_at": at, "last_run_at": at, "last_job_id": job_id, "error": ""}
     if not _advance(connection, api, key, at, values):
-        raise ConflictError(f"the job of {api} that was due was submitted before")
+        raise ConflictError(f"the scheduled run of {api} was submitted before")
 
 
-def skip(connection: Connection, api: str, key: str, at: float, error: str) -> None:
-    """Note that nothing can be submitted for what was due at `at`, ever."""
+def fail(connection: Connection, api: str, key: str, at: float, error: str) -> None:
+    """Record that the run that was due at `at` can never be submitted."""
     _advance(connection, api, key, at, {"handled_at": at, "error": error})
 
 
 def skip_overlapping(connection: Connection, api: str, key: str, at: float) -> str | None:
-    """Pass over what was due at `at` if an earlier run of the schedule is not over; return the id of that job."""
+    """Skip the run that is due at `at` if an earlier run is not over; return the id of that job."""
     other = _unfinished_run(connection, api)
     if other is None:
         return None
@@ -84,26 +84,27 @@ def skip_overlapping(connection: Connection, api: str, key: str, at: float) -> s
     return other if _advance(connection, api, key, at, values) else None
 
 
-def note(connection: Connection, api: str, error: str) -> None:
-    """Say why what is due could not be submitted yet."""
+def set_error(connection: Connection, api: str, error: str) -> None:
+    """Store the error of a submission that will be tried again."""
     connection.execute(update(schedules).where(schedules.c.api == api).values(error=error))
 
 
-def forget(connection: Connection, api: str) -> None:
-    """Drop the schedule of an API that has none any more."""
+def remove(connection: Connection, api: str) -> None:
+    """Remove the schedule of an API."""
     connection.execute(delete(schedules).where(schedules.c.api == api))
 
 
 def _unfinished_run(connection: Connection, api: str, but: str = "") -> str | None:
-    """Return the id of the newest job that a schedule submitted and that is not over, `but` for one."""
+    """Return the id of the newest scheduled job that is not over, except for job `but`."""
     query = select(jobs.c.id, job_inputs.c.source).join_from(jobs, job_inputs, job_inputs.c.number == jobs.c.number)
-    unfinished = (jobs.c.api == api, jobs.c.presence == Presence.HERE, jobs.c.status.in_(_UNFINISHED), jobs.c.id != but)
-    for row in connection.execute(query.where(*unfinished).order_by(jobs.c.number.desc())):
+    of_api = (jobs.c.api == api, jobs.c.presence == Visibility.VISIBLE)
+    unfinished = query.where(*of_api, jobs.c.status.in_(_UNFINISHED), jobs.c.id != but)
+    for row in connection.execute(unfinished.order_by(jobs.c.number.desc())):
         if SCHEDULED_FOR in json.loads(row.source):
             return str(row.id)
     return None
 
 
 def _advance(connection: Connection, api: str, key: str, at: float, values: dict[str, object]) -> bool:
-    mine = (schedules.c.api == api, schedules.c.key == key, schedules.c.handled_at < at)
-    return connection.execute(update(schedules).where(*mine).values(**values)).rowcount == 1
+    not_handled = (schedules.c.api == api, schedules.c.key == key, schedules.c.handled_at < at)
+    return connection.execute(update(schedules).where(*not_handled).values(**values)).rowcount == 1

@@ -1,25 +1,35 @@
-"""What a job is, from its submission to its last result: plain data that every part of the job machinery shares.
+"""Data types of jobs, batches, leases and workloads, shared by operator, supervisors and job workers.
 
-A job's input is cut into *batches*, numbered from 0 in the order of the input (`seq`). Workers get them by *leases*: a
-token for a range of batches, resolved from its beginning to its end. A batch that failed too often is a *dead letter*.
+A job's input is cut into batches, numbered from 0 in the order of the input (`seq`). Job workers lease ranges of them
+and report on a lease from its beginning to its end. A batch whose attempts are used up is a dead letter. A workload,
+one request to an AsyncAPI, is a batch of its queue (`async_queue`).
+
+Workers import this module, so it imports only the standard library and `lifecycle`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cortex.lifecycle import ApiKind, JobStatus
+from cortex.lifecycle import ApiKind, JobStatus, WorkloadStatus
 
-#: Attempts that a batch has before it is a dead letter, the first one counted.
+#: Default number of attempts before a batch is a dead letter, the first one included.
 MAX_ATTEMPTS = 3
+
+#: Key in the stored source of a job that a schedule submitted: the due time, UNIX seconds.
+SCHEDULED_FOR = "scheduled_for"
+
+
+# Sources: where a job's items come from.
 
 
 @dataclass(frozen=True)
 class ItemList:
-    """Items that came with the submission."""
+    """Items in the body of the submission."""
 
     items: list[Any]
     batch_size: int
@@ -31,7 +41,7 @@ class FilePathLister:
 
     paths: tuple[str, ...]  #: prefixes: `s3://…`, `gs://…`, or absolute local paths
     batch_size: int
-    includes: tuple[str, ...] = ()  #: globs over the whole path; none means all
+    includes: tuple[str, ...] = ()  #: globs over the whole path; empty: all files
     excludes: tuple[str, ...] = ()
 
 
@@ -42,7 +52,7 @@ class DelimitedFiles(FilePathLister):
 
 @dataclass(frozen=True)
 class Upload:
-    """Items follow as lines of JSON while the submission is being made."""
+    """Items arrive as lines of JSON in the body of the submission, which has its options in the query."""
 
     batch_size: int
 
@@ -56,33 +66,64 @@ class RetryOf:
 
 @dataclass(frozen=True)
 class TaskCall:
-    """There are no items: the job is one call of a task, a batch by itself."""
+    """No items: the job is one call of a task, stored as one batch."""
 
 
 Source = ItemList | FilePathLister | Upload | RetryOf | TaskCall
 
+_FILE_SOURCES: dict[str, type[FilePathLister]] = {"file_path_lister": FilePathLister, "delimited_files": DelimitedFiles}
+
+
+def source_to_json(source: Source) -> dict[str, Any]:
+    """Return a source as the JSON that is stored with the job: enough to read files again, without the items."""
+    if isinstance(source, RetryOf):
+        return {"kind": "retry_of", "retry_of": source.job_id}
+    if isinstance(source, TaskCall):
+        return {"kind": "task"}
+    if isinstance(source, FilePathLister):
+        kind = next(name for name, kind in _FILE_SOURCES.items() if kind is type(source))
+        globs = {"includes": list(source.includes), "excludes": list(source.excludes)}
+        return {"kind": kind, "paths": list(source.paths), **globs, "batch_size": source.batch_size}
+    return {"kind": "item_list" if isinstance(source, ItemList) else "upload", "batch_size": source.batch_size}
+
+
+def source_from_json(data: Mapping[str, Any]) -> Source:
+    """Return the stored source; an item list has no items."""
+    if "retry_of" in data:
+        return RetryOf(data["retry_of"])
+    kind = data["kind"]
+    if kind == "task":
+        return TaskCall()
+    if kind in _FILE_SOURCES:
+        globs = tuple(data["includes"]), tuple(data["excludes"])
+        return _FILE_SOURCES[kind](tuple(data["paths"]), data["batch_size"], *globs)
+    return ItemList([], data["batch_size"]) if kind == "item_list" else Upload(data["batch_size"])
+
+
+# Jobs.
+
 
 @dataclass(frozen=True)
-class Options:
-    """How a job is run; all of it is in the submission, checked."""
+class JobOptions:
+    """Options of a submission, validated."""
 
     workers: int
     config: dict[str, Any] | None = None  #: merged over the API's; None: not given
     timeout_s: int | None = None  #: of the whole job, from its submission
-    batch_timeout_s: float | None = None  #: of one batch: the process that runs it longer is ended, which is an attempt
+    batch_timeout_s: float | None = None  #: of one batch; a process that exceeds it is killed, which is an attempt
     max_attempts: int = MAX_ATTEMPTS
-    isolate_failures: bool = False  #: bisect a failing batch until only the guilty items are dead letters
+    isolate_failures: bool = False  #: bisect a failing batch until only single failing items are dead letters
     output: str | None = None  #: prefix under which the results are written at the end
-    webhook: str | None = None  #: address that is told when the job is over
+    webhook: str | None = None  #: address to notify when the job is over
     dead_letter_queue: dict[str, Any] | None = None  #: `sqs_dead_letter_queue` as submitted; only echoed
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A whole submission, checked."""
+    """A validated submission."""
 
     source: Source
-    options: Options
+    options: JobOptions
 
 
 @dataclass(frozen=True)
@@ -98,8 +139,8 @@ TASK_BATCH = NewBatch(1, b"[null]")
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What became of the batches and items of a job; each batch is in exactly one of succeeded, failed and open."""
+class JobCounts:
+    """Counts of a job's batches and items; each batch is in exactly one of succeeded, failed and open."""
 
     batches: int = 0
     items: int = 0
@@ -113,7 +154,7 @@ class Counts:
 
     @property
     def open(self) -> int:
-        """Count the batches that still have to be resolved."""
+        """Return the number of unresolved batches."""
         return self.batches - self.succeeded - self.failed
 
     @property
@@ -124,7 +165,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class JobOrigin:
-    """Which code a job runs: fixed at its submission, whatever is deployed later."""
+    """The code that a job runs, fixed at its submission whatever is deployed later."""
 
     api: str
     api_id: str
@@ -136,27 +177,41 @@ class JobOrigin:
 
     @property
     def is_task(self) -> bool:
-        """Tell whether the job is one call of a task."""
+        """Return True if the job is one call of a task."""
         return self.kind == ApiKind.TASK
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """A job as it is stored."""
+    """A stored job."""
 
     id: str
     number: int  #: small and unique, the upper half of the keys of its batches
     origin: JobOrigin
-    options: Options
-    source: dict[str, Any]  #: the submission's source without its items, for those who look and to begin anew
+    options: JobOptions
+    source: dict[str, Any]  #: see `source_to_json`
     status: JobStatus
     created_at: float  #: UNIX seconds
     started_at: float | None = None  #: when the first worker began
     ended_at: float | None = None
     deadline_at: float | None = None
-    message: str = ""  #: why it ended as it did, or what it waits for
+    message: str = ""  #: reason for the end, or what the job waits for
     traceback: str = ""
-    counts: Counts = field(default_factory=Counts)
+    counts: JobCounts = field(default_factory=JobCounts)
+
+
+def job_id_at(unix_ns: int) -> str:
+    """Return the id of a job submitted at that time: 16 hex digits that sort the newest first."""
+    return f"{2**63 - 1 - unix_ns:016x}"
+
+
+def batch_id(job_id: str, seq: int) -> str:
+    """Return the UUID of a batch for the user's code; every attempt has the same one."""
+    digest = hashlib.blake2b(f"{job_id}:{seq}".encode(), digest_size=16).digest()
+    return str(uuid.UUID(bytes=digest, version=4))
+
+
+# Leases and reports.
 
 
 @dataclass(frozen=True)
@@ -169,7 +224,7 @@ class LeasedBatch:
 
 @dataclass(frozen=True)
 class Lease:
-    """A right to resolve some batches, in this order; worth nothing once its token is."""
+    """Batches lent to a job worker, which resolves them in this order while its token is valid."""
 
     token: str
     batches: tuple[LeasedBatch, ...]
@@ -177,7 +232,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class BatchFailure:
-    """A batch that raised."""
+    """A batch that raised an exception."""
 
     seq: int
     error: str  #: one line, `ValueError: bad weights`
@@ -186,18 +241,18 @@ class BatchFailure:
 
 @dataclass(frozen=True)
 class Report:
-    """What a worker did of one lease: everything from where it last reported up to `upto`, that included."""
+    """Outcome of a lease's batches from the last report up to and including `upto`."""
 
     token: str
     upto: int
-    failures: tuple[BatchFailure, ...] = ()  #: by seq, ascending; all others succeeded
+    failures: tuple[BatchFailure, ...] = ()  #: by seq, ascending; all other batches succeeded
     results: tuple[tuple[int, bytes], ...] = ()  #: (seq, JSON) of those that returned something
     seconds: float = 0.0  #: spent in the calls that succeeded
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A batch that was given up."""
+    """A batch whose attempts are used up."""
 
     seq: int
     first_item: int  #: position of its first item in the input, from 0
@@ -210,8 +265,8 @@ class DeadLetter:
 
 
 @dataclass(frozen=True)
-class Result:
-    """What a batch returned."""
+class BatchResult:
+    """The value that a batch returned."""
 
     seq: int
     first_item: int
@@ -219,25 +274,90 @@ class Result:
     value: bytes  #: JSON
 
 
+# The operator's replies to workers.
+
+
 @dataclass(frozen=True)
 class Assignment:
-    """The job that a worker is given."""
+    """A job for a job worker, and what it needs to run it."""
 
     job_id: str
     config: dict[str, Any]  #: the API's with the job's merged over it
     job_spec: dict[str, Any]
     api_spec: dict[str, Any]
     log_path: str
-    lease_s: float  #: how long a lease holds without being renewed
+    lease_s: float  #: duration of a lease without a renewal
     batch_timeout_s: float | None = None
 
 
-def job_id_at(unix_ns: int) -> str:
-    """Return the id of a job submitted at that time: 16 hex digits that sort the newest first."""
-    return f"{2**63 - 1 - unix_ns:016x}"
+@dataclass(frozen=True)
+class StopSignal:
+    """The worker is no longer needed."""
 
 
-def batch_id(job_id: str, seq: int) -> str:
-    """Return the uuid that the user's code knows a batch by; each attempt has the same."""
-    digest = hashlib.blake2b(f"{job_id}:{seq}".encode(), digest_size=16).digest()
-    return str(uuid.UUID(bytes=digest, version=4))
+@dataclass(frozen=True)
+class LeaseReply:
+    """The store's reply to reports, with the next lease."""
+
+    lease: Lease | None = None
+    lost: tuple[str, ...] = ()  #: tokens of the reports that are no longer valid
+    is_done: bool = False  #: the job is neither pending nor running any more
+    opens_at: float | None = None  #: without a lease: when the next retry is due, UNIX seconds
+
+
+@dataclass(frozen=True)
+class ExchangeReply:
+    """The operator's reply to a worker's reports."""
+
+    lease: Lease | None = None
+    lost: tuple[str, ...] = ()
+    is_done: bool = False  #: the job has no more work for this worker
+    hook: str | None = None  #: token of the job's last lease: this worker calls `on_job_complete`
+    stop: bool = False
+
+
+@dataclass(frozen=True)
+class RenewalReply:
+    """The operator's reply to a renewal."""
+
+    lost: tuple[str, ...] = ()
+    stop: bool = False
+
+
+# Workloads of AsyncAPIs.
+
+#: A batch travels as one line. In it a line break is `ESC n`, and ESC itself `ESC e`.
+_ESCAPE, _ESCAPED_ESCAPE, _ESCAPED_BREAK = b"\x1b", b"\x1be", b"\x1bn"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One request to an AsyncAPI, its body unchanged."""
+
+    id: uuid.UUID
+    content_type: str
+    body: bytes
+
+    def to_line(self) -> bytes:
+        """Return bytes without a line break; `from_line` is the inverse."""
+        whole = b"\0".join((str(self.id).encode(), self.content_type.encode(errors="replace"), self.body))
+        return whole.replace(_ESCAPE, _ESCAPED_ESCAPE).replace(b"\n", _ESCAPED_BREAK)
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Workload:
+        """Parse the result of `to_line`. Raises: ValueError."""
+        whole = line.replace(_ESCAPED_BREAK, b"\n").replace(_ESCAPED_ESCAPE, _ESCAPE)
+        name, content_type, body = whole.split(b"\0", 2)
+        return cls(uuid.UUID(name.decode()), content_type.decode(), body)
+
+
+@dataclass(frozen=True)
+class WorkloadView:
+    """State of a workload."""
+
+    id: uuid.UUID
+    key: int  #: of its batch
+    status: WorkloadStatus
+    created_at: float  #: UNIX seconds
+    ended_at: float | None = None
+    value: bytes = b""  #: the result as JSON, or the error message

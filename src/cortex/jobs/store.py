@@ -1,7 +1,9 @@
-"""The one door to the database of jobs: every method is an operation of the writer's thread, or of the reader's.
+"""Store of jobs: submission, life and delivery, on top of one writing and one reading thread.
 
-What a method that changes something has returned is on the disk. Decisions are in the modules below: `records` (rows of
-jobs), `enqueuing` (batches on their way in), `queue`, `failing` and `releasing` (delivery), `sweeping` (removal).
+Everything that is stored of a job is read and changed by functions that take a connection: `records` (rows of jobs),
+`queries` (results, dead letters), `batch_queue` and `lease_expiry` (delivery of batches) and `schedule_state`. Callers
+run a single one of them with `JobStore.read` and `JobStore.write`. The methods below are the operations that take more
+than one transaction, the clock, or the queues of AsyncAPIs. A change is on the disk once it was awaited.
 """
 
 from __future__ import annotations
@@ -11,37 +13,49 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine
 
 from cortex.errors import InputError, NotFoundError
-from cortex.jobs import enqueuing, queue, records
-from cortex.jobs import lease_expiry as releasing
-from cortex.jobs import queries as looking
-from cortex.jobs import schedule_state as ticks
-from cortex.jobs.cleanup import Sweeper
-from cortex.jobs.exchange import Leased
-from cortex.jobs.intake.sources import source_to_json
-from cortex.jobs.lease_expiry import Blame
-from cortex.jobs.ledger import open_ledger
-from cortex.jobs.queue import LEASE_S
-from cortex.jobs.records import ApiJobs, Inputs, Presence
-from cortex.jobs.resubmission import batches_again
-from cortex.jobs.schedule_state import Ticks
-from cortex.jobs.spec import DeadLetter, JobOrigin, JobRecord, NewBatch, Options, Report, Result, RetryOf, job_id_at
-from cortex.jobs.workloads import Workloads
-from cortex.jobs.writer import Writer
+from cortex.jobs import batch_queue, lease_expiry
+from cortex.jobs.async_queue import AsyncQueues
+from cortex.jobs.batch_queue import LEASE_S
+from cortex.jobs.cleanup import JobCleaner
+from cortex.jobs.lease_expiry import WorkerDeath
+from cortex.jobs.records import (
+    JobInputs,
+    Visibility,
+    active_jobs,
+    ids_beyond,
+    ids_of_api,
+    insert_job,
+    mark_deleted,
+    open_ledger,
+    read_job,
+)
+from cortex.jobs.retry_policy import batches_to_retry
+from cortex.jobs.spec import (
+    JobOptions,
+    JobOrigin,
+    JobRecord,
+    LeaseReply,
+    NewBatch,
+    Report,
+    RetryOf,
+    job_id_at,
+    source_to_json,
+)
+from cortex.jobs.writer import TransactionThread
 from cortex.lifecycle import JobStatus
 from cortex.state.database import reading
 
-_T = TypeVar("_T")
-#: `list` is a method below.
-_Ids = list[str]
-#: Something done in the transaction that shows a job, with the job's id.
+P = ParamSpec("P")
+T = TypeVar("T")
+#: A further change in the transaction that makes a job visible; it gets the job's id.
 Also = Callable[[Connection, str], None]
 
-#: Batches and bytes that are stored in one transaction while others wait.
+#: Batches and bytes that are stored in one transaction, while others wait.
 _CHUNK_BATCHES, _CHUNK_BYTES = 1000, 2**20
 
 
@@ -50,167 +64,181 @@ class JobStore:
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._writer = Writer(engine, "jobs-writer")
-        self._reader = Writer(reading(engine), "jobs-reader")
-        self._sweeper = Sweeper(self._writer)
-        self._sweeping: set[asyncio.Task[None]] = set()
-        self.workloads = Workloads(self._writer, self._reader, self._sweep_soon, clock)
-        self._active: dict[str, Inputs] = {}  #: of the jobs that are not over; the reader's
+        self._writer = TransactionThread(engine, "jobs-writer")
+        self._reader = TransactionThread(reading(engine), "jobs-reader")
+        self._cleaner = JobCleaner(self._writer)
+        self._cleaning: set[asyncio.Task[None]] = set()
+        self.workloads = AsyncQueues(self._writer, self._reader, self._clean_soon, clock)
+        self._active: dict[str, JobInputs] = {}  #: inputs of the jobs that are not over; used by the reading thread
         self._last_ns = 0
-        self._looked_at = clock()
+        self._last_expiry_at = clock()
 
     async def startup(self) -> None:
-        """Start; workers that could not reach the operator keep their leases."""
+        """Start. Workers that could not reach the operator keep their leases."""
         self._writer.startup()
         self._reader.startup()
-        self._looked_at = self._clock()
-        await self._writer.run(enqueuing.drop_arriving)
+        self._last_expiry_at = self._clock()
+        await self.write(batch_queue.discard_unpublished)
         await self.workloads.startup()
-        await self._writer.run(lambda connection: releasing.renew_all(connection, self._clock()))
-        self._sweep_soon()
+        await self._writer.run(lambda connection: lease_expiry.renew_all(connection, self._clock()))
+        self._clean_soon()
 
     async def shutdown(self) -> None:
-        """Finish what was asked for, and stop."""
-        for task in self._sweeping:
+        """Finish the operations that were requested, and stop."""
+        for task in self._cleaning:
             task.cancel()
-        await asyncio.gather(*self._sweeping, return_exceptions=True)
+        await asyncio.gather(*self._cleaning, return_exceptions=True)
         await self._writer.shutdown()
         await self._reader.shutdown()
+
+    async def read(self, query: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return `query(connection, …)`, run in a transaction that only reads."""
+        return await self._reader.run(lambda connection: query(connection, *args, **kwargs))
+
+    async def write(self, change: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return `change(connection, …)` once its transaction is committed."""
+        return await self._writer.run(lambda connection: change(connection, *args, **kwargs))
 
     # Submission.
 
     async def create(
         self,
         origin: JobOrigin,
-        options: Options,
+        options: JobOptions,
         source: dict[str, Any],
         batches: Iterable[NewBatch] | None,
         also: Also = lambda connection, job_id: None,
     ) -> JobRecord:
-        """Store a job: pending with its batches, all or nothing; or, without, enqueuing, and they follow.
+        """Store a job and its batches, all or nothing. Without `batches` the job is enqueuing, and they follow.
 
-        `batches` is run through on another thread. `also` is done in the transaction that shows the job: both or none.
-        Raises: InputError if there are no batches, and what `batches` and `also` raise.
+        `batches` is iterated on another thread. `also` runs in the transaction that makes the job visible: both or
+        neither take effect. Raises: InputError if there are no batches, and the errors of `batches` and `also`.
         """
         job_id = self._new_id()
-        insert = partial(records.insert_job, job_id=job_id, origin=origin, options=options, source=source)
+        insert = partial(insert_job, job_id=job_id, origin=origin, options=options, source=source)
         if batches is None:
 
-            def show(connection: Connection) -> None:
+            def publish(connection: Connection) -> None:
                 insert(connection, now=self._clock())
                 also(connection, job_id)
 
-            await self._writer.run(show)
+            await self._writer.run(publish)
         else:
             chunks = _chunks(iter(batches))
             first = await asyncio.to_thread(next, chunks, None)
             if first is None:
-                raise InputError(enqueuing.NOTHING_FOUND)
-            await self._arrive(job_id, insert, first, chunks, also)
+                raise InputError(batch_queue.NO_DATA_FOUND)
+            await self._store_with_batches(job_id, insert, first, chunks, also)
         return await self._require(job_id)
 
     async def add_batches(self, job_id: str, batches: Sequence[NewBatch]) -> None:
         """Append batches to a job that is enqueuing. Raises: NotFoundError, ConflictError."""
 
-        def work(connection: Connection) -> None:
-            enqueuing.add(connection, enqueuing.enqueuing_ledger(connection, job_id).number, batches)
+        def add(connection: Connection) -> None:
+            ledger = batch_queue.enqueuing_ledger(connection, job_id)
+            batch_queue.add_batches(connection, ledger.number, batches)
 
-        await self._writer.run(work)
+        await self._writer.run(add)
 
     async def reset_batches(self, job_id: str) -> None:
-        """Drop the batches of a job that is enqueuing. Raises: NotFoundError, ConflictError."""
-        while await self._writer.run(lambda connection: enqueuing.remove_last(connection, job_id, _CHUNK_BATCHES)):
+        """Remove the batches of a job that is enqueuing. Raises: NotFoundError, ConflictError."""
+        while await self.write(batch_queue.remove_last_batches, job_id, _CHUNK_BATCHES):
             pass
 
     async def finish_enqueuing(self, job_id: str) -> JobRecord:
-        """Open a job's batches to workers; without any it failed. Raises: NotFoundError, ConflictError."""
-        await self._writer.run(lambda connection: enqueuing.finish(connection, job_id, self._clock()))
+        """Make a job's batches available to workers. Raises: NotFoundError, ConflictError.
+
+        A job without batches becomes `enqueue_failed`.
+        """
+        await self._writer.run(lambda connection: batch_queue.finish_enqueuing(connection, job_id, self._clock()))
         return await self._require(job_id)
 
-    async def retry(self, job_id: str, origin: JobOrigin, options: Options) -> JobRecord:
-        """Store a new job of what one that is over left: its dead letters, or the call of a task that did not succeed.
+    async def retry(self, job_id: str, origin: JobOrigin, options: JobOptions) -> JobRecord:
+        """Store a new job with the dead letters of a job that is over, or with the call of a task that failed.
 
         Raises: NotFoundError, ConflictError, InputError.
         """
         old, source = await self._require(job_id), source_to_json(RetryOf(job_id))
-        if (again := batches_again(old, origin, options)) is not None:
+        if (again := batches_to_retry(old, origin, options)) is not None:
             return await self.create(origin, options, source, again)
         new_id = self._new_id()
-        number = await self._writer.run(
-            lambda connection: records.insert_job(
-                connection, new_id, origin, options, source, self._clock(), Presence.ARRIVING
-            )
-        )
+        number = await self.write(insert_job, new_id, origin, options, source, self._clock(), Visibility.STORING)
         try:
             await self._copy_dead_letters(old, number)
-            await self._writer.run(lambda connection: enqueuing.arrive(connection, number, new_id, self._clock()))
+            await self._writer.run(
+                lambda connection: batch_queue.publish_job(connection, number, new_id, self._clock())
+            )
         except BaseException:
-            await self._give_up(number)
+            await self._discard(number)
             raise
         return await self._require(new_id)
 
-    # A job's life.
+    # Life of a job.
+
+    async def get(self, job_id: str) -> JobRecord | None:
+        """Return one job, or None."""
+        return await self.read(read_job, job_id)
+
+    async def active(self) -> Sequence[JobRecord]:
+        """Return all jobs that are not over, the oldest first."""
+        return await self.read(active_jobs, self._active)
 
     async def change(self, job_id: str, status: JobStatus, message: str = "", traceback: str = "") -> bool:
-        """Change the status of a job; False if that is not allowed from where it is, or there is no such job."""
+        """Change the status of a job; return False if the job is gone or `JOB_TRANSITIONS` does not allow it."""
 
-        def work(connection: Connection) -> bool:
+        def change(connection: Connection) -> bool:
             ledger, now = open_ledger(connection, job_id), self._clock()
             if ledger is None or not ledger.move(status, now, message, traceback):
                 return False
             ledger.save(connection, now)
             return True
 
-        return await self._writer.run(work)
-
-    async def note(self, job_id: str, message: str) -> None:
-        """Say what a pending job waits for."""
-        await self._writer.run(lambda connection: records.set_message(connection, job_id, message))
+        return await self._writer.run(change)
 
     async def delete_job(self, job_id: str) -> list[str]:
-        """Delete a job, at once out of sight; return the ids of the jobs deleted."""
+        """Delete a job, which disappears at once; return the ids of the deleted jobs."""
         return await self._delete(lambda connection: [job_id])
 
     async def delete_api(self, api: str) -> list[str]:
         """Delete all jobs of an API; return their ids."""
-        return await self._delete(lambda connection: records.ids_of_api(connection, api))
+        return await self._delete(lambda connection: ids_of_api(connection, api))
 
     async def clean(self, keep: int = 100) -> list[str]:
-        """Drop the payloads of jobs that are over, and all but the newest `keep` of these jobs per API.
+        """Remove the payloads of jobs that are over, and all but the newest `keep` of these jobs per API.
 
-        Returns the ids of the jobs deleted, once everything is gone.
+        Return the ids of the deleted jobs once all their rows are removed.
         """
-        deleted = await self._hide(lambda connection: records.ids_beyond(connection, keep))
-        await self._sweeper.remove(self.workloads.remove_ended)
-        await self._sweeper.sweep()
+        deleted = await self._mark_deleted(lambda connection: ids_beyond(connection, keep))
+        await self._cleaner.remove(self.workloads.remove_ended)
+        await self._cleaner.clean()
         return deleted
 
     # Delivery.
 
     async def lease(
         self, job_id: str, worker: str, pid: int, reports: Sequence[Report], max_batches: int, max_bytes: int
-    ) -> Leased:
-        """Record reports, then lease up to `max_batches`, in one transaction; see `queue.exchange`."""
+    ) -> LeaseReply:
+        """Record reports, then lease up to `max_batches`, in one transaction; see `batch_queue.exchange`."""
         if self.workloads.has(job_id):
             return await self.workloads.exchange(job_id, worker, pid, reports, max_batches, max_bytes)
         return await self._writer.run(
-            lambda connection: queue.exchange(
+            lambda connection: batch_queue.exchange(
                 connection, job_id, worker, pid, reports, max_batches, max_bytes, self._clock()
             )
         )
 
     async def renew(self, worker: str, pid: int, tokens: Sequence[str], is_all: bool = False) -> tuple[str, ...]:
-        """Keep leases from expiring; return the tokens that are lost.
+        """Renew leases; return the lost tokens.
 
-        With `is_all` the process holds no other lease: those that it was given and that never arrived are ended.
+        With `is_all` the process holds no other lease: leases whose reply never reached it end.
         """
 
-        def work(connection: Connection) -> tuple[str, ...]:
+        def renew(connection: Connection) -> tuple[str, ...]:
             if is_all:
-                releasing.release_others(connection, worker, pid, tokens, self._clock())
-            return releasing.renew(connection, worker, pid, tokens, self._clock())
+                lease_expiry.release_others(connection, worker, pid, tokens, self._clock())
+            return lease_expiry.renew(connection, worker, pid, tokens, self._clock())
 
-        return await self._writer.run(work)
+        return await self._writer.run(renew)
 
     async def release(
         self,
@@ -219,94 +247,29 @@ class JobStore:
         cause: str | None = None,
         inside: tuple[str, int] | None = None,
     ) -> int:
-        """End the leases of a worker, or of one of its processes; return how many there were.
+        """End the leases of a worker, or of one of its processes; return their number.
 
-        With a `cause` of death the batch that was `inside` (job, seq) counts a failed attempt; where that is not
-        known, the first that is not resolved of the oldest lease.
+        With a `cause` of death, the batch that was running (`inside`: job id, seq) counts a failed attempt. Without
+        `inside` this is the first unresolved batch of the oldest lease.
         """
-        blame = Blame(cause, *(inside or ())) if cause is not None else None
-        return await self.workloads.settling(
-            lambda connection: releasing.release(connection, worker, pid, blame, self._clock())
+        death = WorkerDeath(cause, *(inside or ())) if cause is not None else None
+        return await self.workloads.run_and_settle(
+            lambda connection: lease_expiry.release(connection, worker, pid, death, self._clock())
         )
 
     async def expire(self) -> int:
-        """End the leases that were not renewed; to be called every few seconds. Returns how many there were.
+        """End the leases that were not renewed, and return their number; call this every few seconds.
 
-        After a pause of its own (a machine that slept, a clock that was set) it gives all workers the time to renew.
+        If the previous call was long ago (the machine slept, or its clock was set), all leases are renewed instead:
+        workers could not reach the operator meanwhile.
         """
         now = self._clock()
-        is_late = not 0 <= now - self._looked_at <= LEASE_S / 3
-        self._looked_at = now
+        is_late = not 0 <= now - self._last_expiry_at <= LEASE_S / 3
+        self._last_expiry_at = now
         if is_late:
-            await self._writer.run(lambda connection: releasing.renew_all(connection, now))
+            await self.write(lease_expiry.renew_all, now)
             return 0
-        return await self.workloads.settling(lambda connection: releasing.expire(connection, now))
-
-    async def workers_with_leases(self) -> set[tuple[str, int]]:
-        """Return each worker that has a lease, with the process that has it."""
-        return await self._reader.run(releasing.holders)
-
-    # Looking.
-
-    async def get(self, job_id: str) -> JobRecord | None:
-        """Return one job, or None."""
-        return await self._reader.run(lambda connection: records.read_job(connection, job_id))
-
-    async def list(self, api: str, limit: int = 10) -> list[JobRecord]:
-        """Return the newest jobs of an API, the newest first."""
-        return await self._reader.run(lambda connection: records.list_jobs(connection, api, limit))
-
-    async def active(self) -> Sequence[JobRecord]:
-        """Return all jobs that are not over, the oldest first."""
-        return await self._reader.run(lambda connection: records.active_jobs(connection, self._active))
-
-    async def summaries(self) -> dict[str, ApiJobs]:
-        """Return the jobs of each API in short."""
-        return await self._reader.run(records.summarize)
-
-    async def counts_by_status(self) -> dict[str, dict[str, int]]:
-        """Return how many jobs each API has, by the code of their status."""
-        return await self._reader.run(records.count_by_status)
-
-    async def dead_letters(self, job_id: str, after: int = -1, limit: int = 1000) -> Sequence[DeadLetter]:
-        """Return dead letters by seq, those behind `after`; fewer than `limit` where they are large."""
-        return await self._reader.run(lambda connection: looking.dead_letters_of(connection, job_id, after, limit))
-
-    async def results(self, job_id: str, after: int = -1, limit: int = 1000) -> Sequence[Result]:
-        """Return results by seq, those behind `after`; fewer than `limit` where they are large, none at the end."""
-        return await self._reader.run(lambda connection: looking.results_of(connection, job_id, after, limit))
-
-    # Schedules.
-
-    async def ticks(self) -> dict[str, Ticks]:
-        """Return how far the schedule of each API is."""
-        return await self._reader.run(ticks.read_ticks)
-
-    async def change_ticks(self, change: Callable[[Connection], _T]) -> _T:
-        """Do one of the changes of `ticks`, and return what it does."""
-        return await self._writer.run(change)
-
-    # Small facts.
-
-    async def assign(self, worker: str, job_id: str | None) -> None:
-        """Remember for which job a worker works; None: for none."""
-        await self._writer.run(lambda connection: records.put_assignment(connection, worker, job_id))
-
-    async def assignments(self) -> dict[str, str]:
-        """Return which worker works for which job."""
-        return await self._reader.run(records.read_assignments)
-
-    async def set_mark(self, job_id: str, name: str, value: str) -> None:
-        """Store a small fact about a job; ignored where the job is gone."""
-        await self._writer.run(lambda connection: records.put_mark(connection, job_id, name, value))
-
-    async def marks(self, job_id: str) -> dict[str, str]:
-        """Return the small facts about a job."""
-        return await self._reader.run(lambda connection: records.read_marks(connection, job_id))
-
-    async def jobs_marked(self, name: str, value: str) -> Sequence[str]:
-        """Return the ids of the jobs whose mark `name` has that value."""
-        return await self._reader.run(lambda connection: records.ids_marked(connection, name, value))
+        return await self.workloads.run_and_settle(lambda connection: lease_expiry.expire(connection, now))
 
     async def _require(self, job_id: str) -> JobRecord:
         job = await self.get(job_id)
@@ -318,7 +281,7 @@ class JobStore:
         self._last_ns = max(self._last_ns + 1, int(self._clock() * 1e9))
         return job_id_at(self._last_ns)
 
-    async def _arrive(
+    async def _store_with_batches(
         self,
         job_id: str,
         insert: Callable[..., int],
@@ -326,18 +289,18 @@ class JobStore:
         chunks: Iterator[Sequence[NewBatch]],
         also: Also,
     ) -> None:
-        """Store a job's batches; where they take several transactions, out of sight until the last."""
+        """Store a job's batches. If they take several transactions, the job is invisible until the last one."""
         following = await asyncio.to_thread(next, chunks, None)
 
-        def show(connection: Connection, number: int) -> None:
-            enqueuing.arrive(connection, number, job_id, self._clock())
+        def publish(connection: Connection, number: int) -> None:
+            batch_queue.publish_job(connection, number, job_id, self._clock())
             also(connection, job_id)
 
         def begin(connection: Connection) -> int:
-            number = insert(connection, now=self._clock(), presence=Presence.ARRIVING)
-            enqueuing.add(connection, number, first)
+            number = insert(connection, now=self._clock(), presence=Visibility.STORING)
+            batch_queue.add_batches(connection, number, first)
             if following is None:
-                show(connection, number)
+                publish(connection, number)
             return number
 
         number = await self._writer.run(begin)
@@ -346,46 +309,45 @@ class JobStore:
         try:
             chunk: Sequence[NewBatch] | None = following
             while chunk is not None:
-                await self._writer.run(partial(enqueuing.add, number=number, new=chunk))
+                await self.write(batch_queue.add_batches, number, chunk)
                 chunk = await asyncio.to_thread(next, chunks, None)
-            await self._writer.run(partial(show, number=number))
+            await self.write(publish, number)
         except BaseException:
-            await self._give_up(number)
+            await self._discard(number)
             raise
 
     async def _copy_dead_letters(self, old: JobRecord, number: int) -> None:
-        after: int | None = -1
-
         def copy(connection: Connection, after: int) -> int | None:
             if open_ledger(connection, old.id) is None:
                 raise NotFoundError(f"job {old.id} was deleted")
-            return enqueuing.add_dead_letters(connection, number, old.number, after, _CHUNK_BATCHES // 4)
+            return batch_queue.add_dead_letters(connection, number, old.number, after, _CHUNK_BATCHES // 4)
 
+        after: int | None = -1
         while after is not None:
-            after = await self._writer.run(partial(copy, after=after))
+            after = await self.write(copy, after)
 
-    async def _give_up(self, number: int) -> None:
-        """Drop a job that nobody was told of."""
-        await asyncio.shield(self._writer.run(lambda connection: enqueuing.give_up(connection, number)))
-        self._sweep_soon()
+    async def _discard(self, number: int) -> None:
+        """Delete a job whose submission is not acknowledged."""
+        await asyncio.shield(self.write(batch_queue.discard_unpublished, number))
+        self._clean_soon()
 
-    async def _hide(self, choose: Callable[[Connection], Sequence[str]]) -> _Ids:
-        return await self._writer.run(lambda connection: records.hide(connection, choose(connection)))
-
-    async def _delete(self, choose: Callable[[Connection], Sequence[str]]) -> _Ids:
-        deleted = await self._hide(choose)
+    async def _delete(self, choose: Callable[[Connection], Sequence[str]]) -> list[str]:
+        deleted = await self._mark_deleted(choose)
         if deleted:
-            self._sweep_soon()
+            self._clean_soon()
         return deleted
 
-    def _sweep_soon(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._sweeper.sweep(with_payloads=False))
-        self._sweeping.add(task)
-        task.add_done_callback(self._sweeping.discard)
+    async def _mark_deleted(self, choose: Callable[[Connection], Sequence[str]]) -> list[str]:
+        return await self._writer.run(lambda connection: mark_deleted(connection, choose(connection)))
+
+    def _clean_soon(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._cleaner.clean(with_payloads=False))
+        self._cleaning.add(task)
+        task.add_done_callback(self._cleaning.discard)
 
 
 def _chunks(batches: Iterator[NewBatch]) -> Iterator[list[NewBatch]]:
-    """Cut batches into lists of what may be stored in one transaction."""
+    """Yield the batches in lists that may be stored in one transaction each."""
     while chunk := list(islice(batches, 1)):
         size = len(chunk[0].payload)
         for batch in islice(batches, _CHUNK_BATCHES - 1):

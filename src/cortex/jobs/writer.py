@@ -27,7 +27,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
 from cortex.errors import DatabaseUnavailableError
-from cortex.state.circuit_breaker import DatabaseAwayError
+from cortex.state.circuit_breaker import DatabaseUnreachableError
 from cortex.state.fencing import token_of, was_committed
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ class _Outcome:
             self.future.set_result(self.value)
 
 
-class Writer:
+class TransactionThread:
     """Runs operations on a thread of its own, in the order in which they came.
 
     All methods belong to one event loop. An operation that raises leaves no trace in the database and does not hurt
@@ -143,7 +143,7 @@ class Writer:
                 progress = _Progress()
                 try:
                     outcomes = self._transact(group, progress)
-                except DatabaseAwayError as error:
+                except DatabaseUnreachableError as error:
                     if progress.token is None:
                         self._pause(error, PATIENCE_S)
                         continue
@@ -170,10 +170,10 @@ class Writer:
         while True:
             try:
                 return was_committed(self._engine, token)
-            except DatabaseAwayError as error:
+            except DatabaseUnreachableError as error:
                 self._pause(error, DOUBT_S)
 
-    def _pause(self, error: DatabaseAwayError, patience_s: float) -> None:
+    def _pause(self, error: DatabaseUnreachableError, patience_s: float) -> None:
         """Wait a moment before another attempt. Raises: `error` if the server has been away for too long."""
         now = time.monotonic()
         self._away_since = now if self._away_since is None else self._away_since

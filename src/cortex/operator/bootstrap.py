@@ -19,7 +19,7 @@ from cortex.installation import Installation
 from cortex.operator.settings import OperatorSettings
 from cortex.processes.filelock import LockHeldError, hold_lock
 from cortex.processes.identity import Identity as ProcessIdentity
-from cortex.state.key_values import FactStore
+from cortex.state.key_values import KeyValueStore
 from cortex.telemetry import Logger
 
 
@@ -111,7 +111,7 @@ def ensure_token(home: Home) -> str:
     return token
 
 
-def ensure_shared_token(home: Home, facts: FactStore) -> str:
+def ensure_shared_token(home: Home, facts: KeyValueStore) -> str:
     """Return the token that all operators with this database share, and write it to this home."""
     token = facts.put_if_absent("operator_token", ensure_token(home))
     write_private(home.token_file, f"{token}\n")

@@ -27,7 +27,7 @@ from cortex.gateway.haproxy import Gateway
 from cortex.home import Home
 from cortex.installation import Installation
 from cortex.state.apis import Target
-from cortex.state.key_values import FactStore
+from cortex.state.key_values import KeyValueStore
 from cortex.telemetry import Logger
 
 
@@ -55,7 +55,7 @@ def create_infrastructure(
     home: Home,
     installation: Installation,
     listening: GatewaySettings,
-    facts: FactStore,
+    facts: KeyValueStore,
     epoch: int,
     logger: Logger,
 ) -> Infrastructure:

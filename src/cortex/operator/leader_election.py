@@ -29,8 +29,8 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from cortex.operator.http.server import create_server
-from cortex.state.circuit_breaker import DatabaseAwayError
-from cortex.state.leader_election import ANSWER_S, SESSION_S, Leader, Seat
+from cortex.state.circuit_breaker import DatabaseUnreachableError
+from cortex.state.leader_election import ANSWER_S, SESSION_S, LeaderLock, LeaderRecord
 from cortex.state.postgresql import DatabaseAddressError
 from cortex.telemetry import Logger
 
@@ -57,8 +57,8 @@ class Leadership:
     faster.
     """
 
-    def __init__(self, url: str, me: Leader, logger: Logger, timing: ElectionTiming = ElectionTiming()) -> None:  # noqa: B008 - frozen
-        self._seat = Seat(url, timing.session_s, timing.answer_s)
+    def __init__(self, url: str, me: LeaderRecord, logger: Logger, timing: ElectionTiming = ElectionTiming()) -> None:  # noqa: B008 - frozen
+        self._seat = LeaderLock(url, timing.session_s, timing.answer_s)
         self._me = me
         self._logger = logger
         self._timing = timing
@@ -67,7 +67,7 @@ class Leadership:
         self._ended = threading.Event()
         self._changed = asyncio.Event()
         self._checker: threading.Thread | None = None
-        self.leader: Leader | None = None  #: the current leader, as far as known
+        self.leader: LeaderRecord | None = None  #: the current leader, as far as known
         self.problem = ""  #: why the leader is unknown, if the database is the reason
 
     @property
@@ -94,7 +94,7 @@ class Leadership:
                 self.leader = await asyncio.to_thread(self._seat.who)
                 self.problem = ""
                 message, detail = "standing by: another operator leads", str(self.leader)
-            except (DatabaseAwayError, DatabaseAddressError) as error:
+            except (DatabaseUnreachableError, DatabaseAddressError) as error:
                 if not is_patient and not is_prepared:
                     raise
                 self.leader, self.problem = None, str(error)
@@ -149,7 +149,7 @@ class Leadership:
                     return
                 self._valid_until = asked_at + self._timing.valid_s
                 pause_s = self._timing.check_s
-            except DatabaseAwayError as error:
+            except DatabaseUnreachableError as error:
                 if pause_s == self._timing.check_s:
                     self._logger.warning("the database does not answer", error=error)
                 pause_s = self._timing.check_s / 10

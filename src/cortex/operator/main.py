@@ -18,7 +18,7 @@ from cortex.operator.leader_election import Leadership, consume_restart_mark, re
 from cortex.operator.operator import Operator
 from cortex.operator.settings import OperatorSettings
 from cortex.processes.sockets import allow_descriptors
-from cortex.state.leader_election import Leader
+from cortex.state.leader_election import LeaderRecord
 from cortex.state.postgresql import DatabaseAddressError
 from cortex.telemetry import Logger, configure
 
@@ -67,7 +67,7 @@ async def _run_elected(
     identity = OperatorInfo.of(certificate.apply_name(settings))
     ensure_token(home)  # commands need one while this operator stands by, too
     identity.write(home)
-    me = Leader(socket.gethostname(), os.getpid(), identity.url, identity.gateway_url, time.time())
+    me = LeaderRecord(socket.gethostname(), os.getpid(), identity.url, identity.gateway_url, time.time())
     leadership = Leadership(database, me, _logger)
     epoch = await stand_by(leadership, listener, certificate.context, is_patient=is_restarted)
     if epoch is None:

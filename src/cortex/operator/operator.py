@@ -18,8 +18,10 @@ from cortex.errors import GatewayError
 from cortex.gateway.haproxy import GatewaySettings
 from cortex.home import Home
 from cortex.installation import Installation
-from cortex.jobs.http.app import create_jobs_app
-from cortex.jobs.http.worker_endpoints import worker_token
+from cortex.jobs.http.async_endpoints import AsyncRoutes
+from cortex.jobs.http.endpoints import JobRoutes
+from cortex.jobs.http.gateway_routes import create_jobs_app
+from cortex.jobs.http.worker_endpoints import WorkerRoutes, worker_token
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiStatus
 from cortex.models.source import loads_models
@@ -46,7 +48,7 @@ from cortex.operator.replicas.reconciler import Reconciler
 from cortex.operator.settings import OperatorSettings
 from cortex.state.apis import ApiRecord, ApiStore, Target
 from cortex.state.database import open_jobs, open_state
-from cortex.state.key_values import FactStore
+from cortex.state.key_values import KeyValueStore
 from cortex.state.keys import KeyStore
 from cortex.state.metrics import MetricStore
 from cortex.state.predictions import PredictionStore
@@ -70,7 +72,7 @@ class Operator:
 
         # State.
         self._database = open_state(installation.database or home.database_file, epoch)
-        facts = FactStore(self._database)
+        facts = KeyValueStore(self._database)
         self._apis = ApiStore(self._database)
         self._job_store = JobStore(open_jobs(installation.database or home.jobs_database_file, epoch))
         self._projects = ProjectFolders(home)
@@ -256,10 +258,10 @@ class Operator:
 
     def _jobs_server(self) -> uvicorn.Server:
         """Return the server of the private socket for the gateway and the workers."""
-        jobs = self._jobs
-        return create_jobs_server(
-            create_jobs_app(jobs, self._async_apis, self._supervisor.dispatcher, self._worker_token, _logger)
-        )
+        jobs = JobRoutes(self._jobs, _logger)
+        workloads = AsyncRoutes(self._async_apis, _logger)
+        workers = WorkerRoutes(self._supervisor.dispatcher, self._worker_token, _logger)
+        return create_jobs_server(create_jobs_app(jobs, workloads, workers, self._async_apis.is_async))
 
     async def _keep_gateway_running(self) -> None:
         while True:

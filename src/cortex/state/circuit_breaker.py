@@ -21,11 +21,11 @@ _PROBE_EVERY_S = 0.2
 _LOOK_S, _LINGER_S = 0.1, 5.0
 
 
-class DatabaseAwayError(DatabaseUnavailableError):
+class DatabaseUnreachableError(DatabaseUnavailableError):
     """The connection to a database broke, or none can be made; nothing is known of a commit that was under way."""
 
 
-class Outage:
+class CircuitBreaker:
     """Remembers that a server is away. `probe` connects to it, or raises; any thread may call this."""
 
     def __init__(self, probe: Callable[[], None]) -> None:
@@ -37,7 +37,7 @@ class Outage:
     def check(self) -> None:
         """Do nothing, unless the server is away. Raises: DatabaseAwayError."""
         if reason := self._reason:
-            raise DatabaseAwayError(reason)
+            raise DatabaseUnreachableError(reason)
 
     def begin(self, reason: str) -> None:
         """Note that the server is away, until it can be connected to again."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from sqlalchemy import Engine, select
 
-from cortex.state.columns import insert_for
 from cortex.state.database import reading
-from cortex.state.tables import facts
+from cortex.state.tables import facts, insert_for
 
 
-class FactStore:
+class KeyValueStore:
     """Any thread may call it."""
 
     def __init__(self, engine: Engine) -> None:

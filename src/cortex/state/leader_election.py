@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cortex.state.circuit_breaker import DatabaseAwayError, Watchdog
+from cortex.state.circuit_breaker import DatabaseUnreachableError, Watchdog
 from cortex.state.database import STATE_SCHEMA
-from cortex.state.postgresql import Server, prepare_schema
+from cortex.state.postgresql import PostgresqlServer, prepare_schema
 
 if TYPE_CHECKING:
     import psycopg
@@ -38,7 +38,7 @@ _END = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AN
 
 
 @dataclass(frozen=True)
-class Leader:
+class LeaderRecord:
     """An operator that leads, or did last."""
 
     host: str
@@ -52,11 +52,11 @@ class Leader:
         return f"{self.url} (process {self.pid} on {self.host})"
 
 
-class Seat:
+class LeaderLock:
     """A database's one place for a leader. All methods block, for some seconds at most; one thread at a time."""
 
     def __init__(self, url: str, session_s: float = SESSION_S, answer_s: float = ANSWER_S) -> None:
-        self._server = Server(url)
+        self._server = PostgresqlServer(url)
         self._session_ms = int(session_s * 1000)
         self._answer_s = answer_s
         self._watchdog = Watchdog(lambda: None)
@@ -68,7 +68,7 @@ class Seat:
         """Make what is needed in the database. Raises: DatabaseAddressError."""
         prepare_schema(self._server, STATE_SCHEMA, _CREATE)
 
-    def take(self, me: Leader) -> int | None:
+    def take(self, me: LeaderRecord) -> int | None:
         """Take the seat and return the epoch; None where another has it. Raises: DatabaseAwayError."""
         if not self._lock():
             return None
@@ -83,13 +83,13 @@ class Seat:
             return False
         if not has_lock:
             self._ask(_END, *self._session)  # the server has not noticed yet that our connection broke
-            raise DatabaseAwayError("the session that held the lock is still being ended")
+            raise DatabaseUnreachableError("the session that held the lock is still being ended")
         return True
 
-    def who(self) -> Leader | None:
+    def who(self) -> LeaderRecord | None:
         """Return who leads, or did last. Raises: DatabaseAwayError."""
         row = self._ask(_WHO)
-        return Leader(*row) if row else None
+        return LeaderRecord(*row) if row else None
 
     def leave(self) -> None:
         """Give up the seat, or what was done to get it."""
@@ -111,8 +111,8 @@ class Seat:
                 self._connection = self._server.connect()
             with self._watchdog.watching(self._connection.fileno(), self._answer_s):
                 return self._connection.execute(statement, values or None).fetchone()
-        except DatabaseAwayError:
+        except DatabaseUnreachableError:
             raise
         except Exception as error:
             self.leave()
-            raise DatabaseAwayError(self._server.words(error)) from error
+            raise DatabaseUnreachableError(self._server.words(error)) from error

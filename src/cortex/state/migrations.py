@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, inspect
 
-from cortex.state.job_tables import job_metadata, schedules, workloads
 from cortex.state.tables import (
     api_keys,
     api_versions,
@@ -14,11 +13,14 @@ from cortex.state.tables import (
     drifts,
     facts,
     folded_replicas,
+    job_metadata,
     metric_totals,
     project_parts,
+    schedules,
     serving_revisions,
     truth_hours,
     truths,
+    workloads,
 )
 
 

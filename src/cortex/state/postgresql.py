@@ -13,7 +13,7 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from cortex.errors import DatabaseUnavailableError, InputError
-from cortex.state.circuit_breaker import DatabaseAwayError, Outage, Watchdog
+from cortex.state.circuit_breaker import CircuitBreaker, DatabaseUnreachableError, Watchdog
 
 if TYPE_CHECKING:
     import psycopg
@@ -46,7 +46,7 @@ class DatabaseAddressError(InputError):
     code = "database_address"
 
 
-class Server:
+class PostgresqlServer:
     """Makes connections to the database that a URL names. The URL's password is in no message."""
 
     def __init__(self, url: str) -> None:
@@ -70,7 +70,7 @@ class Server:
             connection: psycopg.Connection[Any] = self._driver.connect(**self._arguments)
             connection.execute("".join(f"SET {setting};" for setting in _SETTINGS))
         except (self._driver.Error, OSError) as error:
-            raise DatabaseAwayError(self.words(error, "can't be reached")) from error
+            raise DatabaseUnreachableError(self.words(error, "can't be reached")) from error
         return connection
 
     def words(self, error: BaseException, what: str = "can't be used now") -> str:
@@ -85,21 +85,21 @@ class Server:
 
 def shown(url: str) -> str:
     """Return a database's URL without anything that is secret. Raises: DatabaseAddressError."""
-    return Server(url).place
+    return PostgresqlServer(url).place
 
 
 def postgresql_engine(url: str, schema: str) -> Engine:
     """Return connections that work in a schema, which is made. Raises: DatabaseAddressError."""
-    server = Server(url)
+    server = PostgresqlServer(url)
     prepare_schema(server, schema)
-    outage = Outage(lambda: server.connect().close())
+    outage = CircuitBreaker(lambda: server.connect().close())
     watchdog = Watchdog(lambda: outage.begin(f"the database {server.place} can't be used now: it does not answer"))
 
     def connect() -> psycopg.Connection[Any]:
         outage.check()
         try:
             connection = server.connect()
-        except DatabaseAwayError as error:
+        except DatabaseUnreachableError as error:
             outage.begin(str(error))
             raise
         connection.execute(f"SET search_path = {schema}")
@@ -113,7 +113,7 @@ def postgresql_engine(url: str, schema: str) -> Engine:
     def name_error(context: ExceptionContext) -> BaseException | None:
         error = context.original_exception
         if context.is_disconnect:
-            return DatabaseAwayError(server.words(error))
+            return DatabaseUnreachableError(server.words(error))
         return DatabaseUnavailableError(server.words(error)) if server.is_passing(error) else None
 
     event.listen(engine, "handle_error", name_error, retval=True)
@@ -132,14 +132,14 @@ def _driver() -> Any:
     return psycopg
 
 
-def prepare_schema(server: Server, schema: str, *statements: str) -> None:
+def prepare_schema(server: PostgresqlServer, schema: str, *statements: str) -> None:
     """Make the schema, and do in it what has to be done by one at a time; what is wrong with the address shows here.
 
     Raises: DatabaseAddressError.
     """
     try:
         connection = server.connect()
-    except DatabaseAwayError as error:
+    except DatabaseUnreachableError as error:
         raise DatabaseAddressError(f"{error}; check the database's URL, and that it runs") from error
     with connection:
         if connection.info.server_version < _OLDEST:

@@ -8,9 +8,8 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, Engine, delete, insert, select
 
-from cortex.state.columns import insert_for
 from cortex.state.database import reading
-from cortex.state.tables import apis, drifts, truth_hours, truths
+from cortex.state.tables import apis, drifts, insert_for, truth_hours, truths
 
 Item = TypeVar("Item")
 
@@ -21,7 +20,7 @@ _CHUNK = 500
 
 
 @dataclass(frozen=True)
-class Truth:
+class GroundTruth:
     """What was right, of one prediction."""
 
     request_id: str
@@ -31,7 +30,7 @@ class Truth:
 
 
 @dataclass(frozen=True)
-class Errors:
+class ErrorSums:
     """Sums over truths."""
 
     told: int = 0
@@ -39,9 +38,9 @@ class Errors:
     absolute: float = 0.0
     squared: float = 0.0
 
-    def __add__(self, other: Errors) -> Errors:
+    def __add__(self, other: ErrorSums) -> ErrorSums:
         """Return the sums over both."""
-        return Errors(
+        return ErrorSums(
             self.told + other.told,
             self.error + other.error,
             self.absolute + other.absolute,
@@ -79,19 +78,19 @@ class PredictionStore:
                 found |= {row.request_id: row.prediction for row in connection.execute(query)}
         return found
 
-    def add_truths(self, api: str, model_type: str, told: Collection[Truth]) -> None:
+    def add_truths(self, api: str, model_type: str, told: Collection[GroundTruth]) -> None:
         """Store truths, at most one per request, in place of what was told before; ignored where the API is gone."""
         for chunk in _chunks(told):
             with self._engine.begin() as connection:
                 if _exists(connection, api):
                     _add(connection, api, model_type, chunk)
 
-    def hours(self, api: str, model_type: str) -> dict[int, Errors]:
+    def hours(self, api: str, model_type: str) -> dict[int, ErrorSums]:
         """Return the sums by hour, oldest first."""
         query = select(truth_hours).where(truth_hours.c.api == api, truth_hours.c.model_type == model_type)
         with self._reading.connect() as connection:
             rows = connection.execute(query.order_by(truth_hours.c.hour))
-            return {row.hour: Errors(row.told, row.error, row.absolute, row.squared) for row in rows if row.told}
+            return {row.hour: ErrorSums(row.told, row.error, row.absolute, row.squared) for row in rows if row.told}
 
     def forget_before(self, hour: int) -> None:
         """Forget all truth about predictions that are older."""
@@ -110,10 +109,10 @@ def _exists(connection: Connection, api: str) -> bool:
     return connection.execute(select(apis.c.name).where(apis.c.name == api)).first() is not None
 
 
-def _add(connection: Connection, api: str, model_type: str, told: Sequence[Truth]) -> None:
+def _add(connection: Connection, api: str, model_type: str, told: Sequence[GroundTruth]) -> None:
     ids = [truth.request_id for truth in told]
     before = connection.execute(select(truths).where(truths.c.api == api, truths.c.request_id.in_(ids))).all()
-    changes: dict[tuple[str, int], Errors] = {}
+    changes: dict[tuple[str, int], ErrorSums] = {}
     for row in before:
         _change(changes, (row.model_type, row.hour), row.error, -1)
     for truth in told:
@@ -123,13 +122,13 @@ def _add(connection: Connection, api: str, model_type: str, told: Sequence[Truth
     _change_hours(connection, api, changes)
 
 
-def _change(changes: dict[tuple[str, int], Errors], key: tuple[str, int], error: float, sign: int) -> None:
+def _change(changes: dict[tuple[str, int], ErrorSums], key: tuple[str, int], error: float, sign: int) -> None:
     error = min(max(error, -MAX_ERROR), MAX_ERROR)  # infinities of old: less infinity, a sum would be no number
-    more = Errors(sign, sign * error, sign * abs(error), sign * error * error)
-    changes[key] = changes.get(key, Errors()) + more
+    more = ErrorSums(sign, sign * error, sign * abs(error), sign * error * error)
+    changes[key] = changes.get(key, ErrorSums()) + more
 
 
-def _change_hours(connection: Connection, api: str, changes: Mapping[tuple[str, int], Errors]) -> None:
+def _change_hours(connection: Connection, api: str, changes: Mapping[tuple[str, int], ErrorSums]) -> None:
     for (model_type, hour), sums in changes.items():
         statement = insert_for(connection, truth_hours).values(api=api, model_type=model_type, hour=hour, **vars(sums))
         added = {name: truth_hours.c[name] + statement.excluded[name] for name in vars(sums)}

@@ -1,10 +1,88 @@
-"""The tables, in SQLAlchemy Core, and nothing that runs a statement. Migrations make them; see `database.py`."""
+"""Tables of both databases in SQLAlchemy Core, and the column types and statements that differ between dialects.
+
+`metadata` has the state of the installation, `job_metadata` the jobs. `migrations` creates the tables.
+
+No table refers to a job by foreign key: a deleted job disappears at once, and its rows are removed in small steps.
+"""
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Float, ForeignKey, Index, Integer, LargeBinary, MetaData, Table
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
 
-from cortex.state.columns import Words
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Dialect,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    insert,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+#: SQLite has one integer type that can be a table's own order; elsewhere 32 bits would be too few.
+Key = BigInteger().with_variant(Integer, "sqlite")
+
+
+class PortableText(TypeDecorator[str]):
+    """Text, sorted by code point. SQLite takes any length and any character, and so must PostgreSQL.
+
+    That has no character 0 in texts; what stands in its place is what decoders put for bytes that are no text.
+    """
+
+    impl = String
+    cache_ok = True
+
+    def __init__(self, length: int | None = None) -> None:
+        super().__init__(length)
+        self.length = length
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """Return the type of a dialect."""
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(Text(collation="C"))
+        return dialect.type_descriptor(String(self.length) if self.length else Text())
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """Return what is stored."""
+        if value is not None and dialect.name == "postgresql" and "\0" in value:
+            return value.replace("\0", "\ufffd")
+        return value
+
+
+def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert many rows with the same columns, none of them text."""
+    if connection.dialect.name != "postgresql":
+        connection.execute(insert(table), rows)
+    elif rows:  # as arrays, one for each column: one short statement, however many there are
+        names = tuple(rows[0])
+        connection.exec_driver_sql(
+            _unnesting(table, names, connection.dialect), tuple([row[name] for row in rows] for name in names)
+        )
+
+
+@cache
+def _unnesting(table: Table, names: tuple[str, ...], dialect: Dialect) -> str:
+    arrays = ", ".join(f"%s::{table.c[name].type.compile(dialect)}[]" for name in names)
+    columns = ", ".join(f'"{name}"' for name in names)
+    return f"INSERT INTO {table.name} ({columns}) SELECT * FROM unnest({arrays})"
+
+
+def insert_for(connection: Connection, table: Table) -> Any:
+    """Return an INSERT that can say what is done where there is such a row; `on_conflict_…` are its methods."""
+    return (postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert)(table)
+
 
 metadata = MetaData()
 
@@ -15,19 +93,19 @@ schema_version = Table("schema_version", metadata, Column("version", Integer, nu
 apis = Table(
     "apis",
     metadata,
-    Column("name", Words(64), primary_key=True),
-    Column("kind", Words(32), nullable=False),
-    Column("deployment", Words(255)),
-    Column("spec", Words, nullable=False),  # Api as JSON
-    Column("project_hash", Words(64), nullable=False),
-    Column("nonce", Words(32), nullable=False),  # changed by `refresh` so that the revision changes
-    Column("revision", Words(64), nullable=False),
-    Column("spec_id", Words(64), nullable=False),
-    Column("api_id", Words(128), nullable=False),
+    Column("name", PortableText(64), primary_key=True),
+    Column("kind", PortableText(32), nullable=False),
+    Column("deployment", PortableText(255)),
+    Column("spec", PortableText, nullable=False),  # Api as JSON
+    Column("project_hash", PortableText(64), nullable=False),
+    Column("nonce", PortableText(32), nullable=False),  # changed by `refresh` so that the revision changes
+    Column("revision", PortableText(64), nullable=False),
+    Column("spec_id", PortableText(64), nullable=False),
+    Column("api_id", PortableText(128), nullable=False),
     Column("created_at", Float, nullable=False),  # UNIX seconds
     Column("updated_at", Float, nullable=False),
-    Column("failure_message", Words),
-    Column("failure_traceback", Words),
+    Column("failure_message", PortableText),
+    Column("failure_traceback", PortableText),
     Column("replicas", Integer),  # how many are wanted; NULL until the autoscaler or a patch has said so
 )
 
@@ -35,18 +113,18 @@ apis = Table(
 serving_revisions = Table(
     "serving_revisions",
     metadata,
-    Column("api", Words(64), ForeignKey("apis.name", ondelete="CASCADE"), primary_key=True),
-    Column("revision", Words(64), nullable=False),
-    Column("spec", Words, nullable=False),
-    Column("project_hash", Words(64), nullable=False),
+    Column("api", PortableText(64), ForeignKey("apis.name", ondelete="CASCADE"), primary_key=True),
+    Column("revision", PortableText(64), nullable=False),
+    Column("spec", PortableText, nullable=False),
+    Column("project_hash", PortableText(64), nullable=False),
 )
 
 #: Every version of an API that was ever deployed; kept after a delete that keeps the cache.
 api_versions = Table(
     "api_versions",
     metadata,
-    Column("api_id", Words(128), primary_key=True),
-    Column("api", Words(64), nullable=False),
+    Column("api_id", PortableText(128), primary_key=True),
+    Column("api", PortableText(64), nullable=False),
     Column("deployed_at", Float, nullable=False),
     Index("api_versions_by_api", "api"),
 )
@@ -55,10 +133,10 @@ api_versions = Table(
 api_keys = Table(
     "api_keys",
     metadata,
-    Column("id", Words(32), primary_key=True),
-    Column("name", Words(255), nullable=False),
-    Column("apis", Words, nullable=False),  # a list of names as JSON; empty: all
-    Column("digest", Words(64), nullable=False),  # SHA-256, hexadecimal
+    Column("id", PortableText(32), primary_key=True),
+    Column("name", PortableText(255), nullable=False),
+    Column("apis", PortableText, nullable=False),  # a list of names as JSON; empty: all
+    Column("digest", PortableText(64), nullable=False),  # SHA-256, hexadecimal
     Column("created_at", Float, nullable=False),  # UNIX seconds
 )
 
@@ -66,32 +144,32 @@ api_keys = Table(
 metric_totals = Table(
     "metric_totals",
     metadata,
-    Column("api", Words(64), ForeignKey("apis.name", ondelete="CASCADE"), primary_key=True),
-    Column("key", Words, primary_key=True),  # replica.series.series_key
+    Column("api", PortableText(64), ForeignKey("apis.name", ondelete="CASCADE"), primary_key=True),
+    Column("key", PortableText, primary_key=True),  # replica.series.series_key
     Column("value", Float, nullable=False),
     sqlite_with_rowid=False,
 )
 
 #: Replicas whose numbers are in the totals though their files may still be there.
-folded_replicas = Table("folded_replicas", metadata, Column("replica", Words(128), primary_key=True))
+folded_replicas = Table("folded_replicas", metadata, Column("replica", PortableText(128), primary_key=True))
 
 #: What is known of the drift of an API's predictions.
 drifts = Table(
     "drifts",
     metadata,
-    Column("api", Words(64), ForeignKey("apis.name", ondelete="CASCADE"), primary_key=True),
-    Column("data", Words, nullable=False),  # control.drift.Drift as JSON
+    Column("api", PortableText(64), ForeignKey("apis.name", ondelete="CASCADE"), primary_key=True),
+    Column("data", PortableText, nullable=False),  # control.drift.Drift as JSON
 )
 
 #: What was right, of predictions of which somebody has told.
 truths = Table(
     "truths",
     metadata,
-    Column("api", Words(64), ForeignKey("apis.name", ondelete="CASCADE"), primary_key=True),
-    Column("request_id", Words(64), primary_key=True),
-    Column("model_type", Words(16), nullable=False),
+    Column("api", PortableText(64), ForeignKey("apis.name", ondelete="CASCADE"), primary_key=True),
+    Column("request_id", PortableText(64), primary_key=True),
+    Column("model_type", PortableText(16), nullable=False),
     Column("hour", Integer, nullable=False),  # of the prediction, in hours of UNIX time
-    Column("prediction", Words(32), nullable=False),  # a number, or the hash of a class
+    Column("prediction", PortableText(32), nullable=False),  # a number, or the hash of a class
     Column("error", Float, nullable=False),  # prediction less truth; of a class, 1 where it is wrong
     Index("truths_by_hour", "hour"),
     sqlite_with_rowid=False,
@@ -101,8 +179,8 @@ truths = Table(
 truth_hours = Table(
     "truth_hours",
     metadata,
-    Column("api", Words(64), ForeignKey("apis.name", ondelete="CASCADE"), primary_key=True),
-    Column("model_type", Words(16), primary_key=True),
+    Column("api", PortableText(64), ForeignKey("apis.name", ondelete="CASCADE"), primary_key=True),
+    Column("model_type", PortableText(16), primary_key=True),
     Column("hour", Integer, primary_key=True),
     Column("told", Integer, nullable=False),  # how many
     Column("error", Float, nullable=False),
@@ -115,15 +193,180 @@ truth_hours = Table(
 facts = Table(
     "facts",
     metadata,
-    Column("name", Words(64), primary_key=True),
-    Column("value", Words, nullable=False),
+    Column("name", PortableText(64), primary_key=True),
+    Column("value", PortableText, nullable=False),
 )
 
 #: Archives of projects in parts, where several operators share the database.
 project_parts = Table(
     "project_parts",
     metadata,
-    Column("hash", Words(64), primary_key=True),
+    Column("hash", PortableText(64), primary_key=True),
     Column("number", Integer, primary_key=True),
     Column("data", LargeBinary, nullable=False),
+)
+
+
+job_metadata = MetaData()
+
+#: The rows of one job's batches, results and dead letters lie side by side: their key is the job's number times this,
+#: plus the batch's number in its job.
+KEYS_PER_JOB = 2**32
+
+
+def first_key(number: int) -> int:
+    """Return the key of a job's batch 0."""
+    return number * KEYS_PER_JOB
+
+
+#: What changes of a job, a narrow row that is written with every report.
+jobs = Table(
+    "jobs",
+    job_metadata,
+    Column("number", Integer, primary_key=True),
+    Column("id", PortableText(16), nullable=False, unique=True),
+    Column("api", PortableText(64), nullable=False),
+    Column("presence", PortableText(16), nullable=False),  # Presence
+    Column("is_emptied", Boolean, nullable=False, default=False),  # over, and its payloads are gone
+    Column("status", PortableText(32), nullable=False),  # JobStatus
+    Column("created_at", Float, nullable=False),  # UNIX seconds, as all times here
+    Column("started_at", Float),
+    Column("ended_at", Float),
+    Column("deadline_at", Float),
+    Column("max_attempts", Integer, nullable=False),
+    Column("isolate_failures", Boolean, nullable=False),
+    Column("next_seq", BigInteger, nullable=False, default=0),
+    Column("batches", BigInteger, nullable=False, default=0),
+    Column("items", BigInteger, nullable=False, default=0),
+    Column("succeeded", BigInteger, nullable=False, default=0),
+    Column("succeeded_items", BigInteger, nullable=False, default=0),
+    Column("failed", BigInteger, nullable=False, default=0),
+    Column("failed_items", BigInteger, nullable=False, default=0),
+    Column("failed_attempts", BigInteger, nullable=False, default=0),
+    Column("results", BigInteger, nullable=False, default=0),
+    Column("seconds", Float, nullable=False, default=0.0),
+    Column("message", PortableText, nullable=False, default=""),
+    Column("traceback", PortableText, nullable=False, default=""),
+    Index("jobs_by_api", "api", "number"),
+    Index("jobs_by_status", "status"),
+    sqlite_autoincrement=True,  # the number of a deleted job, whose rows may still be there, is never given again
+)
+
+#: What a job was submitted with; never changes.
+job_inputs = Table(
+    "job_inputs",
+    job_metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("origin", PortableText, nullable=False),  # JobOrigin as JSON
+    Column("options", PortableText, nullable=False),  # Options as JSON
+    Column("source", PortableText, nullable=False),  # JSON
+)
+
+#: Every batch of a job that is not over, resolved ones too.
+batches = Table(
+    "batches",
+    job_metadata,
+    Column("key", Key, primary_key=True, autoincrement=False),
+    Column("items", Integer, nullable=False),
+    Column("first_item", BigInteger, nullable=False),
+    Column("payload", LargeBinary, nullable=False),  # last: sums over the others don't read it
+)
+
+#: Batches that nobody works at, as ranges: the next to be leased first. A batch with attempts, or a part, is a range
+#: of one.
+pending = Table(
+    "pending",
+    job_metadata,
+    Column("number", Integer, primary_key=True),
+    Column("not_before", Float, primary_key=True),  # 0 unless it failed
+    Column("first", BigInteger, primary_key=True),
+    Column("last", BigInteger, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("is_part", Boolean, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+#: Ranges that workers work at, the oldest with the lowest id; what is before `next` was resolved.
+leases = Table(
+    "leases",
+    job_metadata,
+    Column("id", Key, primary_key=True),
+    Column("token", PortableText(32), nullable=False, unique=True),
+    Column("number", Integer, nullable=False, index=True),
+    Column("worker", PortableText(128), nullable=False),
+    Column("pid", BigInteger, nullable=False),
+    Column("next", BigInteger, nullable=False),
+    Column("last", BigInteger, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("is_part", Boolean, nullable=False),
+    Column("expires_at", Float, nullable=False),
+)
+
+#: What batches returned. Position and number of items are repeated here: the batch goes when the job is over.
+results = Table(
+    "results",
+    job_metadata,
+    Column("key", Key, primary_key=True, autoincrement=False),
+    Column("first_item", BigInteger, nullable=False),
+    Column("items", Integer, nullable=False),
+    Column("value", LargeBinary, nullable=False),  # JSON
+)
+
+#: Batches that were given up.
+dead_letters = Table(
+    "dead_letters",
+    job_metadata,
+    Column("key", Key, primary_key=True, autoincrement=False),
+    Column("first_item", BigInteger, nullable=False),
+    Column("items", Integer, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("error", PortableText, nullable=False),
+    Column("traceback", PortableText, nullable=False),
+    Column("failed_at", Float, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+)
+
+#: What was sent to an AsyncAPI, until some days after its end; a batch of the API's standing job has the same key.
+workloads = Table(
+    "workloads",
+    job_metadata,
+    Column("key", Key, primary_key=True, autoincrement=False),
+    Column("id", LargeBinary(16), nullable=False, unique=True),  # the bytes of its UUID
+    Column("created_at", Float, nullable=False),
+    Column("status", PortableText(16)),  # WorkloadStatus of its end; until then it is in what its batch is in
+    Column("ended_at", Float),
+    Column("value", LargeBinary),  # the result as JSON, or the words of the error
+    Index("workloads_by_end", "ended_at"),
+)
+
+#: Small facts about a job that its supervisor must not forget.
+job_marks = Table(
+    "job_marks",
+    job_metadata,
+    Column("number", Integer, primary_key=True),
+    Column("name", PortableText(64), primary_key=True),
+    Column("value", PortableText, nullable=False),
+)
+
+#: Which worker works for which job.
+assignments = Table(
+    "assignments",
+    job_metadata,
+    Column("worker", PortableText(128), primary_key=True),
+    Column("job_id", PortableText(16), nullable=False),
+)
+
+#: How far the schedule of each API is: what is due up to `handled_at` was submitted, or is not wanted.
+schedules = Table(
+    "schedules",
+    job_metadata,
+    Column("api", PortableText(64), primary_key=True),
+    Column("key", PortableText, nullable=False),  # of the schedule; another one begins anew
+    Column("handled_at", Float, nullable=False),
+    Column("last_run_at", Float),  # when the last job was due
+    Column("last_job_id", PortableText(16)),
+    Column("error", PortableText, nullable=False, default=""),  # why the last one could not be submitted
+    Column("skipped", Integer, nullable=False, default=0, server_default="0"),  # runs, as one before was not over
+    Column("last_skip_at", Float),  # when the last of them was due
+    Column("last_skip_job_id", PortableText(16)),  # which job was not over then
 )

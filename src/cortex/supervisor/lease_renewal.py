@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from cortex.jobs.http.wire import Renewal, write_renew
+from cortex.jobs.http.wire import RenewalRequest, write_renew
 from cortex.replica.spec import ReplicaSpec
 
 #: An operator that has not answered after so long is asked again.
@@ -32,7 +32,7 @@ class LeaseRenewal:
     def begin(self, now: float, pid: int, tokens: tuple[str, ...]) -> None:
         """Ask to keep these leases; an operator that is away is asked again when the next one is due."""
         self._begun_at = now
-        body = write_renew(Renewal(pid, tokens))
+        body = write_renew(RenewalRequest(pid, tokens))
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)

@@ -16,8 +16,8 @@ from dataclasses import replace
 from cortex.errors import CortexError
 from cortex.operator.leader_election import ElectionTiming, Leadership
 from cortex.state.database import open_state
-from cortex.state.key_values import FactStore
-from cortex.state.leader_election import Leader
+from cortex.state.key_values import KeyValueStore
+from cortex.state.leader_election import LeaderRecord
 from cortex.telemetry import Logger, configure
 
 FAST = ElectionTiming(retry_s=0.1, check_s=0.2, answer_s=1.0, valid_s=1.5, session_s=2.0)
@@ -28,7 +28,7 @@ def tell(what: str, **more: object) -> None:
 
 
 def write_when_asked(url: str, name: str, epoch: int) -> None:
-    store = FactStore(open_state(url, epoch))
+    store = KeyValueStore(open_state(url, epoch))
     tell("ready")
     for line in sys.stdin:
         try:
@@ -42,7 +42,7 @@ async def main() -> None:
     configure(None)
     url, name, *held_s = sys.argv[1:]
     timing = replace(FAST, valid_s=float(held_s[0]), session_s=float(held_s[0]) + 1) if held_s else FAST
-    me = Leader("host", os.getpid(), f"http://{name}", "http://gateway", time.time())
+    me = LeaderRecord("host", os.getpid(), f"http://{name}", "http://gateway", time.time())
     leadership = Leadership(url, me, Logger("test"), timing)
     epoch = await leadership.acquire(is_patient=True)
     tell("leads", epoch=epoch)

@@ -20,6 +20,7 @@ from typing import Any
 from sqlalchemy import event
 
 from cortex.errors import DatabaseUnavailableError
+from cortex.jobs.lease_expiry import holders
 from cortex.jobs.spec import BatchFailure, JobRecord, Report
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import JobStatus
@@ -95,7 +96,7 @@ async def main() -> None:
         event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA wal_autocheckpoint = 0"))
     store = JobStore(engine)
     await store.startup()
-    for worker, _ in await store.workers_with_leases():
+    for worker, _ in await store.read(holders):
         await store.release(worker, None, cause="killed")
     tell("started", "")
     tasks = [undeterred(partial(submit, store, random.Random(seed)))]

@@ -7,17 +7,17 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from cortex.jobs import enqueuing
-from cortex.jobs.records import Presence, insert_job
-from cortex.jobs.spec import JobOrigin, NewBatch, Options
+from cortex.jobs import batch_queue
+from cortex.jobs.records import Visibility, insert_job
+from cortex.jobs.spec import JobOptions, JobOrigin, NewBatch
 from cortex.lifecycle import JobStatus
-from cortex.state.job_tables import batches, dead_letters, first_key, job_metadata, jobs, leases, pending, results
+from cortex.state.tables import batches, dead_letters, first_key, job_metadata, jobs, leases, pending, results
 
 ORIGIN = JobOrigin("digits", "api-1", "spec-1", "rev-1", "hash-1", "{}")
 
 
-def options(**changed: Any) -> Options:
-    return Options(**({"workers": 1} | changed))
+def options(**changed: Any) -> JobOptions:
+    return JobOptions(**({"workers": 1} | changed))
 
 
 def new_batches(count: int, items: int = 1) -> list[NewBatch]:
@@ -33,8 +33,8 @@ def put_job(connection: Connection, count: int, items: int = 1, now: float = 100
     known = connection.execute(select(jobs.c.id)).all()
     job_id = f"{len(known):016x}"
     number = insert_job(connection, job_id, ORIGIN, options(**changed), {}, now)
-    enqueuing.add(connection, number, new_batches(count, items))
-    enqueuing.finish(connection, job_id, now)
+    batch_queue.add_batches(connection, number, new_batches(count, items))
+    batch_queue.finish_enqueuing(connection, job_id, now)
     return job_id
 
 
@@ -60,7 +60,7 @@ def open_seqs(connection: Connection, number: int) -> Counter[int]:
 
 def check_jobs(connection: Connection, has_results: bool = True) -> None:
     """Check every job. `has_results`: every batch that succeeded returned something."""
-    for job in connection.execute(select(jobs).where(jobs.c.presence == Presence.HERE)):
+    for job in connection.execute(select(jobs).where(jobs.c.presence == Visibility.VISIBLE)):
         status = JobStatus(job.status)
         there = _rows(connection, job.number, batches)
         dead = _rows(connection, job.number, dead_letters)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cortex.config.schema import Compute
-from cortex.jobs.spec import Counts, JobOrigin, JobRecord, Options
+from cortex.jobs.spec import JobCounts, JobOptions, JobOrigin, JobRecord
 from cortex.lifecycle import DeathCause, JobStatus, ProcessState
 from cortex.models.spec import ModelSource
 from cortex.operator.jobs.plan import JobWorkerState, PlannedJob
@@ -32,9 +32,9 @@ def job(
 ) -> PlannedJob:
     """A job of the API `sum` that is not over."""
     origin = JobOrigin("sum", "api-id", "spec-id", revision, "project", "{}")
-    options = Options(workers, timeout_s=None if deadline_at is None else 60)
+    options = JobOptions(workers, timeout_s=None if deadline_at is None else 60)
     record = JobRecord(name, 1, origin, options, {}, status, NOW, deadline_at=deadline_at, message=message)
-    record = replace(record, counts=Counts(batches=batches, items=batches))
+    record = replace(record, counts=JobCounts(batches=batches, items=batches))
     return PlannedJob(record, Compute(cpu=cpu, mem=mem), is_prepared, waits_for)
 
 

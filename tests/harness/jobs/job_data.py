@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cortex.jobs.http.view import JobView, WorkerCounts, job_json
-from cortex.jobs.spec import Counts, JobOrigin, JobRecord, Options
+from cortex.jobs.spec import JobCounts, JobOptions, JobOrigin, JobRecord
 from cortex.lifecycle import JobStatus
 
 #: When every job here was submitted.
@@ -18,18 +18,18 @@ _RECORD = JobRecord(
     id=JOB_ID,
     number=1,
     origin=JobOrigin("sum", "a1", "s1", "r1", "p1", '{"name": "sum", "kind": "BatchAPI"}'),
-    options=Options(workers=2),
+    options=JobOptions(workers=2),
     source={},
     status=JobStatus.RUNNING,
     created_at=BEGAN.timestamp(),
     started_at=BEGAN.timestamp() + 1,
-    counts=Counts(batches=100, items=1000),
+    counts=JobCounts(batches=100, items=1000),
 )
 
 
 def job(status: JobStatus = JobStatus.RUNNING, workers: WorkerCounts | None = None, **changes: Any) -> dict[str, Any]:
     """Return a job of 100 batches and 1000 items; `changes` are of its record, or of its counts."""
-    counts = {name: changes.pop(name) for name in list(changes) if name in Counts.__dataclass_fields__}
+    counts = {name: changes.pop(name) for name in list(changes) if name in JobCounts.__dataclass_fields__}
     if status.is_over:
         changes.setdefault("ended_at", _RECORD.created_at + 20)
     record = replace(_RECORD, status=status, counts=replace(_RECORD.counts, **counts), **changes)

@@ -17,14 +17,29 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from cortex.errors import ConflictError, NotFoundError
-from cortex.jobs.exchange import Exchanged, Renewed, Stop
-from cortex.jobs.http.app import create_jobs_app
+from cortex.jobs.http.async_endpoints import AsyncRoutes
+from cortex.jobs.http.endpoints import JobRoutes
+from cortex.jobs.http.gateway_routes import create_jobs_app
 from cortex.jobs.http.view import JobView, WorkerCounts
-from cortex.jobs.http.worker_endpoints import worker_token
+from cortex.jobs.http.worker_endpoints import WorkerRoutes, worker_token
 from cortex.jobs.intake.items import split_items, split_lines
-from cortex.jobs.intake.submission import SubmissionLimits, source_to_json
-from cortex.jobs.spec import Assignment, Counts, ItemList, JobOrigin, JobRecord, Report, Submission, Upload
-from cortex.jobs.workload import Workload, WorkloadView
+from cortex.jobs.intake.submission import SubmissionLimits
+from cortex.jobs.spec import (
+    Assignment,
+    ExchangeReply,
+    ItemList,
+    JobCounts,
+    JobOrigin,
+    JobRecord,
+    RenewalReply,
+    Report,
+    StopSignal,
+    Submission,
+    Upload,
+    Workload,
+    WorkloadView,
+    source_to_json,
+)
 from cortex.lifecycle import JobStatus
 from cortex.operator.http.server import create_jobs_server, listen_privately
 from cortex.telemetry import Logger
@@ -75,7 +90,7 @@ class MemoryJobs:
             source=source_to_json(source),
             status=JobStatus.PENDING,
             created_at=1_700_000_000.0,
-            counts=Counts(batches=len(payloads)),
+            counts=JobCounts(batches=len(payloads)),
         )
         self.records[record.id], self.batches[record.id] = record, payloads
         return record
@@ -112,13 +127,13 @@ class MemoryWorkers:
     """Answers what a test lays down; notes what came."""
 
     def __init__(self) -> None:
-        self.joined: Assignment | Stop | None = None
-        self.exchanged = Exchanged()
+        self.joined: Assignment | StopSignal | None = None
+        self.exchanged = ExchangeReply()
         self.hangs = False
         self.waiting = 0
         self.seen: list[tuple[Any, ...]] = []
 
-    async def join(self, worker: str, pid: int, wait_s: float) -> Assignment | Stop | None:
+    async def join(self, worker: str, pid: int, wait_s: float) -> Assignment | StopSignal | None:
         self._see("join", worker, pid, wait_s)
         return self.joined
 
@@ -131,7 +146,7 @@ class MemoryWorkers:
         max_batches: int,
         max_bytes: int,
         wait_s: float,
-    ) -> Exchanged:
+    ) -> ExchangeReply:
         self._see("exchange", worker, pid, job_id, reports, max_batches, max_bytes, wait_s)
         if self.hangs:
             self.waiting += 1
@@ -141,9 +156,9 @@ class MemoryWorkers:
                 self.waiting -= 1
         return self.exchanged
 
-    async def renew(self, worker: str, pid: int, tokens: Sequence[str], is_all: bool = False) -> Renewed:
+    async def renew(self, worker: str, pid: int, tokens: Sequence[str], is_all: bool = False) -> RenewalReply:
         self._see("renew", worker, pid, tokens)
-        return Renewed(lost=tuple(tokens[1:]))
+        return RenewalReply(lost=tuple(tokens[1:]))
 
     async def hook_done(
         self, worker: str, pid: int, job_id: str, token: str, error: str | None, traceback: str
@@ -243,7 +258,13 @@ def jobs_server() -> Iterator[JobsServer]:
     """Serve the application of the jobs socket."""
     jobs, workers = MemoryJobs(), MemoryWorkers()
     workloads = MemoryWorkloads()
-    app = create_jobs_app(jobs, workloads, workers, lambda worker: worker_token("secret", worker), Logger("test"))
+    logger = Logger("test")
+    app = create_jobs_app(
+        JobRoutes(jobs, logger),
+        AsyncRoutes(workloads, logger),
+        WorkerRoutes(workers, lambda worker: worker_token("secret", worker), logger),
+        workloads.is_async,
+    )
     with served(app) as path:
         yield JobsServer(path, jobs, workers, workloads)
 

@@ -13,6 +13,7 @@ from cortex.config.schema import Api
 from cortex.engine.environment import Prepared
 from cortex.engine.local import LocalEngine
 from cortex.home import Home
+from cortex.jobs.records import list_jobs
 from cortex.jobs.spec import JobRecord
 from cortex.jobs.store import JobStore
 from cortex.operator.jobs.schedules import Schedules
@@ -59,7 +60,7 @@ class Scene:
 
     async def submitted(self, api: str = "train") -> list[JobRecord]:
         """Return the jobs that were submitted, the oldest first."""
-        return list(reversed(await self.store.list(api, 100_000)))
+        return list(reversed(await self.store.read(list_jobs, api, 100_000)))
 
     async def runs(self, api: str = "train") -> list[float]:
         """Return for when they were due."""

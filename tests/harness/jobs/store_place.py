@@ -8,8 +8,7 @@ from typing import Any
 
 from sqlalchemy import Engine, func, select
 
-from cortex.jobs.exchange import Leased
-from cortex.jobs.spec import BatchFailure, JobRecord, Report
+from cortex.jobs.spec import BatchFailure, JobRecord, LeaseReply, Report
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import JobStatus
 from cortex.state.database import Where, open_jobs
@@ -65,7 +64,7 @@ class Place:
             reports = [Report(leased.lease.token, seqs[-1], lost, returned)]
         assert await self.store.change(job.id, status)
 
-    async def lease(self, job: JobRecord, *reports: Report, count: int = 100, worker: str = "w") -> Leased:
+    async def lease(self, job: JobRecord, *reports: Report, count: int = 100, worker: str = "w") -> LeaseReply:
         return await self.store.lease(job.id, worker, 1, reports, count, 10**6)
 
 

@@ -15,9 +15,17 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-from cortex.jobs.exchange import Exchanged, Renewed, Stop
 from cortex.jobs.http import wire
-from cortex.jobs.spec import Assignment, BatchFailure, Lease, LeasedBatch, Report
+from cortex.jobs.spec import (
+    Assignment,
+    BatchFailure,
+    ExchangeReply,
+    Lease,
+    LeasedBatch,
+    RenewalReply,
+    Report,
+    StopSignal,
+)
 
 TOKEN = "secret"
 
@@ -47,7 +55,7 @@ class ScriptedJob:
     failures: list[BatchFailure] = field(default_factory=list)
     results: dict[int, bytes] = field(default_factory=dict)
     seconds: float = 0.0
-    hooks: list[wire.HookDone] = field(default_factory=list)
+    hooks: list[wire.HookReport] = field(default_factory=list)
     hook_given: bool = False
     is_over: bool = False
     held: dict[str, _Held] = field(default_factory=dict)
@@ -72,8 +80,8 @@ class ScriptedOperator:
         self.socket = socket
         self.jobs: list[ScriptedJob] = []
         self.joins: list[int] = []
-        self.renewals: list[wire.Renewal] = []
-        self.exchanges: list[wire.Exchange] = []
+        self.renewals: list[wire.RenewalRequest] = []
+        self.exchanges: list[wire.ExchangeRequest] = []
         self.refuse_with: int | None = None
         self.stop = False
         self.swallow_answers = 0  #: so many exchanges are carried out, but nobody is told
@@ -124,51 +132,51 @@ class ScriptedOperator:
 
     # What workers do.
 
-    def join(self, pid: int) -> Assignment | Stop | None:
+    def join(self, pid: int) -> Assignment | StopSignal | None:
         with self._turn:
             self.joins.append(pid)
             self._turn.wait_for(lambda: self.stop or self._current() is not None, self.wait_s)
             job = self._current()
-            return Stop() if self.stop else job.assignment() if job else None
+            return StopSignal() if self.stop else job.assignment() if job else None
 
     def _current(self) -> ScriptedJob | None:
         return next((job for job in self.jobs if not job.is_over), None)
 
-    def exchange(self, asked: wire.Exchange) -> Exchanged:
+    def exchange(self, asked: wire.ExchangeRequest) -> ExchangeReply:
         job = next(job for job in self.jobs if job.id == asked.job_id)
         with self._turn:
             self.exchanges.append(replace(asked, reports=asked.reports))
             lost = tuple(report.token for report in asked.reports if not self._take(job, report))
             answer = self._answer(job, asked)
-            if asked.max_batches and asked.wait_s and answer == Exchanged():
+            if asked.max_batches and asked.wait_s and answer == ExchangeReply():
                 deadline = time.monotonic() + min(asked.wait_s, self.wait_s)
-                while answer == Exchanged() and (left := deadline - time.monotonic()) > 0:
+                while answer == ExchangeReply() and (left := deadline - time.monotonic()) > 0:
                     self._turn.wait(left)
                     answer = self._answer(job, asked)
             return replace(answer, lost=lost)
 
-    def _answer(self, job: ScriptedJob, asked: wire.Exchange) -> Exchanged:
+    def _answer(self, job: ScriptedJob, asked: wire.ExchangeRequest) -> ExchangeReply:
         if self.stop:
-            return Exchanged(stop=True)
+            return ExchangeReply(stop=True)
         if job.is_over:
-            return Exchanged(is_done=True)
+            return ExchangeReply(is_done=True)
         if not asked.max_batches:
-            return Exchanged()
+            return ExchangeReply()
         if job.open:
             seqs, job.open = self._cut(job, min(asked.max_batches, job.max_lease))
             self._tokens += 1
             token = f"lease-{self._tokens}"
             job.held[token] = _Held(asked.pid, seqs[0], seqs[-1], seqs)
             job.leases.append((token, seqs))
-            return Exchanged(lease=Lease(token, tuple(LeasedBatch(seq, job.payloads[seq]) for seq in seqs)))
+            return ExchangeReply(lease=Lease(token, tuple(LeasedBatch(seq, job.payloads[seq]) for seq in seqs)))
         if not job.held:
             if job.has_hook and not job.hook_given:
                 job.hook_given = True
-                return Exchanged(hook="hook-1")
+                return ExchangeReply(hook="hook-1")
             if not job.has_hook:
                 job.is_over = True
-                return Exchanged(is_done=True)
-        return Exchanged()
+                return ExchangeReply(is_done=True)
+        return ExchangeReply()
 
     def _cut(self, job: ScriptedJob, count: int) -> tuple[tuple[int, ...], list[int]]:
         job.open.sort()
@@ -189,13 +197,13 @@ class ScriptedOperator:
         self._turn.notify_all()
         return True
 
-    def renew(self, renewal: wire.Renewal) -> Renewed:
+    def renew(self, renewal: wire.RenewalRequest) -> RenewalReply:
         with self._turn:
             self.renewals.append(renewal)
             known = {token for job in self.jobs for token in job.held} | {"hook-1"}
-            return Renewed(tuple(token for token in renewal.tokens if token not in known), self.stop)
+            return RenewalReply(tuple(token for token in renewal.tokens if token not in known), self.stop)
 
-    def hook(self, done: wire.HookDone) -> None:
+    def hook(self, done: wire.HookReport) -> None:
         with self._turn:
             job = next(job for job in self.jobs if job.id == done.job_id)
             job.hooks.append(done)

@@ -11,7 +11,7 @@ import pytest
 
 from cortex.errors import BusyError, DatabaseUnavailableError
 from cortex.jobs.http.async_endpoints import MAX_WAIT_S
-from cortex.jobs.workload import WorkloadView
+from cortex.jobs.spec import WorkloadView
 from cortex.lifecycle import WorkloadStatus
 from harness.jobs.jobs_server import JobsServer, jobs_server
 from harness.wait import wait_until

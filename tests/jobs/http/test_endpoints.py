@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cortex.errors import BusyError, StorageError
-from cortex.jobs.intake.request_body import Memory
+from cortex.jobs.intake.request_body import RequestMemory
 from harness.jobs.jobs_server import LIMITS, Connection, JobsServer, jobs_server
 from harness.wait import wait_until
 
@@ -237,7 +237,7 @@ def test_a_bug_is_not_told_to_users(server: JobsServer) -> None:
 
 
 def test_what_waits_to_be_stored_is_bounded_over_all_submissions() -> None:
-    memory = Memory(100)
+    memory = RequestMemory(100)
     with memory.share() as first:
         first.take(60)
         with memory.share() as second:

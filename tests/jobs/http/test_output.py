@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cortex.errors import StorageError
-from cortex.jobs import output
-from cortex.jobs.output import dead_letter_line, result_line, write_results
-from cortex.jobs.spec import Counts, DeadLetter, JobOrigin, JobRecord, Options, Result, batch_id
+from cortex.jobs.http import output
+from cortex.jobs.http.output import dead_letter_line, result_line, write_results
+from cortex.jobs.queries import read_dead_letters, read_results
+from cortex.jobs.records import put_mark, read_marks
+from cortex.jobs.spec import BatchResult, DeadLetter, JobCounts, JobOptions, JobOrigin, JobRecord, batch_id
+from cortex.jobs.store import JobStore
 from cortex.lifecycle import JobStatus
 from cortex.storage.client import list_objects, read
 from harness.servers.buckets import RemoteBucket
@@ -23,31 +27,37 @@ JOB = "6a1f3b7c00000000"
 
 
 @dataclass
-class Kept:
+class FakeStore(JobStore):
     """Results in memory, read page by page as from the database."""
 
-    kept: list[Result] = field(default_factory=list)
+    kept: list[BatchResult] = field(default_factory=list)
     letters: list[DeadLetter] = field(default_factory=list)
     marked: dict[str, str] = field(default_factory=dict)
-    fails_after: int | None = None  #: results whose reading ends the operator
+    fails_after: int | None = None  #: results after which reading raises
 
-    async def results(self, job_id: str, after: int = -1, limit: int = 1000) -> Sequence[Result]:
+    async def read(self, query: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        fakes = {read_results: self._results, read_dead_letters: self._dead_letters, read_marks: self._marks}
+        return fakes[query](*args)
+
+    async def write(self, change: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        assert change is put_mark
+        _, name, value = args
+        self.marked[name] = value
+
+    def _results(self, job_id: str, after: int = -1) -> list[BatchResult]:
         if self.fails_after is not None and after >= self.fails_after:
             raise ConnectionError
         return [result for result in self.kept if result.seq > after][:7]
 
-    async def dead_letters(self, job_id: str, after: int = -1, limit: int = 1000) -> Sequence[DeadLetter]:
+    def _dead_letters(self, job_id: str, after: int = -1, limit: int = 1000) -> list[DeadLetter]:
         return [letter for letter in self.letters if letter.seq > after][:limit]
 
-    async def marks(self, job_id: str) -> Mapping[str, str]:
+    def _marks(self, job_id: str) -> dict[str, str]:
         return dict(self.marked)
 
-    async def set_mark(self, job_id: str, name: str, value: str) -> None:
-        self.marked[name] = value
 
-
-def result(seq: int, size_bytes: int = 5) -> Result:
-    return Result(seq, seq * 10, 10, json.dumps("x" * size_bytes).encode())
+def result(seq: int, size_bytes: int = 5) -> BatchResult:
+    return BatchResult(seq, seq * 10, 10, json.dumps("x" * size_bytes).encode())
 
 
 def letter(seq: int) -> DeadLetter:
@@ -56,15 +66,15 @@ def letter(seq: int) -> DeadLetter:
 
 def job(place: str | None, failed: int = 0) -> JobRecord:
     origin = JobOrigin("api", "id", "spec", "revision", "hash", "{}")
-    counts = Counts(batches=20, items=200, succeeded=20 - failed, failed=failed, results=20)
-    return JobRecord(JOB, 1, origin, Options(1, output=place), {}, JobStatus.COMPLETING, 0.0, counts=counts)
+    counts = JobCounts(batches=20, items=200, succeeded=20 - failed, failed=failed, results=20)
+    return JobRecord(JOB, 1, origin, JobOptions(1, output=place), {}, JobStatus.COMPLETING, 0.0, counts=counts)
 
 
 def written(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / JOB).iterdir()}
 
 
-def run(store: Kept, record: JobRecord, environ: Mapping[str, str] | None = None) -> int:
+def run(store: FakeStore, record: JobRecord, environ: Mapping[str, str] | None = None) -> int:
     return asyncio.run(write_results(store, record, environ or {}))
 
 
@@ -79,7 +89,7 @@ def bucket(swift: SwiftServer) -> RemoteBucket:
 
 
 def test_result_is_one_line_with_its_place_in_the_input() -> None:
-    line = result_line(JOB, Result(3, 30, 10, b'{"a":[1.5,null]}'))
+    line = result_line(JOB, BatchResult(3, 30, 10, b'{"a":[1.5,null]}'))
     assert line.endswith(b"\n") and line.count(b"\n") == 1
     assert json.loads(line) == {
         "batch_id": batch_id(JOB, 3),
@@ -107,12 +117,12 @@ def test_dead_letter_is_one_line_with_its_items_and_error() -> None:
 
 
 def test_job_without_output_writes_nothing(tmp_path: Path) -> None:
-    assert run(Kept([result(0)]), job(None)) == 0
+    assert run(FakeStore([result(0)]), job(None)) == 0
 
 
 @pytest.mark.usefixtures("_small_parts")
 def test_parts_hold_all_results_in_order_and_success_comes_with_the_counts(tmp_path: Path) -> None:
-    store = Kept([result(seq) for seq in range(20)], [letter(20), letter(21)])
+    store = FakeStore([result(seq) for seq in range(20)], [letter(20), letter(21)])
     assert run(store, job(f"{tmp_path}/", failed=2)) == 20
     files = written(tmp_path)
     parts = sorted(name for name in files if name.startswith("part"))
@@ -136,7 +146,7 @@ def test_parts_hold_all_results_in_order_and_success_comes_with_the_counts(tmp_p
 
 @pytest.mark.usefixtures("_small_parts")
 def test_begun_anew_after_a_crash_it_ends_with_the_same_files(tmp_path: Path) -> None:
-    whole = Kept([result(seq) for seq in range(20)], [letter(20)])
+    whole = FakeStore([result(seq) for seq in range(20)], [letter(20)])
     run(whole, job(str(tmp_path / "whole"), failed=1))
     for fails_after in (0, 6, 13, 19):
         place = tmp_path / f"{fails_after}"
@@ -155,24 +165,24 @@ def test_begun_anew_after_a_crash_it_ends_with_the_same_files(tmp_path: Path) ->
 
 @pytest.mark.usefixtures("_small_parts")
 def test_result_larger_than_a_part_has_one_of_its_own(tmp_path: Path) -> None:
-    run(Kept([result(0, 2000), result(1, 2000)]), job(str(tmp_path)))
+    run(FakeStore([result(0, 2000), result(1, 2000)]), job(str(tmp_path)))
     assert {name for name in written(tmp_path) if name.startswith("part")} == {"part-00000.ndjson", "part-00001.ndjson"}
 
 
 def test_job_without_results_has_only_success(tmp_path: Path) -> None:
-    run(Kept(), job(str(tmp_path)))
+    run(FakeStore(), job(str(tmp_path)))
     assert set(written(tmp_path)) == {"_SUCCESS"}
 
 
 def test_place_that_can_not_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match=str(tmp_path / "file")):
-        run(Kept([result(0)]), job(str(tmp_path / "file")))
+        run(FakeStore([result(0)]), job(str(tmp_path / "file")))
 
 
 @pytest.mark.usefixtures("_small_parts")
 def test_bucket_holds_the_same(bucket: RemoteBucket, tmp_path: Path) -> None:
-    store = Kept([result(seq) for seq in range(20)], [letter(20)])
+    store = FakeStore([result(seq) for seq in range(20)], [letter(20)])
     run(store, job(str(tmp_path), failed=1))
     store.marked.clear()
     place = f"{bucket.url}/results/of é"

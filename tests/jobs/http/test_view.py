@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from cortex.jobs.http.view import JobView, WorkerCounts, job_json, jobs_json, spec_json
-from cortex.jobs.spec import Counts, JobOrigin, JobRecord, Options
+from cortex.jobs.spec import JobCounts, JobOptions, JobOrigin, JobRecord
 from cortex.lifecycle import JobStatus
 
 SPEC = {"name": "sum", "kind": "BatchAPI", "handler": {"path": "sum.py", "env": {"KEY": "secret"}}}
@@ -14,12 +14,12 @@ RECORD = JobRecord(
     id="68ad3f6c5cbb5c00",
     number=1,
     origin=JobOrigin("sum", "a1", "s1", "r1", "p1", json.dumps(SPEC)),
-    options=Options(workers=2, config={"x": 1}, timeout_s=60),
+    options=JobOptions(workers=2, config={"x": 1}, timeout_s=60),
     source={"item_list": {"batch_size": 2}},
     status=JobStatus.RUNNING,
     created_at=1_700_000_000.0,
     started_at=1_700_000_001.5,
-    counts=Counts(batches=10, items=20, succeeded=4, succeeded_items=8, failed=1, failed_items=2, seconds=2.0),
+    counts=JobCounts(batches=10, items=20, succeeded=4, succeeded_items=8, failed=1, failed_items=2, seconds=2.0),
 )
 VIEW = JobView(RECORD, "http://localhost:8888/sum", WorkerCounts(pending=1, running=1))
 

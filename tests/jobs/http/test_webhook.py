@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cortex.jobs.http.webhook import MAX_BODY_BYTES, WebhookError, retry_delays, tell
+from cortex.jobs.http.webhook import MAX_BODY_BYTES, WebhookError, retry_delays, send_webhook
 
 BODY = b'{"job_status": {"status": "succeeded"}}'
 Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -42,7 +42,7 @@ def told(receiver: Answering, path: str = "/", scheme: str = "http", user: str =
         server = await asyncio.start_server(receiver, "127.0.0.1", 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
-            await tell(f"{scheme}://{user}127.0.0.1:{port}{path}", BODY, "7fff", timeout_s)
+            await send_webhook(f"{scheme}://{user}127.0.0.1:{port}{path}", BODY, "7fff", timeout_s)
 
     asyncio.run(run())
 
@@ -109,7 +109,7 @@ def test_nobody_there_and_no_tls_are_named() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         with pytest.raises(WebhookError, match="can't be told"):
-            asyncio.run(tell(f"http://127.0.0.1:{unused.getsockname()[1]}/", BODY, "7fff"))
+            asyncio.run(send_webhook(f"http://127.0.0.1:{unused.getsockname()[1]}/", BODY, "7fff"))
 
     async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(10)
@@ -124,7 +124,7 @@ def test_nobody_there_and_no_tls_are_named() -> None:
 )
 def test_what_is_no_address_of_http_is_refused(url: str) -> None:
     with pytest.raises(WebhookError, match="the webhook"):
-        asyncio.run(tell(url, BODY, "7fff"))
+        asyncio.run(send_webhook(url, BODY, "7fff"))
 
 
 def test_no_address_can_add_a_header() -> None:
@@ -135,7 +135,7 @@ def test_no_address_can_add_a_header() -> None:
 
 def test_huge_body_is_not_sent() -> None:
     with pytest.raises(WebhookError, match="too much"):
-        asyncio.run(tell("http://127.0.0.1:9/", b"x" * (MAX_BODY_BYTES + 1), "7fff"))
+        asyncio.run(send_webhook("http://127.0.0.1:9/", b"x" * (MAX_BODY_BYTES + 1), "7fff"))
 
 
 def test_retries_become_rarer() -> None:

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.jobs.exchange import Exchanged, Renewed, Stop
 from cortex.jobs.http.wire import (
-    Exchange,
-    HookDone,
-    Renewal,
-    WireError,
+    ExchangeRequest,
+    HookReport,
+    RenewalRequest,
+    WorkerMessageError,
     parse_exchange,
     parse_exchanged,
     parse_hook,
@@ -32,7 +31,16 @@ from cortex.jobs.http.wire import (
     write_renew,
     write_renewed,
 )
-from cortex.jobs.spec import Assignment, BatchFailure, Lease, LeasedBatch, Report
+from cortex.jobs.spec import (
+    Assignment,
+    BatchFailure,
+    ExchangeReply,
+    Lease,
+    LeasedBatch,
+    RenewalReply,
+    Report,
+    StopSignal,
+)
 
 texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20)
 json_values = st.recursive(st.none() | st.integers(-(2**53), 2**53) | texts, lambda inner: st.lists(inner, max_size=3))
@@ -54,7 +62,7 @@ def reports(draw: st.DrawFn) -> Report:
 
 @given(st.lists(reports(), max_size=4), st.integers(1, 2**22), texts, st.floats(0, 20))
 def test_an_exchange_is_read_as_it_was_written(sent: list[Report], pid: int, job_id: str, wait_s: float) -> None:
-    exchange = Exchange(pid, job_id, tuple(sent), max_batches=512, max_bytes=1 << 20, wait_s=wait_s)
+    exchange = ExchangeRequest(pid, job_id, tuple(sent), max_batches=512, max_bytes=1 << 20, wait_s=wait_s)
     assert parse_exchange(write_exchange(exchange)) == exchange
 
 
@@ -63,7 +71,7 @@ def test_the_answer_to_an_exchange_is_read_as_it_was_written(
     leased: tuple[str, list[bytes]] | None, lost: list[str], hook: str | None
 ) -> None:
     lease = Lease(leased[0], tuple(LeasedBatch(7 + n, p) for n, p in enumerate(leased[1]))) if leased else None
-    answer = Exchanged(lease, tuple(lost), is_done=lease is None, hook=hook, stop=bool(lost))
+    answer = ExchangeReply(lease, tuple(lost), is_done=lease is None, hook=hook, stop=bool(lost))
     assert parse_exchanged(write_exchanged(answer)) == answer
 
 
@@ -78,8 +86,8 @@ ASSIGNMENT = Assignment(
 )
 
 
-@pytest.mark.parametrize("answer", [ASSIGNMENT, Stop(), None], ids=["job", "stop", "nothing"])
-def test_an_assignment_is_read_as_it_was_written(answer: Assignment | Stop | None) -> None:
+@pytest.mark.parametrize("answer", [ASSIGNMENT, StopSignal(), None], ids=["job", "stop", "nothing"])
+def test_an_assignment_is_read_as_it_was_written(answer: Assignment | StopSignal | None) -> None:
     assert parse_joined(write_joined(answer)) == answer
 
 
@@ -91,31 +99,31 @@ def test_an_assignment_keeps_not_a_number() -> None:
 
 @pytest.mark.parametrize(
     "done",
-    [HookDone(4, "7fff", "t"), HookDone(4, "7fff", "t", "ValueError: no", "Traceback …\n")],
+    [HookReport(4, "7fff", "t"), HookReport(4, "7fff", "t", "ValueError: no", "Traceback …\n")],
     ids=["well", "error"],
 )
-def test_the_end_of_the_hook_is_read_as_it_was_written(done: HookDone) -> None:
+def test_the_end_of_the_hook_is_read_as_it_was_written(done: HookReport) -> None:
     assert parse_hook(write_hook(done)) == done
 
 
 def test_small_bodies_are_read_as_they_were_written() -> None:
     assert parse_join(write_join(4711)) == 4711
-    assert parse_renew(write_renew(Renewal(4711, ("a", "b")))) == Renewal(4711, ("a", "b"))
-    assert parse_renewed(write_renewed(Renewed(("a",), stop=True))) == Renewed(("a",), stop=True)
+    assert parse_renew(write_renew(RenewalRequest(4711, ("a", "b")))) == RenewalRequest(4711, ("a", "b"))
+    assert parse_renewed(write_renewed(RenewalReply(("a",), stop=True))) == RenewalReply(("a",), stop=True)
 
 
 def test_an_error_with_half_a_surrogate_pair_is_told_all_the_same() -> None:
     failure = BatchFailure(0, "ValueError: \ud800 in it", "at \udfff")
-    report = parse_exchange(write_exchange(Exchange(1, "7fff", (Report("t", 0, (failure,)),)))).reports[0]
+    report = parse_exchange(write_exchange(ExchangeRequest(1, "7fff", (Report("t", 0, (failure,)),)))).reports[0]
     assert report.failures == (BatchFailure(0, "ValueError: ? in it", "at ?"),)
-    assert parse_hook(write_hook(HookDone(1, "7fff", "t", "\ud800"))).error == "?"
+    assert parse_hook(write_hook(HookReport(1, "7fff", "t", "\ud800"))).error == "?"
 
 
 def test_a_line_break_in_what_is_a_line_is_refused_by_its_writer() -> None:
-    with pytest.raises(WireError, match="line break"):
-        write_exchange(Exchange(1, "7fff", (Report("t", 0, results=((0, b"[1,\n2]"),)),)))
-    with pytest.raises(WireError, match="line break"):
-        write_exchanged(Exchanged(Lease("t", (LeasedBatch(0, b"[1]\n"),))))
+    with pytest.raises(WorkerMessageError, match="line break"):
+        write_exchange(ExchangeRequest(1, "7fff", (Report("t", 0, results=((0, b"[1,\n2]"),)),)))
+    with pytest.raises(WorkerMessageError, match="line break"):
+        write_exchanged(ExchangeReply(Lease("t", (LeasedBatch(0, b"[1]\n"),))))
 
 
 HEAD = {"pid": 1, "job": "7fff", "reports": [], "max_batches": 1, "max_bytes": 1, "wait_s": 0}
@@ -160,7 +168,7 @@ def _failures(*batches: int) -> list[dict[str, object]]:
     ],
 )
 def test_a_body_that_is_no_exchange_is_refused(body: bytes, message: str) -> None:
-    with pytest.raises(WireError, match=message):
+    with pytest.raises(WorkerMessageError, match=message):
         parse_exchange(body)
 
 
@@ -169,13 +177,13 @@ def test_no_bytes_make_a_parser_fail_otherwise(body: bytes) -> None:
     for parse in (parse_join, parse_joined, parse_exchange, parse_exchanged, parse_renew, parse_renewed, parse_hook):
         try:
             parse(body)
-        except WireError:
+        except WorkerMessageError:
             continue
 
 
 def test_an_answer_that_was_cut_off_is_refused() -> None:
-    body = write_exchanged(Exchanged(Lease("t", (LeasedBatch(0, b"[0]"), LeasedBatch(1, b"[1]")))))
-    with pytest.raises(WireError, match="2 batches came with 1 payloads"):
+    body = write_exchanged(ExchangeReply(Lease("t", (LeasedBatch(0, b"[0]"), LeasedBatch(1, b"[1]")))))
+    with pytest.raises(WorkerMessageError, match="2 batches came with 1 payloads"):
         parse_exchanged(body[: body.rindex(b"\n")])
 
 

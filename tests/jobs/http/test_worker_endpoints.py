@@ -11,11 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from cortex.jobs.exchange import Exchanged, Renewed, Stop
 from cortex.jobs.http import wire
-from cortex.jobs.http.wire import Exchange, HookDone, Renewal
+from cortex.jobs.http.wire import ExchangeRequest, HookReport, RenewalRequest
 from cortex.jobs.http.worker_endpoints import worker_token
-from cortex.jobs.spec import Assignment, BatchFailure, Lease, LeasedBatch, Report
+from cortex.jobs.spec import (
+    Assignment,
+    BatchFailure,
+    ExchangeReply,
+    Lease,
+    LeasedBatch,
+    RenewalReply,
+    Report,
+    StopSignal,
+)
 from cortex.operator.http.server import listen_privately
 from harness.jobs.jobs_server import Connection, JobsServer, jobs_server
 from harness.wait import wait_until
@@ -32,27 +40,29 @@ def test_a_worker_joins_and_is_given_a_job(server: JobsServer) -> None:
     status, body = server.as_worker("join", wire.write_join(4711))
     assert (status, wire.parse_joined(body)) == (200, server.workers.joined)
     assert server.workers.seen == [("join", "sum-1", 4711, 20.0)]
-    server.workers.joined = Stop()
-    assert wire.parse_joined(server.as_worker("join", wire.write_join(4711))[1]) == Stop()
+    server.workers.joined = StopSignal()
+    assert wire.parse_joined(server.as_worker("join", wire.write_join(4711))[1]) == StopSignal()
 
 
 def test_an_exchange_passes_reports_on_and_brings_the_next_lease(server: JobsServer) -> None:
     reports = (Report("t0", 5, (BatchFailure(4, "ValueError: no", "…"),), ((3, b'{"a":1}'), (5, b"2")), 0.25),)
-    server.workers.exchanged = Exchanged(Lease("t1", (LeasedBatch(6, b"[1]"), LeasedBatch(9, b"[2]"))), ("t9",))
-    status, body = server.as_worker("exchange", wire.write_exchange(Exchange(4711, "7fff", reports, 8, 1000, 0.5)))
+    server.workers.exchanged = ExchangeReply(Lease("t1", (LeasedBatch(6, b"[1]"), LeasedBatch(9, b"[2]"))), ("t9",))
+    status, body = server.as_worker(
+        "exchange", wire.write_exchange(ExchangeRequest(4711, "7fff", reports, 8, 1000, 0.5))
+    )
     assert (status, wire.parse_exchanged(body)) == (200, server.workers.exchanged)
     assert server.workers.seen == [("exchange", "sum-1", 4711, "7fff", reports, 8, 1000, 0.5)]
 
 
 def test_leases_are_renewed_and_the_hook_ends(server: JobsServer) -> None:
-    status, body = server.as_worker("renew", wire.write_renew(Renewal(4711, ("a", "b"))))
-    assert (status, wire.parse_renewed(body)) == (200, Renewed(lost=("b",)))
-    assert server.as_worker("hook", wire.write_hook(HookDone(4711, "7fff", "t", "E", "tb"))) == (200, b"{}")
+    status, body = server.as_worker("renew", wire.write_renew(RenewalRequest(4711, ("a", "b"))))
+    assert (status, wire.parse_renewed(body)) == (200, RenewalReply(lost=("b",)))
+    assert server.as_worker("hook", wire.write_hook(HookReport(4711, "7fff", "t", "E", "tb"))) == (200, b"{}")
     assert server.workers.seen[1] == ("hook", "sum-1", 4711, "7fff", "t", "E", "tb")
 
 
 def test_nobody_waits_longer_than_the_operator_lets_them(server: JobsServer) -> None:
-    server.as_worker("exchange", wire.write_exchange(Exchange(4711, "7fff", wait_s=1e9)))
+    server.as_worker("exchange", wire.write_exchange(ExchangeRequest(4711, "7fff", wait_s=1e9)))
     assert server.workers.seen[0][-1] == 20.0
 
 
@@ -75,7 +85,7 @@ def test_a_user_reaches_no_worker_route(server: JobsServer) -> None:
     ("worker", "action", "body", "status", "code"),
     [
         ("gone", "join", wire.write_join(1), 404, "not_found"),
-        ("sum-1", "renew", wire.write_renew(Renewal(13, ())), 409, "conflict"),
+        ("sum-1", "renew", wire.write_renew(RenewalRequest(13, ())), 409, "conflict"),
         ("sum-1", "join", wire.write_join(14), 500, "internal"),
         ("sum-1", "other", b"", 404, "not_found"),
         ("sum-1", "join/x", b"", 404, "not_found"),
@@ -107,7 +117,7 @@ def test_a_body_without_end_is_refused(server: JobsServer, monkeypatch: pytest.M
 
 def test_a_worker_that_dies_while_it_waits_is_noticed(server: JobsServer) -> None:
     server.workers.hangs = True
-    body = wire.write_exchange(Exchange(4711, "7fff", (), 1, 1, 20.0))
+    body = wire.write_exchange(ExchangeRequest(4711, "7fff", (), 1, 1, 20.0))
     head = (
         f"POST /worker/sum-1/exchange HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
         f"authorization: Bearer {worker_token('secret', 'sum-1')}\r\n\r\n"
@@ -141,8 +151,8 @@ def test_the_socket_is_private_and_takes_the_place_of_a_dead_one(tmp_path: Path)
 
 def test_hundreds_of_exchanges_are_answered_per_second(server: JobsServer) -> None:
     """A floor far below what is measured: a change by a factor is noticed, a busy machine is not."""
-    body = wire.write_exchange(Exchange(4711, "7fff", (Report("t", 511, seconds=0.2),), 512, 1 << 20, 0.0))
-    server.workers.exchanged = Exchanged(Lease("t1", tuple(LeasedBatch(n, b"[1,2,3]") for n in range(512))))
+    body = wire.write_exchange(ExchangeRequest(4711, "7fff", (Report("t", 511, seconds=0.2),), 512, 1 << 20, 0.0))
+    server.workers.exchanged = ExchangeReply(Lease("t1", tuple(LeasedBatch(n, b"[1,2,3]") for n in range(512))))
     headers = {"authorization": f"Bearer {worker_token('secret', 'sum-1')}"}
     connection, began = Connection(server.path), time.process_time()
     for _ in range(200):

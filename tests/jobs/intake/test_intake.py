@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cortex.jobs.intake.intake import enqueue
-from cortex.jobs.intake.sources import source_from_json, source_to_json
-from cortex.jobs.spec import DelimitedFiles, FilePathLister, JobRecord, NewBatch
+from cortex.jobs.intake.files import enqueue_files
+from cortex.jobs.spec import DelimitedFiles, FilePathLister, JobRecord, NewBatch, source_from_json, source_to_json
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import JobStatus
 from cortex.state.database import open_jobs_sqlite
-from cortex.state.job_tables import batches
+from cortex.state.tables import batches
 from harness.jobs.job_checks import ORIGIN, options
 from harness.jobs.opened_store import opened_store
 
@@ -35,7 +34,7 @@ async def run(store: JobStore, source: FilePathLister) -> tuple[JobRecord, list[
     """Submit a job of files and enqueue it; return it with what was logged."""
     job = await store.create(ORIGIN, options(), source_to_json(source), None)
     log: list[str] = []
-    await enqueue(store, job, source, {}, LIMIT, log.append)
+    await enqueue_files(store, job, source, {}, LIMIT, log.append)
     found = await store.get(job.id)
     assert found is not None
     return found, log
@@ -73,7 +72,7 @@ def test_enqueuing_begins_anew_after_a_crash(tmp_path: Path, files: str) -> None
             [job] = await store.active()
             again = source_from_json(job.source)
             assert isinstance(again, FilePathLister)
-            await enqueue(store, job, again, {}, LIMIT, print)
+            await enqueue_files(store, job, again, {}, LIMIT, print)
             assert await stored_items(tmp_path, job) == [f"{files}{number}.json" for number in range(3)]
             found = await store.get(job.id)
             assert found is not None and found.counts.batches == 2
@@ -116,7 +115,7 @@ def test_a_job_that_is_stopped_meanwhile_stays_stopped(tmp_path: Path, files: st
             job = await store.create(ORIGIN, options(), source_to_json(source), None)
             await store.change(job.id, JobStatus.STOPPED)
             log: list[str] = []
-            await enqueue(store, job, source, {}, LIMIT, log.append)
+            await enqueue_files(store, job, source, {}, LIMIT, log.append)
             found = await store.get(job.id)
             assert found is not None and found.status is JobStatus.STOPPED
             assert log[0].startswith("enqueuing ended early: ")
@@ -125,7 +124,7 @@ def test_a_job_that_is_stopped_meanwhile_stays_stopped(tmp_path: Path, files: st
 
 
 @dataclass
-class Portions:
+class Portions(JobStore):
     """A store that only counts what it is given."""
 
     sizes: list[tuple[int, int]] = field(default_factory=list)
@@ -150,7 +149,7 @@ def test_portions_are_small_in_batches_and_in_bytes(tmp_path: Path) -> None:
             job = await store.create(ORIGIN, options(), {}, None)
             portions = Portions()
             with pytest.raises(AssertionError):
-                await enqueue(portions, job, DelimitedFiles((f"{tmp_path}/{name}",), 1), {}, LIMIT, print)
+                await enqueue_files(portions, job, DelimitedFiles((f"{tmp_path}/{name}",), 1), {}, LIMIT, print)
             return portions.sizes
 
     assert [count for count, _ in asyncio.run(scenario("small"))] == [1000] * 5

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cortex.errors import SubmissionError
-from cortex.jobs.intake.items import Batcher, split_items, split_lines
+from cortex.jobs.intake.items import BatchBuilder, split_items, split_lines
 from cortex.jobs.spec import NewBatch
 
 VALUES = st.recursive(
@@ -115,7 +115,7 @@ def test_an_item_beyond_the_limit_is_named() -> None:
     with pytest.raises(SubmissionError, match=r"item 2 has size 102 bytes which exceeds the limit \(100 bytes\)"):
         list(split_items([1, 2, "x" * 100, 3], 2, 100))
     with pytest.raises(SubmissionError, match="item 5 has size 102 bytes"):
-        Batcher(3, 100).add([b"1", b"2", b"3", b"4", b"5", b'"' + b"x" * 100 + b'"'])
+        BatchBuilder(3, 100).add([b"1", b"2", b"3", b"4", b"5", b'"' + b"x" * 100 + b'"'])
 
 
 def test_a_batch_beyond_the_limit_is_refused_with_its_size() -> None:
@@ -134,7 +134,7 @@ def test_a_batch_of_exactly_the_limit_is_taken() -> None:
 
 
 def test_a_batch_that_can_never_be_full_is_refused_before_all_is_read() -> None:
-    batcher = Batcher(10**9, 1000)
+    batcher = BatchBuilder(10**9, 1000)
     with pytest.raises(SubmissionError, match="cannot enqueue message"):
         for _ in range(100):
             batcher.add([b"12345678"] * 10)

@@ -11,22 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.errors import SubmissionError
-from cortex.jobs.intake.submission import (
-    SubmissionLimits,
-    parse_submission,
-    parse_upload,
-    source_from_json,
-    source_to_json,
-)
+from cortex.jobs.intake.submission import SubmissionLimits, parse_submission, parse_upload
 from cortex.jobs.spec import (
     DelimitedFiles,
     FilePathLister,
     ItemList,
-    Options,
+    JobOptions,
     RetryOf,
     Source,
     Submission,
     Upload,
+    source_from_json,
+    source_to_json,
 )
 
 LIMITS = SubmissionLimits()
@@ -53,14 +49,14 @@ def test_all_fields_are_read() -> None:
     )
     queue = {"arn": "arn:aws:sqs:x", "max_receive_count": 7}
     assert found.source == ItemList([1, 2], 1)
-    assert found.options == Options(
+    assert found.options == JobOptions(
         3, {"a": {"b": 1}}, 60, 90.0, 5, True, "s3://bucket/out", "https://host/done?token=1", queue
     )
 
 
 def test_what_is_left_out_or_null_has_its_default() -> None:
     nulls = dict.fromkeys(["config", "timeout", "sqs_dead_letter_queue", "file_path_lister", "output", "webhook"])
-    assert parse(workers=1, item_list={"items": [None]}, **nulls) == Submission(ItemList([None], 1), Options(1))
+    assert parse(workers=1, item_list={"items": [None]}, **nulls) == Submission(ItemList([None], 1), JobOptions(1))
 
 
 def test_config_may_be_nested() -> None:
@@ -99,9 +95,9 @@ def test_the_options_of_an_upload_are_in_its_query() -> None:
         "webhook": "http://host",
         "dryRun": "true",
     }
-    expected = Options(2, {"a": 1}, 60, 30.0, 1, True, "/tmp/out", "http://host")
+    expected = JobOptions(2, {"a": 1}, 60, 30.0, 1, True, "/tmp/out", "http://host")
     assert parse_upload(query, LIMITS) == Submission(Upload(10), expected)
-    assert parse_upload({"workers": "1"}, LIMITS) == Submission(Upload(1), Options(1))
+    assert parse_upload({"workers": "1"}, LIMITS) == Submission(Upload(1), JobOptions(1))
 
 
 def nested(depth: int) -> dict[str, Any]:

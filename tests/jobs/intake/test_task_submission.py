@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from cortex.errors import SubmissionError
-from cortex.jobs.intake.submission import SubmissionLimits, source_from_json, source_to_json
-from cortex.jobs.intake.task_submission import parse_body
-from cortex.jobs.spec import ItemList, Options, Submission, TaskCall
+from cortex.jobs.intake.submission import SubmissionLimits, parse_body
+from cortex.jobs.spec import ItemList, JobOptions, Submission, TaskCall, source_from_json, source_to_json
 
 LIMITS = SubmissionLimits(is_task=True)
 
@@ -23,12 +22,12 @@ def parse(**body: Any) -> Submission:
     "body", [b"", b" \n", b"{}", b'{"workers": 1}', b'{"config": null, "item_list": {"items": []}}']
 )
 def test_nothing_has_to_be_said(body: bytes) -> None:
-    assert parse_body(body, LIMITS) == Submission(TaskCall(), Options(workers=1, max_attempts=1))
+    assert parse_body(body, LIMITS) == Submission(TaskCall(), JobOptions(workers=1, max_attempts=1))
 
 
 def test_all_fields_are_read() -> None:
     found = parse(config={"a": {"b": 1}}, timeout=60, workers=1, max_attempts=3, webhook="https://host/done")
-    assert found.options == Options(1, {"a": {"b": 1}}, 60, max_attempts=3, webhook="https://host/done")
+    assert found.options == JobOptions(1, {"a": {"b": 1}}, 60, max_attempts=3, webhook="https://host/done")
 
 
 @pytest.mark.parametrize(

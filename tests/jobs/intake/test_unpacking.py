@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.errors import SubmissionError
-from cortex.jobs.intake.gzip_stream import Unpacker
+from cortex.jobs.intake.gzip_stream import GzipStream
 
 
 def unpacked(*pieces: bytes) -> bytes:
-    unpacker = Unpacker("s3://b/x.json.gz")
+    unpacker = GzipStream("s3://b/x.json.gz")
     return b"".join(plain for piece in pieces for plain in unpacker.feed(piece)) + b"".join(unpacker.end())
 
 
@@ -38,7 +38,7 @@ def test_short_files_pass_as_they_are(data: bytes) -> None:
 
 
 def test_little_that_stands_for_much_comes_a_piece_at_a_time() -> None:
-    pieces = list(Unpacker("x").feed(gzip.compress(b"0" * 50_000_000)))
+    pieces = list(GzipStream("x").feed(gzip.compress(b"0" * 50_000_000)))
     assert sum(map(len, pieces)) == 50_000_000
     assert max(map(len, pieces)) <= 1024 * 1024
 

@@ -10,10 +10,18 @@ from pathlib import Path
 import pytest
 
 from cortex.errors import ConflictError, NotFoundError
-from cortex.jobs.exchange import Stop
-from cortex.jobs.spec import Assignment, BatchFailure, JobOrigin, JobRecord, NewBatch, Options, Report
+from cortex.jobs.spec import (
+    Assignment,
+    BatchFailure,
+    JobOptions,
+    JobOrigin,
+    JobRecord,
+    NewBatch,
+    Report,
+    StopSignal,
+    Workload,
+)
 from cortex.jobs.store import JobStore
-from cortex.jobs.workload import Workload
 from cortex.lifecycle import JobStatus
 from cortex.operator.jobs.dispatcher import Dispatcher, HookLost, HookOutcome
 from harness.jobs.opened_store import opened_store
@@ -47,7 +55,7 @@ class Scene:
 def scene(test: Callable[[Scene], Awaitable[None]], folder: Path, batches: int = 2) -> None:
     async def run() -> None:
         async with opened_store(folder) as store:
-            job = await store.create(ORIGIN, Options(workers=2), {}, [NewBatch(1, b"[1]")] * batches)
+            job = await store.create(ORIGIN, JobOptions(workers=2), {}, [NewBatch(1, b"[1]")] * batches)
             await test(Scene(store, job))
 
     asyncio.run(run())
@@ -73,7 +81,7 @@ def test_a_worker_that_is_not_needed_is_told_to_stop(tmp_path: Path) -> None:
         joining = asyncio.create_task(scene.dispatcher.join("w", 1, 5))
         await asyncio.sleep(0)
         scene.dispatcher.stop("w")
-        assert await joining == Stop()
+        assert await joining == StopSignal()
         assert (await scene.dispatcher.renew("w", 1, ())).stop
 
     scene(test, tmp_path)

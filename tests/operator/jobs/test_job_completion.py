@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cortex.home import Home
-from cortex.jobs.spec import Assignment, JobOrigin, JobRecord, NewBatch, Options, Report
+from cortex.jobs.spec import Assignment, JobOptions, JobOrigin, JobRecord, NewBatch, Report
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import JobStatus
 from cortex.operator.jobs.completion import JobCompletion, JobLog
@@ -34,7 +34,7 @@ class Scene:
     dispatcher: Dispatcher
     completion: JobCompletion
 
-    async def resolved(self, options: Options) -> JobRecord:
+    async def resolved(self, options: JobOptions) -> JobRecord:
         """Return a job whose only batch has succeeded."""
         job = await self.store.create(ORIGIN, options, {}, [NewBatch(1, b"[1]")])
         self.dispatcher.assign("w", Assignment(job.id, {}, {}, {}, "log", 30.0))
@@ -85,7 +85,7 @@ def scene(test: Callable[[Scene], Awaitable[None]], folder: Path) -> None:
 
 def test_job_whose_end_can_not_be_stored_is_ended_once_that_is_possible(tmp_path: Path) -> None:
     async def test(made: Scene) -> None:
-        job = await made.resolved(Options(1, output=str(tmp_path / "out")))
+        job = await made.resolved(JobOptions(1, output=str(tmp_path / "out")))
         with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             failed = asyncio.Event()
@@ -125,7 +125,7 @@ def test_webhook_of_a_job_that_ended_as_the_operator_died_is_told_by_the_next(tm
     async def run() -> None:
         async def webhook(url: str) -> None:
             async with opened(tmp_path) as first:
-                jobs.append((await first.ended(await first.resolved(Options(1, webhook=url)))).id)
+                jobs.append((await first.ended(await first.resolved(JobOptions(1, webhook=url)))).id)
             second = await stack.enter_async_context(opened(tmp_path))
             await second.completion.startup()
 
@@ -141,7 +141,7 @@ def test_webhook_is_told_of_a_job_with_numbers_of_any_size(tmp_path: Path) -> No
     async def run() -> None:
         async def webhook(url: str) -> None:
             made = await stack.enter_async_context(opened(tmp_path))
-            made.completion.notify_end(await made.ended(await made.resolved(Options(1, {"n": 10**40}, webhook=url))))
+            made.completion.notify_end(await made.ended(await made.resolved(JobOptions(1, {"n": 10**40}, webhook=url))))
 
         async with AsyncExitStack() as stack:
             body = json.loads(await told(tmp_path, webhook))

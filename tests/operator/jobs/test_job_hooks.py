@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from cortex.errors import ConflictError
-from cortex.jobs.lease_expiry import UNHEARD
-from cortex.jobs.queue import LEASE_S
-from cortex.jobs.spec import JobOrigin, NewBatch, Options
+from cortex.jobs.batch_queue import LEASE_S
+from cortex.jobs.lease_expiry import NO_RENEWAL
+from cortex.jobs.spec import JobOptions, JobOrigin, NewBatch
 from cortex.jobs.store import JobStore
 from cortex.operator.jobs.dispatcher import CompletionHooks, HookLost, HookOutcome
 from harness.jobs.opened_store import opened_store
@@ -24,7 +24,7 @@ Test = Callable[[JobStore, str], Awaitable[None]]
 def scene(test: Test, folder: Path) -> None:
     async def run() -> None:
         async with opened_store(folder) as store:
-            job = await store.create(ORIGIN, Options(workers=2), {}, [NewBatch(1, b"[1]")])
+            job = await store.create(ORIGIN, JobOptions(workers=2), {}, [NewBatch(1, b"[1]")])
             await test(store, job.id)
 
     asyncio.run(run())
@@ -112,7 +112,7 @@ def test_process_that_is_not_heard_of_makes_way_for_another(tmp_path: Path) -> N
         assert not waiting.done()
         now += 1
         hooks.expire()
-        assert await waiting == HookLost(UNHEARD)
+        assert await waiting == HookLost(NO_RENEWAL)
         again = await begun(hooks, job)
         assert await hooks.take(job, "w2", 8)
         with pytest.raises(ConflictError):

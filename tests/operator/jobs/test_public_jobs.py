@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cortex.jobs.spec import DelimitedFiles, FilePathLister, ItemList, Options, Submission
+from cortex.jobs.spec import DelimitedFiles, FilePathLister, ItemList, JobOptions, Submission
 from cortex.operator.jobs.service import disallowed_paths
 
 
 def disallowed(*paths: str, folders: tuple[str, ...] = (), output: str | None = None) -> list[str]:
     source = FilePathLister(paths, 1) if paths else ItemList([1], 1)
-    return list(disallowed_paths(Submission(source, Options(workers=1, output=output)), folders))
+    return list(disallowed_paths(Submission(source, JobOptions(workers=1, output=output)), folders))
 
 
 @pytest.mark.parametrize("path", ["s3://bucket/data", "gs://bucket/etc/", "/data/images", "/data/", "/data/a/b.json"])
@@ -40,5 +40,5 @@ def test_the_whole_disk_can_be_opened() -> None:
 
 def test_the_section_is_named() -> None:
     source = DelimitedFiles(("/etc/passwd",), 1)
-    (message,) = disallowed_paths(Submission(source, Options(workers=1)), ())
+    (message,) = disallowed_paths(Submission(source, JobOptions(workers=1)), ())
     assert message.startswith("delimited_files: ")

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cortex.config.schema import Api
+from cortex.jobs.schedule_state import read_schedules
 from cortex.lifecycle import JobStatus
 from harness import TESTS
 from harness.jobs.scheduled import Scene, scene, task_api
@@ -109,7 +110,7 @@ def test_each_api_has_its_own_schedule_and_one_without_is_left_alone(tmp_path: P
         assert record is not None and await made.schedules.describe(record) is None
         made.apis.write([], ["one"])
         await made.submit_due()
-        assert set(await made.store.ticks()) == {"two"}
+        assert set(await made.store.read(read_schedules)) == {"two"}
 
     play(tmp_path, test)
 
@@ -174,7 +175,7 @@ def test_what_fails_for_now_is_tried_again_and_nothing_is_lost(tmp_path: Path) -
         made.deploy(batch_api(submission))
         clock.now = NOON + 60
         await made.submit_due()
-        ticks = (await made.store.ticks())["sum"]
+        ticks = (await made.store.read(read_schedules))["sum"]
         assert ticks.error and ticks.handled_at == NOON
         blocked.unlink()
         await made.submit_due()
@@ -182,7 +183,7 @@ def test_what_fails_for_now_is_tried_again_and_nothing_is_lost(tmp_path: Path) -
         clock.now += 11
         await made.submit_due()
         assert await made.runs("sum") == [NOON + 60]
-        assert (await made.store.ticks())["sum"].error == ""
+        assert (await made.store.read(read_schedules))["sum"].error == ""
 
     play(tmp_path, test)
 
@@ -209,7 +210,7 @@ def test_a_job_of_many_batches_comes_with_its_run_or_not_at_all(tmp_path: Path) 
         await made.submit_due()
         (job,) = await made.submitted("sum")
         assert job.counts.batches == 2500
-        assert (await made.store.ticks())["sum"].last_job_id == job.id
+        assert (await made.store.read(read_schedules))["sum"].last_job_id == job.id
 
     play(tmp_path, test)
 

@@ -12,7 +12,7 @@ from cortex.operator.monitoring.drift import parse_baseline
 from cortex.operator.monitoring.feedback import as_text, parse_feedback, score
 from cortex.replica.prediction_series import bucket_of
 from cortex.replica.predictions import class_hash
-from cortex.state.predictions import MAX_ERROR, Truth
+from cortex.state.predictions import MAX_ERROR, GroundTruth
 
 HOUR = 487_000
 ID = f"{HOUR * 3_600_000 + 5}-7-1"
@@ -67,11 +67,11 @@ def test_scores_classes_as_right_or_wrong() -> None:
 
     scored = score({ID: "cat", "x": "cat", "unknown": "cat"}, predictions, now=lambda: (HOUR + 3) * 3600.0)
 
-    assert scored == [Truth(ID, HOUR, predictions[ID], 0.0), Truth("x", HOUR + 3, predictions["x"], 1.0)]
+    assert scored == [GroundTruth(ID, HOUR, predictions[ID], 0.0), GroundTruth("x", HOUR + 3, predictions["x"], 1.0)]
 
 
 def test_scores_numbers_by_their_error() -> None:
-    assert score({ID: 2.5}, {ID: as_text(2.0)}, now=lambda: 0.0) == [Truth(ID, HOUR, "2.0", -0.5)]
+    assert score({ID: 2.5}, {ID: as_text(2.0)}, now=lambda: 0.0) == [GroundTruth(ID, HOUR, "2.0", -0.5)]
     assert score({ID: -1.7e308}, {ID: as_text(1.7e308)}, now=lambda: 0.0)[0].error == MAX_ERROR
 
 

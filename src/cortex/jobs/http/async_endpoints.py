@@ -16,8 +16,8 @@ from starlette.responses import Response
 
 from cortex.errors import CortexError, InputError
 from cortex.jobs.http.gateway_routes import API_HEADER, JOB_HEADER, GatewayRoutes, MethodNotAllowedError
-from cortex.jobs.intake.request_body import Memory, read_body
-from cortex.jobs.workload import Workload, WorkloadView
+from cortex.jobs.intake.request_body import RequestMemory, read_body
+from cortex.jobs.spec import Workload, WorkloadView
 from cortex.lifecycle import WorkloadStatus
 from cortex.telemetry import Logger
 
@@ -55,7 +55,7 @@ class AsyncRoutes(GatewayRoutes):
     def __init__(self, workloads: WorkloadsPort, logger: Logger) -> None:
         super().__init__(logger)
         self._workloads = workloads
-        self._memory = Memory()
+        self._memory = RequestMemory()
         self._waiting = 0
 
     async def _answer(self, request: Request) -> Response:
@@ -68,7 +68,7 @@ class AsyncRoutes(GatewayRoutes):
             raise MethodNotAllowedError(request.method, "POST", ", and GET with the id of a workload behind")
         raise MethodNotAllowedError(request.method, "GET")
 
-    def _refusal(self, request: Request, error: CortexError) -> Response:
+    def _error_response(self, request: Request, error: CortexError) -> Response:
         return Response(f"error: {error}", error.http_status, media_type="text/plain")
 
     async def _submit(self, request: Request, api: str) -> uuid.UUID:

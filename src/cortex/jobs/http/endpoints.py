@@ -17,9 +17,8 @@ from cortex.errors import CortexError, InputError, SubmissionError
 from cortex.jobs.http.gateway_routes import API_HEADER, JOB_HEADER, GatewayRoutes, MethodNotAllowedError
 from cortex.jobs.http.view import JobView, job_json, submitted_json
 from cortex.jobs.intake.items import split_lines
-from cortex.jobs.intake.request_body import Memory, read_body
-from cortex.jobs.intake.submission import SubmissionLimits, parse_upload
-from cortex.jobs.intake.task_submission import parse_body
+from cortex.jobs.intake.request_body import RequestMemory, read_body
+from cortex.jobs.intake.submission import SubmissionLimits, parse_body, parse_upload
 from cortex.jobs.spec import JobRecord, Submission
 from cortex.telemetry import Logger
 
@@ -57,13 +56,13 @@ class JobsPort(Protocol):
     def limits(self, api: str) -> SubmissionLimits: ...
 
 
-class UserRoutes(GatewayRoutes):
+class JobRoutes(GatewayRoutes):
     """The ASGI application of them."""
 
     def __init__(self, jobs: JobsPort, logger: Logger) -> None:
         super().__init__(logger)
         self._jobs = jobs
-        self._memory = Memory()
+        self._memory = RequestMemory()
 
     async def _answer(self, request: Request) -> Response:
         api = request.headers[API_HEADER]
@@ -82,7 +81,7 @@ class UserRoutes(GatewayRoutes):
                 return answer({"message": f"stopped job {job_id}"})
         raise MethodNotAllowedError(request.method, "GET, DELETE" if job_id else "POST, GET, DELETE")
 
-    def _refusal(self, request: Request, error: CortexError) -> Response:
+    def _error_response(self, request: Request, error: CortexError) -> Response:
         body = {
             "kind": error.code,
             "message": str(error),
@@ -92,14 +91,18 @@ class UserRoutes(GatewayRoutes):
         return answer(body, error.http_status)
 
 
-async def submit(request: Request, jobs: JobsPort, api: str, memory: Memory, *, is_trusted: bool = False) -> JobRecord:
+async def submit(
+    request: Request, jobs: JobsPort, api: str, memory: RequestMemory, *, is_trusted: bool = False
+) -> JobRecord:
     """Submit the job of a request's body. Raises: CortexError, ClientDisconnect; then nothing is stored."""
     with memory.share() as share:
         submission, items = await _read_submission(request, jobs.limits(api), share.take)
         return await jobs.submit(api, submission, items, is_trusted=is_trusted)
 
 
-async def dry_run(request: Request, jobs: JobsPort, api: str, memory: Memory, *, is_trusted: bool = False) -> Response:
+async def dry_run(
+    request: Request, jobs: JobsPort, api: str, memory: RequestMemory, *, is_trusted: bool = False
+) -> Response:
     """Say what a submission would read, as lines of text; what is wrong with it is text too."""
     try:
         limits = jobs.limits(api)

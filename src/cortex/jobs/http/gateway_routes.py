@@ -1,23 +1,26 @@
-"""What all routes that callers reach through the gateway have in common: they answer whatever goes wrong."""
+"""ASGI application on the jobs socket, and the base class of the routes that clients reach through the gateway."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cortex.errors import CortexError, InputError
 from cortex.telemetry import Logger
 
-#: What the gateway tells of a request: its API, and the job where the path names one.
+#: Headers that the gateway sets on every request: the API, and the job or workload if the path names one.
 API_HEADER = "x-cortex-api"
 JOB_HEADER = "x-cortex-job"
 
+_API_HEADER = API_HEADER.encode()
+
 
 class MethodNotAllowedError(InputError):
-    """A path has no such verb; `hint` goes on where `allowed` ends."""
+    """A path does not support a method; `hint` follows the list of `allowed` methods."""
 
     code = "method_not_allowed"
     http_status = 405
@@ -28,7 +31,7 @@ class MethodNotAllowedError(InputError):
 
 
 class GatewayRoutes(ABC):
-    """An ASGI application that answers every request, whatever goes wrong."""
+    """ASGI application that answers every request, whatever error occurs."""
 
     def __init__(self, logger: Logger) -> None:
         self._logger = logger
@@ -41,14 +44,14 @@ class GatewayRoutes(ABC):
         except ClientDisconnect:
             return
         except CortexError as error:
-            response = self._refused(request, error)
+            response = self._error(request, error)
         except Exception as error:
             self._logger.error("request failed", exc_info=error, method=request.method, path=request.url.path)
-            response = self._refused(request, CortexError("internal error; the operator's log has the details"))
+            response = self._error(request, CortexError("internal error; the operator's log has the details"))
         await response(scope, receive, send)
 
-    def _refused(self, request: Request, error: CortexError) -> Response:
-        response = self._refusal(request, error)
+    def _error(self, request: Request, error: CortexError) -> Response:
+        response = self._error_response(request, error)
         if isinstance(error, MethodNotAllowedError):
             response.headers["allow"] = error.allowed
         if error.http_status == 503:
@@ -60,5 +63,19 @@ class GatewayRoutes(ABC):
         """Answer. Raises: CortexError, ClientDisconnect."""
 
     @abstractmethod
-    def _refusal(self, request: Request, error: CortexError) -> Response:
-        """Say what is wrong, in the form of these routes."""
+    def _error_response(self, request: Request, error: CortexError) -> Response:
+        """Return the response for an error, in the format of these routes."""
+
+
+def create_jobs_app(jobs: ASGIApp, workloads: ASGIApp, workers: ASGIApp, is_async: Callable[[str], bool]) -> ASGIApp:
+    """Return the application that routes requests to jobs, to workloads of AsyncAPIs, and to job workers."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        # The gateway sets the header on everything it sends, so clients can't reach the routes of workers.
+        api = next((value.decode("latin-1") for name, value in scope["headers"] if name == _API_HEADER), None)
+        route = workers if api is None else workloads if is_async(api) else jobs
+        await route(scope, receive, send)
+
+    return app

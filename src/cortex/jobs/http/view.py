@@ -12,12 +12,10 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from cortex.jobs.spec import JobRecord
+from cortex.jobs.spec import SCHEDULED_FOR, JobRecord
 
 Json = dict[str, Any]
 
-#: In the stored source of a job: when a schedule was due that submitted it, UNIX seconds.
-SCHEDULED_FOR = "scheduled_for"
 #: What is not said of a task: it has no items, and so no batches.
 _OF_BATCHES = (
     *("batch_timeout", "isolate_failures", "output", "sqs_dead_letter_queue", "source", "sqs_url", "total_batch_count"),

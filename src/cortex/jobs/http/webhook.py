@@ -33,7 +33,7 @@ def retry_delays() -> tuple[float, ...]:
     return (2.0, 10.0, 60.0, 240.0, 600.0)
 
 
-async def tell(url: str, body: bytes, job_id: str, timeout_s: float = TIMEOUT_S) -> None:
+async def send_webhook(url: str, body: bytes, job_id: str, timeout_s: float = TIMEOUT_S) -> None:
     """POST a job's JSON to `url`, once; redirects are not followed, any 2xx is success.
 
     Raises: WebhookError.

@@ -15,8 +15,16 @@ from typing import Any, TypeVar
 import orjson
 
 from cortex.errors import InputError
-from cortex.jobs.exchange import Exchanged, Renewed, Stop
-from cortex.jobs.spec import Assignment, BatchFailure, Lease, LeasedBatch, Report
+from cortex.jobs.spec import (
+    Assignment,
+    BatchFailure,
+    ExchangeReply,
+    Lease,
+    LeasedBatch,
+    RenewalReply,
+    Report,
+    StopSignal,
+)
 
 #: A longer body is refused with 413: a worker splits what it has to report.
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -26,14 +34,14 @@ _MAX_INT = 2**53
 _T = TypeVar("_T")
 
 
-class WireError(InputError):
+class WorkerMessageError(InputError):
     """A body of a worker route is not what it should be."""
 
     code = "bad_wire"
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeRequest:
     """A worker's reports, and how much it wants next."""
 
     pid: int
@@ -45,7 +53,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Renewal:
+class RenewalRequest:
     """The leases that a worker still works on."""
 
     pid: int
@@ -54,7 +62,7 @@ class Renewal:
 
 
 @dataclass(frozen=True)
-class HookDone:
+class HookReport:
     """What became of `on_job_complete`."""
 
     pid: int
@@ -74,26 +82,26 @@ def parse_join(body: bytes) -> int:
     return _integer(_object(body), "pid")
 
 
-def write_joined(answer: Assignment | Stop | None) -> bytes:
+def write_joined(answer: Assignment | StopSignal | None) -> bytes:
     """Give a job, dismiss the worker, or (None) let it ask again."""
     if answer is None:
         return b"{}"
-    if isinstance(answer, Stop):
+    if isinstance(answer, StopSignal):
         return b'{"stop":true}'
     # Rare, and more faithful than orjson to what a configuration may hold: NaN, integers of more than 64 bits.
     return json.dumps({"job": asdict(answer)}).encode()
 
 
-def parse_joined(body: bytes) -> Assignment | Stop | None:
+def parse_joined(body: bytes) -> Assignment | StopSignal | None:
     """Read the answer to `write_join`."""
     try:
         data = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise WireError(f"the body is not JSON: {error}") from None
+        raise WorkerMessageError(f"the body is not JSON: {error}") from None
     if not isinstance(data, dict):
-        raise WireError("the body is not a JSON object")
+        raise WorkerMessageError("the body is not a JSON object")
     if data.get("stop"):
-        return Stop()
+        return StopSignal()
     if "job" not in data:
         return None
     job = _take(data, "job", dict)
@@ -108,7 +116,7 @@ def parse_joined(body: bytes) -> Assignment | Stop | None:
     )
 
 
-def write_exchange(exchange: Exchange) -> bytes:
+def write_exchange(exchange: ExchangeRequest) -> bytes:
     """Report, and ask for the next lease."""
     head = {
         "pid": exchange.pid,
@@ -123,17 +131,17 @@ def write_exchange(exchange: Exchange) -> bytes:
     return b"\n".join(lines)
 
 
-def parse_exchange(body: bytes) -> Exchange:
+def parse_exchange(body: bytes) -> ExchangeRequest:
     """Read what `write_exchange` wrote."""
     first, *rest = body.split(b"\n")
     head = _object(first)
     heads = _objects(head, "reports")
     spoken_of = sum(_integer(item, "results") for item in heads)
     if spoken_of != len(rest):
-        raise WireError(f"reports speak of {spoken_of} lines of results, {len(rest)} came")
+        raise WorkerMessageError(f"reports speak of {spoken_of} lines of results, {len(rest)} came")
     lines = iter(rest)
     reports = tuple(_report(item, lines) for item in heads)
-    return Exchange(
+    return ExchangeRequest(
         pid=_integer(head, "pid"),
         job_id=_take(head, "job", str),
         reports=reports,
@@ -143,7 +151,7 @@ def parse_exchange(body: bytes) -> Exchange:
     )
 
 
-def write_exchanged(answer: Exchanged) -> bytes:
+def write_exchanged(answer: ExchangeReply) -> bytes:
     """Answer reports."""
     batches = answer.lease.batches if answer.lease else ()
     head = {
@@ -156,12 +164,12 @@ def write_exchanged(answer: Exchanged) -> bytes:
     return b"\n".join([orjson.dumps(head), *(_line(batch.payload) for batch in batches)])
 
 
-def parse_exchanged(body: bytes) -> Exchanged:
+def parse_exchanged(body: bytes) -> ExchangeReply:
     """Read the answer to `write_exchange`."""
     first, *payloads = body.split(b"\n")
     head = _object(first)
     hook = head.get("hook")
-    return Exchanged(
+    return ExchangeReply(
         lease=None if head.get("lease") is None else _lease(_take(head, "lease", dict), payloads),
         lost=_strings(head, "lost"),
         is_done=_take(head, "done", bool),
@@ -170,29 +178,29 @@ def parse_exchanged(body: bytes) -> Exchanged:
     )
 
 
-def write_renew(renewal: Renewal) -> bytes:
+def write_renew(renewal: RenewalRequest) -> bytes:
     """Ask to keep leases."""
     return orjson.dumps({"pid": renewal.pid, "tokens": renewal.tokens, "all": renewal.is_all})
 
 
-def parse_renew(body: bytes) -> Renewal:
+def parse_renew(body: bytes) -> RenewalRequest:
     """Read what `write_renew` wrote."""
     data = _object(body)
-    return Renewal(_integer(data, "pid"), _strings(data, "tokens"), data.get("all") is True)
+    return RenewalRequest(_integer(data, "pid"), _strings(data, "tokens"), data.get("all") is True)
 
 
-def write_renewed(answer: Renewed) -> bytes:
+def write_renewed(answer: RenewalReply) -> bytes:
     """Answer a renewal."""
     return orjson.dumps({"lost": answer.lost, "stop": answer.stop})
 
 
-def parse_renewed(body: bytes) -> Renewed:
+def parse_renewed(body: bytes) -> RenewalReply:
     """Read the answer to `write_renew`."""
     data = _object(body)
-    return Renewed(_strings(data, "lost"), _take(data, "stop", bool))
+    return RenewalReply(_strings(data, "lost"), _take(data, "stop", bool))
 
 
-def write_hook(done: HookDone) -> bytes:
+def write_hook(done: HookReport) -> bytes:
     """Tell what became of `on_job_complete`."""
     data = {"pid": done.pid, "job": done.job_id, "token": done.token}
     if done.error is not None:
@@ -200,12 +208,12 @@ def write_hook(done: HookDone) -> bytes:
     return _dumps(data)
 
 
-def parse_hook(body: bytes) -> HookDone:
+def parse_hook(body: bytes) -> HookReport:
     """Read what `write_hook` wrote."""
     data = _object(body)
     error = None if data.get("error") is None else _take(data, "error", str)
     traceback = "" if data.get("traceback") is None else _take(data, "traceback", str)
-    return HookDone(_integer(data, "pid"), _take(data, "job", str), _take(data, "token", str), error, traceback)
+    return HookReport(_integer(data, "pid"), _take(data, "job", str), _take(data, "token", str), error, traceback)
 
 
 def _report_head(report: Report) -> dict[str, Any]:
@@ -233,19 +241,19 @@ def _report(head: dict[str, Any], lines: Iterator[bytes]) -> Report:
 def _result(line: bytes) -> tuple[int, bytes]:
     seq, space, value = line.partition(b" ")
     if not (space and value and seq.isdigit() and len(seq) <= 16):
-        raise WireError("a line of results is not `<seq> <json>`")
+        raise WorkerMessageError("a line of results is not `<seq> <json>`")
     return int(seq), value
 
 
 def _require_ascending(seqs: Sequence[int], upto: int) -> None:
     if any(later <= earlier for earlier, later in zip(seqs, seqs[1:], strict=False)) or (seqs and seqs[-1] > upto):
-        raise WireError(f"batches of a report must ascend, up to {upto}")
+        raise WorkerMessageError(f"batches of a report must ascend, up to {upto}")
 
 
 def _lease(data: dict[str, Any], payloads: Sequence[bytes]) -> Lease:
     seqs = _take(data, "seqs", list)
     if len(seqs) != len(payloads):
-        raise WireError(f"a lease of {len(seqs)} batches came with {len(payloads)} payloads")
+        raise WorkerMessageError(f"a lease of {len(seqs)} batches came with {len(payloads)} payloads")
     for seq in seqs:
         _require_integer("seqs", seq)
     return Lease(_take(data, "token", str), tuple(map(LeasedBatch, seqs, payloads)))
@@ -253,7 +261,7 @@ def _lease(data: dict[str, Any], payloads: Sequence[bytes]) -> Lease:
 
 def _line(value: bytes) -> bytes:
     if b"\n" in value:
-        raise WireError("a payload or result has a line break in it")
+        raise WorkerMessageError("a payload or result has a line break in it")
     return value
 
 
@@ -276,16 +284,16 @@ def _object(body: bytes) -> dict[str, Any]:
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise WireError(f"the body is not JSON: {error}") from None
+        raise WorkerMessageError(f"the body is not JSON: {error}") from None
     if not isinstance(data, dict):
-        raise WireError("the body is not a JSON object")
+        raise WorkerMessageError("the body is not a JSON object")
     return data
 
 
 def _take(data: dict[str, Any], key: str, kind: type[_T]) -> _T:
     value = data.get(key)
     if not isinstance(value, kind):
-        raise WireError(f"{key}: {kind.__name__} expected, got {type(value).__name__}")
+        raise WorkerMessageError(f"{key}: {kind.__name__} expected, got {type(value).__name__}")
     return value
 
 
@@ -295,26 +303,26 @@ def _integer(data: dict[str, Any], key: str) -> int:
 
 def _require_integer(key: str, value: Any) -> int:
     if type(value) is not int or not 0 <= value < _MAX_INT:  # a bool is an int
-        raise WireError(f"{key}: a number of things expected, got {str(value)[:50]}")
+        raise WorkerMessageError(f"{key}: a number of things expected, got {str(value)[:50]}")
     return value
 
 
 def _number(data: dict[str, Any], key: str) -> float:
     value: Any = data.get(key)
     if type(value) not in (int, float) or not 0 <= value < _MAX_INT:
-        raise WireError(f"{key}: a number of seconds expected, got {str(value)[:50]}")
+        raise WorkerMessageError(f"{key}: a number of seconds expected, got {str(value)[:50]}")
     return float(value)
 
 
 def _strings(data: dict[str, Any], key: str) -> tuple[str, ...]:
     values = _take(data, key, list)
     if not all(isinstance(value, str) for value in values):
-        raise WireError(f"{key}: strings expected")
+        raise WorkerMessageError(f"{key}: strings expected")
     return tuple(values)
 
 
 def _objects(data: dict[str, Any], key: str) -> list[dict[str, Any]]:
     values = _take(data, key, list)
     if not all(isinstance(value, dict) for value in values):
-        raise WireError(f"{key}: objects expected")
+        raise WorkerMessageError(f"{key}: objects expected")
     return values

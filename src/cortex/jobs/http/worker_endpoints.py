@@ -15,9 +15,8 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from cortex.errors import CortexError, NotFoundError, TooLargeError, UnauthorizedError
-from cortex.jobs.exchange import Exchanged, Renewed, Stop
 from cortex.jobs.http import wire
-from cortex.jobs.spec import Assignment, Report
+from cortex.jobs.spec import Assignment, ExchangeReply, RenewalReply, Report, StopSignal
 from cortex.telemetry import Logger
 
 PREFIX = "/worker/"
@@ -28,7 +27,7 @@ MAX_WAIT_S = 20.0
 class WorkersPort(Protocol):
     """What these routes need; all of it raises NotFoundError for an unknown worker, ConflictError for an old pid."""
 
-    async def join(self, worker: str, pid: int, wait_s: float) -> Assignment | Stop | None: ...
+    async def join(self, worker: str, pid: int, wait_s: float) -> Assignment | StopSignal | None: ...
 
     async def exchange(
         self,
@@ -39,9 +38,9 @@ class WorkersPort(Protocol):
         max_batches: int,
         max_bytes: int,
         wait_s: float,
-    ) -> Exchanged: ...
+    ) -> ExchangeReply: ...
 
-    async def renew(self, worker: str, pid: int, tokens: Sequence[str], is_all: bool = False) -> Renewed: ...
+    async def renew(self, worker: str, pid: int, tokens: Sequence[str], is_all: bool = False) -> RenewalReply: ...
 
     async def hook_done(
         self, worker: str, pid: int, job_id: str, token: str, error: str | None, traceback: str

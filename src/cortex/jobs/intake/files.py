@@ -1,24 +1,27 @@
-"""Makes batches of files: of their paths, or of the JSON values in them, streamed in bounded memory.
+"""Batches of a job's files: list them, read the JSON values in them in bounded memory, and store the batches.
 
-A listing of 20,000 small files is read some files ahead, in the order of the listing; large ones piece by piece.
+Small files (of a listing of 20,000, say) are read ahead, in the order of the listing; large files piece by piece.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import orjson
 
-from cortex.errors import StorageError, SubmissionError
+from cortex.errors import ConflictError, InputError, NotFoundError, StorageError, SubmissionError
 from cortex.jobs.intake.globs import Globs
-from cortex.jobs.intake.gzip_stream import Unpacker, is_packed
-from cortex.jobs.intake.items import Batcher
+from cortex.jobs.intake.gzip_stream import GzipStream, is_packed
+from cortex.jobs.intake.items import BatchBuilder
 from cortex.jobs.intake.json_stream import JsonStream
-from cortex.jobs.spec import DelimitedFiles, FilePathLister, NewBatch
+from cortex.jobs.spec import DelimitedFiles, FilePathLister, JobRecord, NewBatch
+from cortex.jobs.store import JobStore
+from cortex.lifecycle import JobStatus
 from cortex.storage.listing import walk_prefix
 from cortex.storage.local_files import CIRCLE
 from cortex.storage.objects import StoredObject, flaw_of_name, printable
@@ -63,7 +66,7 @@ async def located_batches(
     source: FilePathLister, environ: Mapping[str, str], max_bytes: int
 ) -> AsyncGenerator[tuple[str, list[NewBatch]], None]:
     """Yield what `batches_of` does, with the path of the file that the last item is of."""
-    batcher = Batcher(source.batch_size, max_bytes)
+    batcher = BatchBuilder(source.batch_size, max_bytes)
     path = ""
     if isinstance(source, DelimitedFiles):
         reading = _Reading(ObjectReader(environ), batcher, max_bytes)
@@ -152,7 +155,7 @@ class _Reading:
     """Reads files and puts the values in them into batches."""
 
     reader: ObjectReader
-    batcher: Batcher
+    batcher: BatchBuilder
     max_bytes: int
     _ahead: deque[tuple[_File, asyncio.Task[bytes] | None]] = field(default_factory=deque)
 
@@ -189,7 +192,7 @@ class _Reading:
             self._ahead.popleft()
             yield path, self.batcher.add(stream.feed(content) + stream.end())
             return
-        unpacker = Unpacker(printable(path))
+        unpacker = GzipStream(printable(path))
         self._ahead.popleft()
         async with aclosing(self.reader.chunks(path)) as pieces:
             async for piece in pieces:
@@ -202,3 +205,71 @@ class _Reading:
 
     def _fill(self, stream: JsonStream, piece: bytes) -> list[NewBatch]:
         return self.batcher.add(stream.feed(piece))
+
+
+_PORTION = 1000
+_PORTION_BYTES = 2 * 1024 * 1024
+_LOG_EVERY_S = 5.0
+
+
+async def enqueue_files(
+    store: JobStore,
+    job: JobRecord,
+    source: FilePathLister,
+    environ: Mapping[str, str],
+    max_batch_bytes: int,
+    log: Callable[[str], None],
+) -> None:
+    """Store the batches of a job's files, whatever of them is there already, and open it to workers.
+
+    What is wrong with the files ends the job as `enqueue_failed`; that it was ended meanwhile ends this, too.
+    """
+    try:
+        await store.reset_batches(job.id)
+        count = await _add(store, job.id, source, environ, max_batch_bytes, log)
+        finished = await store.finish_enqueuing(job.id)
+        log(f"enqueued {count:,} batches" if count else f"enqueuing failed: {finished.message}")
+    except (ConflictError, NotFoundError) as error:
+        log(f"enqueuing ended early: {error}")
+    except (StorageError, InputError) as error:
+        await store.change(job.id, JobStatus.ENQUEUE_FAILED, str(error))
+        log(f"enqueuing failed: {error}")
+
+
+async def _add(
+    store: JobStore,
+    job_id: str,
+    source: FilePathLister,
+    environ: Mapping[str, str],
+    max_bytes: int,
+    log: Callable[[str], None],
+) -> int:
+    waiting: list[NewBatch] = []
+    size_bytes = count = 0
+    told_at = time.monotonic()
+    storing: asyncio.Task[None] | None = None
+    try:
+        async with aclosing(located_batches(source, environ, max_bytes)) as found:
+            async for path, batches in found:
+                for batch in batches:
+                    waiting.append(batch)
+                    size_bytes += len(batch.payload)
+                    if len(waiting) >= _PORTION or size_bytes >= _PORTION_BYTES:
+                        if storing is not None:
+                            await storing
+                        # Stored while more is being read.
+                        storing = asyncio.create_task(store.add_batches(job_id, waiting))
+                        count += len(waiting)
+                        waiting, size_bytes = [], 0
+                if count and time.monotonic() - told_at >= _LOG_EVERY_S:
+                    told_at = time.monotonic()
+                    log(f"enqueued {count:,} batches so far ({path})")
+        if storing is not None:
+            await storing
+        if waiting:
+            await store.add_batches(job_id, waiting)
+        return count + len(waiting)
+    finally:
+        if storing is not None:
+            # Nothing of this is under way any more once it is over.
+            await asyncio.gather(storing, return_exceptions=True)

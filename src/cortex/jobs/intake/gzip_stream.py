@@ -18,7 +18,7 @@ def is_packed(data: bytes) -> bool:
     return data.startswith(_MAGIC)
 
 
-class Unpacker:
+class GzipStream:
     """Takes one file's bytes, piece by piece; a file is gzip if it begins like one. `name` is for messages."""
 
     def __init__(self, name: str) -> None:

@@ -45,7 +45,7 @@ async def split_lines(chunks: AsyncIterator[bytes], batch_size: int, max_bytes: 
     Raises: SubmissionError, naming the line that is no JSON, or too large.
     """
     lines = _Lines(max_bytes)
-    batcher = Batcher(batch_size, max_bytes)
+    batcher = BatchBuilder(batch_size, max_bytes)
     async for piece in _pieces(chunks):
         batches = await asyncio.to_thread(_batches_of, piece, lines, batcher)
         for first in range(0, len(batches), _PORTION):
@@ -54,11 +54,11 @@ async def split_lines(chunks: AsyncIterator[bytes], batch_size: int, max_bytes: 
         yield batches
 
 
-def _batches_of(piece: bytes, lines: _Lines, batcher: Batcher) -> list[NewBatch]:
+def _batches_of(piece: bytes, lines: _Lines, batcher: BatchBuilder) -> list[NewBatch]:
     return batcher.add(lines.feed(piece))
 
 
-class Batcher:
+class BatchBuilder:
     """Puts values in a row into batches."""
 
     def __init__(self, batch_size: int, max_bytes: int) -> None:

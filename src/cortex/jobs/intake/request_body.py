@@ -13,16 +13,16 @@ from cortex.errors import BusyError, TooLargeError
 MAX_HELD_BYTES = 128 * 1024 * 1024
 
 
-class Memory:
+class RequestMemory:
     """What may be held of bodies at a time, over all requests; one that is alone may be larger."""
 
     def __init__(self, max_bytes: int = MAX_HELD_BYTES) -> None:
         self._max_bytes = max_bytes
         self._held = 0
 
-    def share(self) -> Share:
+    def share(self) -> MemoryShare:
         """Return one request's part of it, a context manager that gives all back at its end."""
-        return Share(self)
+        return MemoryShare(self)
 
     def change(self, size_bytes: int, own: int) -> None:
         """Hold so much more, or less, for one that has `own` already. Raises: BusyError."""
@@ -32,10 +32,10 @@ class Memory:
         self._held += size_bytes
 
 
-class Share:
-    """One request's part of `Memory`."""
+class MemoryShare:
+    """One request's part of `RequestMemory`."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: RequestMemory) -> None:
         self._memory = memory
         self._bytes = 0
 
@@ -44,7 +44,7 @@ class Share:
         self._memory.change(size_bytes, self._bytes)
         self._bytes += size_bytes
 
-    def __enter__(self) -> Share:
+    def __enter__(self) -> MemoryShare:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -1,38 +1,211 @@
-"""Checks what a job's submission says: one error names every field that is wrong, each with its fix. Reads no storage.
+"""Validate submissions to BatchAPIs and TaskAPIs. One error lists every wrong field, each with its fix.
 
-Keys that nobody knows are ignored, as they always were, but named where one of them may be the key that is missing.
+Nothing here reads storage. Unknown keys are ignored, but an error names those that may be a misspelt missing key.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import orjson
+from pydantic_core import PydanticCustomError
 
-from cortex.config.values import problem, quote
+from cortex.config import values
+from cortex.config.values import nearest, problem, quote
 from cortex.errors import SubmissionError
-from cortex.jobs.intake.fields import Fields, a_flat_map, a_list, boolean, from_text, integer, seconds, text
 from cortex.jobs.intake.globs import GlobError, Globs, to_regex
 from cortex.jobs.intake.json_stream import reason, shown
-from cortex.jobs.intake.sources import source_from_json, source_to_json
-from cortex.jobs.spec import MAX_ATTEMPTS, DelimitedFiles, FilePathLister, ItemList, Options, Source, Submission, Upload
+from cortex.jobs.spec import (
+    MAX_ATTEMPTS,
+    DelimitedFiles,
+    FilePathLister,
+    ItemList,
+    JobOptions,
+    Source,
+    Submission,
+    TaskCall,
+    Upload,
+)
 
-__all__ = [
-    "SubmissionError",
-    "SubmissionLimits",
-    "load",
-    "parse_submission",
-    "parse_upload",
-    "source_from_json",
-    "source_to_json",
-    "timeout_of",
-    "webhook_of",
-]
+T = TypeVar("T")
+
+#: Levels of maps and lists in what is kept with a job; far below where Python's recursion ends.
+MAX_DEPTH = 100
+#: Workers get it with each job, and it is read again whenever the job is looked at.
+MAX_MAP_BYTES = 1024 * 1024
+#: A list of paths may have ten thousand mistakes; nobody reads more of them than this.
+_SHOWN_ELEMENTS = 10
+
+
+class SubmissionFields:
+    """The fields of one map. Reading one that is wrong adds to `problems` and returns None.
+
+    `name` is where the map is (`item_list`), empty for the whole body. Fields that are null were not given.
+    """
+
+    def __init__(self, data: Mapping[str, object], problems: list[str], name: str = "") -> None:
+        self.data = data
+        self._name = name
+        self.problems = problems
+        self.lacks_something = False
+
+    def __contains__(self, key: str) -> bool:
+        return self.data.get(key) is not None
+
+    def read(self, key: str, reader: Callable[[object], T], fix: str) -> T | None:
+        """Return a field's value, None if it isn't given; `fix` is what to write instead of a wrong one."""
+        value = self.data.get(key)
+        if value is None:
+            return None
+        try:
+            return reader(value)
+        except PydanticCustomError as error:
+            context = error.context or {}
+            for one in context.get("elements", [context]):
+                self.add(f"{key}{one.get('place', '')}", str(one.get("text")), str(one.get("fix") or fix))
+            return None
+
+    def require(self, key: str, reader: Callable[[object], T], fix: str) -> T | None:
+        """Return the value of a field that must be given."""
+        if key not in self:
+            self.lacks_something = True
+            self.add(key, "cannot be null" if key in self.data else "must be defined", fix)
+            return None
+        return self.read(key, reader, fix)
+
+    def section(
+        self, key: str, fix: str, reader: Callable[[object], dict[str, Any]] | None = None
+    ) -> SubmissionFields | None:
+        """Return the fields of a map inside this one."""
+        found = self.read(key, reader or a_map, fix)
+        return None if found is None else SubmissionFields(found, self.problems, self.path(key))
+
+    def add(self, key: str, message: str, fix: str) -> None:
+        """Note a mistake."""
+        self.problems.append(f"{self.path(key)}: {message}; {fix}")
+
+    def path(self, key: str) -> str:
+        """Return the full name of a field."""
+        return f"{self._name}.{key}" if self._name else key
+
+    def name_misspelt(self, known: Iterable[str]) -> None:
+        """Note the unknown keys that nearly are ones we know."""
+        names = set(known)
+        for key in self.data:
+            meant = None if key in names else nearest(key, names)
+            if meant is not None and meant not in self.data:
+                self.problems.append(f"{self.path(key)}: is not known; did you mean {quote(meant)}?")
+
+
+def integer(at_least: int, at_most: int) -> Callable[[object], int]:
+    """Make a reader of an integer in a range."""
+
+    def read(value: object) -> int:
+        if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+            raise problem(f"must be an integer (got {value!r})", f"write {int(value)}")
+        if isinstance(value, bool) or not isinstance(value, int):
+            digits = isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value)
+            raise problem(f"must be an integer (got {quote(value)})", f"write {value} without quotes" if digits else "")
+        if not at_least <= value <= at_most:
+            bound = f"at least {at_least:,}" if value < at_least else f"at most {at_most:,}"
+            raise problem(f"must be {bound} (got {value})")
+        return value
+
+    return read
+
+
+def seconds(value: object) -> float:
+    """Read a time above 0, in seconds or as `30s` or `5m`."""
+    found = values.duration_s(above=0)(value)
+    if not math.isfinite(found):
+        raise problem(f"must be finite (got {quote(value)})")
+    return found
+
+
+def boolean(value: object) -> bool:
+    """Read true or false."""
+    if not isinstance(value, bool):
+        raise problem(f"must be true or false (got {quote(value)})")
+    return value
+
+
+def a_map(value: object) -> dict[str, Any]:
+    """Read a map."""
+    if not isinstance(value, dict):
+        raise problem(f"must be a map (got {quote(value)})")
+    return value
+
+
+def a_flat_map(value: object) -> dict[str, Any]:
+    """Read a map that every part of cortex can walk through: one of a bounded depth and size."""
+    found = a_map(value)
+    level: list[Any] = [found]
+    for _ in range(MAX_DEPTH):
+        maps = [each for each in level if isinstance(each, dict)]
+        level = [item for each in level if isinstance(each, list) for item in each]
+        level += [item for each in maps for item in each.values()]
+    if any(isinstance(each, dict | list) for each in level):
+        raise problem(f"is nested deeper than {MAX_DEPTH} levels", "make it flatter, or send it as a string of JSON")
+    size = len(json.dumps(found))
+    if size > MAX_MAP_BYTES:
+        fix = "put it in a file or a bucket, and its path here"
+        raise problem(f"has {size:,} bytes as JSON, more than {MAX_MAP_BYTES:,}", fix)
+    return found
+
+
+def text(value: object) -> str:
+    """Read a string with something in it, without what no address or path has."""
+    if not isinstance(value, str):
+        raise problem(f"must be a string (got {quote(value)})")
+    if not value.strip():
+        raise problem("cannot be empty")
+    if "\0" in value or re.search(r"[\ud800-\udfff]", value):
+        raise problem("has a character in it that no path or address can have", "remove it")
+    return value
+
+
+def a_list(of: Callable[[object], T], least: int = 0) -> Callable[[object], list[T]]:
+    """Make a reader of a list; mistakes in it name their positions, the first few of them."""
+
+    def read(value: object) -> list[T]:
+        if not isinstance(value, list):
+            raise problem(f"must be a list (got {quote(value)})")
+        if len(value) < least:
+            raise problem("cannot be empty")
+        found: list[T] = []
+        wrong: list[dict[str, Any]] = []
+        for index, item in enumerate(value):
+            try:
+                found.append(of(item))
+            except PydanticCustomError as error:
+                wrong.append({**(error.context or {}), "place": f"[{index}]"})
+                if len(wrong) == _SHOWN_ELEMENTS:
+                    break
+        if wrong:
+            raise PydanticCustomError("value", "{text}", {**wrong[0], "elements": wrong})
+        return found
+
+    return read
+
+
+def from_text(value: str) -> object:
+    """Return what a value of a query means: JSON if it is any, else the text itself."""
+    try:
+        return json.loads(value, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(name)
+
 
 _SOURCES = ("item_list", "file_path_lister", "delimited_files")
 _OPTIONS = (
@@ -70,7 +243,7 @@ class SubmissionLimits:
 
 def parse_submission(data: bytes | Mapping[str, Any], limits: SubmissionLimits) -> Submission:
     """Read the body of a submission. Raises: SubmissionError."""
-    body = Fields(load(data, limits, _EXAMPLE) if isinstance(data, bytes) else data, [])
+    body = SubmissionFields(load(data, limits, _EXAMPLE) if isinstance(data, bytes) else data, [])
     options = _options(body)
     source = _source(body)
     return _finish(body, options, source)
@@ -79,7 +252,7 @@ def parse_submission(data: bytes | Mapping[str, Any], limits: SubmissionLimits) 
 def parse_upload(query: Mapping[str, str], limits: SubmissionLimits) -> Submission:
     """Read the options of a submission whose items follow as lines of JSON. Raises: SubmissionError."""
     given = {key: value if key in _TEXTS else from_text(value) for key, value in query.items()}
-    body = Fields(given, [])
+    body = SubmissionFields(given, [])
     options = _options(body)
     batch_size = _batch_size(body)
     return _finish(body, options, Upload(batch_size), (*_OPTIONS, "batch_size"))
@@ -87,14 +260,14 @@ def parse_upload(query: Mapping[str, str], limits: SubmissionLimits) -> Submissi
 
 def check_workers(workers: int) -> None:
     """Check the workers of a job that is run again. Raises: SubmissionError for what a submission can't have."""
-    body = Fields({"workers": workers}, [])
+    body = SubmissionFields({"workers": workers}, [])
     body.read("workers", *_WORKERS)
     if body.problems:
         raise SubmissionError("\n".join(body.problems))
 
 
 def _finish(
-    body: Fields, options: Options, source: Source | None, known: tuple[str, ...] = (*_OPTIONS, *_SOURCES)
+    body: SubmissionFields, options: JobOptions, source: Source | None, known: tuple[str, ...] = (*_OPTIONS, *_SOURCES)
 ) -> Submission:
     if body.lacks_something:
         body.name_misspelt(known)
@@ -135,7 +308,7 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
-def _options(body: Fields) -> Options:
+def _options(body: SubmissionFields) -> JobOptions:
     """Read how a job is run; what is wrong is in `body.problems` then, and something else in the result."""
     workers = body.require("workers", *_WORKERS)
     queue_fix = 'write "sqs_dead_letter_queue": {"arn": "…", "max_receive_count": 3}'
@@ -149,7 +322,7 @@ def _options(body: Fields) -> Options:
         if queue.lacks_something:
             queue.name_misspelt(("arn", "max_receive_count"))
     attempts = body.read("max_attempts", integer(1, _MAX_ATTEMPTS), 'write "max_attempts": 3')
-    return Options(
+    return JobOptions(
         workers=workers or 1,
         config=body.read("config", a_flat_map, 'write "config": {"key": "value"}'),
         timeout_s=timeout_of(body),
@@ -162,17 +335,17 @@ def _options(body: Fields) -> Options:
     )
 
 
-def timeout_of(body: Fields) -> int | None:
+def timeout_of(body: SubmissionFields) -> int | None:
     """Read how long the whole job may take, in seconds."""
     return body.read("timeout", integer(1, _MAX_SECONDS), 'write a number of seconds, such as "timeout": 3600')
 
 
-def webhook_of(body: Fields) -> str | None:
+def webhook_of(body: SubmissionFields) -> str | None:
     """Read the address that is told when the job is over."""
     return body.read("webhook", _webhook, 'write "webhook": "https://host/path"')
 
 
-def _source(body: Fields) -> Source | None:
+def _source(body: SubmissionFields) -> Source | None:
     given = [key for key in _SOURCES if key in body]
     if not given:
         body.lacks_something = True
@@ -190,7 +363,7 @@ def _source(body: Fields) -> Source | None:
     return found[0] if len(found) == 1 else None
 
 
-def _item_list(body: Fields) -> ItemList | None:
+def _item_list(body: SubmissionFields) -> ItemList | None:
     section = body.section("item_list", 'write "item_list": {"items": [1, 2], "batch_size": 1}')
     if section is None:
         return None
@@ -201,7 +374,7 @@ def _item_list(body: Fields) -> ItemList | None:
     return None if items is None else ItemList(items, batch_size)
 
 
-def _files(body: Fields, key: str) -> FilePathLister | None:
+def _files(body: SubmissionFields, key: str) -> FilePathLister | None:
     section = body.section(key, f'write "{key}": {{"s3_paths": ["s3://bucket/folder/"], "batch_size": 1}}')
     if section is None:
         return None
@@ -225,11 +398,11 @@ def _files(body: Fields, key: str) -> FilePathLister | None:
     return kind(tuple(paths), batch_size, globs["includes"], globs["excludes"])
 
 
-def _batch_size(section: Fields) -> int:
+def _batch_size(section: SubmissionFields) -> int:
     return section.read("batch_size", integer(1, _MAX_BATCH_SIZE), 'write "batch_size": 1') or 1
 
 
-def _globs(section: Fields, key: str) -> tuple[str, ...]:
+def _globs(section: SubmissionFields, key: str) -> tuple[str, ...]:
     found = section.read(key, a_list(_glob), f'write a list of globs, such as "{key}": ["**.json"]') or []
     try:
         Globs(found)
@@ -286,3 +459,30 @@ def _webhook(value: object) -> str:
     if not is_address or re.search(r"[\x00-\x20\x7f]", url):
         raise problem("must be an http:// or https:// address", fix)
     return url
+
+
+_TASK_EXAMPLE = '{"config": {"key": "value"}, "timeout": 3600}'
+
+
+def parse_body(data: bytes | Mapping[str, Any], limits: SubmissionLimits) -> Submission:
+    """Read a submission to an API of any kind that runs jobs. Raises: SubmissionError."""
+    return parse_task(data, limits) if limits.is_task else parse_submission(data, limits)
+
+
+def parse_task(data: bytes | Mapping[str, Any], limits: SubmissionLimits) -> Submission:
+    """Read a submission to a TaskAPI; an empty body says that all is as in `cortex.yaml`. Raises: SubmissionError."""
+    if isinstance(data, bytes):
+        data = load(data, limits, _TASK_EXAMPLE) if data.strip() else {}
+    body = SubmissionFields(data, [])
+    body.read("workers", integer(1, 1), 'write "workers": 1, or leave it out: a task runs on one worker')
+    options = JobOptions(
+        workers=1,
+        config=body.read("config", a_flat_map, 'write "config": {"key": "value"}'),
+        timeout_s=timeout_of(body),
+        # Once: what a task did before it failed is known to nobody but its user.
+        max_attempts=body.read("max_attempts", integer(1, _MAX_ATTEMPTS), 'write "max_attempts": 1') or 1,
+        webhook=webhook_of(body),
+    )
+    if body.problems:
+        raise SubmissionError("\n".join(body.problems))
+    return Submission(TaskCall(), options)

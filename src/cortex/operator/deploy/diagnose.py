@@ -109,8 +109,8 @@ def _schedule_problems(checked: CheckedFile) -> Iterator[Diagnostic]:
 
 def _submission_violations(api: Api, submission: dict[str, Any]) -> Iterator[Violation]:
     """Check a schedule's submission as it will be checked when it is due."""
-    from cortex.jobs.intake.submission import SubmissionLimits  # noqa: PLC0415 - see the module's docstring
-    from cortex.jobs.intake.task_submission import parse_body  # noqa: PLC0415
+    # Imported here: see the module's docstring.
+    from cortex.jobs.intake.submission import SubmissionLimits, parse_body  # noqa: PLC0415
 
     networking = api.networking
     limits = SubmissionLimits(networking.max_body_size, networking.max_batch_size, api.kind is ApiKind.TASK)

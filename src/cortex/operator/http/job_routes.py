@@ -13,7 +13,7 @@ from cortex.engine.logs import LogSource
 from cortex.errors import NotFoundError
 from cortex.jobs.http.endpoints import JobsPort, answer, begun, dry_run, flag, submit
 from cortex.jobs.http.view import JobView, job_json, jobs_json, submitted_json
-from cortex.jobs.intake.request_body import Memory
+from cortex.jobs.intake.request_body import RequestMemory
 from cortex.jobs.intake.submission import check_workers
 from cortex.jobs.spec import JobRecord
 from cortex.operator.http.log_format import DEFAULT_TAIL, MAX_TAIL, LogForm
@@ -39,7 +39,7 @@ class OperatorJobs(JobsPort, Protocol):
 def job_routes(jobs: OperatorJobs, log_sources: Callable[[], Sequence[LogSource]]) -> APIRouter:
     """Return the router."""
     router = APIRouter(prefix="/v1/apis/{api}/jobs")
-    memory = Memory()
+    memory = RequestMemory()
 
     @router.post("")
     async def submit_job(api: str, request: Request) -> Response:

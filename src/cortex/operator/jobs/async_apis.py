@@ -12,10 +12,9 @@ from dataclasses import replace
 from cortex.engine.base import Engine
 from cortex.errors import NotFoundError
 from cortex.home import Home
-from cortex.jobs.queue import LEASE_S
-from cortex.jobs.spec import Assignment
-from cortex.jobs.workload import Workload, WorkloadView
-from cortex.jobs.workloads import Workloads
+from cortex.jobs.async_queue import AsyncQueues
+from cortex.jobs.batch_queue import LEASE_S
+from cortex.jobs.spec import Assignment, Workload, WorkloadView
 from cortex.lifecycle import ApiKind
 from cortex.operator.jobs.dispatcher import Dispatcher
 from cortex.operator.jobs.workers import JobWorkers
@@ -33,7 +32,7 @@ class AsyncApis:
         self,
         home: Home,
         apis: ApiStore,
-        workloads: Workloads,
+        workloads: AsyncQueues,
         engine: Engine,
         workers: JobWorkers,
         dispatcher: Dispatcher,

@@ -18,11 +18,12 @@ from pathlib import Path
 from cortex.engine.log_writer import LogWriter
 from cortex.errors import CortexError, DatabaseUnavailableError, StorageError
 from cortex.home import Home
+from cortex.jobs.http.output import write_results
 from cortex.jobs.http.view import JobView, status_json
-from cortex.jobs.http.webhook import WebhookError, retry_delays, tell
+from cortex.jobs.http.webhook import WebhookError, retry_delays, send_webhook
 from cortex.jobs.lease_expiry import DEATH_ERROR
-from cortex.jobs.output import write_results
-from cortex.jobs.records import DUE, TOLD, WEBHOOK
+from cortex.jobs.queries import read_dead_letters
+from cortex.jobs.records import DUE, SENT, WEBHOOK, ids_marked, put_mark, read_marks
 from cortex.jobs.spec import DeadLetter, JobRecord
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import DeathCause, JobStatus
@@ -53,7 +54,7 @@ class JobCompletion:
 
     async def startup(self) -> None:
         """Send the webhooks that a previous operator has left."""
-        for job_id in await self._store.jobs_marked(WEBHOOK, DUE):
+        for job_id in await self._store.read(ids_marked, WEBHOOK, DUE):
             if (job := await self._store.get(job_id)) and job.status.is_over:
                 self._in_background(self._send_webhook(job))
 
@@ -102,12 +103,12 @@ class JobCompletion:
 
     async def _complete(self, job: JobRecord) -> tuple[JobStatus, str, str]:
         if job.origin.is_task:
-            return task_end(job, await self._store.dead_letters(job.id))
+            return task_end(job, await self._store.read(read_dead_letters, job.id))
         await self._write_results(job)
-        deaths = int((await self._store.marks(job.id)).get(_HOOK_DEATHS, "0"))
+        deaths = int((await self._store.read(read_marks, job.id)).get(_HOOK_DEATHS, "0"))
         while isinstance(outcome := await self._dispatcher.run_hook(job.id), HookLost):
             deaths += 1
-            await self._store.set_mark(job.id, _HOOK_DEATHS, str(deaths))
+            await self._store.write(put_mark, job.id, _HOOK_DEATHS, str(deaths))
             if deaths >= MAX_ATTEMPTS:
                 cause = f", the last time: {outcome.cause}" if outcome.cause else ""
                 return JobStatus.WORKER_ERROR, f"the worker's process died {deaths} times in on_job_complete{cause}", ""
@@ -135,7 +136,7 @@ class JobCompletion:
         body = json.dumps({"job_status": status_json(JobView(job, ""))}).encode()
         for delay in (*retry_delays(), None):
             try:
-                await tell(job.options.webhook or "", body, job.id)
+                await send_webhook(job.options.webhook or "", body, job.id)
                 break
             except WebhookError as error:
                 if delay is None:
@@ -143,7 +144,7 @@ class JobCompletion:
                     break
                 self._log.of(job)(f"webhook: {error}; trying again in {delay:g} s")
                 await asyncio.sleep(delay)
-        await self._store.set_mark(job.id, WEBHOOK, TOLD)
+        await self._store.write(put_mark, job.id, WEBHOOK, SENT)
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

@@ -27,10 +27,10 @@ from dataclasses import asdict, dataclass, field
 import orjson
 
 from cortex.errors import ConflictError, NotFoundError
-from cortex.jobs.exchange import Exchanged, Renewed, Stop
-from cortex.jobs.lease_expiry import UNHEARD
-from cortex.jobs.queue import LEASE_S
-from cortex.jobs.spec import Assignment, Report
+from cortex.jobs.batch_queue import LEASE_S
+from cortex.jobs.lease_expiry import NO_RENEWAL
+from cortex.jobs.records import put_mark, read_marks
+from cortex.jobs.spec import Assignment, ExchangeReply, RenewalReply, Report, StopSignal
 from cortex.jobs.store import JobStore
 
 _HOLDER = "hook"
@@ -141,7 +141,7 @@ class Dispatcher:
 
     # Called by workers.
 
-    async def join(self, worker: str, pid: int, wait_s: float) -> Assignment | Stop | None:
+    async def join(self, worker: str, pid: int, wait_s: float) -> Assignment | StopSignal | None:
         """Return the job of a worker's new process, or None if there is none yet: the worker polls again."""
         session = self._require(worker)
         session.pid = pid
@@ -150,7 +150,7 @@ class Dispatcher:
         while session.assignment is None and not session.is_stopping:
             if not await session.wait(deadline):
                 return None
-        return Stop() if session.is_stopping else session.assignment
+        return StopSignal() if session.is_stopping else session.assignment
 
     async def exchange(
         self,
@@ -161,7 +161,7 @@ class Dispatcher:
         max_batches: int,
         max_bytes: int,
         wait_s: float,
-    ) -> Exchanged:
+    ) -> ExchangeReply:
         """Record a worker's reports and lease it more batches. Without reports, wait until there is something to do."""
         session = self._require(worker, pid)
         deadline = time.monotonic() + wait_s
@@ -180,21 +180,21 @@ class Dispatcher:
                 has_left = not session.is_assigned_to(job_id)
                 hook = await self._hooks.take(job_id, worker, pid) if leased.is_done and not has_left else None
                 if leased.lease or lost or reports or hook or has_left or session.is_stopping or not max_batches:
-                    return Exchanged(leased.lease, lost, has_left, hook, session.is_stopping)
+                    return ExchangeReply(leased.lease, lost, has_left, hook, session.is_stopping)
                 wake_at = deadline
                 if leased.opens_at is not None:
                     wake_at = min(deadline, time.monotonic() + max(leased.opens_at - self._clock(), 0.0))
                 if not await session.wait(wake_at) and wake_at == deadline:
-                    return Exchanged()
+                    return ExchangeReply()
 
-    async def renew(self, worker: str, pid: int, tokens: Sequence[str], is_all: bool = False) -> Renewed:
+    async def renew(self, worker: str, pid: int, tokens: Sequence[str], is_all: bool = False) -> RenewalReply:
         """Renew leases. With `is_all`, end all other leases of the process."""
         session = self._require(worker, pid)
         hooks = self._hooks.renew(worker, pid, tokens)
         lost = await self._store.renew(worker, pid, tokens, is_all)
         if is_all:  # batches of ended leases are available to other workers
             self.wake(session.assignment.job_id if session.assignment else None)
-        return Renewed(tuple(token for token in lost if token not in hooks), session.is_stopping)
+        return RenewalReply(tuple(token for token in lost if token not in hooks), session.is_stopping)
 
     async def hook_done(
         self, worker: str, pid: int, job_id: str, token: str, error: str | None, traceback: str = ""
@@ -269,7 +269,7 @@ class CompletionHooks:
         `may_be_alive(worker, pid)` returns whether a stored holder may still run it. `on_open` is called once the right
         is available.
         """
-        marks = await self._store.marks(job_id)
+        marks = await self._store.read(read_marks, job_id)
         if text := marks.get(_OUTCOME):
             return HookOutcome(**orjson.loads(text))
         hook = self._hooks[job_id] = _Hook(asyncio.get_running_loop().create_future())
@@ -279,7 +279,7 @@ class CompletionHooks:
         try:
             outcome = await hook.outcome
             if isinstance(outcome, HookLost):
-                await self._store.set_mark(job_id, _HOLDER, "")
+                await self._store.write(put_mark, job_id, _HOLDER, "")
             return outcome
         finally:
             self._hooks.pop(job_id, None)
@@ -293,14 +293,14 @@ class CompletionHooks:
         if hook.holder not in (None, holder):
             return None
         hook.holder, hook.renewed_at = holder, self._clock()
-        await self._store.set_mark(job_id, _HOLDER, orjson.dumps(asdict(holder)).decode())
+        await self._store.write(put_mark, job_id, _HOLDER, orjson.dumps(asdict(holder)).decode())
         return hook.token
 
     async def done(self, job_id: str, worker: str, pid: int, token: str, outcome: HookOutcome) -> None:
         """Store the outcome. Raises: ConflictError if this process does not hold the right."""
-        if _holder_of(await self._store.marks(job_id)) != _HookHolder(token, worker, pid):
+        if _holder_of(await self._store.read(read_marks, job_id)) != _HookHolder(token, worker, pid):
             raise ConflictError("this worker's right to complete the job was lost")
-        await self._store.set_mark(job_id, _OUTCOME, orjson.dumps(asdict(outcome)).decode())
+        await self._store.write(put_mark, job_id, _OUTCOME, orjson.dumps(asdict(outcome)).decode())
         hook = self._hooks.get(job_id)  # None if this operator has just started; `run` finds the stored outcome
         if hook is not None and not hook.outcome.done():
             hook.outcome.set_result(outcome)
@@ -317,7 +317,7 @@ class CompletionHooks:
         for hook in self._hooks.values():
             is_overdue = self._clock() - hook.renewed_at > LEASE_S
             if hook.holder is not None and is_overdue and not hook.outcome.done():
-                hook.outcome.set_result(HookLost(UNHEARD))
+                hook.outcome.set_result(HookLost(NO_RENEWAL))
 
     def lose(self, worker: str, pid: int | None, except_pid: int | None = None, cause: str = "") -> None:
         """Release the hooks of a worker's process that died; `pid` None: of all but `except_pid`."""

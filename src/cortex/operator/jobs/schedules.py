@@ -21,9 +21,9 @@ from sqlalchemy import Connection
 
 from cortex.config.schema import Schedule
 from cortex.errors import ConflictError, CortexError
-from cortex.jobs import schedule_state as ticks
-from cortex.jobs.intake.task_submission import parse_body
-from cortex.jobs.schedule_state import Ticks
+from cortex.jobs import schedule_state
+from cortex.jobs.intake.submission import parse_body
+from cortex.jobs.schedule_state import ScheduleState, read_schedules
 from cortex.jobs.store import JobStore
 from cortex.operator.error_log import LoopErrorLog
 from cortex.operator.jobs.service import JobService, ScheduledRun
@@ -54,7 +54,7 @@ class Schedules:
         self._jobs = jobs
         self._logger = logger
         self._clock = clock
-        self._known: dict[str, Ticks] | None = None  #: stored states; None: must be read again
+        self._known: dict[str, ScheduleState] | None = None  #: stored states; None: must be read again
         self._submitting: dict[str, asyncio.Task[None]] = {}
         self._held_until: dict[str, float] = {}
         self._error_log = LoopErrorLog(logger, "checking schedules failed")
@@ -78,11 +78,11 @@ class Schedules:
     async def submit_due(self) -> list[asyncio.Task[None]]:
         """Start to submit the runs that are due now; return all submissions in progress."""
         if self._known is None:
-            self._known = await self._store.ticks()
+            self._known = await self._store.read(read_schedules)
         now, known = self._clock(), self._known
         scheduled = {record.name: record for record in self._apis.records() if record.spec.schedule is not None}
         for api in known.keys() - scheduled.keys():
-            await self._change(partial(ticks.forget, api=api))
+            await self._change(partial(schedule_state.remove, api=api))
         for record in scheduled.values():
             try:
                 await self._check(record, known.get(record.name), now)
@@ -98,7 +98,7 @@ class Schedules:
         schedule = record.spec.schedule
         if schedule is None:
             return None
-        known = (await self._store.ticks()).get(record.name)
+        known = (await self._store.read(read_schedules)).get(record.name)
         error = known.error if known else ""
         try:
             next_run = _moment(_next_after(Cron.of(schedule), self._clock()), schedule)
@@ -118,16 +118,16 @@ class Schedules:
             "last_skipped_for": known.last_skip_job_id if known else None,
         }
 
-    async def _check(self, record: ApiRecord, known: Ticks | None, now: float) -> None:
+    async def _check(self, record: ApiRecord, known: ScheduleState | None, now: float) -> None:
         assert record.spec.schedule is not None
         cron = Cron.of(record.spec.schedule)
         if known is None or known.key != cron.key:
             since = min(now, record.updated_at.timestamp())
-            await self._change(partial(ticks.begin, api=record.name, key=cron.key, at=since))
-            known = Ticks(cron.key, since)
+            await self._change(partial(schedule_state.start, api=record.name, key=cron.key, at=since))
+            known = ScheduleState(cron.key, since)
         elif known.handled_at - now > _SET_BACK_S:
             self._logger.warning("the clock was set back: schedule restarted", api=record.name)
-            await self._change(partial(ticks.begin_anew, api=record.name, at=now))
+            await self._change(partial(schedule_state.restart, api=record.name, at=now))
             return
         is_held = 0.0 < self._held_until.get(record.name, 0.0) - now <= _RETRY_S
         if is_held or record.name in self._submitting:
@@ -159,9 +159,9 @@ class Schedules:
             submission = parse_body(schedule.submission, self._jobs.limits(api))
         except CortexError as error:
             self._logger.error("scheduled run can't be submitted", api=api, error=error)
-            await self._change(partial(ticks.skip, api=api, key=cron.key, at=due, error=str(error)))
+            await self._change(partial(schedule_state.fail, api=api, key=cron.key, at=due, error=str(error)))
             return
-        also = partial(ticks.take, api=api, key=cron.key, at=due, may_overlap=may_overlap)
+        also = partial(schedule_state.claim, api=api, key=cron.key, at=due, may_overlap=may_overlap)
         try:
             job = await self._jobs.submit(api, submission, run=ScheduledRun(due, also), is_trusted=True)
             self._logger.info("job submitted by its schedule", api=api, job=job.id, due=_moment(due, schedule))
@@ -175,7 +175,7 @@ class Schedules:
 
     async def _skips(self, api: str, cron: Cron, due: float, schedule: Schedule) -> bool:
         """Skip and log a run if an earlier one is not over; return whether it was skipped."""
-        running = await self._change(partial(ticks.skip_overlapping, api=api, key=cron.key, at=due))
+        running = await self._change(partial(schedule_state.skip_overlapping, api=api, key=cron.key, at=due))
         if running is None:
             return False
         self._logger.info(
@@ -185,14 +185,14 @@ class Schedules:
 
     async def _note(self, api: str, error: str) -> None:
         """Log and store, once, why a run can't be submitted yet."""
-        known = (await self._store.ticks()).get(api)
+        known = (await self._store.read(read_schedules)).get(api)
         if known is not None and known.error != error:
             self._logger.warning("scheduled run can't be submitted yet", api=api, error=error)
-            await self._change(partial(ticks.note, api=api, error=error))
+            await self._change(partial(schedule_state.set_error, api=api, error=error))
 
     async def _change(self, change: Callable[[Connection], _T]) -> _T:
         try:
-            return await self._store.change_ticks(change)
+            return await self._store.write(change)
         finally:
             self._known = None
 

@@ -14,25 +14,27 @@ from typing import Any
 
 from cortex.config.schema import Api
 from cortex.errors import ConflictError, InputError, NotFoundError, SubmissionError
-from cortex.jobs.http.view import SCHEDULED_FOR, JobView, WorkerCounts
+from cortex.jobs.http.output import dead_letter_lines, result_lines
+from cortex.jobs.http.view import JobView, WorkerCounts
 from cortex.jobs.intake.files import check_output, list_paths
 from cortex.jobs.intake.items import split_items, split_lines
-from cortex.jobs.intake.sources import source_to_json
 from cortex.jobs.intake.submission import SubmissionLimits
-from cortex.jobs.output import dead_letter_lines, result_lines
+from cortex.jobs.records import list_jobs, summarize
 from cortex.jobs.spec import (
+    SCHEDULED_FOR,
     TASK_BATCH,
     DelimitedFiles,
     FilePathLister,
     ItemList,
+    JobOptions,
     JobOrigin,
     JobRecord,
     NewBatch,
-    Options,
     Source,
     Submission,
     TaskCall,
     Upload,
+    source_to_json,
 )
 from cortex.jobs.store import Also, JobStore
 from cortex.lifecycle import ApiKind, JobStatus, ProcessState
@@ -131,7 +133,7 @@ class JobService:
 
     async def list(self, api: str, limit: int = 10) -> list[JobView]:
         """Return the newest jobs of an API."""
-        return [self._view(job) for job in await self._store.list(api, limit)]
+        return [self._view(job) for job in await self._store.read(list_jobs, api, limit)]
 
     async def stop(self, api: str, job_id: str) -> None:
         """Stop a job and abandon its running batches. Raises: NotFoundError, ConflictError if it is over."""
@@ -182,11 +184,11 @@ class JobService:
         """Return the number of running jobs and the latest job of each API."""
         return {
             api: {"running_jobs": found.running, "latest_job_id": found.latest}
-            for api, found in (await self._store.summaries()).items()
+            for api, found in (await self._store.read(summarize)).items()
         }
 
     async def _upload(
-        self, record: ApiRecord, source: Upload, options: Options, items: AsyncIterator[bytes]
+        self, record: ApiRecord, source: Upload, options: JobOptions, items: AsyncIterator[bytes]
     ) -> JobRecord:
         """Store a job whose items are uploaded as lines, atomically."""
         job = await self._store.create(_origin(record), options, source_to_json(source), None)

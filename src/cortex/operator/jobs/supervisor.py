@@ -26,9 +26,9 @@ from cortex.config.schema import Api
 from cortex.engine.base import Engine
 from cortex.errors import ComputeUnavailableError, CortexError, DatabaseUnavailableError, EngineError
 from cortex.home import Home
-from cortex.jobs.intake.intake import enqueue
-from cortex.jobs.intake.sources import source_from_json
-from cortex.jobs.spec import Assignment, FilePathLister, JobRecord, Upload
+from cortex.jobs.intake.files import enqueue_files
+from cortex.jobs.records import set_message
+from cortex.jobs.spec import Assignment, FilePathLister, JobRecord, Upload, source_from_json
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiKind, JobStatus
 from cortex.operator.error_log import LoopErrorLog
@@ -51,7 +51,7 @@ from cortex.operator.replicas.plan import Preparation, Stage
 from cortex.operator.replicas.preparations import Preparations
 from cortex.operator.replicas.replica_specs import worker_compute, worker_spec
 from cortex.state.apis import ApiStore, Target
-from cortex.state.circuit_breaker import DatabaseAwayError
+from cortex.state.circuit_breaker import DatabaseUnreachableError
 from cortex.telemetry import Logger
 
 #: Maximum time between two passes while there is a job or worker: deadlines, retries and idle workers are checked.
@@ -254,7 +254,7 @@ class JobSupervisor:
             case EndJob(job_id, status, message, traceback):
                 await self.end(job_id, status, message, traceback)
             case SetMessage(job_id, message):
-                await self._store.note(job_id, message)
+                await self._store.write(set_message, job_id, message)
 
     def _target(self, job: JobRecord) -> Target:
         """Return the revision that a job runs. Cached: parsing the spec in each pass would be expensive."""
@@ -304,8 +304,8 @@ class JobSupervisor:
 
         async def run() -> None:
             try:
-                await enqueue(self._store, job, source, self._environ, max_bytes, self.log.of(job))
-            except DatabaseAwayError as error:
+                await enqueue_files(self._store, job, source, self._environ, max_bytes, self.log.of(job))
+            except DatabaseUnreachableError as error:
                 self._logger.warning("enqueuing waits for the database", job=job.id, error=error)
                 self._enqueuing.pop(job.id, None)  # the next pass starts over
                 return

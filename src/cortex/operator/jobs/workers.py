@@ -15,8 +15,10 @@ from typing import Any
 from cortex.config.schema import Api
 from cortex.engine.base import Engine
 from cortex.home import Home
+from cortex.jobs.batch_queue import LEASE_S
 from cortex.jobs.http.view import spec_json
-from cortex.jobs.queue import LEASE_S
+from cortex.jobs.lease_expiry import holders
+from cortex.jobs.records import put_assignment, read_assignments
 from cortex.jobs.spec import Assignment, JobRecord
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiKind, ProcessState
@@ -61,13 +63,13 @@ class JobWorkers:
         Leases of workers that went down with the machine are released without counting a failed attempt. A task is the
         exception: its work must not be repeated unless its retry policy allows it.
         """
-        running, assigned = self._running(), await self._store.assignments()
-        for worker, _ in await self._store.workers_with_leases():
+        running, assigned = self._running(), await self._store.read(read_assignments)
+        for worker, _ in await self._store.read(holders):
             if worker not in running:
                 record = await self._store.get(assigned.get(worker, ""))
                 await self._store.release(worker, None, VANISHED if record and record.origin.is_task else None)
         for worker in set(assigned) - set(running):
-            await self._store.assign(worker, None)
+            await self._store.write(put_assignment, worker, None)
         for worker in running:
             self._jobs[worker] = assigned.get(worker)
             self._idle_since[worker] = self._clock()
@@ -87,7 +89,7 @@ class JobWorkers:
         """Store the job of a worker."""
         self._jobs[worker] = job_id
         self._idle_since[worker] = self._clock()
-        await self._store.assign(worker, job_id)
+        await self._store.write(put_assignment, worker, job_id)
 
     @contextmanager
     def starting(self, worker: str) -> Iterator[None]:
@@ -108,7 +110,7 @@ class JobWorkers:
         """Remove a worker that could not be started."""
         self._jobs.pop(worker, None)
         self._dispatcher.forget(worker)
-        await self._store.assign(worker, None)
+        await self._store.write(put_assignment, worker, None)
 
     async def note_deaths(self) -> None:
         """Release the batches of every process that died since the last call."""
@@ -158,7 +160,7 @@ class JobWorkers:
         self._dispatcher.lose(worker, None)
         self._dispatcher.forget(worker)
         self._dispatcher.wake()
-        await self._store.assign(worker, None)
+        await self._store.write(put_assignment, worker, None)
         if not was_stopped:
             self._logger.warning("worker vanished", worker=worker, job=job_id, leases=lost)
 

@@ -10,7 +10,7 @@ from typing import Any
 from cortex.errors import InputError
 from cortex.replica.predictions import class_hash
 from cortex.replica.series import encodable
-from cortex.state.predictions import MAX_ERROR, Truth
+from cortex.state.predictions import MAX_ERROR, GroundTruth
 
 #: Maximum size of one body.
 MAX_FEEDBACK_BYTES = 32 * 1024 * 1024
@@ -78,10 +78,10 @@ def as_text(prediction: float) -> str:
     return f"{prediction:016x}" if isinstance(prediction, int) else repr(prediction)
 
 
-def score(truths: Truths, predictions: Mapping[str, str], now: Callable[[], float]) -> list[Truth]:
+def score(truths: Truths, predictions: Mapping[str, str], now: Callable[[], float]) -> list[GroundTruth]:
     """Compare the truths with `predictions` (by request id, in the form of `as_text`); skip those without one."""
     return [
-        Truth(request_id, _hour(request_id, now), predictions[request_id], _error(predictions[request_id], truth))
+        GroundTruth(request_id, _hour(request_id, now), predictions[request_id], _error(predictions[request_id], truth))
         for request_id, truth in truths.items()
         if request_id in predictions
     ]

@@ -16,6 +16,7 @@ from cortex import __version__
 from cortex.errors import GatewayError
 from cortex.gateway.base import AnyGateway
 from cortex.gateway.stats import BackendStats
+from cortex.jobs.records import count_by_status
 from cortex.jobs.store import JobStore
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.replicas.status import ApiState
@@ -96,7 +97,7 @@ class Metrics:
         records = self._store.records()
         points = [gauge("cortex_build_info", 1, version=__version__)]
         stats = await self._gateway_stats()
-        jobs = await self._jobs.counts_by_status() if any(record.spec.kind.runs_jobs for record in records) else {}
+        jobs = await self._jobs.read(count_by_status) if any(record.spec.kind.runs_jobs for record in records) else {}
         workloads = await self._open_workloads()
         for record in records:
             name = record.name

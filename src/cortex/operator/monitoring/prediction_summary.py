@@ -22,7 +22,7 @@ from cortex.replica.prediction_series import (
 )
 from cortex.replica.series import encodable, parse_key
 from cortex.replica.tracker import CLASSIFICATION
-from cortex.state.predictions import Errors
+from cortex.state.predictions import ErrorSums
 
 #: Maximum of classes shown, the most frequent first.
 SHOWN_CLASSES = 20
@@ -116,7 +116,7 @@ def _window(window: Window) -> Json:
     }
 
 
-def describe_truth(hours: Mapping[int, Errors], tracker: TrackerConfig) -> Json | None:
+def describe_truth(hours: Mapping[int, ErrorSums], tracker: TrackerConfig) -> Json | None:
     """Return accuracy or errors of the predictions with feedback; None without feedback."""
     if not hours:
         return None
@@ -125,14 +125,14 @@ def describe_truth(hours: Mapping[int, Errors], tracker: TrackerConfig) -> Json 
         {"hour": datetime.fromtimestamp(hour * _HOUR_S, UTC).isoformat(), **figures(sums)}
         for hour, sums in hours.items()
     ]
-    return {**figures(sum(hours.values(), Errors())), "hours": by_hour}
+    return {**figures(sum(hours.values(), ErrorSums())), "hours": by_hour}
 
 
-def _accuracy(sums: Errors) -> Json:
+def _accuracy(sums: ErrorSums) -> Json:
     return {"count": sums.told, "accuracy": 1 - sums.absolute / sums.told}
 
 
-def _errors(sums: Errors) -> Json:
+def _errors(sums: ErrorSums) -> Json:
     return {
         "count": sums.told,
         "mean_error": _finite(sums.error / sums.told),

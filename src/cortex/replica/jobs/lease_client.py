@@ -13,9 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from cortex.jobs.exchange import Exchanged, Stop
 from cortex.jobs.http import wire
-from cortex.jobs.spec import Assignment
+from cortex.jobs.spec import Assignment, ExchangeReply, StopSignal
 from cortex.replica.errors import write_log
 from cortex.replica.jobs.lease_sizer import Pace
 from cortex.replica.jobs.operator_client import AwayError, OperatorLine, RefusedError
@@ -78,7 +77,7 @@ class JobLink:
         self._may_ask_at = 0.0
         self._renew_at = 0.0
         self._hook: Hook | None = None
-        self._hook_done: wire.HookDone | None = None
+        self._hook_done: wire.HookReport | None = None
         self._outbox = Outbox()
         self._must_renew = False  # a lease may have been given that never arrived: what is held says which
 
@@ -148,7 +147,7 @@ class JobLink:
         """Take what became of `on_job_complete`."""
         assert self._job is not None
         with self._turn:
-            self._hook_done = wire.HookDone(self._pid, self._job.job_id, hook.token, error, traceback)
+            self._hook_done = wire.HookReport(self._pid, self._job.job_id, hook.token, error, traceback)
             self._turn.notify_all()
 
     def stop(self) -> None:
@@ -191,11 +190,11 @@ class JobLink:
             asked_at = self._clock()
             try:
                 answer = wire.parse_joined(self._line.post("join", wire.write_join(self._pid), *_patience(_WAIT_S)))
-            except (AwayError, wire.WireError):
+            except (AwayError, wire.WorkerMessageError):
                 self._back_off()
                 continue
             self._back_off_s = _FIRST_BACK_OFF_S
-            if isinstance(answer, Stop):
+            if isinstance(answer, StopSignal):
                 self._dismiss()
             elif answer is None:
                 self._pause(asked_at + _PAUSE_S - self._clock())
@@ -254,10 +253,10 @@ class JobLink:
             wait_s = _WAIT_S if wants and self._is_idle and self._outbox.due_at is None else 0.0
             batches = self._pace.batches if wants else 0
         reports = tuple(item.report() for item in outgoing)
-        asked = wire.Exchange(self._pid, self._job.job_id, reports, batches, _LEASE_BYTES, wait_s)
+        asked = wire.ExchangeRequest(self._pid, self._job.job_id, reports, batches, _LEASE_BYTES, wait_s)
         try:
             answer = wire.parse_exchanged(self._line.post("exchange", wire.write_exchange(asked), *_patience(wait_s)))
-        except (AwayError, wire.WireError) as error:
+        except (AwayError, wire.WorkerMessageError) as error:
             may_have_arrived = not isinstance(error, AwayError) or error.may_have_arrived
             with self._turn:
                 self._outbox.failed(outgoing, may_have_arrived)
@@ -274,7 +273,7 @@ class JobLink:
         if answer.stop:
             self._dismiss()
 
-    def _settle(self, outgoing: list[Outgoing], answer: Exchanged) -> None:
+    def _settle(self, outgoing: list[Outgoing], answer: ExchangeReply) -> None:
         """Let go of the leases that are reported to their end, or lost."""
         kept = set()
         for item in outgoing:
@@ -291,7 +290,7 @@ class JobLink:
                 work.is_lost = True
         self._cells.hold(self._held)
 
-    def _take(self, answer: Exchanged, waited_s: float, asked_at: float) -> None:
+    def _take(self, answer: ExchangeReply, waited_s: float, asked_at: float) -> None:
         now = self._clock()
         if answer.lease is not None and answer.lease.batches:
             self._hold(answer.lease.token, work := Work(answer.lease), now)
@@ -317,9 +316,9 @@ class JobLink:
         with self._turn:
             tokens = tuple(self._held)
         try:
-            body = wire.write_renew(wire.Renewal(self._pid, tokens, is_all=True))
+            body = wire.write_renew(wire.RenewalRequest(self._pid, tokens, is_all=True))
             answer = wire.parse_renewed(self._line.post("renew", body, _ANSWER_S))
-        except (AwayError, wire.WireError):
+        except (AwayError, wire.WorkerMessageError):
             self._renew_at = self._clock() + _MAX_BACK_OFF_S
             self._back_off()
             return

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cortex.errors import UserError
-from cortex.jobs.workload import Workload
+from cortex.jobs.spec import Workload
 from cortex.replica.jobs.job_run import JobRun, encode_line
 from cortex.replica.payload import BadBody, parse
 

@@ -6,14 +6,16 @@ batches that were given up, and `_SUCCESS`, which is written last, the counts.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol
 
 import orjson
 
-from cortex.jobs.spec import DeadLetter, JobRecord, Result, batch_id
+from cortex.jobs.queries import read_dead_letters, read_results
+from cortex.jobs.records import put_mark, read_marks
+from cortex.jobs.spec import BatchResult, DeadLetter, JobRecord, batch_id
+from cortex.jobs.store import JobStore
 from cortex.storage.client import write
 from cortex.storage.streams import upload
 
@@ -23,20 +25,8 @@ PART_BYTES = 32 * 1024 * 1024
 MARK = "output"
 
 
-class ResultStore(Protocol):
-    """Where results are read from."""
-
-    async def results(self, job_id: str, after: int = -1, limit: int = 1000) -> Sequence[Result]: ...
-
-    async def dead_letters(self, job_id: str, after: int = -1, limit: int = 1000) -> Sequence[DeadLetter]: ...
-
-    async def marks(self, job_id: str) -> Mapping[str, str]: ...
-
-    async def set_mark(self, job_id: str, name: str, value: str) -> None: ...
-
-
 @dataclass(frozen=True)
-class Written:
+class OutputProgress:
     """How far the results of a job are written."""
 
     parts: int = 0
@@ -44,7 +34,7 @@ class Written:
     after: int = -1  #: the last batch whose result is in a part
 
 
-async def write_results(store: ResultStore, job: JobRecord, environ: Mapping[str, str]) -> int:
+async def write_results(store: JobStore, job: JobRecord, environ: Mapping[str, str]) -> int:
     """Write what a resolved job returned below its `output`; return the number of results.
 
     Begun anew after a crash it goes on with the part it was at: names and content of the files depend on nothing but
@@ -60,21 +50,21 @@ async def write_results(store: ResultStore, job: JobRecord, environ: Mapping[str
     return done.results
 
 
-async def result_lines(store: ResultStore, job_id: str, after: int = -1) -> AsyncIterator[list[bytes]]:
+async def result_lines(store: JobStore, job_id: str, after: int = -1) -> AsyncIterator[list[bytes]]:
     """Read all results of a job by seq, as lines, in groups of a few megabytes."""
-    while found := await store.results(job_id, after):
+    while found := await store.read(read_results, job_id, after):
         yield [result_line(job_id, each) for each in found]
         after = found[-1].seq
 
 
-async def dead_letter_lines(store: ResultStore, job_id: str, after: int = -1) -> AsyncIterator[list[bytes]]:
+async def dead_letter_lines(store: JobStore, job_id: str, after: int = -1) -> AsyncIterator[list[bytes]]:
     """Read all dead letters of a job by seq, as lines, in groups."""
-    while found := await store.dead_letters(job_id, after, _DEAD_LETTERS_AT_ONCE):
+    while found := await store.read(read_dead_letters, job_id, after, _DEAD_LETTERS_AT_ONCE):
         yield [dead_letter_line(job_id, each) for each in found]
         after = found[-1].seq
 
 
-def result_line(job_id: str, result: Result) -> bytes:
+def result_line(job_id: str, result: BatchResult) -> bytes:
     """Write a result as one line of JSON, its line break included."""
     return _line(
         {
@@ -112,11 +102,11 @@ def _line(values: Mapping[str, object]) -> bytes:
     return orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
 
 
-async def _write_parts(store: ResultStore, job: JobRecord, folder: str, environ: Mapping[str, str]) -> Written:
-    done = _remembered(await store.marks(job.id))
+async def _write_parts(store: JobStore, job: JobRecord, folder: str, environ: Mapping[str, str]) -> OutputProgress:
+    done = _remembered(await store.read(read_marks, job.id))
     lines: list[bytes] = []
     size_bytes, after = 0, done.after
-    while found := await store.results(job.id, after):
+    while found := await store.read(read_results, job.id, after):
         for result in found:
             lines.append(result_line(job.id, result))
             size_bytes, after = size_bytes + len(lines[-1]), result.seq
@@ -129,16 +119,16 @@ async def _write_parts(store: ResultStore, job: JobRecord, folder: str, environ:
 
 
 async def _write_part(
-    store: ResultStore, job_id: str, folder: str, lines: list[bytes], done: Written, environ: Mapping[str, str]
-) -> Written:
+    store: JobStore, job_id: str, folder: str, lines: list[bytes], done: OutputProgress, environ: Mapping[str, str]
+) -> OutputProgress:
     await write(f"{folder}/part-{done.parts:05}.ndjson", b"".join(lines), environ)
     done = replace(done, parts=done.parts + 1, results=done.results + len(lines))
-    await store.set_mark(job_id, MARK, orjson.dumps(asdict(done)).decode())
+    await store.write(put_mark, job_id, MARK, orjson.dumps(asdict(done)).decode())
     return done
 
 
-def _remembered(marks: Mapping[str, str]) -> Written:
-    return Written(**orjson.loads(marks[MARK])) if MARK in marks else Written()
+def _remembered(marks: Mapping[str, str]) -> OutputProgress:
+    return OutputProgress(**orjson.loads(marks[MARK])) if MARK in marks else OutputProgress()
 
 
 async def _chunks(groups: AsyncIterator[list[bytes]]) -> AsyncIterator[bytes]:
@@ -146,7 +136,7 @@ async def _chunks(groups: AsyncIterator[list[bytes]]) -> AsyncIterator[bytes]:
         yield b"".join(lines)
 
 
-def _summary(job: JobRecord, done: Written) -> bytes:
+def _summary(job: JobRecord, done: OutputProgress) -> bytes:
     counts = job.counts
     values = {
         "job_id": job.id,
