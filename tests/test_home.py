@@ -37,7 +37,7 @@ def test_a_folder_for_sockets_that_others_may_enter_is_closed_to_them(home: Home
 def test_a_folder_for_sockets_that_somebody_planted_is_refused(home: Home, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     home.sockets_dir.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(EngineError, match="not a folder of yours"):
+    with pytest.raises(EngineError, match="not a folder that you own"):
         home.create()
 
 

@@ -28,12 +28,12 @@ def test_gateways_are_where_they_can_be(where: str) -> None:
 
 @pytest.mark.parametrize("where", ["", "everywhere", "group:", "edge", "all\n", "group:a b"])
 def test_gateways_are_nowhere_else(where: str) -> None:
-    with pytest.raises(InputError, match="it is operator, all, or group:NAME"):
+    with pytest.raises(InputError, match="must be operator, all, or group:NAME"):
         RAY.changed(gateways=where)
 
 
 def test_one_machine_has_one_gateway() -> None:
-    with pytest.raises(InputError, match="is for --engine ray"):
+    with pytest.raises(InputError, match="requires --engine ray"):
         Installation().changed(gateways="all")
 
 
@@ -48,7 +48,7 @@ def test_what_ray_needs_is_told_of_where_it_is_not_installed(module: str, monkey
     Installation().check_modules()
     with pytest.raises(InputError, match=rf"needs {module} .*`pip install 'cortex-serving\[ray\]'`"):
         RAY.check_modules(is_kept=False)
-    with pytest.raises(InputError, match="; `cortex up --engine local` goes back"):
+    with pytest.raises(InputError, match="; `cortex up --engine local` switches back"):
         RAY.check_modules()
 
 
@@ -71,7 +71,7 @@ def test_what_ray_needs_is_told_of_where_it_is_not_installed(module: str, monkey
 )
 def test_a_file_that_is_damaged_is_named(home: Home, text: str) -> None:
     (home.path / "installation.json").write_text(text)
-    with pytest.raises(InputError, match=r"installation\.json can't be read .*give `cortex up` its flags again"):
+    with pytest.raises(InputError, match=r"installation\.json can't be read .*run `cortex up` with its flags again"):
         Installation.read(home)
 
 

@@ -46,10 +46,10 @@ def test_what_can_not_be_served_is_told_with_the_file_and_the_reason(tmp_path: P
         (tmp_path / "none.pem", key, "none.pem: the certificate can't be read (no such file or directory)"),
         (certificate, tmp_path / "none.pem", "none.pem: the key can't be read (no such file or directory)"),
         (tmp_path, key, "the certificate can't be read (is a directory)"),
-        (key, key, "there is no certificate in PEM form"),
-        (certificate, certificate, "there is no private key in PEM form"),
+        (key, key, "contains no certificate in PEM format"),
+        (certificate, certificate, "contains no private key in PEM format"),
         (broken, key, "broken.pem: its first certificate can't be read"),
-        (certificate, other, "other-key.pem: the key is not that of the certificate"),
+        (certificate, other, "other-key.pem: the key does not match the certificate"),
         (certificate, locked, "locked-key.pem: the key is encrypted"),
     )
     for first, second, said in cases:
@@ -63,7 +63,7 @@ def test_a_certificate_that_is_over_and_a_key_that_others_read_are_warned_of(tmp
     files = CertificateFiles(*write_pair(tmp_path, "a", days=-1))
     files.key.chmod(0o640)
     over, readable = files.warnings(files.load(), datetime.now(UTC))
-    assert "ended at" in over and "chmod 600" in readable
+    assert "expired at" in over and "chmod 600" in readable
     fine = CertificateFiles(*write_pair(tmp_path, "a", stem="fine"))
     assert fine.warnings(fine.load(), datetime.now(UTC)) == []
 

@@ -1,6 +1,6 @@
-"""Serve a Python class as a live HTTP API; the public names of the package.
+"""Serve a Python class as a live HTTP API: the public names of the package.
 
-Nothing heavy is imported here: replicas import this package too, and they must start in milliseconds.
+Nothing heavy is imported here, because replicas import this package and must start in milliseconds.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'cortex' has no attribute {name!r}")
     module = importlib.import_module("cortex.client")
-    # `cortex.client` is both: the package can be called as the function.
+    # `cortex.client` is both a package and a function: the package is callable.
     return module if name == "client" else getattr(module, name)

@@ -1,22 +1,23 @@
-"""Every error that crosses a module boundary, with the code, HTTP status and exit code it becomes.
+"""Every error that crosses a module boundary, with its code, HTTP status and exit code.
 
 CortexError
-├── InputError                    the user gave us something wrong: exit 2, HTTP 4xx
-│   ├── ConfigError               cortex.yaml or the project is wrong; carries every diagnostic
-│   ├── SubmissionError           a job can't be run as it was submitted
-│   ├── NotFoundError             no such API, job, key, environment
-│   ├── ConflictError             right, but not now (API is updating, kind changed)
-│   ├── TooLargeError             what was sent is larger than is taken
+├── InputError                    invalid input: exit 2, HTTP 4xx
+│   ├── ConfigError               invalid cortex.yaml or project; carries every diagnostic
+│   ├── SubmissionError           invalid submission of a job
+│   ├── NotFoundError             no such API, job, key or environment
+│   ├── ConflictError             valid, but not in the present state (API is updating, kind changed)
+│   ├── TooLargeError             the request exceeds a size limit
 │   └── UnauthorizedError         the operator's token is missing or wrong
-├── EnvironmentBuildError         a project's dependencies can't be installed
-├── StorageError                  s3://, gs:// or a local path can't be read
+├── EnvironmentBuildError         a project's dependencies cannot be installed
+├── StorageError                  an object store or a local path cannot be read or written
 ├── UserError                     the user's code raised; carries the user's frames only
-│   └── ModelError                no such model or version, or it can't be fetched, loaded or run
-├── EngineError                   a replica can't be started, reached or stopped
-│   └── ComputeUnavailableError   the devices it wants are taken; it starts once they are free
-├── GatewayError                  HAProxy can't be started, reloaded or reached
+│   └── ModelError                a model does not exist, or cannot be fetched, loaded or run
+├── EngineError                   a replica cannot be started, reached or stopped
+│   └── ComputeUnavailableError   the required devices are in use
+├── GatewayError                  HAProxy cannot be started, reloaded or reached
 ├── OperatorUnavailableError      the operator does not answer
-└── BusyError                     the operator has too much at hand to take more now
+├── DatabaseUnavailableError      a database cannot be used at the moment
+└── BusyError                     the operator is at its limit of concurrent requests
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import ClassVar
 
 
 class CortexError(Exception):
-    """Base of all errors that are shown to users; `str(error)` says what, where and what to do."""
+    """Base of all errors shown to users; `str(error)` states what happened, where, and what to do."""
 
     code: ClassVar[str] = "internal"
     http_status: ClassVar[int] = 500
@@ -35,7 +36,7 @@ class CortexError(Exception):
 
 
 class InputError(CortexError):
-    """The caller asked for something that can't be done as asked."""
+    """The input or the request is invalid."""
 
     code = "bad_input"
     http_status = 400
@@ -46,8 +47,8 @@ class InputError(CortexError):
 class Diagnostic:
     """One mistake in a user's file. Sorts by file, line, column.
 
-    `line` and `column` count from 1; both are 0 when the whole file is meant. `path` is the place in the
-    document (`iris.handler.path`), `fix` what to do about it.
+    `line` and `column` count from 1; both are 0 for the whole file. `path` is the path in the document
+    (`iris.handler.path`), `fix` the suggested correction.
     """
 
     file: str
@@ -64,7 +65,7 @@ class Diagnostic:
 
 
 class ConfigError(InputError):
-    """A configuration or project is wrong; `diagnostics` holds every mistake found, sorted."""
+    """A configuration or project is invalid; `diagnostics` holds every mistake, sorted."""
 
     code = "bad_config"
 
@@ -74,13 +75,13 @@ class ConfigError(InputError):
 
 
 class SubmissionError(InputError):
-    """A job can't be run as it was submitted; the message names every field that is wrong, each with its fix."""
+    """A submission is invalid; the message lists every invalid field with its fix."""
 
     code = "bad_submission"
 
 
 class NotFoundError(InputError):
-    """The thing named does not exist."""
+    """The named API, job, key or environment does not exist."""
 
     code = "not_found"
     http_status = 404
@@ -88,7 +89,7 @@ class NotFoundError(InputError):
 
 
 class ConflictError(InputError):
-    """The request is right but clashes with the present state."""
+    """The request is valid but conflicts with the present state."""
 
     code = "conflict"
     http_status = 409
@@ -96,7 +97,7 @@ class ConflictError(InputError):
 
 
 class TooLargeError(InputError):
-    """What was sent is larger than is taken."""
+    """The request exceeds a size limit."""
 
     code = "too_large"
     http_status = 413
@@ -111,21 +112,21 @@ class UnauthorizedError(InputError):
 
 
 class EnvironmentBuildError(CortexError):
-    """A project's dependencies can't be installed; the message ends with the installer's own words."""
+    """A project's dependencies cannot be installed; the message ends with the installer's output."""
 
     code = "environment_build_failed"
     http_status = 400
 
 
 class StorageError(CortexError):
-    """An object store or a local path can't be read."""
+    """An object store or a local path cannot be read or written."""
 
     code = "storage"
     http_status = 400
 
 
 class UserError(CortexError):
-    """The user's code raised; `traceback` holds the user's frames, none of ours."""
+    """The user's code raised; `traceback` contains only the user's frames."""
 
     code = "user_error"
 
@@ -134,32 +135,32 @@ class UserError(CortexError):
         self.traceback = traceback
 
     def in_full(self) -> str:
-        """Return the traceback, and the message where that says more: what to do, or what nothing has raised."""
-        told = self.traceback.rstrip()
-        return "\n".join(text for text in (told, "" if str(self) in told else str(self)) if text)
+        """Return the traceback, followed by the message unless the traceback contains it."""
+        shown = self.traceback.rstrip()
+        return "\n".join(text for text in (shown, "" if str(self) in shown else str(self)) if text)
 
 
 class ModelError(UserError):
-    """A model that the user's code asked for does not exist, or can't be fetched, loaded or run as asked."""
+    """A model that the user's code requested does not exist, or cannot be fetched, loaded or run."""
 
     code = "model"
 
 
 class EngineError(CortexError):
-    """A replica can't be started, reached or stopped."""
+    """A replica cannot be started, reached or stopped."""
 
     code = "engine"
 
 
 class ComputeUnavailableError(EngineError):
-    """A replica wants devices of this machine that others hold."""
+    """A replica requires devices of this machine that other replicas use."""
 
     code = "compute_unavailable"
     http_status = 503
 
 
 class GatewayError(CortexError):
-    """HAProxy can't be started, reloaded or reached."""
+    """HAProxy cannot be started, reloaded or reached."""
 
     code = "gateway"
 
@@ -172,14 +173,14 @@ class OperatorUnavailableError(CortexError):
 
 
 class DatabaseUnavailableError(CortexError):
-    """A database can't be used at this moment: its server is away, its disk is full, or another program locks it."""
+    """A database cannot be used now: the server is unreachable, the disk is full, or another program holds a lock."""
 
     code = "database_unavailable"
     http_status = 503
 
 
 class BusyError(CortexError):
-    """The operator has too much at hand to take more now."""
+    """The operator is at its limit of concurrent requests."""
 
     code = "busy"
     http_status = 503

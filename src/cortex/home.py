@@ -1,4 +1,4 @@
-"""Where the files of one installation are: the layout of CORTEX_HOME, and nothing else."""
+"""The file layout of one installation, below CORTEX_HOME."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pathlib import Path
 
 from cortex.errors import EngineError, InputError
 
-#: Longest path that a unix socket can have on every system we run on (104 on macOS, 108 on Linux), less a file name.
+#: Maximum path length of a unix socket (104 on macOS, 108 on Linux), minus room for a file name.
 SOCKET_DIR_MAX_LENGTH = 70
 _SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
 class Home:
-    """One installation's folder. Two homes on one machine never touch each other."""
+    """The folder of one installation. Several homes on one machine are independent."""
 
     path: Path
 
     @classmethod
     def from_environ(cls, environ: dict[str, str] | os._Environ[str]) -> Home:
-        """Take `CORTEX_HOME`, or `~/.cortex` where it is not set."""
+        """Return the home at `CORTEX_HOME`, by default `~/.cortex`."""
         value = environ.get("CORTEX_HOME")
         return cls(Path(value).expanduser().absolute() if value else Path.home() / ".cortex")
 
@@ -41,7 +41,7 @@ class Home:
 
     @property
     def jobs_database_file(self) -> Path:
-        """The SQLite database of jobs: apart, so that the writes of jobs never wait for those of deploys."""
+        """The SQLite database of jobs; separate, so that writes of jobs never wait for those of deployments."""
         return self.path / "jobs.db"
 
     @property
@@ -66,17 +66,17 @@ class Home:
 
     @property
     def listings_socket(self) -> Path:
-        """Unix socket on which the model agent lists for nodes; on a node, the one where its agent has them listed."""
+        """Unix socket through which model agents of nodes share the operator's listings."""
         return self.sockets_dir / "listings"
 
     @property
     def jobs_socket(self) -> Path:
-        """Unix socket on which the operator takes submissions from the gateway and gives batches to workers."""
+        """Unix socket on which the operator accepts submissions from the gateway and leases batches to job workers."""
         return self.sockets_dir / "jobs"
 
     @property
     def fingerprints_file(self) -> Path:
-        """Hashes of the certificates that operator and gateway serve, the newest first; there only with TLS."""
+        """Fingerprints of the certificates of operator and gateway, newest first; exists only with TLS."""
         return self.run_dir / "fingerprints"
 
     @property
@@ -86,7 +86,7 @@ class Home:
 
     @property
     def run_dir(self) -> Path:
-        """Identity of what runs: `run/operator.json`, `run/gateway/`, `run/replicas/<replica id>/`."""
+        """Identities of running processes: `run/operator.json`, `run/gateway/`, `run/replicas/<replica id>/`."""
         return self.path / "run"
 
     @property
@@ -96,7 +96,7 @@ class Home:
 
     @property
     def sockets_dir(self) -> Path:
-        """Unix sockets; outside the home, in a private folder, where the home's path is too long for them."""
+        """Unix sockets; in a private temporary folder if the path of the home is too long for sockets."""
         inside = self.run_dir / "s"
         if len(str(inside)) <= SOCKET_DIR_MAX_LENGTH:
             return inside
@@ -105,14 +105,14 @@ class Home:
 
     @property
     def metrics_dir(self) -> Path:
-        """Counters of what runs, in memory that outlives the processes: on a disk, a write could wait for the disk."""
+        """Metrics of running processes, in shared memory if possible, so that writes never wait for a disk."""
         if not os.access(_SHARED_MEMORY, os.W_OK):
             return self.run_dir / "metrics"
         digest = hashlib.sha256(str(self.path).encode()).hexdigest()[:12]
         return _SHARED_MEMORY / f"cortex-{os.getuid()}-{digest}"
 
     def create(self) -> None:
-        """Make every folder, private to its owner. Repeating it changes nothing."""
+        """Create every folder, private to its owner. Idempotent."""
         for folder in (
             self.path,
             self.projects_dir,
@@ -129,25 +129,25 @@ class Home:
         _require_private(self.metrics_dir)
 
     def prepare(self) -> None:
-        """`create`, for whom a user started. Raises: InputError if it can't be made, or written; EngineError."""
+        """Create the home for a command. Raises: InputError if it cannot be created or written; EngineError."""
         try:
             self.create()
-            if not os.access(self.path, os.W_OK):  # all of it may be there, on a file system that is read-only now
+            if not os.access(self.path, os.W_OK):  # the home may exist on a file system that is now read-only
                 raise PermissionError(errno.EACCES, "it can't be written", str(self.path))
         except OSError as error:
             raise self.unusable(error) from None
 
     def check(self) -> None:
-        """Make sure that it is a folder that can be entered, if it is there. Raises: InputError."""
+        """Check that the home is an accessible folder, if it exists. Raises: InputError."""
         try:
-            os.stat(f"{self.path}/.")  # noqa: PTH116 - a `Path` would drop the dot, by which a file is told from a folder
+            os.stat(f"{self.path}/.")  # noqa: PTH116 - `Path` drops the dot, which fails for a file
         except FileNotFoundError:
             return
         except OSError as error:
             raise self.unusable(error) from None
 
     def unusable(self, error: OSError) -> InputError:
-        """Return what tells users that their CORTEX_HOME can't be read or written, and why."""
+        """Return the error for a CORTEX_HOME that cannot be read or written."""
         reason = f"{error.filename or self.path}: {(error.strerror or str(error)).lower()}"
         if isinstance(error, FileExistsError | NotADirectoryError):
             files = (path for path in (self.path, *self.path.parents) if path.exists() and not path.is_dir())
@@ -156,19 +156,21 @@ class Home:
 
 
 def _require_private(folder: Path) -> None:
-    """Refuse a folder that others can change: where it is not in the home, anyone could have made it before us.
+    """Check that a folder belongs to this user and is private: outside the home, others could have created it.
 
     Raises: EngineError.
     """
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise EngineError(f"{folder} is not a folder of yours; remove it, or choose a CORTEX_HOME with a shorter path")
+        raise EngineError(
+            f"{folder} is not a folder that you own; remove it, or choose a CORTEX_HOME with a shorter path"
+        )
     if stat.S_IMODE(status.st_mode) & 0o077:
         folder.chmod(0o700)
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file in one step, readable by its owner only."""
+    """Replace a file atomically, readable only by its owner."""
     temporary = path.with_name(path.name + ".new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:

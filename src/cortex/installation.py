@@ -1,4 +1,4 @@
-"""What an installation is made of beside this machine: kept in its home, so that each of its operators is alike."""
+"""The settings of an installation besides its path, stored in its home and shared by all its operators."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from cortex.home import Home, write_private
 
 _FILE = "installation.json"
 _ENGINES = ("local", "ray")
-#: What the extra `ray` installs, and an operator of that engine can't do without.
+#: Modules of the extra `ray`, required by an operator with that engine.
 _OF_RAY = ("cryptography", "ray")
 _GATEWAYS = re.compile(r"operator|all|group:[A-Za-z0-9_.-]{1,200}")
 
 
 @dataclass(frozen=True)
 class Installation:
-    """Where replicas run, where the state is, and where operator and gateway listen."""
+    """The engine, the database, and the addresses of operator and gateway."""
 
     engine: str = "local"  #: "local" or "ray"
     ray_address: str | None = None  #: `host:port` of Ray's head, or `ray://host:port` of its client server
-    database: str | None = None  #: `postgresql://…`, perhaps with a password; None: SQLite in the home
-    advertise: str | None = None  #: address by which nodes reach this machine; None: the one that leads to Ray's head
-    node_port: int = 8890  #: on which nodes reach the operator
-    gateways: str = "operator"  #: where they are: only beside it; "all": on each node too; "group:NAME": on some nodes
-    #: Where the operator that came up last listened, and what it served: kept by itself, see `operator/bootstrap.py`.
+    database: str | None = None  #: `postgresql://…`, possibly with a password; None: SQLite in the home
+    advertise: str | None = None  #: address of this machine for nodes; None: the source address towards Ray's head
+    node_port: int = 8890  #: port of the operator for nodes
+    gateways: str = "operator"  #: "operator": only this machine; "all": each node too; "group:NAME": a group of nodes
+    #: The addresses and certificate of the last operator, stored by itself (`operator/bootstrap.py`).
     gateway_port: int = 8888
     operator_port: int = 8889
     host: str = "127.0.0.1"
@@ -37,7 +37,7 @@ class Installation:
 
     @classmethod
     def read(cls, home: Home) -> Installation:
-        """Return what `write` kept; without that, an installation of one machine. Raises: InputError."""
+        """Return the stored settings, or the defaults of a single machine. Raises: InputError."""
         path = home.path / _FILE
         try:
             return cls._checked(json.loads(path.read_text()))
@@ -45,14 +45,14 @@ class Installation:
             return cls()
         except (OSError, ValueError) as error:
             raise InputError(
-                f"{path} can't be read ({error}); remove it, and give `cortex up` its flags again"
+                f"{path} can't be read ({error}); remove it, and run `cortex up` with its flags again"
             ) from None
 
     @classmethod
     def _checked(cls, data: Any) -> Installation:
-        """Raises: ValueError for what `write` does not write."""
+        """Validate stored settings. Raises: ValueError."""
         if not isinstance(data, dict):
-            raise ValueError("it is no map")
+            raise ValueError("it is not a map")
         found = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         for name, value in found.items():
             default = getattr(cls, name)
@@ -63,39 +63,39 @@ class Installation:
         return cls(**found)
 
     def write(self, home: Home) -> None:
-        """Keep it, for its owner only."""
+        """Store the settings, readable only by the owner."""
         write_private(home.path / _FILE, json.dumps(asdict(self)))
 
     def changed(self, **changes: str | int | None) -> Installation:
-        """Return a copy in which what is not None is changed. Raises: InputError if that makes no sense."""
+        """Return a copy with all changes that are not None. Raises: InputError if the result is invalid."""
         if changes.get("engine") == "local" and not changes.get("gateways"):
-            changes["gateways"] = "operator"  # there are no nodes any more for those that were kept
+            changes["gateways"] = "operator"  # stored gateways on nodes no longer apply
         made = replace(self, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
         if made.engine not in _ENGINES:
-            raise InputError(f"--engine {made.engine}: there are {' and '.join(_ENGINES)}")
+            raise InputError(f"--engine {made.engine}: must be {' or '.join(_ENGINES)}")
         if made.engine == "ray" and not _is_address(made.ray_address):
-            raise InputError("--engine ray wants --ray-address HOST:PORT, the address of Ray's head")
+            raise InputError("--engine ray requires --ray-address HOST:PORT, the address of Ray's head")
         if made.engine == "local" and changes.get("ray_address"):
-            raise InputError("--ray-address is for --engine ray")
+            raise InputError("--ray-address requires --engine ray")
         if not _GATEWAYS.fullmatch(made.gateways):
-            raise InputError(f"--gateways {made.gateways}: it is operator, all, or group:NAME for a group of nodes")
+            raise InputError(f"--gateways {made.gateways}: must be operator, all, or group:NAME for a group of nodes")
         if made.engine == "local" and made.gateways != "operator":
-            raise InputError(f"--gateways {made.gateways} is for --engine ray: there are no other nodes")
+            raise InputError(f"--gateways {made.gateways} requires --engine ray: there are no other nodes")
         if made.database and not made.database.startswith(("postgresql://", "postgres://")):
-            raise InputError("--database wants postgresql://USER:PASSWORD@HOST/NAME")
+            raise InputError("--database must be postgresql://USER:PASSWORD@HOST/NAME")
         return made
 
     def check_modules(self, is_kept: bool = True) -> None:
-        """Make sure that what its engine imports is installed; `is_kept`: the way back to the other one is named.
+        """Check that the modules of the engine are installed. `is_kept`: suggest switching back to the local engine.
 
         Raises: InputError.
         """
         lacking = [name for name in _OF_RAY if importlib.util.find_spec(name) is None] if self.engine == "ray" else []
         if lacking:
             raise InputError(
-                f"--engine ray needs {' and '.join(lacking)} beside the operator, too: "
+                f"--engine ray needs {' and '.join(lacking)} in the environment of the operator: "
                 "`pip install 'cortex-serving[ray]'`, in a clone `pip install '.[ray]'`"
-                + ("; `cortex up --engine local` goes back to this machine alone" if is_kept else "")
+                + ("; `cortex up --engine local` switches back to this machine alone" if is_kept else "")
             )
 
 

@@ -1,4 +1,4 @@
-"""Every status, as data. Nothing outside this file invents one."""
+"""All statuses and their transitions, as data. No other module defines a status."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from enum import StrEnum
 
 
 class ApiKind(StrEnum):
-    """What an API does with its code; the value is the `kind` of a file."""
+    """The kind of an API; the value is its `kind` in cortex.yaml."""
 
     REALTIME = "RealtimeAPI"  #: replicas answer requests
-    ASYNC = "AsyncAPI"  #: replicas work through what was sent; answers are fetched later
-    BATCH = "BatchAPI"  #: workers work through the batches of jobs
-    TASK = "TaskAPI"  #: one worker per job calls the user's class once
-    SPLITTER = "TrafficSplitter"  #: shares its requests out to realtime APIs; has no code
+    ASYNC = "AsyncAPI"  #: replicas process queued workloads; results are fetched later
+    BATCH = "BatchAPI"  #: job workers process the batches of jobs
+    TASK = "TaskAPI"  #: one job worker per job calls the user's class once
+    SPLITTER = "TrafficSplitter"  #: distributes requests to realtime APIs; has no code
 
     @property
     def has_replicas(self) -> bool:
-        """Tell whether its processes are there before anyone asks for something."""
+        """True if its processes run independently of submissions."""
         return self in (ApiKind.REALTIME, ApiKind.ASYNC)
 
     @property
     def runs_jobs(self) -> bool:
-        """Tell whether its code runs in jobs that are submitted."""
+        """True if its code runs in submitted jobs."""
         return self in (ApiKind.BATCH, ApiKind.TASK)
 
 
 class ApiStatus(StrEnum):
-    """What `cortex get` shows of an API; the value is the `status_code` of its JSON."""
+    """The status of an API in `cortex get`; the value is the `status_code` of its JSON."""
 
-    LIVE = "live"  #: the newest revision serves with as many replicas as were asked for
+    LIVE = "live"  #: the newest revision serves with the requested number of replicas
     UPDATING = "updating"  #: replicas of the newest revision are being prepared or started
-    ERROR = "error"  #: the newest revision can't start or keeps dying; an older one may still serve
-    OOM = "oom"  #: as error, and the cause was memory
-    STALLED = "stalled"  #: no machine has the compute that was asked for
+    ERROR = "error"  #: the newest revision cannot start or keeps crashing; an older one may still serve
+    OOM = "oom"  #: as error, caused by a lack of memory
+    STALLED = "stalled"  #: no machine has the requested compute
 
     @property
     def message(self) -> str:
-        """Say the status in the words of the CLI's column."""
+        """The status as shown by the CLI."""
         return _API_MESSAGES[self]
 
 
@@ -51,39 +51,41 @@ _API_MESSAGES = {
 
 
 class JobStatus(StrEnum):
-    """The status of a job; the value is stored. `code` and `message` are what callers read."""
+    """The status of a job; the value is stored. Callers see `code` and `message`."""
 
     ENQUEUING = "enqueuing"  #: its input is being split into batches
-    PENDING = "pending"  #: every batch is stored; no worker has begun, for want of room or of time
-    RUNNING = "running"  #: workers are at work
-    COMPLETING = "completing"  #: no batch is open; one worker runs `on_job_complete`, or results are written
+    PENDING = "pending"  #: every batch is stored; no job worker has started yet
+    RUNNING = "running"  #: job workers process batches
+    COMPLETING = (
+        "completing"  #: all batches are resolved; one job worker runs `on_job_complete`, or results are written
+    )
     SUCCEEDED = "succeeded"
-    COMPLETED_WITH_FAILURES = "completed_with_failures"  #: every batch was resolved, some as dead letters
-    ENQUEUE_FAILED = "enqueue_failed"  #: the input could not be read, or held nothing
-    WORKER_ERROR = "worker_error"  #: workers can't start, or `on_job_complete` raised
-    WORKER_OOM = "worker_oom"  #: as worker_error, and the cause was memory
+    COMPLETED_WITH_FAILURES = "completed_with_failures"  #: all batches are resolved, some as dead letters
+    ENQUEUE_FAILED = "enqueue_failed"  #: the input could not be read, or was empty
+    WORKER_ERROR = "worker_error"  #: job workers cannot start, or `on_job_complete` raised
+    WORKER_OOM = "worker_oom"  #: as worker_error, caused by a lack of memory
     TIMED_OUT = "timed_out"
-    STOPPED = "stopped"  #: by its user, or with its API
-    UNEXPECTED_ERROR = "unexpected_error"  #: something of ours, or the place for the results, failed
+    STOPPED = "stopped"  #: by a user, or with its API
+    UNEXPECTED_ERROR = "unexpected_error"  #: cortex itself or the storage of the results failed
 
     @property
     def is_over(self) -> bool:
-        """Tell whether nothing will change any more."""
+        """True if the status is final."""
         return not JOB_TRANSITIONS[self]
 
     @property
     def code(self) -> str:
-        """Return the word of the HTTP API, which knows no `completing`."""
+        """The status in the HTTP API, which has no `completing`."""
         return JobStatus.RUNNING.value if self is JobStatus.COMPLETING else self.value
 
     @property
     def message(self) -> str:
-        """Say the status in the words of the CLI's column."""
+        """The status as shown by the CLI."""
         return _JOB_MESSAGES.get(self, self.code.replace("_", " "))
 
     @property
     def sources(self) -> tuple[JobStatus, ...]:
-        """Return the statuses from which a job may come to this one."""
+        """The statuses from which a job may change to this one."""
         return tuple(status for status, allowed in JOB_TRANSITIONS.items() if self in allowed)
 
 
@@ -92,16 +94,16 @@ _JOB_MESSAGES = {
     JobStatus.WORKER_OOM: "out of memory",
 }
 _WORKER_FAILURES = frozenset({JobStatus.WORKER_ERROR, JobStatus.WORKER_OOM})
-_ENDED_FROM_OUTSIDE = frozenset({JobStatus.TIMED_OUT, JobStatus.STOPPED, JobStatus.UNEXPECTED_ERROR})
+_EXTERNAL_ENDS = frozenset({JobStatus.TIMED_OUT, JobStatus.STOPPED, JobStatus.UNEXPECTED_ERROR})
 
-#: Every allowed change of a job's status; nothing else is ever stored.
+#: Every allowed change of a job's status; no other change is stored.
 JOB_TRANSITIONS: Mapping[JobStatus, frozenset[JobStatus]] = {
-    JobStatus.ENQUEUING: frozenset({JobStatus.PENDING, JobStatus.ENQUEUE_FAILED}) | _ENDED_FROM_OUTSIDE,
-    JobStatus.PENDING: frozenset({JobStatus.RUNNING}) | _WORKER_FAILURES | _ENDED_FROM_OUTSIDE,
-    JobStatus.RUNNING: frozenset({JobStatus.COMPLETING}) | _WORKER_FAILURES | _ENDED_FROM_OUTSIDE,
+    JobStatus.ENQUEUING: frozenset({JobStatus.PENDING, JobStatus.ENQUEUE_FAILED}) | _EXTERNAL_ENDS,
+    JobStatus.PENDING: frozenset({JobStatus.RUNNING}) | _WORKER_FAILURES | _EXTERNAL_ENDS,
+    JobStatus.RUNNING: frozenset({JobStatus.COMPLETING}) | _WORKER_FAILURES | _EXTERNAL_ENDS,
     JobStatus.COMPLETING: frozenset({JobStatus.SUCCEEDED, JobStatus.COMPLETED_WITH_FAILURES})
     | _WORKER_FAILURES
-    | _ENDED_FROM_OUTSIDE,
+    | _EXTERNAL_ENDS,
     JobStatus.SUCCEEDED: frozenset(),
     JobStatus.COMPLETED_WITH_FAILURES: frozenset(),
     JobStatus.ENQUEUE_FAILED: frozenset(),
@@ -114,31 +116,31 @@ JOB_TRANSITIONS: Mapping[JobStatus, frozenset[JobStatus]] = {
 
 
 class WorkloadStatus(StrEnum):
-    """The status of what was sent to an AsyncAPI; the value is what callers read."""
+    """The status of a workload of an AsyncAPI; callers see the value."""
 
-    IN_QUEUE = "in_queue"  #: stored; no replica has it
-    IN_PROGRESS = "in_progress"  #: a replica has it
+    IN_QUEUE = "in_queue"  #: stored; not claimed by a replica
+    IN_PROGRESS = "in_progress"  #: claimed by a replica
     COMPLETED = "completed"
-    FAILED = "failed"  #: the user's code raised, or its process died too often
+    FAILED = "failed"  #: the user's code raised, or its process crashed too often
 
     @property
     def is_over(self) -> bool:
-        """Tell whether nothing will change any more."""
+        """True if the status is final."""
         return self in (WorkloadStatus.COMPLETED, WorkloadStatus.FAILED)
 
 
 class ProcessState(StrEnum):
-    """The state of one process of a replica, as its supervisor sees it."""
+    """The state of one worker of a replica, as tracked by its supervisor."""
 
-    STARTING = "starting"  #: forked; the user's code is being imported and constructed
-    READY = "ready"  #: answers requests
-    BACKING_OFF = "backing_off"  #: died; waits before the next start
-    STOPPING = "stopping"  #: takes no new request; finishes those inside
-    STOPPED = "stopped"  #: gone for good
+    STARTING = "starting"  #: forked; imports and constructs the user's class
+    READY = "ready"  #: serves requests
+    BACKING_OFF = "backing_off"  #: exited; waits before the next start
+    STOPPING = "stopping"  #: drains: finishes requests in progress, accepts no new ones
+    STOPPED = "stopped"  #: exited, will not be restarted
 
 
 class DeathCause(StrEnum):
-    """Why a process of the user's code ended; the value is the words that callers read."""
+    """The reason why a worker exited; callers see the value."""
 
     OUT_OF_MEMORY = "out of memory"
     SEGMENTATION_FAULT = "segmentation fault"

@@ -1,4 +1,4 @@
-"""Structured logs: one event, one line, a short constant message and fields. Standard library only."""
+"""Structured logs: one line per event, with a constant message and fields. Standard library only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BACKUPS = 3
 class Logger:
     """Logs events with fields: `logger.info("replica started", api="iris", replica="iris-1")`.
 
-    info: a state changed. warning: we recovered. error: someone must act.
+    info: a state changed. warning: a problem was handled. error: someone must act.
     """
 
     def __init__(self, name: str) -> None:
@@ -29,11 +29,11 @@ class Logger:
         self._log(logging.INFO, message, fields)
 
     def warning(self, message: str, **fields: object) -> None:
-        """Log what went wrong and was dealt with."""
+        """Log a problem that was handled."""
         self._log(logging.WARNING, message, fields)
 
     def error(self, message: str, exc_info: BaseException | None = None, **fields: object) -> None:
-        """Log what someone must act on, with the traceback of `exc_info`."""
+        """Log a problem that requires action, with the traceback of `exc_info`."""
         self._log(logging.ERROR, message, fields, exc_info)
 
     def _log(
@@ -46,7 +46,7 @@ class LogFormatter(logging.Formatter):
     """`2026-01-31T12:00:00.123Z info replica started api=iris`; values with blanks or quotes are JSON strings."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the event as one line, and its traceback, if any, as more fields of it."""
+        """Return the event as one line; a traceback becomes a field."""
         moment = datetime.fromtimestamp(record.created, UTC)
         fields: dict[str, Any] = dict(getattr(record, "fields", {}))
         if record.exc_info and record.exc_info[0] is not None:
@@ -58,7 +58,7 @@ class LogFormatter(logging.Formatter):
 
 
 def configure(path: Path | None) -> None:
-    """Send all logs to a file that is rotated, or to standard error where `path` is None."""
+    """Write all logs to a rotated file, or to standard error if `path` is None."""
     handler: logging.Handler
     if path is None:
         handler = logging.StreamHandler(sys.stderr)

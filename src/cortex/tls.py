@@ -1,4 +1,4 @@
-"""Certificates and keys in PEM files: whether they can be served, which names they have, and when they were renewed."""
+"""Server certificates in PEM files: validate them, read their names, and detect renewals."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from cortex.errors import InputError
 _BLOCK = r"-----BEGIN {0}-----.*?-----END {0}-----"
 _CERTIFICATE = re.compile(_BLOCK.format("CERTIFICATE"), re.DOTALL)
 _KEY = re.compile(_BLOCK.format("(?:[A-Z]+ )*PRIVATE KEY"), re.DOTALL)
-#: What `getpeercert` uses: there is no public way to decode a certificate of one's own.
+#: The decoder behind `getpeercert`; the standard library has no public function to decode a local certificate.
 _decode_file: Callable[[str], dict[str, Any]] = ssl._ssl._test_decode_cert  # type: ignore[attr-defined]
 _OTHERS_READ = 0o077
-#: A chain is some kilobytes.
+#: A certificate chain is a few kilobytes.
 _MAX_BYTES = 1024 * 1024
 
 
 class CertificateError(InputError):
-    """A certificate or its key can't be served."""
+    """A certificate or its key cannot be served."""
 
     code = "bad_certificate"
 
 
 @dataclass(frozen=True)
 class ServerCertificate:
-    """A certificate with its chain and its key that fit each other."""
+    """A certificate with its chain and matching key."""
 
-    pem: str  #: all of them; holds the private key
-    names: tuple[str, ...]  #: DNS names, in the certificate's order; wildcards too
+    pem: str  #: certificate, chain and private key
+    names: tuple[str, ...]  #: DNS names in the certificate's order, including wildcards
     ends_at: datetime
     fingerprint: str  #: SHA-256 of the certificate alone, hexadecimal
 
     def install(self, context: ssl.SSLContext) -> None:
-        """Have new connections of a server's context show it; those that are open go on."""
+        """Use the certificate for new connections of a server's context; open connections are unaffected."""
         _install(self.pem, context, None)
 
     def __repr__(self) -> str:
@@ -50,18 +50,18 @@ class ServerCertificate:
 
 @dataclass(frozen=True)
 class CertificateFiles:
-    """Where a certificate and its key are, in files that somebody else renews."""
+    """The files of a certificate and its key, renewed by other programs."""
 
     certificate: Path
     key: Path
 
     def load(self) -> ServerCertificate:
-        """Read both. Raises: CertificateError, which says what is wrong with which file."""
+        """Read and validate both files. Raises: CertificateError."""
         chain = _CERTIFICATE.findall(_read(self.certificate, "certificate"))
         keys = _KEY.findall(_read(self.key, "key"))
         for path, blocks, what in ((self.certificate, chain, "certificate"), (self.key, keys, "private key")):
             if not blocks:
-                raise CertificateError(f"{path}: there is no {what} in PEM form in it")
+                raise CertificateError(f"{path}: contains no {what} in PEM format")
         pem = "\n".join([*chain, keys[0], ""])
         with tempfile.TemporaryDirectory(prefix="cortex-tls-") as folder:  # mode 0700
             first = Path(folder) / "first.pem"
@@ -77,36 +77,36 @@ class CertificateFiles:
         )
 
     def warnings(self, certificate: ServerCertificate, now: datetime) -> list[str]:
-        """Return what is served all the same, and should not be."""
+        """Return warnings about a certificate that is served nevertheless."""
         found = []
         if certificate.ends_at <= now:
             found.append(
-                f"{self.certificate}: the certificate ended at {certificate.ends_at:%Y-%m-%d %H:%M} UTC; renew it: "
-                "other machines refuse it"
+                f"{self.certificate}: the certificate expired at {certificate.ends_at:%Y-%m-%d %H:%M} UTC; renew it: "
+                "clients reject it"
             )
         if self.key.stat().st_mode & _OTHERS_READ:
-            found.append(f"{self.key}: other users of this machine may read the private key; `chmod 600` it")
+            found.append(f"{self.key}: other users of this machine can read the private key; `chmod 600` it")
         return found
 
     def state(self) -> object:
-        """Return what differs once a file was written anew; None while one is missing."""
+        """Return a value that changes when a file is replaced; None while a file is missing."""
         try:
             stats = [path.stat() for path in (self.certificate, self.key)]
         except OSError:
             return None
-        # The time of the last change of any kind: that a file may be read now counts, too.
+        # ctime, so that changed permissions count too.
         return tuple((each.st_ctime_ns, each.st_size, each.st_ino, each.st_dev) for each in stats)
 
     def _check_pair(self, pem: str) -> None:
         def no_password() -> str:
-            raise CertificateError(f"{self.key}: the key is encrypted; give one without a passphrase")
+            raise CertificateError(f"{self.key}: the key is encrypted; use one without a passphrase")
 
         try:
             _install(pem, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), no_password)
         except ssl.SSLError as error:
             if error.reason == "KEY_VALUES_MISMATCH":
                 raise CertificateError(
-                    f"{self.key}: the key is not that of the certificate {self.certificate}"
+                    f"{self.key}: the key does not match the certificate {self.certificate}"
                 ) from None
             raise CertificateError(
                 f"{self.key} can't be served with {self.certificate} ({error.reason or error})"
@@ -119,12 +119,12 @@ def fingerprint_of(der: bytes) -> str:
 
 
 def shown_name(certificate: ServerCertificate) -> str | None:
-    """Return the first name of a certificate that can stand in a URL."""
+    """Return the first name of a certificate that can be used in a URL."""
     return next((name for name in certificate.names if "*" not in name), None)
 
 
 def has_name(names: tuple[str, ...], name: str) -> bool:
-    """Tell whether `name` is one of a certificate's names; `*` stands for one label (RFC 6125, 6.4.3)."""
+    """Return True if `name` matches a certificate's names; `*` stands for one label (RFC 6125, 6.4.3)."""
     return name in names or f"*.{name.partition('.')[2]}" in names
 
 
@@ -135,7 +135,7 @@ def _read(path: Path, what: str) -> str:
     except OSError as error:
         raise CertificateError(f"{path}: the {what} can't be read ({(error.strerror or str(error)).lower()})") from None
     if len(data) > _MAX_BYTES:
-        raise CertificateError(f"{path}: is too large for a {what} in PEM form")
+        raise CertificateError(f"{path}: is too large for a {what} in PEM format")
     return data.decode(errors="replace")
 
 

@@ -93,7 +93,7 @@ def test_a_file_is_downloaded_as_a_file(place: tuple[str, dict[str, str]], tmp_p
     put(url, CONTENT, environ)
     asyncio.run(download(f"{url}/1/model.bin", tmp_path / "out", environ))
     assert (tmp_path / "out").read_bytes() == b"one"
-    with pytest.raises(StorageError, match="already there"):
+    with pytest.raises(StorageError, match="already exists"):
         asyncio.run(download(f"{url}/1/model.bin", tmp_path / "out", environ))
 
 

@@ -1,8 +1,6 @@
-"""Lists, reads, writes and downloads at s3://, gs:// and local paths; knows nothing of models or APIs.
+"""List, read, write and download objects at s3://, gs:// and local paths.
 
-Only this module and its neighbours `storage_*` know the library. What others set up for their own tools holds: see
-`storage_settings`. Local files are listed and copied by `storage_files`; what doesn't fit into memory is for
-`storage_streams`.
+Only this package imports obstore. Objects that do not fit into memory are read and written by `streams.py`.
 """
 
 from __future__ import annotations
@@ -25,19 +23,17 @@ from cortex.storage.local_files import copy
 from cortex.storage.locations import SCHEMES, Location
 from cortex.storage.objects import StoredObject, printable
 
-__all__ = ["download", "download_objects", "fetch", "is_remote", "list_objects", "read", "walk", "write"]
-
 _PARALLEL_DOWNLOADS = 8
 _CHUNK_BYTES = 4 * 1024 * 1024
 
 
 def is_remote(path: str) -> bool:
-    """Tell whether `path` is in an object store."""
+    """Return True if `path` is in an object store."""
     return urlsplit(path).scheme in SCHEMES
 
 
 async def list_objects(url: str, environ: Mapping[str, str]) -> list[StoredObject]:
-    """Return the object at `url`, or all below it as a folder, sorted by key; nothing there is an empty list.
+    """Return the object at `url`, or all objects below it, sorted by key; empty if there are none.
 
     Raises: StorageError.
     """
@@ -56,15 +52,15 @@ async def read(url: str, environ: Mapping[str, str]) -> bytes:
 
 
 async def write(url: str, data: bytes, environ: Mapping[str, str]) -> None:
-    """Create or replace the object at `url`; readers see all of it or what was there. Raises: StorageError."""
+    """Create or replace the object at `url` atomically. Raises: StorageError."""
     location = Location.of(url)
     await location.run(environ, lambda store: obstore.put_async(store, location.key, data), "write")
 
 
 async def download(url: str, destination: Path, environ: Mapping[str, str]) -> None:
-    """Download the object, or the folder of objects, at `url` to the new path `destination`, all of it or nothing.
+    """Download the object, or the folder of objects, at `url` to the new path `destination` atomically.
 
-    Raises: StorageError, also if something is already at `destination` or an object changes meanwhile.
+    Raises: StorageError, also if `destination` exists or an object changes during the download.
     """
     await download_objects(url, await _existing(url, environ), destination, environ)
 
@@ -72,18 +68,18 @@ async def download(url: str, destination: Path, environ: Mapping[str, str]) -> N
 async def download_objects(
     url: str, objects: Sequence[StoredObject], destination: Path, environ: Mapping[str, str]
 ) -> None:
-    """Download just these objects, as they were listed at `url`, to the new path `destination`: all or nothing.
+    """Download the given objects, listed at `url`, to the new path `destination` atomically.
 
-    An object that is `url` itself becomes the file `destination`. Raises: StorageError as `download`.
+    If an object is `url` itself, `destination` becomes a file. Raises: StorageError as `download`.
     """
     location = Location.of(url)
     await location.run(environ, lambda store: _download(store, objects, destination))
 
 
 async def fetch(url: str, cache: Path, environ: Mapping[str, str]) -> Path:
-    """Download what is at `url`, unless its present content is in `cache`; return where it is there.
+    """Return the path in `cache` of the present content of `url`; download it if it is missing.
 
-    However many ask at once, in however many processes, it is downloaded once. Raises: StorageError.
+    Concurrent calls, also from several processes, download it once. Raises: StorageError.
     """
     location = Location.of(url)
     objects = await _existing(url, environ)
@@ -110,7 +106,7 @@ async def _download(store: ObjectStore, objects: Sequence[StoredObject], destina
     part = Path(tempfile.mkdtemp(prefix=".part-", dir=destination.parent))
     waiting = iter(objects)
 
-    async def take_turns() -> None:
+    async def download_next() -> None:
         for item in waiting:
             target = part / "content" / item.name
             try:
@@ -120,14 +116,14 @@ async def _download(store: ObjectStore, objects: Sequence[StoredObject], destina
                 else:
                     await _get(store, item, target)
             except (FileExistsError, NotADirectoryError, IsADirectoryError):
-                raise StorageError(f"{item.key} is both a file and a folder, which no disk can hold") from None
+                raise StorageError(f"{item.key} is both a file and a folder, which no file system supports") from None
 
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(_PARALLEL_DOWNLOADS):
-                group.create_task(take_turns())
+                group.create_task(download_next())
         if destination.exists():
-            raise StorageError(f"{destination} is already there")
+            raise StorageError(f"{destination} already exists")
         (part / "content").rename(destination)
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
@@ -140,7 +136,7 @@ async def _get(store: ObjectStore, item: StoredObject, target: Path) -> None:
         answer = await obstore.get_async(store, item.key)
     except FileNotFoundError:
         if not item.size_bytes:
-            return  # the mark of a folder without anything in it
+            return  # the marker of an empty folder
         raise StorageError(f"{item.key} was removed while it was read; try again") from None
     if (answer.meta["size"], (answer.meta["e_tag"] or "").strip('"')) != (item.size_bytes, item.etag):
         raise StorageError(f"{item.key} changed while it was read; try again")
@@ -150,7 +146,7 @@ async def _get(store: ObjectStore, item: StoredObject, target: Path) -> None:
             size_bytes += len(chunk)
             await asyncio.to_thread(file.write, chunk)
     if size_bytes != item.size_bytes:
-        raise StorageError(f"{item.key} was cut off while it was read; try again")
+        raise StorageError(f"{item.key} was truncated while it was read; try again")
 
 
 def _digest(url: str, objects: Sequence[StoredObject]) -> str:

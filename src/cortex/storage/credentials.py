@@ -1,6 +1,7 @@
-"""Settings of object stores, as the ecosystem's own tools read them: environment variables and AWS's files.
+"""Settings of object stores from environment variables and AWS's files, as the providers' own tools read them.
 
-Knows no library and talks to nobody, except to ask in which region a bucket is.
+obstore's own providers cannot replace this: those in obstore itself ignore AWS's profile files, and the others need
+boto3 or google-auth. The only request made here finds the region of a bucket.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-#: Variable → key of the store's configuration; the first that is set wins.
+#: Key of the store's configuration → environment variables; the first one that is set wins.
 _AWS_VARIABLES = {
     "access_key_id": ("AWS_ACCESS_KEY_ID",),
     "secret_access_key": ("AWS_SECRET_ACCESS_KEY",),
@@ -32,7 +33,7 @@ _AWS_VARIABLES = {
     "container_authorization_token_file": ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",),
 }
 _UNSIGNED_VARIABLES = ("AWS_SKIP_SIGNATURE", "AWS_NO_SIGN_REQUEST")
-#: With one of these, credentials come from where the program runs.
+#: Keys that select credentials of the runtime environment.
 _ROLE_KEYS = frozenset(
     {"web_identity_token_file", "container_credentials_relative_uri", "container_credentials_full_uri"}
 )
@@ -42,7 +43,7 @@ _REGION_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """How a bucket is reached. `may_be_unsigned`: no credentials are configured, so it may be a public one."""
+    """Client settings of a bucket. `may_be_unsigned`: no credentials are configured, so the bucket may be public."""
 
     config: dict[str, str] = field(default_factory=dict)
     allow_http: bool = False
@@ -54,13 +55,13 @@ class StoreSettings:
 
 
 def s3_settings(bucket: str, environ: Mapping[str, str]) -> StoreSettings:
-    """Return the settings for an S3 bucket: of the environment first, then of AWS's files.
+    """Return the settings for an S3 bucket: from the environment, then from AWS's files.
 
-    Asks S3 for the bucket's region if none is configured.
+    Queries S3 for the bucket's region if none is configured.
     """
     config = _aws_files(environ)
     if any(environ.get(name) for name in _AWS_VARIABLES["access_key_id"]):
-        # Credentials go together: a token of the file must not follow a key of the environment.
+        # Credentials belong together: never combine a key of the environment with a token of the file.
         config = {key: value for key, value in config.items() if key in ("region", "endpoint")}
     for key, names in _AWS_VARIABLES.items():
         if value := next((environ[name] for name in names if environ.get(name)), None):
@@ -71,7 +72,7 @@ def s3_settings(bucket: str, environ: Mapping[str, str]) -> StoreSettings:
     is_known = has_key or "skip_signature" in config or bool(_ROLE_KEYS & config.keys())
     endpoint = config.get("endpoint", "")
     if not is_known and (endpoint or environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"):
-        # Only AWS's own machines hand out credentials to those that have none.
+        # Instance credentials exist on AWS's own machines only.
         config["skip_signature"], is_known = "true", True
     if "region" not in config:
         config["region"] = _DEFAULT_REGION if endpoint else bucket_region(f"https://{bucket}.s3.amazonaws.com")
@@ -94,16 +95,16 @@ def gs_settings(environ: Mapping[str, str]) -> StoreSettings:
 
 
 def bucket_region(url: str) -> str:
-    """Ask S3 for the region of a bucket; it tells everybody, also those who may not read it."""
+    """Return the region of a bucket from S3, which answers even without permission to read it."""
     try:
-        return _told_region(url)
+        return _query_region(url)
     except LookupError:
         return _DEFAULT_REGION
 
 
 @functools.cache
-def _told_region(url: str) -> str:
-    """Ask once: a bucket stays where it is. Raises: LookupError if S3 did not tell; then the next call asks again."""
+def _query_region(url: str) -> str:
+    """Query the region once and cache it, as it never changes. Raises: LookupError, uncached, if there is no answer."""
     request = urllib.request.Request(url, method="HEAD")
     headers: Mapping[str, str] = {}
     try:
@@ -117,7 +118,7 @@ def _told_region(url: str) -> str:
 
 
 def endpoint_name(settings: StoreSettings, scheme: str) -> str:
-    """Return whom we talk to, for messages."""
+    """Return the name of the store's endpoint for messages."""
     endpoint = settings.config.get("endpoint") or json.loads(settings.config.get("service_account_key", "{}")).get(
         "gcs_base_url"
     )
@@ -125,7 +126,7 @@ def endpoint_name(settings: StoreSettings, scheme: str) -> str:
 
 
 def _aws_files(environ: Mapping[str, str]) -> dict[str, str]:
-    """Read the profile from AWS's credentials and configuration files."""
+    """Return the profile of AWS's credentials and configuration files."""
     profile = environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE") or "default"
     folder = Path(environ.get("HOME", "~")).expanduser() / ".aws"
     credentials = Path(environ.get("AWS_SHARED_CREDENTIALS_FILE") or folder / "credentials").expanduser()

@@ -1,7 +1,8 @@
-"""One page of a bucket's listing as the store sends it; the library only signs the question.
+"""List the objects at a location or below a prefix, page by page, sorted by key.
 
-The library refuses a whole listing for one key that it can't take for a path (`a//b`, `..`, a line break). S3 and
-Google Cloud Storage both answer the first version of the listing in the same XML.
+obstore rejects a whole listing that contains one key that is not a valid path (`a//b`, `..`, a line break). Such a page
+is fetched again without obstore, which then only signs the request: S3 and Google Cloud Storage both answer version 1
+of the listing in the same XML. obstore also hides the trailing slash of folder markers.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ from cortex.storage.local_files import file_batches, prefix_batches
 from cortex.storage.locations import Location, is_without_credentials
 from cortex.storage.objects import StoredObject, flaw_of_name
 
-#: As many as a page of a listing has.
+#: Objects per page of a listing.
 _BATCH = 1000
 _SIGNED_FOR = timedelta(minutes=5)
-#: Empty objects that are looked at together: each may be a mark of a folder.
-_PARALLEL_LOOKS = 32
+#: Concurrent requests to find out which empty objects are folder markers.
+_PARALLEL_CHECKS = 32
 
 
 async def walk(url: str, environ: Mapping[str, str]) -> AsyncGenerator[list[StoredObject], None]:
-    """Go through the object at `url`, or all below it as a folder, in batches: memory doesn't grow with their number.
+    """Yield the object at `url`, or all objects below it, in batches, so that memory stays bounded.
 
-    Marks of folders with something in them are left out. Objects that can't be downloaded say so by their `flaw`.
-    A bucket's come sorted. Close it if you leave early. Raises: StorageError.
+    Markers of non-empty folders are left out. Objects that cannot be downloaded have a `flaw`. Objects of a bucket are
+    sorted. Close the generator if you leave early. Raises: StorageError.
     """
     location = Location.of(url)
     if location.scheme == "file":
         batches = _in_threads(location, file_batches(Path("/") / location.key))
     else:
-        batches = _without_marks(
+        batches = _without_parent_markers(
             _remote_batches(location, environ, lambda settings: _batches_or_object(location, settings))
         )
     async for batch in batches:
@@ -54,9 +55,9 @@ async def walk(url: str, environ: Mapping[str, str]) -> AsyncGenerator[list[Stor
 
 
 async def walk_prefix(url: str, environ: Mapping[str, str]) -> AsyncGenerator[list[StoredObject], None]:
-    """Go through everything whose URL begins with `url`, be that in the middle of a name, in batches like `walk`.
+    """Yield all objects whose URL begins with `url`, which may end in the middle of a name, in batches like `walk`.
 
-    Marks of folders are left out. Close it if you leave early. Raises: StorageError.
+    Folder markers are left out. Close the generator if you leave early. Raises: StorageError.
     """
     location = Location.of(url)
     if location.scheme == "file":
@@ -71,9 +72,9 @@ async def walk_prefix(url: str, environ: Mapping[str, str]) -> AsyncGenerator[li
 
 @dataclass(frozen=True)
 class _Range:
-    """Which keys to list: those that begin with `prefix`, later than `after`."""
+    """The keys to list: those that begin with `prefix` and sort after `after`."""
 
-    folder: str  #: what is in `prefix` up to its last slash: all that the library can ask for
+    folder: str  #: `prefix` up to its last slash, the longest prefix that obstore can list
     prefix: str
     after: str = ""
 
@@ -97,7 +98,7 @@ async def _remote_batches(
         try:
             async for batch in batches(settings):
                 yield batch
-        except BaseError as error:  # only with the first request, before there is a batch
+        except BaseError as error:  # raised only by the first request, before the first batch
             if not (settings.may_be_unsigned and is_without_credentials(error)):
                 raise
             async for batch in batches(settings.unsigned()):
@@ -123,13 +124,13 @@ async def _below_prefix(location: Location, settings: StoreSettings, prefix: str
     folder = prefix[: prefix.rfind("/") + 1]
     store, wanted, first = location.open(settings), _Range(folder, prefix, prefix), []
     if prefix != folder:
-        # Listing begins after a key, so the one that is the prefix itself is asked for.
+        # A listing starts after a key, so query the key that equals the prefix.
         try:
             first = [_stored(await obstore.head_async(store, prefix), folder)]
         except FileNotFoundError:
             pass
         except (InvalidPathError, ValueError):
-            wanted = replace(wanted, after="")  # no name for the library: `_batches` will ask without it
+            wanted = replace(wanted, after="")  # obstore rejects the name; list the whole folder instead
     else:
         wanted = replace(wanted, after="")
     yield first
@@ -137,37 +138,37 @@ async def _below_prefix(location: Location, settings: StoreSettings, prefix: str
     async for batch in _batches(location, settings, wanted):
         found: list[StoredObject] = []
         for item in batch:
-            # The library hides the slash that a mark ends in, so a mark's key may seem out of order.
+            # obstore hides the trailing slash of a marker, so the marker's key can appear out of order.
             if item.key.startswith(prefix) and item.key > last:
                 found.append(item)
                 last = item.key
-        yield await _that_are_no_marks(store, found)
+        yield await _without_markers_by_query(store, found)
         if batch and batch[-1].key[: len(prefix)] > prefix:
             return
 
 
-async def _that_are_no_marks(store: ObjectStore, objects: list[StoredObject]) -> list[StoredObject]:
-    """Leave out those whose real key ends in a slash; only empty ones are looked at."""
-    looks = asyncio.Semaphore(_PARALLEL_LOOKS)
+async def _without_markers_by_query(store: ObjectStore, objects: list[StoredObject]) -> list[StoredObject]:
+    """Leave out folder markers: empty objects whose real key ends in a slash."""
+    checks = asyncio.Semaphore(_PARALLEL_CHECKS)
 
-    async def is_mark(item: StoredObject) -> bool:
+    async def is_marker(item: StoredObject) -> bool:
         if item.size_bytes:
             return False
         if item.flaw:
-            return item.key.endswith("/")  # of two slashes one was hidden
-        async with looks:
+            return item.key.endswith("/")  # one of two trailing slashes was hidden
+        async with checks:
             try:
                 await obstore.head_async(store, item.key)
             except FileNotFoundError:
                 return True
             return False
 
-    marks = await asyncio.gather(*map(is_mark, objects))
-    return [item for item, is_one in zip(objects, marks, strict=True) if not is_one]
+    markers = await asyncio.gather(*map(is_marker, objects))
+    return [item for item, is_marked in zip(objects, markers, strict=True) if not is_marked]
 
 
 async def _batches(location: Location, settings: StoreSettings, wanted: _Range) -> AsyncIterator[list[StoredObject]]:
-    """List by the library; where it refuses a page for an odd key, read that page ourselves and go on after it."""
+    """List with obstore; where it rejects a page for an invalid key, fetch that page directly and continue after it."""
     store, last = location.open(settings), wanted.after
     while True:
         try:
@@ -194,7 +195,7 @@ async def _batches(location: Location, settings: StoreSettings, wanted: _Range) 
 
 
 async def _page(location: Location, settings: StoreSettings, wanted: _Range, refusal: Exception) -> Page:
-    """Read one page of the listing ourselves, with the library's signature."""
+    """Fetch one page of the listing, signed by obstore."""
     address = page_address(location.scheme, location.bucket, settings.config, wanted.prefix, wanted.after)
     try:
         config = signing(location.scheme, settings.config, address)
@@ -207,23 +208,20 @@ async def _page(location: Location, settings: StoreSettings, wanted: _Range, ref
         raise refusal from None
 
 
-async def _without_marks(batches: AsyncIterator[list[StoredObject]]) -> AsyncIterator[list[StoredObject]]:
-    """Leave out empty objects that only mark a folder: the listing goes on with what is in that folder.
-
-    The library hides the slash that their names end in.
-    """
-    held: StoredObject | None = None
+async def _without_parent_markers(batches: AsyncIterator[list[StoredObject]]) -> AsyncIterator[list[StoredObject]]:
+    """Leave out empty objects that mark a folder, recognized by the next key, which is inside the folder."""
+    pending: StoredObject | None = None
     async for batch in batches:
         kept: list[StoredObject] = []
         for item in batch:
-            if held and not item.key.startswith(f"{held.key}/"):
-                kept.append(held)
-            held = None if item.size_bytes else item
+            if pending and not item.key.startswith(f"{pending.key}/"):
+                kept.append(pending)
+            pending = None if item.size_bytes else item
             if item.size_bytes:
                 kept.append(item)
         yield kept
-    if held:
-        yield [held]
+    if pending:
+        yield [pending]
 
 
 def _stored(meta: Any, base: str) -> StoredObject:
@@ -233,11 +231,11 @@ def _stored(meta: Any, base: str) -> StoredObject:
 
 
 def _is_about_names(error: Exception) -> bool:
-    """Tell whether the library refused a listing for what is in it."""
-    # A control character makes the XML unreadable, and at some servers unwritable.
+    """Return True if obstore rejected a listing because of the names in it."""
+    # A control character makes the XML invalid; some servers fail to write it.
     text = str(error)
-    marks = ("Could not parse path", "list response", "status code: 500")
-    return isinstance(error, InvalidPathError) or any(mark in text for mark in marks)
+    signs = ("Could not parse path", "list response", "status code: 500")
+    return isinstance(error, InvalidPathError) or any(sign in text for sign in signs)
 
 
 _GOOGLE = "https://storage.googleapis.com"
@@ -245,20 +243,20 @@ _TIMEOUT_S = 60.0
 
 
 class Page(NamedTuple):
-    """Some objects in a row."""
+    """One page of a listing."""
 
     objects: list[StoredObject]
-    last_key: str | None  #: where the next page begins; None: there is none
+    last_key: str | None  #: the start of the next page; None on the last page
 
 
 def page_address(scheme: str, bucket: str, config: Mapping[str, str], prefix: str, after: str) -> str:
-    """Return where the page after the key `after` is. The library appends "/" to it, which stores ignore in "x-id"."""
+    """Return the URL of the page after the key `after`. obstore appends "/", which stores ignore in "x-id"."""
     query = urlencode({"prefix": prefix, "marker": after, "max-keys": "1000", "encoding-type": "url", "x-id": ""})
     return f"{_bucket_address(scheme, bucket, config)}?{query}"
 
 
 def signing(scheme: str, config: Mapping[str, str], address: str) -> dict[str, str] | None:
-    """Return the configuration with which the library signs `address` as its object ""; None: it needs no signature."""
+    """Return the configuration with which obstore signs `address` as the object ""; None if no signature is needed."""
     if scheme == "gs":
         return None if is_emulated(config) or "skip_signature" in config else {**config, "base_url": address}
     if "skip_signature" in config:
@@ -267,12 +265,12 @@ def signing(scheme: str, config: Mapping[str, str], address: str) -> dict[str, s
 
 
 def is_emulated(config: Mapping[str, str]) -> bool:
-    """Tell whether these are the settings of an emulator of Google Cloud Storage."""
+    """Return True for the settings of a Google Cloud Storage emulator."""
     return "gcs_base_url" in config.get("service_account_key", "")
 
 
 def fetch_page(address: str) -> bytes:
-    """Return the answer; blocks. Raises: OSError, ValueError."""
+    """Return the response body; blocks. Raises: OSError, ValueError."""
     try:
         with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:
             return bytes(answer.read())
@@ -281,11 +279,11 @@ def fetch_page(address: str) -> bytes:
 
 
 def read_page(data: bytes, prefix: str) -> Page:
-    """Read the answer. Raises: ValueError if it is none."""
+    """Parse a page of a listing. Raises: ValueError."""
     try:
         root = ElementTree.fromstring(data)
     except ElementTree.ParseError as error:
-        raise ValueError(f"the listing is no XML: {error}") from None
+        raise ValueError(f"the listing is not valid XML: {error}") from None
     is_encoded = any(_name(child) == "EncodingType" and child.text == "url" for child in root)
     items = [{_name(child): child.text or "" for child in item} for item in root if _name(item) == "Contents"]
     keys = [unquote_plus(item["Key"]) if is_encoded else item["Key"] for item in items]
@@ -295,7 +293,7 @@ def read_page(data: bytes, prefix: str) -> Page:
 
 
 def _object(key: str, prefix: str, item: Mapping[str, str]) -> StoredObject:
-    # As the library does it: the mark of a folder is named like the folder.
+    # As in obstore, a folder marker is named like the folder.
     key = key.removesuffix("/")
     name = key[len(prefix) :]
     modified_at = datetime.fromisoformat(item["LastModified"]).astimezone(UTC)

@@ -1,6 +1,6 @@
-"""Lists and copies local files as if they were objects; knows no library.
+"""List and copy local files as if they were objects.
 
-The library's own listing of local folders ends at the first odd name or circle of links, so it isn't used for them.
+obstore's own listing of local folders stops at the first invalid name or circular link, so it is not used.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ _BATCH = 1000
 _NEVER = datetime.fromtimestamp(0, UTC)
 
 _DENIED = "the file system denies access to it"
-#: Its files are listed where they are.
-CIRCLE = "it is a link to a folder that it is in"
-#: What is wrong with one file; anything else may be wrong with the disk, and then nothing may be concluded from it.
+CIRCLE = "it is a link to one of its parent folders"
+#: Errors of a single file. Any other error may concern the whole disk and fails the listing.
 _FLAWS = {
     errno.EACCES: _DENIED,
     errno.EPERM: _DENIED,
@@ -32,10 +31,10 @@ _FLAWS = {
 
 
 def file_batches(root: Path) -> Iterator[list[StoredObject]]:
-    """Go through the file, or all files below the folder, at `root`, in batches sorted by folder; blocks.
+    """Yield the file at `root`, or all files below it, in batches sorted by folder; blocks.
 
-    Links are followed, except in circles. What is neither file nor folder is passed over. Nothing there: no batch.
-    Raises: OSError, StorageError if a folder vanishes meanwhile.
+    Links are followed, except circular ones. Special files are skipped. Yields nothing if `root` does not exist.
+    Raises: OSError, StorageError if a folder is removed during the listing.
     """
     try:
         found = root.stat()
@@ -56,10 +55,10 @@ def file_batches(root: Path) -> Iterator[list[StoredObject]]:
 
 
 def prefix_batches(prefix: str) -> Iterator[list[StoredObject]]:
-    """Go through all files whose path begins with the absolute path `prefix`, like `file_batches`.
+    """Yield all files whose path begins with the absolute path `prefix`, like `file_batches`.
 
-    As in a bucket, `/data/im` is the beginning of `/data/image.png` and of `/data/images/1.png`; `/data/im/` is of
-    neither. Raises: as `file_batches`.
+    As in a bucket, `/data/im` matches `/data/image.png` and `/data/images/1.png`; `/data/im/` matches neither.
+    Raises: as `file_batches`.
     """
     folder, _, start = prefix.rpartition("/")
     parent = Path(folder or "/")
@@ -80,7 +79,7 @@ def prefix_batches(prefix: str) -> Iterator[list[StoredObject]]:
 
 
 def copy(item: StoredObject, target: Path) -> None:
-    """Copy a listed file to the new file `target`. Raises: OSError, StorageError if it isn't as it was listed."""
+    """Copy a listed file to the new file `target`. Raises: OSError, StorageError if it changed since the listing."""
     path = Path("/") / item.key
     try:
         with path.open("rb") as source, target.open("xb") as file:
@@ -95,7 +94,7 @@ def copy(item: StoredObject, target: Path) -> None:
 
 
 def _walk(root: str, identity: tuple[int, int]) -> Iterator[StoredObject]:
-    """Go through a folder. Not by recursion: folders may be deeper than Python's stack."""
+    """Walk a folder iteratively, because folders may be deeper than Python's recursion limit."""
     waiting: list[tuple[str, str, tuple[tuple[int, int], ...]]] = [(root, "", (identity,))]
     while waiting:
         folder, name, above = waiting.pop()
@@ -109,7 +108,7 @@ def _walk(root: str, identity: tuple[int, int]) -> Iterator[StoredObject]:
             try:
                 found = entry.stat()
             except FileNotFoundError:
-                continue  # a link to nothing, or just removed
+                continue  # a broken link, or just removed
             except OSError as error:
                 if error.errno not in _FLAWS:
                     raise

@@ -1,7 +1,4 @@
-"""Where something is: a URL taken apart, and the store behind it, opened with the library.
-
-Turns the library's errors into plain words. What others set up for their own tools holds: see `storage_settings`.
-"""
+"""Locations: a parsed URL, its obstore client, and error messages for failed requests."""
 
 from __future__ import annotations
 
@@ -24,16 +21,16 @@ T = TypeVar("T")
 
 SCHEMES = ("s3", "gs")
 _RETRIES: Any = {"max_retries": 3}
-#: Big objects take as long as they take; silence does not.
+#: Large objects may take hours, but a silent connection fails within a minute.
 _TIMEOUTS: Any = {"connect_timeout": "5s", "read_timeout": "60s", "timeout": "24h"}
-#: The error of S3 and of what speaks its protocol.
+#: An error response of S3 and of compatible stores.
 _ANSWER = re.compile(r"<Code>([^<]+)</Code>\s*<Message>([^<]*)</Message>")
 _PARTICIPLES = {"read": "read", "write": "written"}
 
 
 @dataclass(frozen=True)
 class Location:
-    """A URL taken apart; local paths are keys below the root of the file system."""
+    """A parsed URL; a local path is a key below the root of the file system."""
 
     url: str
     scheme: str
@@ -46,7 +43,7 @@ class Location:
         if parts.scheme in SCHEMES:
             if not parts.netloc:
                 raise StorageError(f"{url} has no bucket name")
-            # Not parts.path: `?` and `#` are letters like others in a key.
+            # Not parts.path: `?` and `#` are ordinary characters in a key.
             return cls(url, parts.scheme, parts.netloc, url.partition(f"//{parts.netloc}")[2].strip("/"))
         if parts.scheme == "file":
             path = Path(unquote(parts.path))
@@ -58,16 +55,13 @@ class Location:
 
     @property
     def base(self) -> str:
-        """What the keys below begin with."""
+        """The prefix of keys below this location."""
         return f"{self.key}/" if self.key else ""
 
     async def run(
         self, environ: Mapping[str, str], action: Callable[[ObjectStore], Awaitable[T]], verb: str = "read"
     ) -> T:
-        """Do something in the store, once more without a signature if the bucket may be a public one.
-
-        Raises: StorageError, in plain words.
-        """
+        """Run an action in the store; retry it unsigned if the bucket may be public. Raises: StorageError."""
         settings = StoreSettings()
         try:
             settings = await asyncio.to_thread(self.settings, environ)
@@ -81,13 +75,13 @@ class Location:
             raise StorageError(self.explain(error, settings, verb)) from error
 
     def settings(self, environ: Mapping[str, str]) -> StoreSettings:
-        """Return how it is reached; may ask S3 for a region, so it blocks."""
+        """Return the client settings; blocks, as it may query S3 for a region."""
         if self.scheme == "s3":
             return s3_settings(self.bucket, environ)
         return gs_settings(environ) if self.scheme == "gs" else StoreSettings()
 
     def open(self, settings: StoreSettings) -> ObjectStore:
-        """Return the store."""
+        """Return the obstore client."""
         options: Any = {"allow_http": settings.allow_http, **_TIMEOUTS}
         config: Any = dict(settings.config)
         if self.scheme == "s3":
@@ -97,7 +91,7 @@ class Location:
         return LocalStore("/", mkdir=True)
 
     def explain(self, error: Exception, settings: StoreSettings, verb: str = "read") -> str:
-        """Say in plain words why something here can't be read, or written."""
+        """Return the message for a failed read or write."""
         text = str(error)
         host = endpoint_name(settings, self.scheme)
         if "NoSuchBucket" in text or "The specified bucket does not exist" in text:
@@ -113,7 +107,7 @@ class Location:
             return f"{self.url}: there are no credentials for {host}; {self._credentials_hint(verb)}"
         if "error sending request" in text or "error trying to connect" in text:
             return f"{self.url}: {host} can't be reached"
-        return f"{self.url} can't be {_PARTICIPLES[verb]}: {_told(text) or type(error).__name__}"
+        return f"{self.url} can't be {_PARTICIPLES[verb]}: {_store_message(text) or type(error).__name__}"
 
     def _credentials_hint(self, verb: str) -> str:
         return {
@@ -123,13 +117,13 @@ class Location:
 
 
 def is_without_credentials(error: Exception) -> bool:
-    """Tell whether the library looked for the credentials of a cloud's machine, and we are on none."""
+    """Return True if obstore fell back to instance credentials and found none."""
     text = str(error)
     return "169.254." in text or "metadata.google.internal" in text
 
 
-def _told(text: str) -> str:
-    """Return what the store itself said, or how the error begins."""
+def _store_message(text: str) -> str:
+    """Return the store's own error message, or the first line of the error."""
     if found := _ANSWER.search(text):
         code, message = (html.unescape(part) for part in found.groups())
         return f"{code}: {message}"[:500] if message else code

@@ -1,6 +1,6 @@
-"""Reads and writes what doesn't fit into memory, piece by piece; knows no listing.
+"""Read and write objects that do not fit into memory, in chunks.
 
-A download that breaks off goes on where it was, for as long as the object is the same.
+An interrupted download resumes at its position, as long as the object is unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cortex.errors import StorageError
 from cortex.storage.credentials import StoreSettings
 from cortex.storage.locations import Location, is_without_credentials
 
-#: What is read at a time: small enough that what is made of it, too, is small.
+#: Small, so that anything derived from one chunk is small too.
 CHUNK_BYTES = 1024 * 1024
 _PART_BYTES = 8 * 1024 * 1024
 _PARALLEL_PARTS = 2
@@ -29,16 +29,16 @@ _PAUSE_S = 0.5
 
 
 class ObjectReader:
-    """Reads many objects, with one connection pool per bucket."""
+    """Reads objects with one connection pool per bucket."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._stores: dict[tuple[str, str], tuple[ObjectStore, StoreSettings]] = {}
 
     async def chunks(self, url: str) -> AsyncGenerator[bytes, None]:
-        """Yield the content of the object at `url` in pieces of about a MiB. Close it if you leave early.
+        """Yield the content of the object at `url` in chunks of about 1 MiB. Close the generator if you leave early.
 
-        Raises: StorageError, also if the object changes meanwhile.
+        Raises: StorageError, also if the object changes during the download.
         """
         location = Location.of(url)
         pieces = _file_chunks(location) if location.scheme == "file" else self._object_chunks(location)
@@ -58,10 +58,10 @@ class ObjectReader:
                     failures = 0
                     yield bytes(piece)
                 if position < size:
-                    raise OSError("it was cut off")
+                    raise OSError("the connection was closed early")
             except (BaseError, OSError, ValueError) as error:
                 failures += 1
-                if size is None or failures > _RESUMPTIONS or not _may_pass(error):
+                if size is None or failures > _RESUMPTIONS or not _is_retryable(error):
                     raise StorageError(self._explain(location, error)) from error
                 await asyncio.sleep(_PAUSE_S * failures)
 
@@ -88,12 +88,9 @@ class ObjectReader:
 
 
 async def upload(url: str, pieces: AsyncIterator[bytes], environ: Mapping[str, str]) -> None:
-    """Create or replace the object at `url` with these pieces in a row; readers see all of it or what was there.
-
-    Raises: StorageError.
-    """
+    """Create or replace the object at `url` atomically with the concatenated pieces. Raises: StorageError."""
     location = Location.of(url)
-    # A failed attempt has used up the pieces, so there is no second one: nobody may write without a signature anyway.
+    # No retry without a signature: the pieces are consumed, and public buckets are not writable anyway.
     settings = StoreSettings()
     try:
         settings = await asyncio.to_thread(location.settings, environ)
@@ -112,19 +109,19 @@ async def upload(url: str, pieces: AsyncIterator[bytes], environ: Mapping[str, s
 
 
 async def check_writable(url: str, environ: Mapping[str, str]) -> None:
-    """Make sure that objects can be created below `url`, by creating one and removing it. Raises: StorageError."""
+    """Check that objects can be created below `url`, by creating and deleting one. Raises: StorageError."""
     location = Location.of(f"{url.rstrip('/')}/.cortex-{uuid.uuid4().hex}")
 
-    async def try_it(store: ObjectStore) -> None:
+    async def write_and_delete(store: ObjectStore) -> None:
         await obstore.put_async(store, location.key, b"")
-        # Who may write need not be allowed to delete.
+        # Permission to write does not imply permission to delete.
         try:
             await obstore.delete_async(store, location.key)
         except (BaseError, OSError):
             return
 
     try:
-        await location.run(environ, try_it, "write")
+        await location.run(environ, write_and_delete, "write")
     except StorageError as error:
         raise StorageError(str(error).replace(location.url, url, 1)) from error
 
@@ -149,7 +146,7 @@ async def _file_chunks(location: Location) -> AsyncIterator[bytes]:
         raise StorageError(f"{location.url} changed while it was read; try again")
 
 
-def _may_pass(error: Exception) -> bool:
-    """Tell whether another attempt may go better."""
+def _is_retryable(error: Exception) -> bool:
+    """Return False for errors that another attempt cannot fix."""
     refusals = FileNotFoundError | PermissionError | PermissionDeniedError | UnauthenticatedError | PreconditionError
     return not isinstance(error, refusals)

@@ -1,6 +1,6 @@
-"""The logger that user code imports: one line per record on standard output, which the replica's log collects.
+"""The logger that user code imports: one line per record on standard output, which becomes the replica's log.
 
-It stands alone: it knows nothing of cortex, so that user code runs outside of it too.
+It does not import cortex, so that user code also runs without it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 class _LineFormatter(logging.Formatter):
     """`LEVEL message key=value …`, on one line; a traceback follows on lines of its own."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is the standard library's
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - named by the standard library
         message = record.message.replace("\r", "\\r").replace("\n", "\\n")
         extras = (f"{key}={value!r}" for key, value in vars(record).items() if key not in _STANDARD_FIELDS)
         return " ".join((record.levelname, message, *extras))
 
 
 class _StandardOutput(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to what `sys.stdout` is at that moment, so that redirecting it works."""
+    """Writes to the current `sys.stdout`, so that redirecting it works."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -38,7 +38,7 @@ def _make_logger() -> logging.Logger:
         handler = _StandardOutput()
         handler.setFormatter(_LineFormatter())
         made.addHandler(handler)
-    made.propagate = False  # the root logger's handlers would repeat each line
+    made.propagate = False  # otherwise the root logger's handlers repeat each line
     level = os.environ.get("CORTEX_LOG_LEVEL", "info").upper()
     made.setLevel(level if level in logging.getLevelNamesMapping() else logging.INFO)
     return made
