@@ -1,4 +1,4 @@
-"""What an operator keeps in its home before it serves."""
+"""Token and settings files."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from cortex.tls import CertificateFiles
 LOGGER = Logger("test")
 
 
-def test_token_is_made_once_is_private_and_can_be_an_argument_of_a_command(home: Home) -> None:
+def test_token_is_generated_once_private_and_usable_as_an_argument(home: Home) -> None:
     home.create()
     token = ensure_token(home)
     assert token.isalnum() and len(token) >= 32
     assert home.token_file.stat().st_mode & 0o777 == 0o600
     assert ensure_token(home) == token
-    home.token_file.write_text("")  # as one that was killed before it wrote leaves it
+    home.token_file.write_text("")  # left by an operator that was killed before it wrote
     assert ensure_token(home).isalnum()
 
 
-def test_settings_are_kept_beside_what_the_installation_is_made_of(home: Home) -> None:
+def test_saves_settings_without_changing_the_rest_of_the_installation(home: Home) -> None:
     made = Installation(engine="ray", ray_address="10.0.0.1:6379", node_port=1)
     made.write(home)
     files = CertificateFiles(Path("/etc/c.pem"), Path("/etc/k.pem"))
@@ -42,6 +42,6 @@ def test_settings_are_kept_beside_what_the_installation_is_made_of(home: Home) -
     assert Installation.read(home) == made
 
 
-def test_an_operator_runs_on_where_its_settings_can_not_be_kept(home: Home) -> None:
+def test_ignores_settings_that_can_not_be_saved(home: Home) -> None:
     (home.path / "installation.json").mkdir()
     save_settings(home, OperatorSettings(), LOGGER)

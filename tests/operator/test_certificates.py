@@ -1,4 +1,4 @@
-"""The operator serves what its files have, as long as that fits."""
+"""Loading and reloading of the served certificate."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from harness.servers.certificates import write_pair
 LOGGER = Logger("test")
 
 
-def shown_by(context: ssl.SSLContext) -> str:
-    """Return the certificate that a server with this context shows, in PEM form."""
+def presented_by(context: ssl.SSLContext) -> str:
+    """Return the certificate that a server with this context presents, as PEM."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
@@ -33,22 +33,22 @@ def shown_by(context: ssl.SSLContext) -> str:
     return ssl.DER_cert_to_PEM_cert(der)
 
 
-def test_renewed_files_are_served_once_they_fit(tmp_path: Path) -> None:
+def test_serves_renewed_files_once_certificate_and_key_match(tmp_path: Path) -> None:
     files, fingerprints = CertificateFiles(*write_pair(tmp_path, "old")), tmp_path / "fingerprints"
     first = files.certificate.read_text()
     served = ServedCertificate(files, fingerprints, LOGGER)
     assert served.context is not None
-    assert shown_by(served.context) == first
+    assert presented_by(served.context) == first
     assert not served.reload()
     certificate, key = write_pair(tmp_path, "new", stem="new")
     shutil.copy(certificate, files.certificate)
-    assert not served.reload()  # the key is that of the other still
-    assert shown_by(served.context) == first
+    assert not served.reload()  # still the key of the old certificate
+    assert presented_by(served.context) == first
     files.key.unlink()
     assert not served.reload()
     shutil.copy(key, files.key)
     assert served.reload() and not served.reload()
-    assert shown_by(served.context) == certificate.read_text()
+    assert presented_by(served.context) == certificate.read_text()
     assert len(set(fingerprints.read_text().split())) == 2
     assert served.has_name("new") and served.has_name("old") and not served.has_name("other")
     assert certificate.read_text() in served.pem
@@ -56,7 +56,7 @@ def test_renewed_files_are_served_once_they_fit(tmp_path: Path) -> None:
     assert len(fingerprints.read_text().split()) == 1
 
 
-def test_files_that_can_not_be_served_keep_an_operator_from_starting(tmp_path: Path) -> None:
+def test_rejects_unusable_files_at_startup(tmp_path: Path) -> None:
     with pytest.raises(CertificateError):
         ServedCertificate(CertificateFiles(tmp_path / "a", tmp_path / "b"), tmp_path / "fingerprints", LOGGER)
     assert not (tmp_path / "fingerprints").exists()
@@ -67,13 +67,13 @@ def test_files_that_can_not_be_served_keep_an_operator_from_starting(tmp_path: P
     [("127.0.0.1", "https://c.org:1"), ("0.0.0.0", "https://c.org:1"), ("10.1.2.3", "https://10.1.2.3:1"),
      ("::", "https://c.org:1"), ("fd00::1", "https://[fd00::1]:1"), ("b.org", "https://b.org:1")],
 )  # fmt: skip
-def test_urls_have_the_first_name_that_is_no_wildcard(tmp_path: Path, host: str, expected: str) -> None:
+def test_urls_have_the_first_name_without_a_wildcard(tmp_path: Path, host: str, expected: str) -> None:
     files = CertificateFiles(*write_pair(tmp_path, "*.org", "c.org", "d.org"))
     served = ServedCertificate(files, tmp_path / "fingerprints", LOGGER)
     assert served.apply_name(OperatorSettings(host=host, tls=files)).url(1) == expected
 
 
-def test_without_a_certificate_there_is_plain_http(tmp_path: Path) -> None:
+def test_serves_plain_http_without_a_certificate(tmp_path: Path) -> None:
     served = ServedCertificate(None, tmp_path / "fingerprints", LOGGER)
     assert (served.context, served.pem, served.reload(), served.has_name("a")) == (None, "", False, False)
     assert served.apply_name(OperatorSettings()).url(1) == "http://127.0.0.1:1"

@@ -50,7 +50,7 @@ def test_a_deployed_api_answers_and_a_deleted_one_is_gone(operator: RunningOpera
     wait_until(lambda: not list(operator.home.projects_dir.iterdir()), message="project deleted")
 
 
-def test_updates_refreshes_and_patches_fail_no_request(operator: RunningOperator) -> None:
+def test_no_request_fails_during_updates_refreshes_and_patches(operator: RunningOperator) -> None:
     operator.deploy(config(replicas=2))
     operator.wait()
     with Load(operator) as load:
@@ -73,7 +73,7 @@ def test_updates_refreshes_and_patches_fail_no_request(operator: RunningOperator
     assert set(load.answers) == {"one", "two"}
 
 
-def test_a_killed_operator_costs_no_request_and_its_successor_adopts_all(operator: RunningOperator) -> None:
+def test_no_request_fails_when_the_operator_is_killed_and_the_next_adopts_all(operator: RunningOperator) -> None:
     operator.deploy(config(replicas=2))
     operator.wait()
     with Load(operator) as load:
@@ -90,7 +90,7 @@ def test_a_killed_operator_costs_no_request_and_its_successor_adopts_all(operato
     assert load.answers[-1] == "two"
 
 
-def test_a_broken_update_keeps_the_old_version_and_says_why(operator: RunningOperator) -> None:
+def test_a_broken_update_keeps_the_old_version_and_reports_the_reason(operator: RunningOperator) -> None:
     operator.deploy(config(replicas=2))
     operator.wait()
     with Load(operator) as load:
@@ -121,14 +121,14 @@ def test_an_old_replica_lost_while_the_update_fails_is_replaced(operator: Runnin
     assert counts(operator)["failed"] == 1
 
 
-def test_a_broken_first_deploy_tells_callers_why(operator: RunningOperator) -> None:
+def test_a_broken_first_deploy_reports_the_reason_to_callers(operator: RunningOperator) -> None:
     operator.deploy(config(), BROKEN_HANDLER)
     assert operator.wait()["status"]["status_code"] == "error"
     status, answer = operator.predict({})
     assert (status, answer["error"]) == (503, "no replica is ready: ValueError: bad weights")
 
 
-def test_a_gateway_that_can_not_take_routes_is_told_of_until_it_can(operator: RunningOperator) -> None:
+def test_reports_a_gateway_that_rejects_routes_until_it_accepts_them(operator: RunningOperator) -> None:
     operator.deploy(config())
     assert operator.wait()["status"]["status_code"] == "live"
     file = operator.home.run_dir / "gateway" / "haproxy.cfg"
@@ -146,7 +146,7 @@ def test_a_gateway_that_can_not_take_routes_is_told_of_until_it_can(operator: Ru
     assert operator.api("iris")["status"]["status_code"] == "live"
 
 
-def test_an_operator_ended_by_a_signal_leaves_everything_running(operator: RunningOperator) -> None:
+def test_an_operator_stopped_by_a_signal_leaves_everything_running(operator: RunningOperator) -> None:
     operator.deploy(config())
     operator.wait()
     operator.end(signal.SIGTERM)
@@ -169,7 +169,7 @@ def test_a_taken_port_is_a_clear_error(operator: RunningOperator, tmp_path: Any)
     assert f"127.0.0.1:{operator.port}: address already in use" in stderr.decode()
 
 
-def test_a_flood_of_silent_connections_stops_neither_the_operator_nor_the_gateway(operator: RunningOperator) -> None:
+def test_a_flood_of_idle_connections_blocks_neither_operator_nor_gateway(operator: RunningOperator) -> None:
     assert operator.process is not None
     operator.deploy(config())
     operator.wait()
@@ -186,7 +186,7 @@ def test_a_flood_of_silent_connections_stops_neither_the_operator_nor_the_gatewa
     assert wait_until(lambda: operator.call("GET", "/v1/status")[1]["gateway"]["pid"] == gateway)
 
 
-def test_silent_connections_give_way_to_others(operator: RunningOperator) -> None:
+def test_idle_connections_are_closed_in_favour_of_new_ones(operator: RunningOperator) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(300):
             stack.enter_context(socket.create_connection(("127.0.0.1", operator.port)))
@@ -220,7 +220,7 @@ def test_logs_of_all_replicas_are_streamed(operator: RunningOperator) -> None:
     connection.close()
 
 
-def test_a_deployment_is_one_whole(operator: RunningOperator) -> None:
+def test_a_deployment_is_changed_as_a_whole(operator: RunningOperator) -> None:
     functions = "def predict(sample, metadata):\n    return sample\n"
     item = "- kind: api\n  name: {}\n  predictor: {{path: handler.py}}\n"
     deployment = "- kind: deployment\n  name: iris\n"

@@ -1,4 +1,4 @@
-"""A real operator that keeps a model agent running and tells of models."""
+"""A real operator with a model agent."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def latest(operator: RunningOperator) -> list[tuple[str, int]]:
     return [(row["version"], row["loaded"]) for row in models["versions"] if row["is_latest"]]
 
 
-def test_models_are_shown_reloaded_and_their_problems_told(operator: RunningOperator, source: Path) -> None:
+def test_shows_models_reloads_them_and_reports_their_problems(operator: RunningOperator, source: Path) -> None:
     operator.deploy(yaml(source), PREDICTOR)
     answer = operator.wait()
     assert answer["status"]["status_code"] == "live"
@@ -92,7 +92,7 @@ def test_models_are_shown_reloaded_and_their_problems_told(operator: RunningOper
     assert operator.predict({})[1] == {"number": 2}
 
 
-def test_the_model_agent_outlives_the_operator_and_ends_with_all(operator: RunningOperator, source: Path) -> None:
+def test_the_model_agent_outlives_the_operator_until_shutdown(operator: RunningOperator, source: Path) -> None:
     assert agent_pid(operator) is None
     operator.deploy(yaml(source), PREDICTOR)
     operator.wait()
@@ -113,7 +113,7 @@ def test_the_model_agent_outlives_the_operator_and_ends_with_all(operator: Runni
     assert observe(operator.home)["models"] is None
 
 
-def test_invalid_models_and_devices_that_are_not_there_refuse_a_deploy(operator: RunningOperator, source: Path) -> None:
+def test_rejects_a_deploy_with_invalid_models_or_missing_devices(operator: RunningOperator, source: Path) -> None:
     text = yaml(source.parent / "gone", "  compute: {gpu: 99}\n")
     status, answer = operator.call("POST", "/v1/deploy", project(text, PREDICTOR))
     assert status == 400
@@ -126,6 +126,6 @@ def test_invalid_models_and_devices_that_are_not_there_refuse_a_deploy(operator:
     assert operator.call("GET", "/v1/apis")[1] == []
 
 
-def test_an_api_without_models_shows_none(operator: RunningOperator) -> None:
+def test_shows_no_models_for_an_api_without(operator: RunningOperator) -> None:
     operator.deploy(config())
     assert operator.wait()["models"] is None

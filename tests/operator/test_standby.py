@@ -1,4 +1,4 @@
-"""An operator that lost its lead begins anew, whatever the network is like then."""
+"""A restarted operator stands by, even without network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cortex.installation import Installation
 from harness.ports import free_port
 from harness.wait import PATIENCE_S, wait_until
 
-#: Addresses like this lead nowhere without the name of a network interface: as any does while the network is away.
+#: A link-local address without a zone is unreachable, like every address without network.
 NOWHERE = "[fe80::1]:6379"
 
 
@@ -33,7 +33,7 @@ def alive(process: subprocess.Popen[str], port: int) -> dict[str, Any] | None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install cortex-serving[ray]")
-def test_an_operator_that_lost_its_lead_with_the_network_stands_by(home: Home) -> None:
+def test_an_operator_that_lost_leadership_and_network_stands_by(home: Home) -> None:
     database = f"postgresql://cortex:secret@127.0.0.1:{free_port()}/none"
     Installation(engine="ray", ray_address=NOWHERE, database=database).write(home)
     port = free_port()
@@ -51,4 +51,4 @@ def test_an_operator_that_lost_its_lead_with_the_network_stands_by(home: Home) -
     finally:
         process.terminate()
         process.wait(PATIENCE_S)
-    assert Installation.read(home).operator_port == port, "what was up is kept, though it never led"
+    assert Installation.read(home).operator_port == port, "settings are saved although it never led"

@@ -1,4 +1,4 @@
-"""Factory of engine and gateway: on this machine, or on a Ray cluster."""
+"""Factory of engine and gateway, for one machine or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from cortex.telemetry import Logger
 
 @dataclass(frozen=True)
 class Cluster:
-    """The parts that exist only with several machines."""
+    """Parts that exist only on a cluster."""
 
     engine: ClusterEngine
     placer: Placer
@@ -42,7 +42,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Infrastructure:
-    """Where replicas run, and the gateway in front of them."""
+    """Engine and gateway, on one machine or on a cluster."""
 
     engine: Engine
     gateway: AnyGateway

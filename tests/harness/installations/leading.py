@@ -1,6 +1,6 @@
-"""A process that wants to lead: `python leading.py URL NAME [HELD_S]`. Says on stdout, as JSON, what becomes of it.
+"""A process that competes for the leadership: `python leading.py URL NAME [VALID_S]`. Prints events as JSON lines.
 
-Once it leads it writes a fact each time that a line comes in on stdin.
+While it leads, it writes one key per line of stdin to the database.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def write_when_asked(url: str, name: str, epoch: int) -> None:
 
 async def main() -> None:
     configure(None)
-    url, name, *held_s = sys.argv[1:]
-    timing = replace(FAST, valid_s=float(held_s[0]), session_s=float(held_s[0]) + 1) if held_s else FAST
+    url, name, *valid_s = sys.argv[1:]
+    timing = replace(FAST, valid_s=float(valid_s[0]), session_s=float(valid_s[0]) + 1) if valid_s else FAST
     me = LeaderRecord("host", os.getpid(), f"http://{name}", "http://gateway", time.time())
     leadership = Leadership(url, me, Logger("test"), timing)
     epoch = await leadership.acquire(is_patient=True)

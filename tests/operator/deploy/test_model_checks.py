@@ -121,7 +121,7 @@ def test_reports_a_dir_without_models(project: Project) -> None:
     project.files("dir/model.onnx")
     project.add("onnx", "dir: dir")
     (problem,) = project.problems()
-    assert problem.message.startswith("dir has no folders, each of which would be a model")
+    assert problem.message.startswith("dir contains no model folders")
 
 
 def test_reports_an_unreachable_store_in_one_line(project: Project) -> None:
@@ -143,7 +143,7 @@ def test_reports_a_store_that_never_answers(project: Project, monkeypatch: pytes
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         keys = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
         ((_, violation),) = model_checks.model_violations(apis, project.root, keys, timeout_s=0.6)
-    assert violation.message == "s3://bucket/iris did not answer in time"
+    assert violation.message == "s3://bucket/iris did not respond in time"
 
 
 def test_a_location_too_large_to_list_in_time_counts_as_valid(project: Project) -> None:

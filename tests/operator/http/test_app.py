@@ -42,7 +42,7 @@ def all_routes(operator: RunningOperator) -> list[tuple[str, str]]:
     return [*routes, ("GET", "/openapi.json"), ("GET", "/docs"), ("GET", "/other")]
 
 
-def test_every_route_but_liveness_needs_the_token(operator: RunningOperator) -> None:
+def test_every_route_except_liveness_requires_the_token(operator: RunningOperator) -> None:
     routes = all_routes(operator)
     assert ("POST", "/v1/deploy") in routes
     for method, path in routes:
@@ -56,7 +56,7 @@ def test_every_route_but_liveness_needs_the_token(operator: RunningOperator) -> 
 
 
 @pytest.mark.parametrize("path", ["/livez/", "//livez", "/livez/../v1/status", "/LIVEZ", "/v1/status?x=/livez"])
-def test_nothing_that_resembles_liveness_is_open(operator: RunningOperator, path: str) -> None:
+def test_paths_similar_to_liveness_require_the_token(operator: RunningOperator, path: str) -> None:
     assert request(operator, "GET", path)[0] == 401
 
 
@@ -75,19 +75,19 @@ def test_nothing_that_resembles_liveness_is_open(operator: RunningOperator, path
         ({"host": "localhost:8889", "origin": "http://localhost:1234"}, 403),
     ],
 )
-def test_requests_of_foreign_pages_are_refused(
+def test_rejects_requests_of_foreign_web_pages(
     operator: RunningOperator, headers: dict[str, str], expected: int
 ) -> None:
     authorization = {"authorization": f"Bearer {operator.token}"}
     assert request(operator, "GET", "/v1/status", **authorization, **headers)[0] == expected
 
 
-def test_the_routes_are_described_to_programs_with_the_token(operator: RunningOperator) -> None:
+def test_serves_the_description_of_its_routes(operator: RunningOperator) -> None:
     assert request(operator, "GET", "/openapi.json", authorization=f"Bearer {operator.token}")[0] == 200
     assert request(operator, "GET", "/docs", authorization=f"Bearer {operator.token}")[0] == 200
 
 
-def test_mistakes_come_back_as_diagnostics(operator: RunningOperator) -> None:
+def test_returns_mistakes_as_diagnostics(operator: RunningOperator) -> None:
     yaml = config().replace("handler.py", "missing.py")
     status, answer = operator.call("POST", "/v1/deploy?config=cortex.yaml", project(yaml))
     assert (status, answer["code"]) == (400, "bad_config")
@@ -120,7 +120,7 @@ def test_errors_have_a_code_and_a_message(
     assert answer[1]["error"]
 
 
-def test_an_upload_that_says_it_is_too_large_is_refused_unread(operator: RunningOperator) -> None:
+def test_rejects_an_upload_with_a_too_large_content_length_unread(operator: RunningOperator) -> None:
     connection = HTTPConnection("127.0.0.1", operator.port, timeout=30)
     connection.putrequest("POST", "/v1/deploy")
     connection.putheader("authorization", f"Bearer {operator.token}")
@@ -130,7 +130,7 @@ def test_an_upload_that_says_it_is_too_large_is_refused_unread(operator: Running
     connection.close()
 
 
-def test_an_api_is_described_without_the_values_of_its_variables(operator: RunningOperator) -> None:
+def test_masks_the_values_of_environment_variables(operator: RunningOperator) -> None:
     yaml = config("secretive").replace("path: handler.py", "path: handler.py\n    env: {KEY: swordfish}")
     operator.deploy(yaml)
     answer = operator.wait("secretive")
@@ -143,7 +143,7 @@ def test_an_api_is_described_without_the_values_of_its_variables(operator: Runni
     assert replica["state"] == "ready"
 
 
-def test_a_splitter_is_described_without_what_only_code_has(operator: RunningOperator) -> None:
+def test_describes_a_splitter_without_the_sections_of_code(operator: RunningOperator) -> None:
     shares = "- {name: split, kind: TrafficSplitter, apis: [{name: iris, weight: 100}]}\n"
     operator.deploy(config() + shares)
     assert operator.wait("split")["spec"].keys().isdisjoint({"handler", "compute", "autoscaling"})
@@ -153,6 +153,6 @@ def test_a_splitter_is_described_without_what_only_code_has(operator: RunningOpe
         operator.call("DELETE", f"/v1/apis/{name}")
 
 
-def test_a_deploy_without_the_configuration_inside_says_so(operator: RunningOperator) -> None:
+def test_reports_a_deploy_without_its_configuration_file(operator: RunningOperator) -> None:
     status, answer = operator.call("POST", "/v1/deploy?config=other.yaml", project(config()))
     assert (status, answer["diagnostics"][0]["message"]) == (400, "file does not exist")

@@ -1,4 +1,4 @@
-"""The page that describes the operator's routes."""
+"""The `/docs` page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ OPERATION = {"description": "Delete <it>.", "parameters": [{"name": "api", "in":
 DESCRIPTION = {"info": {"title": "operator", "version": "1"}, "paths": {"/v1/apis/{api}": {"delete": OPERATION}}}
 
 
-def test_page_names_each_route_and_loads_nothing_from_elsewhere() -> None:
+def test_lists_each_route_without_external_resources() -> None:
     page = docs_page(DESCRIPTION)
     assert "<code>DELETE /v1/apis/{api}</code>" in page
     assert "Delete &lt;it&gt;." in page

@@ -1,4 +1,4 @@
-"""API keys of a real operator: in force at once, after restarts, and while the operator is away."""
+"""API keys with a real operator: valid at once, after restarts, and while no operator runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ask(operator: RunningOperator, key: str, path: str = "/iris") -> int:
         connection.close()
 
 
-def test_keys_open_what_they_are_for_until_they_are_revoked(operator: RunningOperator) -> None:
+def test_keys_are_valid_for_their_apis_until_revoked(operator: RunningOperator) -> None:
     operator.deploy(config(extra=KEYED))
     operator.wait()
     assert operator.predict({})[0] == 401
@@ -81,7 +81,7 @@ def test_keys_open_what_they_are_for_until_they_are_revoked(operator: RunningOpe
     ],
     ids=["empty", "two lines", "long", "no name of an API", "star", "nothing"],
 )  # fmt: skip
-def test_what_is_wrong_with_a_key_is_said(operator: RunningOperator, body: dict[str, Any]) -> None:
+def test_rejects_an_invalid_key_request(operator: RunningOperator, body: dict[str, Any]) -> None:
     status, answer = post(operator, body)
     assert status == 400 and answer["error"]
     assert operator.call("GET", "/v1/keys")[1] == []

@@ -98,7 +98,7 @@ async def _inspect(prefix: Prefix, environ: Mapping[str, str], deadline: float) 
                 names = await sample_names(prefix.url, environ, 1)
             return _Inspection(error="" if names else f"there is nothing at {prefix.url}")
     except TimeoutError:
-        return _Inspection(error=f"{prefix.url} did not answer in time")
+        return _Inspection(error=f"{prefix.url} did not respond in time")
     except StorageError as error:
         return _Inspection(error=str(error))
 
@@ -115,7 +115,7 @@ async def _location_problems(
     judged = check_listing(layout, location.model, None, inspection.listing, time.time())
     if not judged.models and not judged.invalid:
         names = await _names(url, environ, deadline)
-        what = "has no folders, each of which would be a model" if location.prefix.is_dir else "has no model"
+        what = "contains no model folders" if location.prefix.is_dir else "contains no model"
         return [f"{url} {what}\n{describe_invalid(layout, names)}"]
     by_model = _by_model(judged)
     messages = []

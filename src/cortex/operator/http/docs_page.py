@@ -1,4 +1,4 @@
-"""The operator's `/docs` page: its OpenAPI description as plain HTML, without scripts or anything from elsewhere."""
+"""The `/docs` page: the OpenAPI description as plain HTML, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _STYLE = (
 
 
 def docs_page(description: dict[str, Any]) -> str:
-    """Return the page for an OpenAPI description; every text in it is escaped."""
+    """Return the page for an OpenAPI description, with all texts escaped."""
     title = escape(f"{description['info']['title']} {description['info']['version']}")
     rows = "".join(_rows(description["paths"]))
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
-        f"<h1>{title}</h1><p>Every route but <code>/livez</code> wants the header "
+        f"<h1>{title}</h1><p>Every route except <code>/livez</code> requires the header "
         "<code>Authorization: Bearer TOKEN</code>; the token is in the file <code>token</code> of CORTEX_HOME. "
         "The same description as JSON: <code>/openapi.json</code>.</p>"
-        f"<table><tr><th>route<th>parameters<th>what it does</tr>{rows}</table></html>"
+        f"<table><tr><th>route<th>parameters<th>description</tr>{rows}</table></html>"
     )
 
 

@@ -1,4 +1,4 @@
-"""The operator's routes of jobs: what the gateway's do, and lists, results, dead letters, retries and logs."""
+"""Routes of jobs: those of the gateway, and lists, results, dead letters, retries and logs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from cortex.operator.http.log_format import DEFAULT_TAIL, MAX_TAIL, LogForm
 from cortex.operator.http.log_streams import stream_logs
 
 _LINES = "application/x-ndjson"
-#: What nobody reads any more: the caller is gone.
+#: Status of a response that nobody reads: the client has disconnected.
 _CLIENT_CLOSED_REQUEST = 499
 
 
 class OperatorJobs(JobsPort, Protocol):
-    """What these routes need of the jobs."""
+    """Job operations that these routes use."""
 
     async def list(self, api: str, limit: int) -> list[JobView]: ...
 
@@ -37,13 +37,13 @@ class OperatorJobs(JobsPort, Protocol):
 
 
 def job_routes(jobs: OperatorJobs, log_sources: Callable[[], Sequence[LogSource]]) -> APIRouter:
-    """Return the router."""
+    """Return the routes."""
     router = APIRouter(prefix="/v1/apis/{api}/jobs")
     memory = RequestMemory()
 
     @router.post("")
     async def submit_job(api: str, request: Request) -> Response:
-        """Submit a job; with `dryRun=true` only check it. The body is a submission, or lines of items."""
+        """Submit a job; with `dryRun=true` only validate it. The body is a submission, or one item per line."""
         try:
             if flag(request, "dryRun"):
                 return await dry_run(request, jobs, api, memory, is_trusted=True)
@@ -53,7 +53,7 @@ def job_routes(jobs: OperatorJobs, log_sources: Callable[[], Sequence[LogSource]
 
     @router.get("")
     async def list_jobs(api: str, limit: Annotated[int, Query(ge=1, le=1000)] = 10) -> Response:
-        """Return the latest jobs of an API, the newest first."""
+        """Return the latest jobs of an API, newest first."""
         return answer(jobs_json(await jobs.list(api, limit)))
 
     @router.get("/{job}")
@@ -69,7 +69,7 @@ def job_routes(jobs: OperatorJobs, log_sources: Callable[[], Sequence[LogSource]
 
     @router.post("/{job}/retry")
     async def retry_job(api: str, job: str, workers: int | None = None) -> Response:
-        """Submit the dead letters of a job that is over as a new job."""
+        """Submit the dead letters of a finished job as a new job."""
         if workers is not None:
             check_workers(workers)
         return answer(submitted_json(await jobs.retry_failed(api, job, workers)))
@@ -79,16 +79,16 @@ def job_routes(jobs: OperatorJobs, log_sources: Callable[[], Sequence[LogSource]
 
 
 def _add_streams(router: APIRouter, jobs: OperatorJobs, log_sources: Callable[[], Sequence[LogSource]]) -> None:
-    """Add the routes that answer line by line."""
+    """Add the routes that stream lines."""
 
     @router.get("/{job}/results")
     async def get_results(api: str, job: str) -> StreamingResponse:
-        """Stream what the batches of a job returned, one line of JSON each."""
+        """Stream the results of a job's batches, one line of JSON each."""
         return StreamingResponse(await begun(jobs.results(api, job)), media_type=_LINES)
 
     @router.get("/{job}/dead-letters")
     async def get_dead_letters(api: str, job: str) -> StreamingResponse:
-        """Stream the batches of a job that were given up, one line of JSON each."""
+        """Stream the dead letters of a job (batches that failed for good), one line of JSON each."""
         return StreamingResponse(await begun(jobs.dead_letters(api, job)), media_type=_LINES)
 
     @router.get("/{job}/logs")
@@ -100,7 +100,7 @@ def _add_streams(router: APIRouter, jobs: OperatorJobs, log_sources: Callable[[]
         tail: Annotated[int, Query(ge=0, le=MAX_TAIL)] = DEFAULT_TAIL,
         json: bool = False,
     ) -> StreamingResponse:
-        """Stream the log lines of a job's workers, in the order of time; followed, they end with the job."""
+        """Stream the log lines of a job's workers, in order of time; with `follow`, until the job ends."""
         await jobs.get(api, job)
 
         async def is_over() -> bool:

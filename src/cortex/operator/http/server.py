@@ -1,4 +1,4 @@
-"""The operator's HTTP servers: uvicorn, on a port for those with a token and on a socket for gateway and workers."""
+"""The operator's HTTP servers (uvicorn): a TCP port for clients, a Unix socket for the gateway and the job workers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-#: More are closed, those first that have not sent a request: anyone on the machine can open connections.
+#: Limit of the TCP port, because anyone on the machine can connect. Beyond it, idle new connections are closed first.
 MAX_CONNECTIONS = 128
-#: How long a new connection may wait with its first request.
+#: Timeout of a new connection's first request.
 FIRST_REQUEST_S = 10.0
-#: Gateway and workers keep connections to the jobs socket; whoever closes one first must be they, or a request that is
-#: just being sent on it would be lost.
+#: Keep-alive timeout of the jobs socket, longer than that of its clients: if the server closed a connection first,
+#: a request sent at that moment would be lost.
 JOBS_KEEP_ALIVE_S = 3600
 _JOBS_BACKLOG = 1024
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: it would end the process before replicas are let go of."""
+    """uvicorn without its signal handlers: they would end the process before the operator has shut down."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -32,37 +32,37 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """A connection that is closed if it never says anything."""
+    """A connection that is closed if it sends no request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.loop.call_later(FIRST_REQUEST_S, self._close_if_silent)
+        self.loop.call_later(FIRST_REQUEST_S, self._close_if_idle)
         if len(self.connections) > MAX_CONNECTIONS:
-            silent = (other for other in self.connections if isinstance(other, _Protocol) and other.is_silent)
-            next((other for other in silent if other is not self), self).transport.close()
+            idle = (other for other in self.connections if isinstance(other, _Protocol) and other.is_idle)
+            next((other for other in idle if other is not self), self).transport.close()
 
     @property
-    def is_silent(self) -> bool:
-        """Tell whether no request came yet and the connection is still open."""
+    def is_idle(self) -> bool:
+        """Return True if the connection is open and has sent no request."""
         return self.cycle is None and not self.transport.is_closing()
 
-    def _close_if_silent(self) -> None:
+    def _close_if_idle(self) -> None:
         if self.cycle is None:
             self.transport.close()
 
 
 def create_server(app: ASGIApp, tls: ssl.SSLContext | None = None) -> uvicorn.Server:
-    """Return the server of an application on a port that anyone on the machine can reach; `should_exit` ends it."""
+    """Return the server for the TCP port; `should_exit` stops it."""
     return _server(app, _Protocol, keep_alive_s=5, tls=tls)
 
 
 def create_jobs_server(app: ASGIApp) -> uvicorn.Server:
-    """Return the server of an application on a private socket; `should_exit` ends it."""
+    """Return the server for the jobs socket; `should_exit` stops it."""
     return _server(app, HttpToolsProtocol, JOBS_KEEP_ALIVE_S)
 
 
 def listen_privately(path: Path) -> socket.socket:
-    """Open a unix socket that only its owner may use, whatever an operator that was killed left in its place."""
+    """Open a Unix socket with mode 0600, in place of one left by an operator that was killed."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     part = path.with_name(f"{path.name}.part")
     part.unlink(missing_ok=True)
@@ -74,7 +74,7 @@ def listen_privately(path: Path) -> socket.socket:
 
 
 class _Config(uvicorn.Config):
-    """uvicorn's, with a context that is made already, and is given other certificates while it serves."""
+    """uvicorn's configuration with an existing TLS context, which gets renewed certificates while serving."""
 
     tls: ssl.SSLContext | None = None
 

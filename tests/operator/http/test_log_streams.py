@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "iris"
 
 
-def test_lines_as_json_say_who_wrote_them_and_for_which_request(folder: Path) -> None:
+def test_json_lines_have_their_origin_and_request(folder: Path) -> None:
     lines = [json.loads(line) for line in logs(folder, LogForm(is_json=True))]
     times = [line.pop("time") for line in lines]
     assert times == sorted(times) and all(len(moment) == 27 for moment in times)
@@ -50,18 +50,18 @@ def test_lines_as_json_say_who_wrote_them_and_for_which_request(folder: Path) ->
     ]
 
 
-def test_the_lines_of_one_request_are_found_and_the_last_of_them_counted(folder: Path) -> None:
+def test_filters_by_request_before_tail_applies(folder: Path) -> None:
     of_request = [line.split(" ", 2)[1:] for line in logs(folder, LogForm(request="170-1"))]
     assert of_request == [["000001", "WARNING careful n=3"], ["000001", "ERROR on standard error"]]
     assert len(logs(folder, LogForm(request="170-1"), tail=1)) == 1
     assert logs(folder, LogForm(request="170-9")) == []
 
 
-def test_a_death_is_found_by_each_request_that_was_inside(folder: Path) -> None:
+def test_finds_a_death_by_each_request_inside_the_process(folder: Path) -> None:
     writer = LogWriter(folder / "iris-aaaaaaaa-000002.log")
     died = "process 9 segmentation fault (SIGSEGV), inside: request 170-1, 170-3"
     writer.line(0, "s", died)
-    writer.feed(1, "o", b"process 9 killed (SIGKILL), inside: request 170-4\n")  # somebody's print is no death
+    writer.feed(1, "o", b"process 9 killed (SIGKILL), inside: request 170-4\n")  # printed by user code: not a death
     writer.line(0, "s", "process 11 killed (SIGKILL), inside: workload 8a5f")
     writer.close()
 
@@ -74,7 +74,7 @@ def test_a_death_is_found_by_each_request_that_was_inside(folder: Path) -> None:
     assert of("170-4") == of("70-1") == of("170-1, 170-3") == of("request") == []
 
 
-def test_a_process_that_a_request_killed_is_found_by_the_request() -> None:
+def test_finds_the_death_of_a_real_process_by_its_request() -> None:
     handler = """
         import ctypes
 
@@ -109,7 +109,7 @@ def entry(api: str, number: int) -> str:
     return json.dumps(fields) + "\n"
 
 
-def test_the_access_log_of_an_api_is_read_across_its_files(tmp_path: Path) -> None:
+def test_reads_the_access_log_across_its_files(tmp_path: Path) -> None:
     (tmp_path / f"{ACCESS_LOG}.1").write_text(entry("iris", 1) + entry("other", 2) + "cut off {iris\n")
     (tmp_path / ACCESS_LOG).write_text(entry("iris", 3) + entry("iris-two", 4) + entry("iris", 5))
 
@@ -123,7 +123,7 @@ def test_the_access_log_of_an_api_is_read_across_its_files(tmp_path: Path) -> No
     assert asyncio.run(read(stream_access_log([nothing, nothing], "iris", None, False, 10, False))) == []
 
 
-def test_the_access_log_is_followed_when_it_is_emptied(tmp_path: Path) -> None:
+def test_follows_the_access_log_across_truncation(tmp_path: Path) -> None:
     path = tmp_path / ACCESS_LOG
 
     async def follow() -> list[str]:

@@ -1,4 +1,4 @@
-"""Of two operators' processes one leads; the other takes over, and what the first still writes is refused."""
+"""Leader election between two processes: takeover, and fencing of the previous leader."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from harness.servers.tcp_proxy import TcpProxy
 
 
 class Candidate:
-    """A process that wants to lead."""
+    """A process that competes for the leadership."""
 
     def __init__(self, url: str, name: str, *more: str) -> None:
         command = [sys.executable, str(HARNESS / "installations" / "leading.py"), url, name, *more]
@@ -91,7 +91,7 @@ def facts_of(url: str, *names: str) -> list[str | None]:
     return found
 
 
-def test_the_second_stands_by_and_takes_over_when_the_first_dies(postgresql_url: str) -> None:
+def test_the_standby_takes_over_when_the_leader_dies(postgresql_url: str) -> None:
     with candidate(postgresql_url, "one") as one:
         first = one.leads()
         one.write("a")
@@ -107,7 +107,7 @@ def test_the_second_stands_by_and_takes_over_when_the_first_dies(postgresql_url:
     assert facts_of(postgresql_url, "a", "b") == ["one", "two"]
 
 
-def test_a_leader_that_stood_still_writes_nothing_any_more_and_is_told(postgresql_url: str) -> None:
+def test_a_suspended_leader_is_fenced_and_notices_its_loss(postgresql_url: str) -> None:
     with candidate(postgresql_url, "one") as one, candidate(postgresql_url, "two") as two:
         leader, other = (one, two) if one.log.get(timeout=60).count("this operator leads") else (two, one)
         leader.leads()
@@ -121,7 +121,7 @@ def test_a_leader_that_stood_still_writes_nothing_any_more_and_is_told(postgresq
     assert facts_of(postgresql_url, "late") == [None]
 
 
-def test_a_leader_whose_network_is_gone_is_told_and_another_leads(postgres: Postgres, postgresql_url: str) -> None:
+def test_a_leader_without_network_notices_its_loss_and_another_leads(postgres: Postgres, postgresql_url: str) -> None:
     with TcpProxy(postgres.port) as proxy:
         url = postgres.url(postgresql_url.rpartition("/")[2], proxy.port)
         with candidate(url, "one") as one:
@@ -132,7 +132,7 @@ def test_a_leader_whose_network_is_gone_is_told_and_another_leads(postgres: Post
                 two.leads()
 
 
-def test_a_broken_connection_and_a_restart_of_the_server_cost_no_lead() -> None:
+def test_the_leadership_survives_a_broken_connection_and_a_server_restart() -> None:
     with Postgres() as server, TcpProxy(server.port) as proxy:
         url = server.url("postgres", proxy.port)
         with candidate(url, "one", "100") as one:
@@ -161,7 +161,7 @@ def restart(server: Postgres) -> None:
     server.start()
 
 
-def test_whoever_gives_up_the_lead_is_followed_at_once(postgresql_url: str) -> None:
+def test_a_released_leadership_is_acquired_at_once(postgresql_url: str) -> None:
     async def run() -> None:
         one, two = (
             Leadership(postgresql_url, LeaderRecord("host", n, f"http://{n}", "", time.time()), Logger("test"), FAST)
@@ -183,7 +183,7 @@ def test_whoever_gives_up_the_lead_is_followed_at_once(postgresql_url: str) -> N
     asyncio.run(run())
 
 
-def test_an_address_that_is_wrong_is_said_to_be_at_once(postgresql_url: str) -> None:
+def test_rejects_a_wrong_database_address_at_once(postgresql_url: str) -> None:
     wrong = postgresql_url.replace("p%40ss", "other")
     leadership = Leadership(wrong, LeaderRecord("host", 1, "", "", 0.0), Logger("test"), FAST)
     with pytest.raises(DatabaseAddressError, match="password authentication failed") as raised:
