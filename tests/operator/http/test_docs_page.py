@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cortex.operator.http.docs_page import docs_page
+from cortex.operator.http.app import docs_page
 
 OPERATION = {"description": "Delete <it>.", "parameters": [{"name": "api", "in": "path"}]}
 DESCRIPTION = {"info": {"title": "operator", "version": "1"}, "paths": {"/v1/apis/{api}": {"delete": OPERATION}}}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
+from html import escape
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,12 +15,16 @@ from starlette.exceptions import HTTPException
 from cortex.errors import ConfigError, CortexError, DatabaseUnavailableError, InputError, UserError
 from cortex.operator.http.api_routes import api_routes, deploy_routes
 from cortex.operator.http.auth import AuthMiddleware, HostCheck
-from cortex.operator.http.docs_page import docs_page
 from cortex.operator.http.job_routes import job_routes
 from cortex.operator.http.key_routes import key_routes
 from cortex.operator.http.operator_routes import operator_routes
 from cortex.operator.http.services import Services
 from cortex.telemetry import Logger
+
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "code{background:#f2f2f2;padding:.1em .3em}td,th{text-align:left;vertical-align:top;padding:.3em 1em .3em 0}"
+)
 
 
 def create_app(services: Services, token: str, host: str, is_own_name: HostCheck, logger: Logger) -> FastAPI:
@@ -71,3 +77,27 @@ def add_error_handlers(app: FastAPI, logger: Logger) -> None:
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid_parameter)
     app.add_exception_handler(Exception, on_bug)
+
+
+def docs_page(description: dict[str, Any]) -> str:
+    """Return an OpenAPI description as plain HTML, without scripts or external resources; all texts are escaped."""
+    title = escape(f"{description['info']['title']} {description['info']['version']}")
+    rows = "".join(_rows(description["paths"]))
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
+        f"<h1>{title}</h1><p>Every route except <code>/livez</code> requires the header "
+        "<code>Authorization: Bearer TOKEN</code>; the token is in the file <code>token</code> of CORTEX_HOME. "
+        "The same description as JSON: <code>/openapi.json</code>.</p>"
+        f"<table><tr><th>route<th>parameters<th>description</tr>{rows}</table></html>"
+    )
+
+
+def _rows(paths: dict[str, dict[str, Any]]) -> Iterator[str]:
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            parameters = ", ".join(
+                f"<code>{escape(parameter['name'])}</code> ({escape(parameter['in'])})"
+                for parameter in operation.get("parameters", [])
+            )
+            text = escape(operation.get("description", ""))
+            yield f"<tr><td><code>{escape(method.upper())} {escape(path)}</code><td>{parameters}<td>{text}</tr>"
