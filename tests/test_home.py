@@ -27,14 +27,14 @@ def test_sockets_outside_the_home_are_in_a_private_folder(home: Home) -> None:
     assert stat.S_IMODE(home.sockets_dir.stat().st_mode) == 0o700
 
 
-def test_a_folder_for_sockets_that_others_may_enter_is_closed_to_them(home: Home) -> None:
+def test_makes_an_accessible_socket_folder_private(home: Home) -> None:
     home.sockets_dir.mkdir()
     home.sockets_dir.chmod(0o777)
     home.create()
     assert stat.S_IMODE(home.sockets_dir.stat().st_mode) == 0o700
 
 
-def test_a_folder_for_sockets_that_somebody_planted_is_refused(home: Home, tmp_path: Path) -> None:
+def test_rejects_a_socket_folder_of_another_user(home: Home, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     home.sockets_dir.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(EngineError, match="not a folder that you own"):
@@ -42,7 +42,7 @@ def test_a_folder_for_sockets_that_somebody_planted_is_refused(home: Home, tmp_p
 
 
 @pytest.mark.parametrize("below", ["", "below", "far/below"])
-def test_a_home_that_is_a_file_or_below_one_can_not_be_used(tmp_path: Path, below: str) -> None:
+def test_rejects_a_home_that_is_a_file_or_below_one(tmp_path: Path, below: str) -> None:
     file = tmp_path / "file"
     file.touch()
     wrong = Home(file / below)
@@ -51,14 +51,14 @@ def test_a_home_that_is_a_file_or_below_one_can_not_be_used(tmp_path: Path, belo
             use()
 
 
-def test_a_home_that_can_not_be_made_can_not_be_used() -> None:
+def test_rejects_a_home_that_cannot_be_created() -> None:
     nowhere = Home(Path("/proc/cortex/home"))
     nowhere.check()
     with pytest.raises(InputError, match=r"^CORTEX_HOME=/proc/cortex/home can't be used: /proc/cortex: no such file"):
         nowhere.prepare()
 
 
-def test_a_home_that_can_not_be_written_can_not_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cortex.home._SHARED_MEMORY", tmp_path)
     home = Home(tmp_path / "home")
     home.prepare()

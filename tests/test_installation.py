@@ -1,4 +1,4 @@
-"""What an installation is made of."""
+"""Settings of an installation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cortex.installation import Installation
 RAY = Installation(engine="ray", ray_address="10.0.0.1:6379")
 
 
-def test_it_is_kept_for_the_next_operator(home: Home) -> None:
+def test_settings_are_stored_for_the_next_operator(home: Home) -> None:
     assert Installation.read(home) == Installation()
     wanted = RAY.changed(gateways="group:edge", node_port=9000, database=None)
     wanted.write(home)
@@ -22,27 +22,27 @@ def test_it_is_kept_for_the_next_operator(home: Home) -> None:
 
 
 @pytest.mark.parametrize("where", ["operator", "all", "group:edge", "group:a_b-c.d"])
-def test_gateways_are_where_they_can_be(where: str) -> None:
+def test_accepts_valid_gateways(where: str) -> None:
     assert RAY.changed(gateways=where).gateways == where
 
 
 @pytest.mark.parametrize("where", ["", "everywhere", "group:", "edge", "all\n", "group:a b"])
-def test_gateways_are_nowhere_else(where: str) -> None:
+def test_rejects_invalid_gateways(where: str) -> None:
     with pytest.raises(InputError, match="must be operator, all, or group:NAME"):
         RAY.changed(gateways=where)
 
 
-def test_one_machine_has_one_gateway() -> None:
+def test_the_local_engine_has_one_gateway() -> None:
     with pytest.raises(InputError, match="requires --engine ray"):
         Installation().changed(gateways="all")
 
 
-def test_one_machine_again_has_one_gateway_again() -> None:
+def test_switching_back_to_the_local_engine_resets_the_gateways() -> None:
     assert RAY.changed(gateways="all").changed(engine="local").gateways == "operator"
 
 
 @pytest.mark.parametrize("module", ["ray", "cryptography"])
-def test_what_ray_needs_is_told_of_where_it_is_not_installed(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_missing_modules_of_the_ray_engine(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     RAY.check_modules()
     monkeypatch.setitem(sys.modules, module, None)
     Installation().check_modules()
@@ -69,12 +69,12 @@ def test_what_ray_needs_is_told_of_where_it_is_not_installed(module: str, monkey
         '{"engine": null}',
     ],
 )
-def test_a_file_that_is_damaged_is_named(home: Home, text: str) -> None:
+def test_reports_a_damaged_file(home: Home, text: str) -> None:
     (home.path / "installation.json").write_text(text)
     with pytest.raises(InputError, match=r"installation\.json can't be read .*run `cortex up` with its flags again"):
         Installation.read(home)
 
 
-def test_a_file_of_another_version_is_read(home: Home) -> None:
+def test_reads_a_file_of_another_version(home: Home) -> None:
     (home.path / "installation.json").write_text('{"engine": "ray", "ray_address": "h:1", "database": null, "x": []}')
     assert Installation.read(home) == Installation(engine="ray", ray_address="h:1")

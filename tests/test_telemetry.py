@@ -16,7 +16,7 @@ def test_an_event_is_one_line_with_its_fields() -> None:
     assert line("replica started", api="iris", pid=7) == "2026-01-01T00:00:00.250Z info replica started api=iris pid=7"
 
 
-def test_values_can_not_be_mistaken_for_fields_or_lines() -> None:
+def test_values_cannot_be_confused_with_fields_or_lines() -> None:
     written = line("failed", error='a=b "c"\nd', empty="")
     assert written.endswith(r'failed error="a=b \"c\"\nd" empty=""')
     assert "\n" not in line("two\nlines", error=ValueError("x\ny"))

@@ -1,4 +1,4 @@
-"""Which certificates can be served, and what is said of the others."""
+"""Validation of server certificates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cortex.tls import CertificateError, CertificateFiles, fingerprint_of, has_n
 from harness.servers.certificates import write_pair
 
 
-def test_a_pair_is_read_with_its_names_its_end_and_its_chain(tmp_path: Path) -> None:
+def test_loads_a_pair_with_names_expiry_and_chain(tmp_path: Path) -> None:
     certificate, key = write_pair(tmp_path, "*.example.com", "cortex.example.com", "10.0.0.1")
     first = certificate.read_text()
     other, _ = write_pair(tmp_path, "authority", stem="authority")
@@ -32,11 +32,11 @@ def test_a_pair_is_read_with_its_names_its_end_and_its_chain(tmp_path: Path) -> 
     ("name", "expected"),
     [("a.example.com", True), ("b.org", True), ("example.com", False), ("a.b.example.com", False), ("a", False)],
 )
-def test_a_wildcard_stands_for_one_label(name: str, expected: bool) -> None:
+def test_a_wildcard_matches_one_label(name: str, expected: bool) -> None:
     assert has_name(("*.example.com", "b.org"), name) is expected
 
 
-def test_what_can_not_be_served_is_told_with_the_file_and_the_reason(tmp_path: Path) -> None:
+def test_reports_an_invalid_pair_with_file_and_reason(tmp_path: Path) -> None:
     certificate, key = write_pair(tmp_path, "a")
     _, other = write_pair(tmp_path, "b", stem="other")
     _, locked = write_pair(tmp_path, "c", stem="locked", passphrase="secret")
@@ -59,7 +59,7 @@ def test_what_can_not_be_served_is_told_with_the_file_and_the_reason(tmp_path: P
         assert raised.value.exit_code == 2
 
 
-def test_a_certificate_that_is_over_and_a_key_that_others_read_are_warned_of(tmp_path: Path) -> None:
+def test_warns_about_an_expired_certificate_and_a_readable_key(tmp_path: Path) -> None:
     files = CertificateFiles(*write_pair(tmp_path, "a", days=-1))
     files.key.chmod(0o640)
     over, readable = files.warnings(files.load(), datetime.now(UTC))
@@ -68,7 +68,7 @@ def test_a_certificate_that_is_over_and_a_key_that_others_read_are_warned_of(tmp
     assert fine.warnings(fine.load(), datetime.now(UTC)) == []
 
 
-def test_files_that_were_written_anew_are_seen(tmp_path: Path) -> None:
+def test_detects_replaced_files(tmp_path: Path) -> None:
     files = CertificateFiles(*write_pair(tmp_path, "a"))
     before = files.state()
     assert before == files.state()

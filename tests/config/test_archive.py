@@ -81,7 +81,7 @@ HOSTILE: list[tuple[str, bytes, str]] = [
 
 @pytest.mark.parametrize(("data", "message"), [case[1:] for case in HOSTILE], ids=[case[0] for case in HOSTILE])
 @pytest.mark.parametrize("door", [lambda data, folder: unpack(data, folder), lambda data, folder: archive_hash(data)])
-def test_a_hostile_archive_is_refused_and_leaves_nothing(
+def test_rejects_a_malicious_archive_and_leaves_no_files(
     tmp_path: Path, data: bytes, message: str, door: Callable[[bytes, Path], None]
 ) -> None:
     inside = tmp_path / "projects" / "x"
@@ -90,25 +90,25 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(
     assert [path for path in tmp_path.rglob("*") if path != inside.parent] == []
 
 
-def test_a_size_that_lies_is_not_believed(tmp_path: Path) -> None:
+def test_rejects_an_archive_with_false_sizes(tmp_path: Path) -> None:
     small = directory_field(BOMB, 24, "<L", 10)
     with pytest.raises(InputError, match="damaged"):
         unpack(small, tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_well_packed_files_are_no_bombs(tmp_path: Path) -> None:
+def test_accepts_highly_compressible_files(tmp_path: Path) -> None:
     unpack(BOMB, tmp_path / "x")
     assert (tmp_path / "x/zeros").stat().st_size == 5_000_000
 
 
-def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive_module, "MAX_PROJECT_FILES", 3)
     with pytest.raises(InputError, match="more than 3 files"):
         unpack(packed(*((str(number), b"") for number in range(4))), tmp_path / "x")
 
 
-def test_what_other_programs_pack_is_fine(tmp_path: Path) -> None:
+def test_accepts_archives_of_other_programs(tmp_path: Path) -> None:
     data = packed(("dir/", b"", stat.S_IFDIR | 0o755), ("dir/run.sh", b"hi", stat.S_IFREG | 0o700), ("b", b"", 0))
     unpack(data, tmp_path / "new" / "x")
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
@@ -121,19 +121,19 @@ def test_what_other_programs_pack_is_fine(tmp_path: Path) -> None:
     assert os.access(tmp_path / "new/x/dir/run.sh", os.X_OK) and not os.access(tmp_path / "new/x/b", os.X_OK)
 
 
-def test_permissions_beyond_execution_are_not_taken_over(tmp_path: Path) -> None:
+def test_only_execute_permissions_are_restored(tmp_path: Path) -> None:
     unpack(packed(("a", b"x", stat.S_IFREG | 0o6777)), tmp_path / "x")
     assert (tmp_path / "x/a").stat().st_mode & 0o7022 == 0
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+def test_an_existing_folder_is_left_unchanged(tmp_path: Path) -> None:
     unpack(packed(("a", b"one")), tmp_path / "x")
     unpack(packed(("a", b"two")), tmp_path / "x")
     assert (tmp_path / "x/a").read_bytes() == b"one"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_many_may_unpack_the_same_at_once(tmp_path: Path) -> None:
+def test_concurrent_unpacking_of_the_same_archive_succeeds(tmp_path: Path) -> None:
     data = packed(*((f"{number}.txt", random.Random(number).randbytes(2000)) for number in range(50)))
     failures: list[BaseException] = []
 
@@ -155,7 +155,7 @@ def test_many_may_unpack_the_same_at_once(tmp_path: Path) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(name=st.text(st.sampled_from("./\\a\0é:~ "), min_size=1, max_size=8), directory=st.booleans())
-def test_no_name_leads_outside(tmp_path_factory: pytest.TempPathFactory, name: str, directory: bool) -> None:
+def test_no_name_escapes_the_destination(tmp_path_factory: pytest.TempPathFactory, name: str, directory: bool) -> None:
     folder = tmp_path_factory.mktemp("door")
     suffix = "/" if directory else ""
     with contextlib.suppress(InputError):
@@ -166,7 +166,7 @@ def test_no_name_leads_outside(tmp_path_factory: pytest.TempPathFactory, name: s
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_damaged_archives_are_refused_or_read_but_never_crash(
+def test_damaged_archives_are_rejected_or_unpacked_without_a_crash(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     good = bytearray(packed(("a/b.txt", b"hello " * 20), ("c", b"")))

@@ -10,7 +10,7 @@ from harness.config_files import examine_text, lines_of
 
 CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"
 
-#: What a complete old file must come to, where it differs from the defaults.
+#: The values of a converted complete file that differ from the defaults.
 EXPECTED: dict[str, dict[str, Any]] = {
     "0.11.yaml": {
         "deployment": "iris",
@@ -159,7 +159,7 @@ def value_at(api: Api, place: str) -> Any:
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in CONFIGS.glob("*.yaml")))
-def test_a_complete_file_of_each_generation_reads_unmodified(name: str, tmp_path: Path) -> None:
+def test_reads_a_complete_file_of_each_generation(name: str, tmp_path: Path) -> None:
     reading = examine_text(tmp_path, (CONFIGS / name).read_text())
     assert lines_of(reading) == []
     api = reading.apis[0]
@@ -167,7 +167,7 @@ def test_a_complete_file_of_each_generation_reads_unmodified(name: str, tmp_path
     assert Api.model_validate(api.model_dump(mode="json")) == api
 
 
-def test_apis_of_a_deployment_answer_below_its_name(tmp_path: Path) -> None:
+def test_endpoints_of_a_deployment_start_with_its_name(tmp_path: Path) -> None:
     reading = examine_text(tmp_path, (CONFIGS / "0.11.yaml").read_text())
     assert [(api.name, api.deployment, api.networking.endpoint) for api in reading.apis] == [
         ("classifier", "iris", "/flowers/classify"),
@@ -175,7 +175,7 @@ def test_apis_of_a_deployment_answer_below_its_name(tmp_path: Path) -> None:
     ]
 
 
-def test_generations_may_share_a_file(tmp_path: Path) -> None:
+def test_a_file_may_mix_generations(tmp_path: Path) -> None:
     text = (CONFIGS / "0.11.yaml").read_text() + (CONFIGS / "0.35.yaml").read_text()
     reading = examine_text(tmp_path, text)
     assert [(api.handler.interface, api.deployment) for api in reading.apis] == [
@@ -186,7 +186,7 @@ def test_generations_may_share_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["0.11.yaml", "0.12.yaml", "0.15.yaml", "0.25.yaml"])
-def test_our_own_bounds_are_open_to_old_files(name: str, tmp_path: Path) -> None:
+def test_older_files_may_use_extensions_of_limits(name: str, tmp_path: Path) -> None:
     text = (CONFIGS / name).read_text().rstrip()
     first_api = text.split("\n\n- kind: api\n  name: regressor")[0]
     if "networking:" in first_api:
@@ -201,7 +201,7 @@ def test_our_own_bounds_are_open_to_old_files(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (  # names and places are those of the file, not of the current form
+        (  # keys and positions are those of the file, not of the current form
             "- kind: deployment\n  name: d\n- kind: api\n  name: a\n  predictor:\n    path: predictor.py\n"
             "    metadata: 5\n  compute:\n    max_replicas: 0\n",
             [
@@ -227,7 +227,7 @@ def test_our_own_bounds_are_open_to_old_files(name: str, tmp_path: Path) -> None
         ("- name: a\n  kind: 5\n  handler: x\n", ["2:9: a.kind: 5: invalid type (expected a string)"]),
     ],
 )
-def test_mistakes_are_told_in_the_words_of_the_file(text: str, expected: list[str], tmp_path: Path) -> None:
+def test_mistakes_use_the_keys_of_the_file(text: str, expected: list[str], tmp_path: Path) -> None:
     found = lines_of(examine_text(tmp_path, text))
     assert found[: len(expected)] == expected
 
@@ -244,7 +244,7 @@ def test_mistakes_are_told_in_the_words_of_the_file(text: str, expected: list[st
         ("networking", "port", "remove it; supported keys: endpoint, timeout, max_body_size, access_log, auth"),
     ],
 )
-def test_an_unknown_key_comes_with_the_key_that_was_meant(section: str, key: str, fix: str, tmp_path: Path) -> None:
+def test_suggests_the_intended_key_for_an_unknown_key(section: str, key: str, fix: str, tmp_path: Path) -> None:
     assert fix_of(section, key, "RealtimeAPI", tmp_path) == fix
 
 
@@ -259,12 +259,12 @@ def test_an_unknown_key_comes_with_the_key_that_was_meant(section: str, key: str
         ("networking", "max_batches_size", 'did you mean "max_batch_size"?'),
     ],
 )  # fmt: skip
-def test_what_a_kind_has_not_is_never_suggested(section: str, key: str, fix: str, tmp_path: Path) -> None:
+def test_never_suggests_a_key_that_the_kind_does_not_support(section: str, key: str, fix: str, tmp_path: Path) -> None:
     assert fix_of(section, key, "BatchAPI", tmp_path) == fix
 
 
 def fix_of(section: str, key: str, kind: str, folder: Path) -> str:
-    """Return what is said to do about an unknown key."""
+    """Return the fix for an unknown key."""
     line = f"  {section}:\n    {key}: 1\n" if section else f"  {key}: 1\n"
     code = "    type: python\n" + ("" if key == "path" else "    path: handler.py\n")
     text = f"- name: a\n  kind: {kind}\n  handler:\n{code}{line}"
@@ -272,7 +272,7 @@ def fix_of(section: str, key: str, kind: str, folder: Path) -> str:
     return problem.fix
 
 
-def test_a_misspelt_section_is_read_as_the_one_that_was_meant(tmp_path: Path) -> None:
+def test_reads_a_misspelt_section_as_the_intended_one(tmp_path: Path) -> None:
     text = "- name: a\n  kind: RealtimeAPI\n  predicter:\n    type: python\n    path: nothing.py\n"
     assert lines_of(examine_text(tmp_path, text)) == [
         '3:3: a.predicter: key "predicter" is not supported',

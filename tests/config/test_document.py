@@ -25,7 +25,7 @@ def find(document: Document, *path: str | int) -> Node:
     return node
 
 
-def test_every_key_and_value_knows_its_place() -> None:
+def test_every_key_and_value_has_its_position() -> None:
     document = read("# first\n- name: iris\n  compute:\n    cpu:   2\n    groups: [a,\n      b]\n")
     cpu = find(document, "compute", "cpu")
     assert (cpu.value, cpu.line, cpu.column, cpu.key_line, cpu.key_column) == (2, 4, 12, 4, 5)
@@ -62,19 +62,19 @@ def test_every_key_and_value_knows_its_place() -> None:
         ("_1", "_1"),
     ],
 )
-def test_scalars_read_as_in_the_older_versions(written: str, value: object) -> None:
+def test_parses_scalars_like_the_original(written: str, value: object) -> None:
     read_value = find(read(f"- a: {written}\n"), "a").value
     assert read_value == value
     assert type(read_value) is type(value)
 
 
-def test_a_byte_order_mark_and_windows_line_ends_are_fine() -> None:
+def test_accepts_a_byte_order_mark_and_windows_line_endings() -> None:
     document = parse("\ufeff- name: iris\r\n  kind: api\r\n".encode(), "cortex.yaml")
     kind = find(document, "kind")
     assert (kind.value, kind.line, kind.column) == ("api", 2, 9)
 
 
-def test_merge_keys_yield_to_own_keys_and_keep_their_places() -> None:
+def test_own_keys_override_merged_keys_and_both_keep_their_positions() -> None:
     document = read("- a: &base {x: 1, y: 2}\n  b:\n    <<: *base\n    y: 3\n  c:\n    <<: [*base, {x: 9, z: 4}]\n")
     assert find(document, "b").plain() == {"x": 1, "y": 3}
     assert find(document, "c").plain() == {"x": 1, "y": 2, "z": 4}
@@ -88,12 +88,12 @@ def test_all_duplicate_keys_are_reported_with_the_first_value_kept() -> None:
     assert find(document, "compute", "cpu").value == 1
 
 
-def test_items_without_a_name_are_told_by_their_index() -> None:
+def test_items_without_a_name_are_labelled_by_index() -> None:
     document = read("- kind: api\n- name: 5\n- name: a b\n- name: ok\n")
     assert document.labels == {0: "resource at index 0", 1: "resource at index 1", 2: '"a b"', 3: "ok"}
 
 
-def test_an_item_that_is_no_map_leaves_the_others_readable() -> None:
+def test_an_item_that_is_not_a_map_does_not_affect_the_others() -> None:
     document = read("- text\n- name: iris\n")
     assert [item.plain() for item in document.items] == [{"name": "iris"}]
     assert [str(p).split(" (")[0] for p in document.problems] == [
@@ -127,25 +127,25 @@ def test_an_item_that_is_no_map_leaves_the_others_readable() -> None:
         ("- &a\n  <<: *a\n", (1, 3), "merges too many maps"),
     ],
 )
-def test_unreadable_yaml_is_one_mistake_with_its_place(text: str, place: tuple[int, int], message: str) -> None:
+def test_invalid_yaml_is_one_mistake_with_its_position(text: str, place: tuple[int, int], message: str) -> None:
     diagnostic = refusal(text)
     assert ((diagnostic.line, diagnostic.column), diagnostic.message) == (place, message)
 
 
-def test_text_of_another_kind_is_asked_about() -> None:
+def test_suggests_that_plain_text_is_not_a_configuration_file() -> None:
     assert refusal("Hello\n").fix == 'is this a configuration file? write "- name: …" for each API'
 
 
-def test_bytes_that_are_not_utf8_are_located() -> None:
+def test_locates_bytes_that_are_not_utf8() -> None:
     diagnostic = refusal(b"- name: iris\n  path: caf\xe9.py\n")
     assert (diagnostic.line, diagnostic.column, diagnostic.message) == (2, 12, "is not UTF-8 text (byte 0xe9)")
 
 
-def test_a_file_over_the_size_limit_is_refused_unread() -> None:
+def test_rejects_a_file_over_the_size_limit_without_parsing() -> None:
     assert "is too big" in refusal(b"#" * (MAX_SIZE_BYTES + 1)).message
 
 
-def test_an_alias_bomb_is_refused_before_it_grows() -> None:
+def test_rejects_an_alias_bomb_before_expansion() -> None:
     levels = "".join(f"- b: &{chr(98 + i)} [{', '.join([f'*{chr(97 + i)}'] * 9)}]\n" for i in range(9))
     assert "values once its aliases are expanded" in refusal("- a: &a [x, x]\n" + levels).message
 
@@ -165,7 +165,7 @@ def test_an_alias_bomb_is_refused_before_it_grows() -> None:
         ("- a: 1\n  <<: 5\n", "can only merge maps"),
     ],
 )
-def test_values_that_json_cannot_hold_are_reported_and_reading_goes_on(written: str, message: str) -> None:
+def test_reports_values_that_json_cannot_represent_and_continues(written: str, message: str) -> None:
     assert [problem.message for problem in read(written).problems] == [message]
 
 
@@ -182,7 +182,7 @@ YAML_TEXT = st.one_of(
 
 @given(YAML_TEXT)
 @settings(max_examples=300, deadline=None)
-def test_any_text_is_read_or_refused_at_a_place_inside_it(text: str) -> None:
+def test_any_text_is_parsed_or_rejected_at_a_position_inside_it(text: str) -> None:
     data = text.encode("utf-8", "surrogatepass")
     lines = max(len(text.replace("\r\n", "\n").splitlines()), 1)
     try:
@@ -197,7 +197,7 @@ def test_any_text_is_read_or_refused_at_a_place_inside_it(text: str) -> None:
 
 
 @given(st.binary())
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+def test_any_bytes_are_parsed_or_rejected(data: bytes) -> None:
     try:
         parse(data, "cortex.yaml")
     except ConfigError as error:

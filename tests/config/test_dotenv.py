@@ -62,18 +62,18 @@ BAD = [
 
 
 @pytest.mark.parametrize(("text", "variables"), GOOD)
-def test_values_are_read_as_a_shell_reads_them(text: str, variables: dict[str, str]) -> None:
+def test_parses_values_like_a_shell(text: str, variables: dict[str, str]) -> None:
     assert parse_dotenv(text, AMBIENT) == variables
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
 @pytest.mark.parametrize(("text", "variables"), GOOD)
-def test_a_shell_reads_them_so(tmp_path: Path, text: str, variables: dict[str, str]) -> None:
+def test_a_real_shell_parses_the_same_values(tmp_path: Path, text: str, variables: dict[str, str]) -> None:
     assert by_bash(tmp_path, text) == variables
 
 
 def by_bash(folder: Path, text: str) -> dict[str, str] | None:
-    """Return what a shell with auto-export makes of the text; None where it objects or runs something."""
+    """Return the variables that a shell with `set -a` exports; None if it fails or runs a command."""
     (folder / "env").write_bytes(text.encode())
     script = "set -ae; . ./env; exec /usr/bin/env -0"
     done = subprocess.run(["bash", "-c", script], cwd=folder, env=AMBIENT, capture_output=True)
@@ -91,7 +91,7 @@ def by_bash(folder: Path, text: str) -> dict[str, str] | None:
         st.sampled_from([*"AB==  \n\n'\"\\$$#~x:/;{}", "A=", "\nB=", "$A", "${A}", "export "]), max_size=14
     ).map("".join)
 )
-def test_what_is_accepted_means_the_same_to_a_shell(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_a_real_shell_agrees_on_all_accepted_text(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     try:
         found = parse_dotenv(text, AMBIENT)
     except ConfigError:
@@ -100,7 +100,7 @@ def test_what_is_accepted_means_the_same_to_a_shell(tmp_path_factory: pytest.Tem
 
 
 @pytest.mark.parametrize(("text", "expected"), BAD)
-def test_bad_lines_are_named(text: str, expected: list[tuple[int, int, str]]) -> None:
+def test_reports_bad_lines_with_positions(text: str, expected: list[tuple[int, int, str]]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_dotenv(text)
     found = caught.value.diagnostics
@@ -110,14 +110,14 @@ def test_bad_lines_are_named(text: str, expected: list[tuple[int, int, str]]) ->
 
 
 @given(st.text())
-def test_no_text_is_too_strange(text: str) -> None:
+def test_any_text_is_parsed_or_rejected(text: str) -> None:
     try:
         assert all("\0" not in value for value in parse_dotenv(text).values())
     except ConfigError as error:
         assert error.diagnostics
 
 
-def test_the_file_may_be_missing_or_come_from_windows(tmp_path: Path) -> None:
+def test_accepts_a_missing_file_and_windows_line_endings(tmp_path: Path) -> None:
     assert read_dotenv(tmp_path) == {}
     (tmp_path / ".env").write_bytes(b"\xef\xbb\xbfA=1\r\nB='x y'\r\n")
     assert read_dotenv(tmp_path) == {"A": "1", "B": "x y"}

@@ -1,4 +1,4 @@
-"""Kinds of APIs in files: the keys and rules that only they have."""
+"""Keys and rules of single kinds of APIs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def problems(tmp_path: Path, text: str, **kwargs: object) -> list[str]:
 
 
 @pytest.mark.parametrize("section", ["handler", "predictor"])
-def test_an_async_api_is_as_a_realtime_api(section: str, tmp_path: Path) -> None:
+def test_an_async_api_has_the_fields_of_a_realtime_api(section: str, tmp_path: Path) -> None:
     text = f"- name: a\n  kind: AsyncAPI\n  {section}: {{{CODE}}}\n  autoscaling: {{min_replicas: 0}}\n"
     api = only(tmp_path, text)
     assert (api.kind, api.handler.interface, api.target_concurrency) == (ApiKind.ASYNC, section, 1.0)
@@ -116,12 +116,12 @@ def deployed(name: str, kind: ApiKind = ApiKind.REALTIME) -> Api:
     return Api(name=name, kind=kind, networking=Networking(endpoint=f"/{name}"))
 
 
-def test_a_splitter_may_name_what_is_deployed(tmp_path: Path) -> None:
+def test_a_splitter_may_target_deployed_apis(tmp_path: Path) -> None:
     text = split("name: x, weight: 100")
     assert problems(tmp_path, text, deployed=[deployed("x")]) == []
     (wrong,) = problems(tmp_path, text, deployed=[deployed("x", ApiKind.ASYNC)])
     assert "is of kind AsyncAPI" in wrong
-    assert problems(tmp_path, text, deployed=None) == []  # nobody knows
+    assert problems(tmp_path, text, deployed=None) == []  # unknown
 
 
 # Batching, tracking, readiness, schedules.
@@ -135,7 +135,7 @@ def batching(size: int, more: str = "") -> str:
     return f", server_side_batching: {{max_batch_size: {size}, batch_interval: 5ms{more}}}"
 
 
-def test_python_code_gets_batches_with_any_number_of_threads(tmp_path: Path) -> None:
+def test_python_code_may_batch_with_any_number_of_threads(tmp_path: Path) -> None:
     api = only(tmp_path, realtime(batching(32, ", isolate_failures: false")))
     wanted = api.handler.server_side_batching
     assert wanted is not None
@@ -179,7 +179,7 @@ def with_files(tmp_path: Path, **files: str) -> None:
         (tmp_path / f"{name}.json").write_text(content)
 
 
-def test_samples_and_baselines_are_read(tmp_path: Path) -> None:
+def test_accepts_samples_and_baselines(tmp_path: Path) -> None:
     with_files(
         tmp_path, sample='{"x": 1}', numbers=f"[1{', 2.5' * 99}]", classes=f'["a"{", 3" * 99}]', counts='{"a": 100}'
     )
@@ -226,7 +226,7 @@ def task(schedule: str) -> str:
     return f"- name: t\n  kind: TaskAPI\n  definition: {{path: handler.py}}\n  schedule: {schedule}\n"
 
 
-def test_a_schedule_is_a_line_or_a_map(tmp_path: Path) -> None:
+def test_a_schedule_is_a_string_or_a_map(tmp_path: Path) -> None:
     short = only(tmp_path, task("'0  3 * * mon-fri'")).schedule
     assert short is not None
     assert (short.cron, short.timezone, short.submission) == ("0 3 * * mon-fri", "UTC", {})
@@ -264,7 +264,7 @@ def test_mistakes_in_schedules(schedule: str, expected: str, tmp_path: Path) -> 
     assert problems(tmp_path, task(schedule)) == [expected]
 
 
-def test_a_scheduled_batch_api_says_what_to_submit(tmp_path: Path) -> None:
+def test_a_scheduled_batch_api_requires_a_submission(tmp_path: Path) -> None:
     text = BATCH + "  schedule: '0 3 * * *'\n"
     (problem,) = problems(tmp_path, text)
     assert problem.startswith("nightly.schedule.submission: must be defined: a job of a BatchAPI needs input")

@@ -13,7 +13,7 @@ from harness.config_files import examine_text, lines_of
 
 
 def with_models(form: str, type_: str, body: str) -> str:
-    """Write an API of a generation with lines that say what its models are."""
+    """Write an API of a generation with the given lines for its models."""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     if form == "class":
         head = "- kind: deployment\n  name: d\n- kind: api\n  name: a\n  predictor:\n"
@@ -70,7 +70,7 @@ FORMS = [
     ("predictor", "tensorflow", "models:\n  paths:\n" + indented(LIST.format(key="model_path"), 4), SEVERAL),
     ("predictor", "tensorflow", "models:\n  paths:\n" + indented(LIST.format(key="path"), 4), SEVERAL),
     ("handler", "tensorflow", "models:\n  paths:\n" + indented(LIST.format(key="path"), 4), SEVERAL),
-    # A folder of them.
+    # A folder of models.
     ("predictor", "python", "models: {dir: s3://b/}", ModelsConfig(dir="s3://b/")),
     ("predictor", "python", "models: {dir: s3://b/, cache_size: 1, disk_cache_size: 2}",
      ModelsConfig(dir="s3://b/", cache_size=1, disk_cache_size=2)),
@@ -83,7 +83,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("form", "type_", "body", "models"), FORMS)
-def test_every_form_of_models_comes_to_the_current_one(
+def test_converts_every_form_of_models_to_the_current_one(
     form: str, type_: str, body: str, models: ModelsConfig | None, tmp_path: Path
 ) -> None:
     reading = examine_text(tmp_path, with_models(form, type_, body))
@@ -94,7 +94,7 @@ def test_every_form_of_models_comes_to_the_current_one(
 
 
 @pytest.mark.parametrize("form", ["class", "kindless", "sync", "predictor", "handler"])
-def test_a_signature_key_stands_beside_the_models_or_in_them(form: str, tmp_path: Path) -> None:
+def test_a_signature_key_may_be_beside_or_inside_models(form: str, tmp_path: Path) -> None:
     models = "model: s3://b/m" if form in ("class", "kindless", "sync") else "models: {path: s3://b/m}"
     body = f"{models}\nsignature_key: predict\ntensorflow_serving: local"
     reading = examine_text(tmp_path, with_models(form, "tensorflow", body))
@@ -103,7 +103,7 @@ def test_a_signature_key_stands_beside_the_models_or_in_them(form: str, tmp_path
     assert (handler.signature_key, handler.tensorflow_serving, handler.models) == ("predict", "local", ONE)
 
 
-def test_an_image_for_tensorflow_serving_means_nothing_here(tmp_path: Path) -> None:
+def test_ignores_an_image_for_tensorflow_serving(tmp_path: Path) -> None:
     body = "models: {path: s3://b/m}\ntensorflow_serving_image: mine:1"
     for form in ("predictor", "handler"):
         assert lines_of(examine_text(tmp_path, with_models(form, "tensorflow", body))) == []
@@ -125,16 +125,14 @@ def test_module_functions_load_their_model_themselves(tmp_path: Path) -> None:
         ("handler", "tensorflow", "multi_model_reloading: {dir: s3://b/}"),
     ],
 )
-def test_models_in_the_section_of_another_type_are_one_mistake(
-    form: str, type_: str, body: str, tmp_path: Path
-) -> None:
+def test_reports_models_in_the_section_of_another_type_once(form: str, type_: str, body: str, tmp_path: Path) -> None:
     (problem,) = examine_text(tmp_path, with_models(form, type_, body)).problems
     right = "multi_model_reloading" if type_ == "python" else "models"
     assert problem.message.endswith(f'is not supported with type "{type_}"')
     assert problem.fix == f'did you mean "{right}"?'
 
 
-def test_what_is_wrong_with_models_leaves_the_code_readable(tmp_path: Path) -> None:
+def test_mistakes_in_models_leave_the_code_readable(tmp_path: Path) -> None:
     for models in ("models: 5", "models: {paths: [5]}", "models: {path: 'https://x/y', poll_interval: 0s}"):
         reading = examine_text(tmp_path, with_models("handler", "onnx", models))
         assert [api.handler.models is not None for api in reading.readable] == [True]
@@ -160,7 +158,7 @@ VALUES = st.recursive(
     keys=st.dictionaries(KEYS, VALUES, min_size=1, max_size=4),
 )
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_stands_where_models_do_is_read_or_refused(
+def test_any_value_of_models_is_converted_or_rejected(
     form: str, type_: str, keys: dict[str, object], tmp_path: Path
 ) -> None:
     body = "\n".join(f"{key}: {json.dumps(value)}" for key, value in keys.items())
@@ -169,5 +167,5 @@ def test_whatever_stands_where_models_do_is_read_or_refused(
     for problem in reading.problems:
         assert problem.fix
         assert problem.line >= 1 and problem.column >= 1
-        # The words of the schema's library mean nothing to a user.
+        # No message of pydantic reaches a user.
         assert not any(words in problem.message for words in ("Input should", "Extra inputs", "Field required"))

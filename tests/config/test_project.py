@@ -66,14 +66,14 @@ def problems(root: Path) -> list[str]:
         ("with space/ünï 日本.txt", True),
     ],
 )
-def test_what_belongs_to_a_project(root: Path, name: str, is_included: bool) -> None:
+def test_lists_the_files_of_a_project(root: Path, name: str, is_included: bool) -> None:
     write(root, name)
     if name == ".cortexignore":
         (root / name).write_text("")
     assert files(root) == ([name] if is_included else [])
 
 
-def test_the_configuration_file_is_left_out_whatever_its_name(root: Path) -> None:
+def test_excludes_the_configuration_file_under_any_name(root: Path) -> None:
     write(root, "apis.yaml", "sub/apis.yaml", "cortex.yaml")
     assert files(root, "apis.yaml") == ["sub/apis.yaml"]
 
@@ -91,7 +91,7 @@ def test_the_configuration_file_is_left_out_whatever_its_name(root: Path) -> Non
         ("!.hidden\n!x.pyc", ["a.csv", "data/b.csv", "data/keep.txt", "data/sub/z.txt", "main.py"]),
     ],
 )
-def test_the_ignore_file_has_the_syntax_of_git(root: Path, patterns: str, expected: list[str]) -> None:
+def test_the_ignore_file_uses_gitignore_syntax(root: Path, patterns: str, expected: list[str]) -> None:
     write(root, "a.csv", "main.py", "data/b.csv", "data/keep.txt", "data/sub/z.txt", ".hidden", "x.pyc")
     (root / ".cortexignore").write_text(patterns)
     assert files(root) == expected
@@ -103,23 +103,23 @@ def test_only_the_ignore_file_at_the_root_counts(root: Path) -> None:
     assert files(root) == ["sub/a.csv"]
 
 
-def test_the_environment_file_is_put_back_in_whatever_is_ignored(root: Path) -> None:
+def test_includes_dotenv_even_if_it_is_ignored(root: Path) -> None:
     write(root, ".env", "x")
     (root / ".cortexignore").write_text("*\n.env\n")
     assert files(root) == [".env"]
 
 
-def test_a_folder_called_dot_env_is_hidden_as_any_other(root: Path) -> None:
+def test_excludes_a_folder_named_dot_env(root: Path) -> None:
     write(root, ".env/bin/python", "x")
     assert files(root) == ["x"]
 
 
-def test_a_bad_pattern_is_named_by_line(root: Path) -> None:
+def test_reports_a_bad_pattern_with_its_line(root: Path) -> None:
     (root / ".cortexignore").write_text("*.csv\n!\n")
     assert problems(root) == [".cortexignore:2:1: '!' is not a pattern of .gitignore files"]
 
 
-def test_the_home_folder_and_the_file_systems_root_are_no_projects(
+def test_rejects_the_home_folder_and_the_root_as_projects(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(root))
@@ -142,7 +142,7 @@ def test_links_inside_the_project_are_followed(root: Path, tmp_path: Path) -> No
     assert not (tmp_path / "out/link.txt").is_symlink()
 
 
-def test_links_that_leave_the_project_go_round_or_go_nowhere_are_refused(root: Path, tmp_path: Path) -> None:
+def test_rejects_external_circular_and_broken_links(root: Path, tmp_path: Path) -> None:
     write(tmp_path, "outside/secret")
     (root / "a").symlink_to("/etc/hostname")
     (root / "b").symlink_to("../outside")
@@ -174,7 +174,7 @@ def test_links_that_are_ignored_do_not_matter(root: Path) -> None:
     assert files(root) == []
 
 
-def test_special_files_are_refused(root: Path) -> None:
+def test_rejects_special_files(root: Path) -> None:
     os.mkfifo(root / "fifo")
     with socket.socket(socket.AF_UNIX) as unix:
         unix.bind(str(root / "sock"))
@@ -185,7 +185,7 @@ def test_special_files_are_refused(root: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
-def test_unreadable_files_and_folders_are_named(root: Path) -> None:
+def test_reports_unreadable_files_and_folders(root: Path) -> None:
     write(root, "a", "b/c")
     (root / "a").chmod(0)
     (root / "b").chmod(0)
@@ -204,14 +204,12 @@ def test_unreadable_files_and_folders_are_named(root: Path) -> None:
         (b"back\\slash", "back\\slash: has a backslash in its name (rename it)"),
     ],
 )
-def test_odd_names_are_refused(root: Path, name: bytes, message: str) -> None:
+def test_rejects_invalid_names(root: Path, name: bytes, message: str) -> None:
     (root / os.fsdecode(name)).write_text("x")
     assert problems(root) == [message]
 
 
-def test_too_large_projects_are_refused_early_and_say_where_most_of_it_is(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rejects_large_projects_early_and_names_the_largest_part(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(root, "a.py", "z.py")
     (root / "weights").mkdir()
     with (root / "weights/big.bin").open("wb") as file:
@@ -225,7 +223,7 @@ def test_too_large_projects_are_refused_early_and_say_where_most_of_it_is(
         ProjectFiles.scan(root, "cortex.yaml")
 
 
-def test_files_and_folders_can_be_asked_for(root: Path) -> None:
+def test_contains_and_has_folder_find_files_and_folders(root: Path) -> None:
     write(root, "main.py", "src/app/x.py", "src-old/y.py")
     project = ProjectFiles.scan(root, "cortex.yaml")
     assert [project.contains(path) for path in ("main.py", "./main.py", "src/app/x.py", "src/app/../app/x.py")] == [
@@ -265,7 +263,7 @@ def test_any_difference_changes_the_hash(root: Path, change: str) -> None:
     assert content_hash(ProjectFiles.scan(root, "cortex.yaml")) != before
 
 
-def test_a_file_that_vanishes_after_the_scan_is_named(root: Path) -> None:
+def test_reports_a_file_that_was_removed_after_the_scan(root: Path) -> None:
     write(root, "a")
     project = ProjectFiles.scan(root, "cortex.yaml")
     (root / "a").unlink()
@@ -285,7 +283,7 @@ names = st.text(
         st.lists(names, min_size=1, max_size=3).map("/".join), st.tuples(st.binary(max_size=300), st.booleans())
     )
 )
-def test_unpacking_an_archive_gives_the_project_back(
+def test_unpacking_an_archive_restores_the_project(
     tmp_path_factory: pytest.TempPathFactory, contents: dict[str, tuple[bytes, bool]]
 ) -> None:
     folder = tmp_path_factory.mktemp("projects")

@@ -56,23 +56,23 @@ BAD = [
 ]
 
 
-def test_what_installers_read_is_good() -> None:
+def test_accepts_what_installers_accept() -> None:
     assert parse_requirements(GOOD, "requirements.txt") == []
 
 
 @pytest.mark.parametrize(("text", "line", "column", "message", "fix"), BAD)
-def test_a_bad_line_is_named_with_its_fix(text: str, line: int, column: int, message: str, fix: str) -> None:
+def test_reports_a_bad_line_with_its_fix(text: str, line: int, column: int, message: str, fix: str) -> None:
     [found] = parse_requirements(text, "deps/requirements.txt")
     assert (found.file, found.line, found.column, found.fix) == ("deps/requirements.txt", line, column, fix)
     assert message in found.message
     assert "\n" not in str(found)
 
 
-def test_all_bad_lines_are_found() -> None:
+def test_reports_all_bad_lines() -> None:
     text = "\n".join(["six"] + [text for text, *_ in BAD[:3]])
     assert [found.line for found in parse_requirements(text, "r.txt")] == [2, 3, 5]
 
 
 @given(st.text())
-def test_no_text_is_too_strange(text: str) -> None:
+def test_any_text_is_accepted_or_reported(text: str) -> None:
     parse_requirements(text, "requirements.txt")

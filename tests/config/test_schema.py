@@ -36,11 +36,11 @@ def value_of(place: str, value: object) -> Any:
 def refusal(place: str, value: object) -> tuple[str, str]:
     with pytest.raises(ValidationError) as raised:
         api_with(place, value)
-    error, *_ = raised.value.errors()  # others follow from the first: a default that depends on it
+    error, *_ = raised.value.errors()  # the others follow from the first, through defaults
     return error["ctx"]["text"], error["ctx"]["fix"]
 
 
-def test_defaults_are_those_of_the_documents() -> None:
+def test_defaults_match_the_documentation() -> None:
     api = Api.model_validate(MINIMAL)
     assert api.model_dump() == {
         "name": "iris",
@@ -96,7 +96,7 @@ def test_defaults_are_those_of_the_documents() -> None:
     }
 
 
-def test_defaults_that_follow_from_other_fields() -> None:
+def test_derives_defaults_from_other_fields() -> None:
     assert api_with("autoscaling.min_replicas", 3).autoscaling.init_replicas == 3
     assert api_with("deployment", "flowers").networking.endpoint == "/flowers/iris"
     api = api_with("handler", {**MINIMAL["handler"], "processes_per_replica": 2, "threads_per_process": 3})
@@ -107,7 +107,7 @@ def test_defaults_that_follow_from_other_fields() -> None:
     assert (batch.networking.max_body_size, batch.networking.endpoint) == (1024**3, "/iris")
 
 
-def test_an_api_cannot_be_changed() -> None:
+def test_an_api_is_immutable() -> None:
     with pytest.raises(ValidationError):
         Api.model_validate(MINIMAL).compute.gpu = 1  # type: ignore[misc]
 
@@ -159,7 +159,7 @@ def test_an_api_cannot_be_changed() -> None:
         ("handler.tensorflow_serving", "local", "local"),
     ],
 )
-def test_a_value_is_read_in_our_units(place: str, written: object, value: object) -> None:
+def test_converts_values_to_our_units(place: str, written: object, value: object) -> None:
     assert value_of(place, written) == value
 
 
@@ -237,7 +237,7 @@ NULL = "cannot be null"
         ),
     ],
 )
-def test_a_wrong_value_is_refused_in_the_known_words(place: str, written: object, message: str) -> None:
+def test_rejects_a_wrong_value_with_the_specified_message(place: str, written: object, message: str) -> None:
     found, fix = refusal(place, written)
     assert found == message
     assert fix
@@ -256,7 +256,7 @@ def test_a_wrong_value_is_refused_in_the_known_words(place: str, written: object
         ("networking.endpoint", "//a//b", 'write "/a/b"'),
     ],
 )
-def test_the_fix_says_what_to_write(place: str, written: object, fix: str) -> None:
+def test_the_fix_suggests_a_value(place: str, written: object, fix: str) -> None:
     assert refusal(place, written)[1] == fix
 
 
@@ -273,7 +273,7 @@ PLACES = [
 
 
 @given(st.sampled_from(PLACES), PLAIN)
-def test_any_value_is_read_or_refused_and_what_is_read_survives_the_database(place: str, value: object) -> None:
+def test_any_value_is_rejected_or_survives_a_round_trip_through_the_database(place: str, value: object) -> None:
     try:
         api = api_with(place, value)
     except ValidationError as error:
@@ -283,7 +283,7 @@ def test_any_value_is_read_or_refused_and_what_is_read_survives_the_database(pla
 
 
 @given(st.text())
-def test_any_text_is_a_quantity_and_a_duration_or_refused(text: str) -> None:
+def test_any_text_is_parsed_as_quantity_and_duration_or_rejected(text: str) -> None:
     assert parse_quantity(text) is None or text.strip()
     try:
         assert duration_s()(text) == duration_s()(text)
@@ -292,7 +292,7 @@ def test_any_text_is_a_quantity_and_a_duration_or_refused(text: str) -> None:
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["", "k", "Ki", "M", "Mi", "G", "Gi"]))
-def test_quantities_grow_with_their_units(amount: int, unit: str) -> None:
+def test_larger_units_are_larger_quantities(amount: int, unit: str) -> None:
     factor = {"": 1, "k": 10**3, "Ki": 2**10, "M": 10**6, "Mi": 2**20, "G": 10**9, "Gi": 2**30}[unit]
     assert parse_quantity(f"{amount}{unit}") == amount * factor
 
@@ -314,7 +314,7 @@ def test_quantities_grow_with_their_units(amount: int, unit: str) -> None:
         ("handler.tensorflow_serving", "LOCAL", 'write "local"'),
     ],
 )
-def test_what_was_nearly_right_is_written_out(place: str, written: str, fix: str) -> None:
+def test_suggests_corrections_of_near_misses(place: str, written: str, fix: str) -> None:
     assert refusal(place, written)[1] == fix
 
 
@@ -336,7 +336,7 @@ MODELS = st.fixed_dictionaries(
 
 
 @given(MODELS)
-def test_models_lose_nothing_on_their_way_to_json_and_back(models: dict[str, Any]) -> None:
+def test_models_round_trip_through_json(models: dict[str, Any]) -> None:
     api = api_with("handler.models", models)
     assert Api.model_validate(api.model_dump(mode="json")) == api
     assert Api.model_validate_json(api.model_dump_json()) == api

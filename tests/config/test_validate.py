@@ -40,7 +40,7 @@ def test_read_apis_returns_the_apis_in_the_order_of_the_file(tmp_path: Path) -> 
     assert [api.name for api in apis] == ["b", "a"]
 
 
-def test_all_mistakes_come_at_once_sorted_under_the_name_that_was_given(tmp_path: Path) -> None:
+def test_reports_all_mistakes_sorted_with_the_display_name(tmp_path: Path) -> None:
     config = tmp_path / "other.yaml"
     config.write_text(realtime("a", "  compute: {gpu: -1}\n  colour: red\n") + realtime("B", path="b.py"))
     with pytest.raises(ConfigError) as raised:
@@ -55,7 +55,7 @@ def test_all_mistakes_come_at_once_sorted_under_the_name_that_was_given(tmp_path
     ]
 
 
-def test_a_file_that_is_not_there_is_one_mistake(tmp_path: Path) -> None:
+def test_a_missing_file_is_one_mistake(tmp_path: Path) -> None:
     project = ProjectFiles.scan(tmp_path, "cortex.yaml")
     (problem,) = check_file(tmp_path / "cortex.yaml", "cortex.yaml", project).problems
     assert str(problem).startswith("cortex.yaml: file does not exist (")
@@ -64,7 +64,7 @@ def test_a_file_that_is_not_there_is_one_mistake(tmp_path: Path) -> None:
     assert "Is a directory" in problem.message
 
 
-def test_rules_between_fields_hold_off_where_a_field_is_wrong_in_itself(tmp_path: Path) -> None:
+def test_skips_rules_about_invalid_fields(tmp_path: Path) -> None:
     rest = (
         "  autoscaling: {min_replicas: 5, max_replicas: two}\n  update_strategy: {max_surge: 0, max_unavailable: 0}\n"
     )
@@ -109,7 +109,7 @@ def test_rules_between_fields(rest: str, expected: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["b-side", "a" * 43])
-def test_names_that_the_current_form_bars_are_open_to_older_files(name: str, tmp_path: Path) -> None:
+def test_older_files_may_use_names_that_the_current_form_rejects(name: str, tmp_path: Path) -> None:
     assert [p.path for p in examine_text(tmp_path, realtime(name)).problems] == [f"{name}.name"]
     functions = f"- kind: deployment\n  name: d\n- kind: api\n  name: {name}\n  predictor: {{path: predictor.py}}\n"
     assert lines_of(examine_text(tmp_path, functions)) == []
@@ -134,7 +134,7 @@ LONG = "x" * 300 + ".py"  # no file can have such a name
         (LONG, f"{quote(LONG)}: file does not exist", "create it, or correct the path"),
     ],
 )
-def test_code_that_is_not_in_the_project(path: str, message: str, fix: str, tmp_path: Path) -> None:
+def test_reports_code_that_is_not_in_the_project(path: str, message: str, fix: str, tmp_path: Path) -> None:
     (tmp_path / ".cortexignore").write_text("hidden.py\n")
     (tmp_path / "hidden.py").write_text("")
     (problem,) = examine_text(tmp_path, realtime("a", path=path)).problems
@@ -177,7 +177,7 @@ def test_dependency_files_must_exist_only_if_they_are_named(tmp_path: Path) -> N
         ("~/model", '"~/model" must be a path, or start with s3:// or gs://'),
     ],
 )
-def test_where_a_model_may_be(model: str, message: str | None, tmp_path: Path) -> None:
+def test_locations_of_models(model: str, message: str | None, tmp_path: Path) -> None:
     text = "- kind: deployment\n  name: d\n- kind: api\n  name: a\n  predictor:\n    path: predictor.py\n"
     text += f"    model: '{model}'\n"
     found = examine_text(tmp_path, text, files=("predictor.py", "models/iris.pkl")).problems
@@ -192,7 +192,7 @@ def test_names_and_endpoints_are_unique_in_a_file(tmp_path: Path) -> None:
     ]
 
 
-def test_an_endpoint_of_another_deployed_api_is_refused_where_it_is_written(tmp_path: Path) -> None:
+def test_rejects_an_endpoint_of_another_deployed_api_at_its_position(tmp_path: Path) -> None:
     text = realtime("a") + realtime("b", "  networking: {endpoint: /x}\n")
     reading = examine_text(tmp_path, text, [deployed("old", "/a"), deployed("older", "/x")])
     assert lines_of(reading) == [
@@ -202,13 +202,13 @@ def test_an_endpoint_of_another_deployed_api_is_refused_where_it_is_written(tmp_
     assert reading.problems[0].fix == 'choose another endpoint, or run "cortex delete old"'
 
 
-def test_an_api_may_take_the_endpoint_of_itself_or_of_what_the_deploy_replaces(tmp_path: Path) -> None:
+def test_an_api_may_reuse_its_own_endpoint_or_that_of_a_replaced_api(tmp_path: Path) -> None:
     before = [deployed("a", "/a"), deployed("b", "/b")]
     swapped = realtime("a", "  networking: {endpoint: /b}\n") + realtime("b", "  networking: {endpoint: /a}\n")
     assert lines_of(examine_text(tmp_path, swapped, before)) == []
 
 
-def test_an_api_missing_from_its_deployment_leaves_its_endpoint(tmp_path: Path) -> None:
+def test_an_api_removed_from_its_deployment_frees_its_endpoint(tmp_path: Path) -> None:
     text = (
         "- kind: deployment\n  name: d\n- kind: api\n  name: new\n  endpoint: /shared\n"
         "  predictor: {path: predictor.py}\n"
@@ -218,7 +218,7 @@ def test_an_api_missing_from_its_deployment_leaves_its_endpoint(tmp_path: Path) 
     assert len(examine_text(tmp_path, text, [deployed("old", "/shared")]).problems) == 1
 
 
-def test_the_kind_of_a_deployed_api_stays(tmp_path: Path) -> None:
+def test_rejects_a_changed_kind_of_a_deployed_api(tmp_path: Path) -> None:
     reading = examine_text(tmp_path, realtime("a"), [deployed("a", "/a", kind="TaskAPI")])
     assert lines_of(reading) == ['2:9: a.kind: cannot change the kind of "a" from TaskAPI to RealtimeAPI']
     text = realtime("a").replace("RealtimeAPI", "BatchAPI")
@@ -228,7 +228,7 @@ def test_the_kind_of_a_deployed_api_stays(tmp_path: Path) -> None:
     assert problem.fix == 'run "cortex delete a" and deploy again'
 
 
-def test_apis_with_known_code_are_readable_though_they_are_wrong(tmp_path: Path) -> None:
+def test_invalid_apis_with_known_code_are_readable(tmp_path: Path) -> None:
     text = (
         realtime("a", "    log_level: loud\n  compute: 5\n")
         + realtime("b", path="nothing.py")
@@ -260,7 +260,7 @@ VALUES = st.recursive(
 
 @given(st.lists(st.dictionaries(KEYS, VALUES, max_size=6), max_size=4))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_document_is_read_or_refused_with_places(tmp_path: Path, document: list[dict[str, object]]) -> None:
+def test_any_document_is_accepted_or_rejected_with_positions(tmp_path: Path, document: list[dict[str, object]]) -> None:
     import json
 
     text = json.dumps(document, indent=1)
@@ -277,7 +277,7 @@ def test_any_document_is_read_or_refused_with_places(tmp_path: Path, document: l
 
 @given(data=st.data())
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_damaged_file_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+def test_a_damaged_file_is_accepted_or_rejected(tmp_path: Path, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(path.name for path in CONFIGS.glob("*.yaml"))))
     text = (CONFIGS / name).read_text()
     start = data.draw(st.integers(0, len(text)))

@@ -32,12 +32,12 @@ def test_the_level_comes_from_the_environment(level, expected):
     assert "".join(line[0] for line in output(code, level).splitlines()) == expected
 
 
-def test_other_loggers_repeat_nothing():
+def test_other_loggers_do_not_repeat_records():
     code = "import logging, sys; logging.basicConfig(stream=sys.stdout); logger.info('once')"
     assert output(code) == "INFO once\n"
 
 
-def test_an_exception_follows_its_line():
+def test_a_traceback_follows_its_line():
     code = "try: 1 / 0\nexcept ZeroDivisionError: logger.exception('failed')"
     lines = output(code).splitlines()
     assert lines[0] == "ERROR failed"

@@ -51,14 +51,14 @@ CONTENT = {"1/model.bin": b"one", "1/vars/a.txt": b"a", "1/with space é+%?#&.tx
 
 @pytest.fixture(params=["s3", "local"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, str]]:
-    """A folder of some storage, and the environment to reach it with."""
+    """A folder of a store, and the environment for access to it."""
     if request.param == "local":
         return str(tmp_path / "store"), {}
     swift: SwiftServer = request.getfixturevalue("swift")
     return f"s3://models/{tmp_path.name}", swift.environ
 
 
-def test_what_is_written_can_be_read_and_listed(place: tuple[str, dict[str, str]]) -> None:
+def test_written_objects_can_be_read_and_listed(place: tuple[str, dict[str, str]]) -> None:
     url, environ = place
     put(url, CONTENT, environ)
     for key, data in CONTENT.items():
@@ -81,7 +81,7 @@ def test_an_etag_changes_with_the_content(place: tuple[str, dict[str, str]]) -> 
     assert before.etag != after.etag
 
 
-def test_a_folder_is_downloaded_without_its_neighbours(place: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+def test_downloads_a_folder_without_its_siblings(place: tuple[str, dict[str, str]], tmp_path: Path) -> None:
     url, environ = place
     put(url, CONTENT, environ)
     asyncio.run(download(f"{url}/1/", tmp_path / "new" / "out", environ))
@@ -104,7 +104,7 @@ def test_an_empty_file_is_a_file(place: tuple[str, dict[str, str]], tmp_path: Pa
     assert (tmp_path / "out").read_bytes() == b""
 
 
-def test_a_big_object_comes_in_pieces(place: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+def test_downloads_a_large_object_in_chunks(place: tuple[str, dict[str, str]], tmp_path: Path) -> None:
     url, environ = place
     data = random.Random(1).randbytes(1024 * 1024) * 160
     put(url, {"big": data}, environ)
@@ -115,7 +115,7 @@ def test_a_big_object_comes_in_pieces(place: tuple[str, dict[str, str]], tmp_pat
     assert grown < 80 * 1024 * 1024
 
 
-def test_what_is_not_there_is_named(place: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+def test_reports_a_missing_object(place: tuple[str, dict[str, str]], tmp_path: Path) -> None:
     url, environ = place
     with pytest.raises(StorageError, match=f"{url}/none does not exist"):
         asyncio.run(read(f"{url}/none", environ))
@@ -124,7 +124,7 @@ def test_what_is_not_there_is_named(place: tuple[str, dict[str, str]], tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-def test_s3_errors_are_in_plain_words(swift: SwiftServer) -> None:
+def test_translates_s3_errors(swift: SwiftServer) -> None:
     with pytest.raises(StorageError, match=r"^s3://nowhere/x: there is no bucket nowhere at 127\.0\.0\.1:\d+$"):
         asyncio.run(list_objects("s3://nowhere/x", swift.environ))
     with pytest.raises(StorageError, match="there is no bucket nowhere"):
@@ -152,15 +152,13 @@ def test_credentials_can_come_from_the_profile_of_a_file(swift: SwiftServer, tmp
     assert asyncio.run(read("s3://models/profile/x", environ)) == b"1"
 
 
-def test_nobody_there_is_said_soon() -> None:
+def test_reports_an_unreachable_store_quickly() -> None:
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(StorageError, match=rf"^s3://models/x: {address} can't be reached$"):
         asyncio.run(read("s3://models/x", {"AWS_ENDPOINT_URL": f"http://{address}", "HOME": "/nowhere"}))
 
 
-def test_a_public_bucket_is_read_without_a_signature(
-    bucket: PublicBucket, public: dict[str, str], tmp_path: Path
-) -> None:
+def test_reads_a_public_bucket_unsigned(bucket: PublicBucket, public: dict[str, str], tmp_path: Path) -> None:
     bucket.objects = {"a/b": b"1"}
     assert asyncio.run(read("s3://models/a/b", public)) == b"1"
     signed = {**public, "AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret"}
@@ -180,7 +178,7 @@ def test_the_emulator_of_google_cloud_storage_is_read(bucket: PublicBucket, tmp_
         asyncio.run(fetch("gs://models/none", tmp_path, environ))
 
 
-def test_what_is_cached_is_downloaded_once(bucket: PublicBucket, public: dict[str, str], tmp_path: Path) -> None:
+def test_downloads_cached_content_once(bucket: PublicBucket, public: dict[str, str], tmp_path: Path) -> None:
     bucket.objects = {"iris/model.onnx": b"weights", "iris/model.onnx.old": b"other"}
     for _ in range(2):
         path = asyncio.run(fetch("s3://models/iris/model.onnx", tmp_path / "cache", public))
@@ -188,7 +186,7 @@ def test_what_is_cached_is_downloaded_once(bucket: PublicBucket, public: dict[st
     assert bucket.downloads == ["iris/model.onnx"]
 
 
-def test_many_at_once_download_once(bucket: PublicBucket, public: dict[str, str], tmp_path: Path) -> None:
+def test_concurrent_fetches_download_once(bucket: PublicBucket, public: dict[str, str], tmp_path: Path) -> None:
     bucket.objects = {f"m/{number}": bytes([number]) for number in range(20)}
 
     async def scenario() -> list[Path]:
@@ -198,9 +196,7 @@ def test_many_at_once_download_once(bucket: PublicBucket, public: dict[str, str]
     assert sorted(bucket.downloads) == sorted(bucket.objects)
 
 
-def test_changed_content_is_downloaded_beside_the_old(
-    bucket: PublicBucket, public: dict[str, str], tmp_path: Path
-) -> None:
+def test_changed_content_is_cached_separately(bucket: PublicBucket, public: dict[str, str], tmp_path: Path) -> None:
     paths = []
     for content in (b"one", b"two"):
         bucket.objects = {"m": content}
@@ -208,14 +204,14 @@ def test_changed_content_is_downloaded_beside_the_old(
     assert [path.read_bytes() for path in paths] == [b"one", b"two"]
 
 
-def test_a_whole_bucket_is_a_folder(bucket: PublicBucket, public: dict[str, str], tmp_path: Path) -> None:
-    # As consoles of stores do, with marks of folders, one of them empty.
+def test_a_bucket_can_be_downloaded_as_a_folder(bucket: PublicBucket, public: dict[str, str], tmp_path: Path) -> None:
+    # With folder markers, as consoles of stores create them; one folder is empty.
     bucket.objects = {"a": b"1", "b/c": b"2", "b/": b"", "empty/": b""}
     path = asyncio.run(fetch("s3://models", tmp_path / "cache", public))
     assert tree(path) == {"a": b"1", "b/c": b"2"}
 
 
-def test_an_object_that_changes_meanwhile_is_not_taken(
+def test_rejects_an_object_that_changes_during_the_download(
     bucket: PublicBucket, public: dict[str, str], tmp_path: Path
 ) -> None:
     bucket.objects = {"m/a": b"one", "m/b": b"one"}
@@ -226,7 +222,7 @@ def test_an_object_that_changes_meanwhile_is_not_taken(
 
 
 @pytest.mark.parametrize("key", ["m/../../x", "m/./x", "m//x"])
-def test_names_of_objects_do_not_lead_outside(
+def test_names_of_objects_cannot_escape_the_destination(
     bucket: PublicBucket, public: dict[str, str], tmp_path: Path, key: str
 ) -> None:
     bucket.objects = {key: b"x"}
@@ -235,21 +231,23 @@ def test_names_of_objects_do_not_lead_outside(
     assert [name for name in tree(tmp_path) if not name.endswith(".lock")] == []
 
 
-def test_a_denied_object_is_not_called_missing(bucket: PublicBucket, public: dict[str, str], tmp_path: Path) -> None:
+def test_a_denied_object_is_not_reported_as_missing(
+    bucket: PublicBucket, public: dict[str, str], tmp_path: Path
+) -> None:
     bucket.answers_with = 403
     with pytest.raises(StorageError, match="denies access"):
         asyncio.run(fetch("s3://models/m", tmp_path, public))
 
 
 @pytest.mark.parametrize("status", [200, 301, 403])
-def test_the_region_of_a_bucket_is_asked_for_once(bucket: PublicBucket, status: int) -> None:
+def test_queries_the_region_of_a_bucket_once(bucket: PublicBucket, status: int) -> None:
     bucket.answers_with = status
     assert bucket_region(bucket.url) == "eu-central-1"
-    bucket.server_close()  # asking again would fail
+    bucket.server_close()  # another query would fail
     assert bucket_region(bucket.url) == "eu-central-1"
 
 
-def test_a_region_that_was_not_told_is_asked_for_again() -> None:
+def test_queries_the_region_again_after_a_failure() -> None:
     with public_bucket() as server:
         url = server.url
     assert bucket_region(url) == bucket_region(url) == "us-east-1"
@@ -259,7 +257,7 @@ def test_a_region_that_was_not_told_is_asked_for_again() -> None:
     ("url", "message"),
     [("s3:///none", "has no bucket name"), ("ftp://x/y", r"ftp:// is not supported; use s3://, gs:// or a local path")],
 )
-def test_urls_that_mean_nothing_are_refused(url: str, message: str) -> None:
+def test_rejects_invalid_urls(url: str, message: str) -> None:
     with pytest.raises(StorageError, match=message):
         asyncio.run(read(url, {}))
 

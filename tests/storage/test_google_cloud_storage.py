@@ -1,4 +1,4 @@
-"""The storage module against a server of Google's kind; what both kinds share is tested with S3."""
+"""The storage package with a Google Cloud Storage server; common behaviour is tested with S3."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ def test_an_etag_changes_with_the_content(bucket: RemoteBucket, environ: dict[st
     assert before.size_bytes == after.size_bytes
 
 
-def test_a_folder_is_downloaded_without_its_neighbours(environ: dict[str, str], tmp_path: Path) -> None:
+def test_downloads_a_folder_without_its_siblings(environ: dict[str, str], tmp_path: Path) -> None:
     asyncio.run(download("gs://models/net/1/", tmp_path / "out", environ))
     found = {str(path.relative_to(tmp_path / "out")): path.read_bytes() for path in tmp_path.rglob("*.*")}
     assert found == {key[2:]: data for key, data in CONTENT.items() if key.startswith("1/")}
 
 
-def test_the_same_content_is_downloaded_once(bucket: RemoteBucket, environ: dict[str, str], tmp_path: Path) -> None:
+def test_downloads_the_same_content_once(bucket: RemoteBucket, environ: dict[str, str], tmp_path: Path) -> None:
     bucket.put("once/model.bin", b"x")
     first = asyncio.run(fetch("gs://models/once", tmp_path, environ))
     assert asyncio.run(fetch("gs://models/once", tmp_path, environ)) == first
     assert sum("once" in path for path in bucket.server.downloads()) == 1  # type: ignore[union-attr]
 
 
-def test_a_missing_object_is_named(environ: dict[str, str], tmp_path: Path) -> None:
+def test_reports_a_missing_object(environ: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="gs://models/none does not exist"):
         asyncio.run(download("gs://models/none", tmp_path / "out", environ))

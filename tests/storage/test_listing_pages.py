@@ -26,7 +26,7 @@ EMULATOR = {"service_account_key": '{"gcs_base_url": "http://127.0.0.1:1"}'}
         ("gs", EMULATOR, "http://127.0.0.1:1/b"),
     ],
 )
-def test_a_page_is_asked_for_at_the_bucket(scheme: str, config: Mapping[str, str], address: str) -> None:
+def test_the_page_address_is_that_of_the_bucket(scheme: str, config: Mapping[str, str], address: str) -> None:
     assert page_address(scheme, "b", config, "d/", "d/a b") == address + QUERY
 
 
@@ -52,7 +52,7 @@ def page(key: str, is_encoded: bool, is_truncated: bool) -> bytes:
     ).encode()
 
 
-def test_keys_are_read_as_they_are_encoded() -> None:
+def test_decodes_keys_by_their_encoding() -> None:
     for key, is_encoded, expected in (("d/a+b%0A", True, "d/a b\n"), ("d/a+b%0A", False, "d/a+b%0A")):
         found = read_page(page(key, is_encoded, False), "d/")
         assert [(item.key, item.name, item.size_bytes, item.etag) for item in found.objects] == [
@@ -65,7 +65,7 @@ def test_keys_are_read_as_they_are_encoded() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a", "a/b", ".a", "..a/b..", "a b", "é" * 127, "a\\b"])
-def test_most_names_are_fine(name: str) -> None:
+def test_accepts_common_names(name: str) -> None:
     assert flaw_of_name(name) is None
 
 
@@ -73,11 +73,11 @@ def test_most_names_are_fine(name: str) -> None:
     "name",
     ["/", "/a", "a/", "a//b", ".", "..", "a/..", "./a", "a\0", "a\nb", "\x7f", "\udcff", "é" * 128, "a/" * 201 + "a"],
 )
-def test_names_that_no_file_can_have_are_told(name: str) -> None:
+def test_reports_names_that_no_file_can_have(name: str) -> None:
     assert flaw_of_name(name)
 
 
-def test_an_odd_key_hides_no_others_at_google(tmp_path: Path) -> None:
+def test_an_invalid_key_hides_no_others_at_google(tmp_path: Path) -> None:
     server = start_gcs(tmp_path)
     try:
         for key in ("d/a", "d/a//b", "d/c d+e"):

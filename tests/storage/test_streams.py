@@ -1,4 +1,4 @@
-"""Large objects come and go piece by piece, and a prefix is what a key begins with."""
+"""Chunked reads and writes of large objects, and listings by prefix."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from harness.servers.buckets import Bucket, LocalBucket, all_kinds
 from harness.servers.s3 import PAGE_KEYS, SwiftServer
 
 KINDS = ("s3", "gs", "local")
-#: The test's server of Google's takes no writes of this library.
+#: The Google test server does not support writes by obstore.
 WRITABLE = ("s3", "local")
 EMPTY = ("data/empty", "data/zero")
 KEYS = [
@@ -79,13 +79,13 @@ def content_of(url: str, environ: dict[str, str]) -> list[bytes]:
     "prefix",
     ["data/2024", "data/2024/", "data/20", "data/", "to", "top", "data/e", "data/é", "nothing", "many/in/a", ""],
 )
-def test_a_prefix_is_what_a_key_begins_with(buckets: dict[str, Bucket], kind: str, prefix: str) -> None:
+def test_lists_keys_that_begin_with_a_prefix(buckets: dict[str, Bucket], kind: str, prefix: str) -> None:
     expected = sorted(key for key in KEYS if key.startswith(prefix))
     assert sorted(listed(f"{buckets[kind].url}/{prefix}", buckets[kind])) == expected
 
 
 @pytest.mark.parametrize("kind", ["s3", "gs"])
-def test_marks_of_folders_are_no_objects(buckets: dict[str, Bucket], kind: str) -> None:
+def test_leaves_out_folder_markers(buckets: dict[str, Bucket], kind: str) -> None:
     bucket = buckets[kind]
     for key in ("marks/", "marks/empty/", "marks/full/", "marks/zero/"):
         bucket.put(key, b"")
@@ -95,7 +95,7 @@ def test_marks_of_folders_are_no_objects(buckets: dict[str, Bucket], kind: str) 
 
 
 @pytest.mark.parametrize("kind", ["s3", "gs"])
-def test_keys_that_no_file_can_have_hide_no_others(buckets: dict[str, Bucket], kind: str) -> None:
+def test_invalid_keys_hide_no_others(buckets: dict[str, Bucket], kind: str) -> None:
     bucket = buckets[kind]
     for key in ("odd//x", "odd/../y", "odd/z"):
         bucket.put(key, b"1")
@@ -121,7 +121,7 @@ def test_a_listing_of_several_pages_and_batches_is_complete(
 
 
 @pytest.mark.parametrize("kind", WRITABLE)
-def test_what_is_uploaded_in_pieces_is_read_in_pieces(buckets: dict[str, Bucket], kind: str) -> None:
+def test_uploads_and_reads_in_chunks(buckets: dict[str, Bucket], kind: str) -> None:
     count = 30
     url = f"{buckets[kind].url}/up/big"
 
@@ -135,7 +135,7 @@ def test_what_is_uploaded_in_pieces_is_read_in_pieces(buckets: dict[str, Bucket]
     assert max(map(len, found)) < 3_000_000
 
 
-def test_an_upload_that_breaks_off_leaves_what_was_there(buckets: dict[str, Bucket]) -> None:
+def test_an_interrupted_upload_leaves_the_old_object(buckets: dict[str, Bucket]) -> None:
     bucket = buckets["s3"]
     bucket.put("up/half", b"before")
 
@@ -150,13 +150,13 @@ def test_an_upload_that_breaks_off_leaves_what_was_there(buckets: dict[str, Buck
 
 
 @pytest.mark.parametrize("kind", WRITABLE)
-def test_what_can_be_written_is_and_nothing_stays(buckets: dict[str, Bucket], kind: str) -> None:
+def test_check_writable_leaves_nothing_behind(buckets: dict[str, Bucket], kind: str) -> None:
     url = f"{buckets[kind].url}/out"
     asyncio.run(check_writable(url, buckets[kind].environ))
     assert listed(url, buckets[kind]) == []
 
 
-def test_what_cannot_be_written_says_why(buckets: dict[str, Bucket], tmp_path: Path) -> None:
+def test_check_writable_reports_the_reason(buckets: dict[str, Bucket], tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="s3://absent/out: there is no bucket absent"):
         asyncio.run(check_writable("s3://absent/out", buckets["s3"].environ))
     wrong = {**buckets["s3"].environ, "AWS_SECRET_ACCESS_KEY": "wrong"}
@@ -167,14 +167,14 @@ def test_what_cannot_be_written_says_why(buckets: dict[str, Bucket], tmp_path: P
         asyncio.run(check_writable(f"{tmp_path}/file/out", {}))
 
 
-def test_what_is_not_there_is_named(buckets: dict[str, Bucket], tmp_path: Path) -> None:
+def test_reports_a_missing_object(buckets: dict[str, Bucket], tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="s3://models/absent does not exist"):
         content_of("s3://models/absent", buckets["s3"].environ)
     with pytest.raises(StorageError, match="absent does not exist"):
         content_of(str(tmp_path / "absent"), {})
 
 
-def test_a_local_file_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
+def test_rejects_a_local_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"x" * 3_000_000)
 
@@ -187,7 +187,7 @@ def test_a_local_file_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
 
 
 class CutProxy:
-    """Forwards to a server; cuts answers off after some bytes, for a number of connections."""
+    """Forwards to a server; truncates responses of the first connections."""
 
     def __init__(self, port: int, cuts: int, after: int) -> None:
         self._port, self._cuts, self._after = port, cuts, after
@@ -221,7 +221,7 @@ class CutProxy:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Stop accepting connections."""
         self._listener.close()
 
 
@@ -233,17 +233,17 @@ def big(buckets: dict[str, Bucket]) -> bytes:
 
 
 def through(proxy: CutProxy, swift: SwiftServer) -> dict[str, str]:
-    # Requests are signed for the server's name, which is the proxy's.
+    # Requests are signed for the host name of the proxy.
     return {**swift.environ, "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{proxy.port}"}
 
 
-def test_a_download_that_breaks_off_goes_on_where_it_was(swift: SwiftServer, big: bytes) -> None:
+def test_an_interrupted_download_resumes_at_its_position(swift: SwiftServer, big: bytes) -> None:
     with closing(CutProxy(urlsplit(swift.url).port or 0, cuts=3, after=2_000_000)) as proxy:
         assert b"".join(content_of("s3://models/big", through(proxy, swift))) == big
         assert proxy.connections >= 4
 
 
-def test_a_download_that_is_another_object_after_a_break_is_refused(
+def test_rejects_a_resumed_download_of_a_changed_object(
     swift: SwiftServer, buckets: dict[str, Bucket], big: bytes
 ) -> None:
     with closing(CutProxy(urlsplit(swift.url).port or 0, cuts=1, after=2_500_000)) as proxy:

@@ -53,9 +53,8 @@ class Draft:
     implied: dict[str, object]  #: values implied by the generation, by field
     fields: dict[str, Node] = dataclasses.field(default_factory=dict)
     sections: dict[str, Node] = dataclasses.field(default_factory=dict)  #: the user's maps, by key as written
-    section_nodes: dict[str, Node] = dataclasses.field(
-        default_factory=dict
-    )  #: optional sections by field, even if they are empty
+    #: Optional sections by field, even if they are empty.
+    section_nodes: dict[str, Node] = dataclasses.field(default_factory=dict)
     rejected: set[str] = dataclasses.field(default_factory=set)  #: rejected keys, such as sections that are not maps
     problems: list[Diagnostic] = dataclasses.field(default_factory=list)
 
@@ -78,12 +77,12 @@ class Draft:
     def written_key(self, field: str) -> str:
         """Return the key of this generation for a field: the one whose section is present, else the newest."""
         fields = self.generation.fields.items()
-        ways = [written for written, target in fields if target == field]
+        candidates = [written for written, target in fields if target == field]
         if field == MODELS:
-            ways = [written.rpartition(".")[0] for written, target in fields if target == MODEL_ENTRIES]
-        fitting = [written for written in ways if not self.is_out_of_place(written)]
+            candidates = [written.rpartition(".")[0] for written, target in fields if target == MODEL_ENTRIES]
+        fitting = [written for written in candidates if not self.is_out_of_place(written)]
         used = [written for written in fitting if written.rpartition(".")[0] in self.sections.keys() - {""}]
-        return (used or fitting or ways or [field])[-1]
+        return (used or fitting or candidates or [field])[-1]
 
     def last_key(self, field: str) -> str:
         """Return the last part of the key that the user wrote, or should write, for a field."""
@@ -247,17 +246,17 @@ def _move(draft: Draft, holder: Node, section: str) -> None:
     for key, node in holder.value.items():
         written = f"{section}.{key}" if section else key
         if draft.is_unsupported(written):
-            _refuse(draft, key, written, node)
+            _report_unsupported(draft, key, written, node)
         elif written in draft.generation.fields or written in draft.generation.sections:
-            _place(draft, written, node)
+            _set(draft, written, node)
         else:
             fix, meant = _suggest(draft, section, key, node)
             draft.problems.append(draft.document.at_key(node, f"key {quote(key)} is not supported", fix))
             if meant is not None and not _is_taken(draft, section, holder.value, meant):
-                _place(draft, meant, node)
+                _set(draft, meant, node)
 
 
-def _refuse(draft: Draft, key: str, written: str, node: Node) -> None:
+def _report_unsupported(draft: Draft, key: str, written: str, node: Node) -> None:
     """Report a key that only other kinds support."""
     message, fix = f"{key} key is not supported for {draft.kind} kind", unsupported_key_fix(draft.kind, written) or ""
     draft.problems.append(draft.document.at_key(node, message, fix))
@@ -270,9 +269,9 @@ def _is_taken(draft: Draft, section: str, siblings: Mapping[str, Node], written:
     return beside or (holder is not None and holder.at(key) is not None) or written in draft.sections
 
 
-def _place(draft: Draft, written: str, node: Node) -> None:
+def _set(draft: Draft, written: str, node: Node) -> None:
     if written in draft.generation.sections:
-        _place_section(draft, written, node)
+        _set_section(draft, written, node)
         return
     field = draft.generation.fields[written]
     if field == NOT_YET:
@@ -286,12 +285,12 @@ def _place(draft: Draft, written: str, node: Node) -> None:
         other = ".".join(str(part) for part in draft.fields[field].path[1:])
         draft.problems.append(draft.document.at_key(node, f"duplicates {quote(other)}", "remove one of them"))
     elif field in (MODEL_ENTRIES, "apis"):
-        _place_list(draft, field, node)
+        _set_list(draft, field, node)
     elif field not in (IGNORED, "kind"):
         draft.fields[field] = node
 
 
-def _place_list(draft: Draft, field: str, node: Node) -> None:
+def _set_list(draft: Draft, field: str, node: Node) -> None:
     if field == MODEL_ENTRIES:
         entries, problems = _read_models(draft.document, node, draft.generation)
     else:
@@ -304,7 +303,7 @@ def _place_list(draft: Draft, field: str, node: Node) -> None:
         draft.fields[field] = entries
 
 
-def _place_section(draft: Draft, written: str, node: Node) -> None:
+def _set_section(draft: Draft, written: str, node: Node) -> None:
     if written in SHORT_FORMS and isinstance(node.value, str):
         draft.fields[SHORT_FORMS[written]] = draft.sections[written] = node
         return
@@ -320,7 +319,7 @@ def _place_section(draft: Draft, written: str, node: Node) -> None:
         _move(draft, node, written)
     elif holds_models and isinstance(node.value, tuple) and draft.generation is not HANDLER:
         draft.sections[written] = node
-        _place(draft, f"{written}.paths", node)
+        _set(draft, f"{written}.paths", node)
     else:
         draft.rejected |= {written, MODELS} if holds_models else {written}
         fix = _section_fix(node) if holds_models else 'write "key: value" lines below it'
@@ -336,13 +335,15 @@ def _suggest(draft: Draft, section: str, key: str, node: Node) -> tuple[str, str
     near = nearest(key, [inner for inner in subsections if not draft.is_out_of_place(inner)])
     if near is not None and isinstance(node.value, dict):
         return f'did you mean "{near}"?', f"{section}.{near}"
-    if meant := _elsewhere(draft, section, key):
+    if meant := _find_moved_key(draft, section, key):
         parent, _, leaf = meant.rpartition(".")
         return (f'write "{leaf}"' if parent == section else f'move it to "{meant}"'), meant
     prefix = f"{section}." if section else ""
     siblings = [other for other in generation.keys_of(section) if not draft.is_out_of_place(prefix + other)]
     # A key that another generation has here is not a misspelling.
-    known = any(_as_in(other, generation, section, key) in {*other.fields, *other.sections} for other in GENERATIONS)
+    known = any(
+        _translate_key(other, generation, section, key) in {*other.fields, *other.sections} for other in GENERATIONS
+    )
     near = None if known else nearest(key, siblings)
     if near is not None:
         return f'did you mean "{near}"?', prefix + near
@@ -351,12 +352,12 @@ def _suggest(draft: Draft, section: str, key: str, node: Node) -> tuple[str, str
     return f"remove it; supported keys: {', '.join(siblings)}", None
 
 
-def _elsewhere(draft: Draft, section: str, key: str) -> str | None:
+def _find_moved_key(draft: Draft, section: str, key: str) -> str | None:
     """Return this generation's key for a field that another generation or section writes as `key`."""
     generation = draft.generation
     served = draft.available_fields()
     for other in GENERATIONS:
-        field = other.fields.get(_as_in(other, generation, section, key))
+        field = other.fields.get(_translate_key(other, generation, section, key))
         if field in served:
             return draft.written_key(field)
     fields = {
@@ -370,7 +371,7 @@ def _elsewhere(draft: Draft, section: str, key: str) -> str | None:
     return draft.written_key(likely.pop()) if len(likely) == 1 else None
 
 
-def _as_in(other: FileGeneration, generation: FileGeneration, section: str, key: str) -> str:
+def _translate_key(other: FileGeneration, generation: FileGeneration, section: str, key: str) -> str:
     """Translate a key to another generation: `predictor` becomes `handler`."""
     same_section = re.sub(rf"^{generation.section}\b", other.section, section)
     return f"{same_section}.{key}" if same_section else key

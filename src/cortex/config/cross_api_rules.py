@@ -20,7 +20,7 @@ def clashes_between(checked: Sequence[CheckedApi]) -> list[Diagnostic]:
     endpoints: dict[str, CheckedApi] = {}
     for result in checked:
         name, endpoint = result.api.name, result.api.networking.endpoint
-        if "name" in result.wrong:
+        if "name" in result.invalid_fields:
             continue
         if name in names:
             line = _line(names[name], "name")
@@ -28,7 +28,7 @@ def clashes_between(checked: Sequence[CheckedApi]) -> list[Diagnostic]:
             problems += [found] if (found := result.point_at(violation)) else []
             continue
         names[name] = result
-        if "networking.endpoint" in result.wrong:
+        if "networking.endpoint" in result.invalid_fields:
             continue
         if endpoint in endpoints:
             other = endpoints[endpoint]
@@ -51,7 +51,7 @@ def clashes_with_deployed(
     ]
     owners = {api.networking.endpoint: api for api in staying}
     for result in checked:
-        if "name" in result.wrong:
+        if "name" in result.invalid_fields:
             continue
         before, owner = by_name.get(result.api.name), owners.get(result.api.networking.endpoint)
         if before is not None and before.kind != result.api.kind:
@@ -59,7 +59,7 @@ def clashes_with_deployed(
             node = _kind_or_item(result.draft)
             fix = f'run "cortex delete {before.name}" and deploy again'
             problems.append(result.draft.document.at_value(node, message, fix))
-        if owner is not None and "networking.endpoint" not in result.wrong:
+        if owner is not None and "networking.endpoint" not in result.invalid_fields:
             message = f"{quote(owner.networking.endpoint)} is the endpoint of {quote(owner.name)}, which is deployed"
             fix = f'choose another endpoint, or run "cortex delete {owner.name}"'
             problems += _endpoint_clash(result, message, fix)
@@ -69,9 +69,9 @@ def clashes_with_deployed(
 def splitter_problems(checked: Sequence[CheckedApi], deployed: Sequence[Api] | None) -> list[Diagnostic]:
     """Report invalid targets of splitters; if `deployed` is None, only those within the file."""
     kinds = {api.name: api.kind for api in deployed or ()}
-    kinds |= {result.api.name: result.api.kind for result in checked if "name" not in result.wrong}
+    kinds |= {result.api.name: result.api.kind for result in checked if "name" not in result.invalid_fields}
     # An API with an invalid name may be the intended target.
-    is_all_known = deployed is not None and not any("name" in result.wrong for result in checked)
+    is_all_known = deployed is not None and not any("name" in result.invalid_fields for result in checked)
     problems: list[Diagnostic] = []
     for result in checked:
         for index, traffic in enumerate(result.api.apis or ()):

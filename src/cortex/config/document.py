@@ -109,7 +109,7 @@ def parse(data: bytes, file: str) -> Document:
         is_text = isinstance(root, yaml.ScalarNode)
         fix = 'put "- " before the first key and indent the others' if is_map else 'write "- name: …" for each API'
         fix = f"is this a configuration file? {fix}" if is_text else fix
-        raise _refuse(file, line, column, "must contain a list of maps", fix)
+        raise _config_error(file, line, column, "must contain a list of maps", fix)
     conversion = _NodeBuilder(file)
     nodes = conversion.run(root)
     labels = {index: _label(index, node) for index, node in enumerate(nodes)}
@@ -127,7 +127,7 @@ def parse(data: bytes, file: str) -> Document:
     return Document(file, items, tuple(sorted(problems.values())), labels)
 
 
-def _refuse(file: str, line: int, column: int, message: str, fix: str = "") -> ConfigError:
+def _config_error(file: str, line: int, column: int, message: str, fix: str = "") -> ConfigError:
     return ConfigError([Diagnostic(file, line, column, "", message, fix)])
 
 
@@ -142,7 +142,7 @@ def _decode(data: bytes, file: str) -> str:
         # Both `error.start` and `error.object` begin after a byte order mark.
         line, column = _position(error.object[: error.start].decode("utf-8", "replace"))
         message = f"is not UTF-8 text (byte 0x{error.object[error.start]:02x})"
-        raise _refuse(file, line, column, message, "save the file as UTF-8") from None
+        raise _config_error(file, line, column, message, "save the file as UTF-8") from None
 
 
 def _position(before: str) -> tuple[int, int]:
@@ -203,16 +203,18 @@ def _compose(text: str, file: str) -> yaml.Node | None:
         return loader.get_single_node()
     except ReaderError as error:
         line, column = _position(text[: error.position])
-        raise _refuse(file, line, column, f"character #x{error.character:04x} is not allowed", "remove it") from None
+        raise _config_error(
+            file, line, column, f"character #x{error.character:04x} is not allowed", "remove it"
+        ) from None
     except yaml.MarkedYAMLError as error:
         position, message, fix = _explain(error, text)
         # Report an unexpected end at the end of the text, not on the empty line after it.
-        raise _refuse(file, *min(position or end, end), message, fix) from None
+        raise _config_error(file, *min(position or end, end), message, fix) from None
     except (ValueError, OverflowError):  # an escape such as "\U7fffffff"
         line, column = min((loader.line + 1, loader.column + 1), end) if loader else end
-        raise _refuse(file, line, column, "invalid character escape", "correct it or use single quotes") from None
+        raise _config_error(file, line, column, "invalid character escape", "correct it or use single quotes") from None
     except _TooDeep as error:
-        raise _refuse(
+        raise _config_error(
             file, error.mark.line + 1, error.mark.column + 1, f"is nested deeper than {MAX_DEPTH} levels", "flatten it"
         ) from None
 
@@ -257,10 +259,10 @@ class _NodeBuilder:
         mark = node.start_mark
         if self.made > MAX_VALUES:
             message = f"has more than {MAX_VALUES} values once its aliases are expanded"
-            raise _refuse(self.file, mark.line + 1, mark.column + 1, message, "use fewer aliases")
+            raise _config_error(self.file, mark.line + 1, mark.column + 1, message, "use fewer aliases")
         if len(path) > MAX_DEPTH:
             message = "an alias contains itself, or is nested too deeply"
-            raise _refuse(self.file, mark.line + 1, mark.column + 1, message, "write the value out")
+            raise _config_error(self.file, mark.line + 1, mark.column + 1, message, "write the value out")
         value: Scalar | tuple[Node, ...] | dict[str, Node]
         if isinstance(node, yaml.MappingNode):
             self._check_tag(node, "map", path)
@@ -300,7 +302,7 @@ class _NodeBuilder:
         self.made += 1
         if merges > MAX_DEPTH or self.made > MAX_VALUES:
             line, column = node.start_mark.line + 1, node.start_mark.column + 1
-            raise _refuse(self.file, line, column, "merges too many maps", "merge fewer maps")
+            raise _config_error(self.file, line, column, "merges too many maps", "merge fewer maps")
         sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
         for source in sources:
             if isinstance(source, yaml.MappingNode):

@@ -163,7 +163,7 @@ class _Scan:
         try:
             names = sorted(entry.name for entry in folder.iterdir())
         except OSError as error:
-            return self._refuse(prefix.rstrip("/"), f"can't be read: {error.strerror}", _IGNORE_FIX)
+            return self._reject(prefix.rstrip("/"), f"can't be read: {error.strerror}", _IGNORE_FIX)
         for name in names:
             if not _is_always_excluded(name):
                 self._entry(folder / name, prefix + name, parents)
@@ -179,7 +179,7 @@ class _Scan:
         if self._is_ignored(relative, is_folder):
             return None
         if problem := name_problem(relative):
-            return self._refuse(relative, problem, "rename it")
+            return self._reject(relative, problem, "rename it")
         if is_link and not self._is_followed(path, relative, parents):
             return None
         if is_folder:
@@ -198,23 +198,23 @@ class _Scan:
         try:
             target = path.resolve(strict=True)
         except (OSError, RuntimeError):
-            self._refuse(relative, "is a link to a file that does not exist", _IGNORE_FIX)
+            self._reject(relative, "is a link to a file that does not exist", _IGNORE_FIX)
             return False
         if not target.is_relative_to(self.root):
             fix = f"copy {target} into the project, or list the link in {IGNORE_NAME}"
-            self._refuse(relative, "is a link that leaves the project folder", fix)
+            self._reject(relative, "is a link that leaves the project folder", fix)
             return False
         if target in parents:
-            self._refuse(relative, "is a link to one of its parent folders", _IGNORE_FIX)
+            self._reject(relative, "is a link to one of its parent folders", _IGNORE_FIX)
             return False
         return True
 
     def _file(self, path: Path, relative: str) -> None:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            return self._refuse(relative, "is neither a file nor a folder", _IGNORE_FIX)
+            return self._reject(relative, "is neither a file nor a folder", _IGNORE_FIX)
         if not os.access(path, os.R_OK):
-            return self._refuse(relative, "can't be read: Permission denied", _IGNORE_FIX)
+            return self._reject(relative, "can't be read: Permission denied", _IGNORE_FIX)
         self.files.append(relative)
         self.size_bytes += status.st_size
         top = relative.partition("/")[0]
@@ -226,7 +226,7 @@ class _Scan:
             raise InputError(f"{self.root}: {too_many(self._counts.most_common(1)[0][0])}")
         return None
 
-    def _refuse(self, relative: str, message: str, fix: str) -> None:
+    def _reject(self, relative: str, message: str, fix: str) -> None:
         shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in relative)
         self.diagnostics.append(Diagnostic(shown or ".", 0, 0, "", message, fix))
 

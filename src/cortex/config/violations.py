@@ -45,21 +45,23 @@ _FIELDS_UNRELATED_TO_CODE = frozenset(
 
 @dataclass(frozen=True)
 class CheckedApi:
-    """A validated API; its invalid fields, listed in `wrong`, hold defaults or stand-ins."""
+    """A validated API; its invalid fields, listed in `invalid_fields`, hold defaults or stand-ins."""
 
     draft: Draft
     api: Api
-    wrong: frozenset[str]
+    invalid_fields: frozenset[str]
 
     @property
     def is_readable(self) -> bool:
         """True if the location and the interface of the user's code are valid."""
         unrelated = tuple(f"{field}." for field in _FIELDS_UNRELATED_TO_CODE)
-        return not any(field.startswith("handler") and not f"{field}.".startswith(unrelated) for field in self.wrong)
+        return not any(
+            field.startswith("handler") and not f"{field}.".startswith(unrelated) for field in self.invalid_fields
+        )
 
     def point_at(self, violation: Violation) -> Diagnostic | None:
         """Return the diagnostic of a violation; None if one of its fields is already invalid."""
-        if self.wrong.intersection(violation.fields):
+        if self.invalid_fields.intersection(violation.fields):
             return None
         draft = self.draft
         for field in violation.fields:
