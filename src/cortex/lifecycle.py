@@ -1,4 +1,14 @@
-"""All statuses and their transitions, as data. No other module defines a status."""
+"""All statuses and their transitions, as data. No other module defines a status.
+
+The statuses of a job, with `JOB_TRANSITIONS` as the table:
+
+    enqueuing ──> pending ──> running ──> completing ──┬─> succeeded
+        │                                              └─> completed_with_failures
+        └─> enqueue_failed
+
+    pending, running, completing             ──> worker_error, worker_oom
+    enqueuing, pending, running, completing  ──> timed_out, stopped, unexpected_error
+"""
 
 from __future__ import annotations
 

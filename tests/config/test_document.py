@@ -153,9 +153,9 @@ def test_rejects_an_alias_bomb_before_expansion() -> None:
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ("- a: .nan\n", '".nan" is not a number that JSON can hold'),
-        ("- a: 1e999\n", '"1e999" is not a number that JSON can hold'),
-        (f"- a: {2**64}\n", f'"{2**64}" is not a number that JSON can hold'),
+        ("- a: .nan\n", '".nan" is not a number that JSON can represent'),
+        ("- a: 1e999\n", '"1e999" is not a number that JSON can represent'),
+        (f"- a: {2**64}\n", f'"{2**64}" is not a number that JSON can represent'),
         ("- a: !!python/object:os.system x\n", 'tag "python/object:os.system" is not supported'),
         ("- a: !!int x\n", '"x" does not fit its tag "int"'),
         ("- a: !!set {b}\n", 'tag "set" is not supported'),

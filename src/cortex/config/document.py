@@ -340,7 +340,7 @@ class _NodeBuilder:
             self._problem(node.start_mark, path, f"tag {quote(kind)} is not supported", "remove it")
         except _TooBig:
             self._problem(
-                node.start_mark, path, f"{quote(text)} is not a number that JSON can hold", "put it in quotes"
+                node.start_mark, path, f"{quote(text)} is not a number that JSON can represent", "put it in quotes"
             )
         except ValueError:
             self._problem(node.start_mark, path, f"{quote(text)} does not fit its tag {quote(kind)}", "remove the tag")
