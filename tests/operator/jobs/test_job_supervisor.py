@@ -1,0 +1,331 @@
+"""The job supervisor with real stores and a scripted engine. The test plays the workers; it also sets the time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from cortex.config.schema import Api
+from cortex.engine.environment import Prepared
+from cortex.errors import ConflictError, EnvironmentBuildError, SubmissionError
+from cortex.home import Home
+from cortex.jobs.spec import (
+    Assignment,
+    BatchFailure,
+    DelimitedFiles,
+    ExchangeReply,
+    ItemList,
+    JobOptions,
+    JobRecord,
+    Report,
+    Submission,
+)
+from cortex.jobs.store import JobStore
+from cortex.lifecycle import DeathCause, JobStatus
+from cortex.operator.jobs.service import JobService
+from cortex.operator.jobs.supervisor import JobSupervisor
+from cortex.operator.replicas.preparations import Preparations
+from cortex.replica.spec import Death
+from cortex.state.apis import ApiStore, Change, Target
+from cortex.state.database import open_jobs_sqlite, open_sqlite
+from cortex.telemetry import Logger
+from harness.replicas.scripted import ScriptedEngine, until
+from harness.wait import PATIENCE_S
+
+
+def batch_api(name: str = "sum") -> Api:
+    handler = {"interface": "predictor", "type": "python", "path": "batch.py"}
+    return Api.model_validate({"name": name, "kind": "BatchAPI", "handler": handler, "compute": {"cpu": 1}})
+
+
+class Scene:
+    """A job supervisor with everything that it is constructed from, and the service in front of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now = 1_000_000.0
+        self.home = Home(folder)
+        self.home.create()
+        self._databases = open_sqlite(self.home.database_file), open_jobs_sqlite(self.home.jobs_database_file)
+        self.apis = ApiStore(self._databases[0], now=lambda: datetime.fromtimestamp(self.now, UTC))
+        self.engine = ScriptedEngine()
+        self.prepare_errors: list[Exception] = []
+        self.preparations = Preparations(self._prepare, self._wake, self._clock, Logger("test"))
+        self.engine.on_change = self._wake
+        self.replace_operator()
+
+    def replace_operator(self) -> None:
+        """Construct the store, the supervisor and the service anew, over the same databases and engine."""
+        self.store = JobStore(self._databases[1], self._clock)
+        self.supervisor = JobSupervisor(
+            self.home,
+            self.apis,
+            self.store,
+            self.engine,
+            self.preparations,
+            {},
+            "token-of-{}".format,
+            Logger("test"),
+            self._clock,
+        )
+        self.service = JobService(self.apis, self.store, self.supervisor, {}, lambda api: api.networking.endpoint)
+
+    def deploy(self, revision: str = "r1") -> None:
+        self.apis.write([Change(Target(revision, batch_api(), "project"), "nonce", "spec")])
+
+    async def submit(self, *items: int, **options: int) -> JobRecord:
+        submission = Submission(ItemList(list(items) or [1], 1), JobOptions(**{"workers": 1, **options}))
+        return await self.service.submit("sum", submission)
+
+    async def worker(self, count: int = 1) -> str:
+        """Wait until the engine runs `count` workers; make the newest one ready and return its id."""
+        await until(lambda: len(self.engine.ids()) == count)
+        worker = self.engine.ids()[-1]
+        self.engine.make_ready(worker)
+        return worker
+
+    async def exchange(
+        self, worker: str, job: JobRecord, *reports: Report, pid: int = 1, batches: int = 10, wait_s: float = 0.0
+    ) -> ExchangeReply:
+        return await self.supervisor.dispatcher.exchange(worker, pid, job.id, reports, batches, 10_000, wait_s)
+
+    async def complete(self, worker: str, job: JobRecord, pid: int = 1) -> None:
+        """Play the worker that calls `on_job_complete`, which succeeds."""
+        asked = await self.exchange(worker, job, pid=pid, wait_s=PATIENCE_S)
+        assert asked.hook is not None
+        await self.supervisor.dispatcher.hook_done(worker, pid, job.id, asked.hook, None)
+
+    async def over(self, job: JobRecord) -> JobRecord:
+        """Wait until a job is over."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                record = await self.store.get(job.id)
+                assert record is not None
+                if record.status.is_over:
+                    return record
+
+    def log(self, job: JobRecord) -> str:
+        return (self.supervisor.log.folder("sum", job.id) / "job.log").read_text()
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock, and run a pass."""
+        self.now += seconds
+        self.supervisor.wake()
+
+    def dispose(self) -> None:
+        for database in self._databases:
+            database.dispose()
+
+    async def _prepare(self, target: Target) -> Prepared:
+        if self.prepare_errors:
+            raise self.prepare_errors.pop(0)
+        return Prepared("python", {})
+
+    def _clock(self) -> float:
+        return self.now
+
+    def _wake(self) -> None:
+        self.supervisor.wake()
+
+
+@contextlib.asynccontextmanager
+async def supervising(made: Scene):  # type: ignore[no-untyped-def]
+    """Run the supervisor, which first adopts the jobs and workers of a previous one."""
+    await made.supervisor.startup()
+    running = asyncio.create_task(made.supervisor.run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+def scene(test: Callable[[Scene], Awaitable[None]], folder: Path) -> None:
+    async def run() -> None:
+        made = Scene(folder)
+        made.deploy()
+        try:
+            async with supervising(made):
+                await asyncio.wait_for(test(made), PATIENCE_S)
+        finally:
+            await made.store.shutdown()
+            made.dispose()
+
+    asyncio.run(run())
+
+
+def test_a_job_gets_a_worker_that_leases_its_batches_and_completes_it(tmp_path: Path) -> None:
+    async def test(made: Scene) -> None:
+        job = await made.submit(1, 2)
+        worker = await made.worker()
+        spec = made.engine.spec(worker)
+        assert (spec.is_job_worker, spec.jobs_token) == (True, f"token-of-{worker}")
+        assignment = await made.supervisor.dispatcher.join(worker, 1, PATIENCE_S)
+        assert isinstance(assignment, Assignment) and assignment.job_id == job.id
+        lease = (await made.exchange(worker, job)).lease
+        assert lease is not None and [batch.payload for batch in lease.batches] == [b"[1]", b"[2]"]
+        await made.exchange(worker, job, Report(lease.token, 1), batches=0)
+        await made.complete(worker, job)
+        assert (await made.over(job)).status is JobStatus.SUCCEEDED
+        await until(lambda: worker in made.engine.stopped)
+        assert "2 of 2 batches succeeded" in made.log(job)
+
+    scene(test, tmp_path)
+
+
+def test_a_job_whose_batch_fails_too_often_completes_with_failures(tmp_path: Path) -> None:
+    async def test(made: Scene) -> None:
+        job = await made.submit(1, 2, max_attempts=1)
+        worker = await made.worker()
+        lease = (await made.exchange(worker, job)).lease
+        assert lease is not None
+        failed = BatchFailure(0, "ValueError: bad item")
+        await made.exchange(worker, job, Report(lease.token, 1, (failed,)), batches=0)
+        await made.complete(worker, job)
+        record = await made.over(job)
+        assert record.status is JobStatus.COMPLETED_WITH_FAILURES
+        assert record.message == "1 of 2 batches are dead letters"
+
+    scene(test, tmp_path)
+
+
+def test_a_batch_inside_a_process_that_died_is_leased_to_the_next_process(tmp_path: Path) -> None:
+    async def test(made: Scene) -> None:
+        job = await made.submit(1)
+        worker = await made.worker()
+        first = (await made.exchange(worker, job, pid=1)).lease
+        assert first is not None
+        death = Death(DeathCause.SEGMENTATION_FAULT, "segmentation fault", made.now, pid=1, inside=f"{job.id}:0")
+        made.engine.kill_process(worker, death, new_pid=2)
+        await until(
+            lambda: (made.supervisor.log.folder("sum", job.id) / "job.log").exists() and "died" in made.log(job)
+        )
+        assert "process 1 died in batch 0: segmentation fault" in made.log(job)
+        await made.supervisor.dispatcher.join(worker, 2, PATIENCE_S)
+        with pytest.raises(ConflictError):
+            await made.exchange(worker, job, pid=1)
+        made.advance(60)  # the backoff of the retry
+        second = (await made.exchange(worker, job, pid=2, wait_s=PATIENCE_S)).lease
+        assert second is not None and second.token != first.token
+        await made.exchange(worker, job, Report(second.token, 0), pid=2, batches=0)
+        await made.complete(worker, job, pid=2)
+        assert (await made.over(job)).status is JobStatus.SUCCEEDED
+
+    scene(test, tmp_path)
+
+
+def test_a_worker_that_vanished_is_replaced(tmp_path: Path) -> None:
+    async def test(made: Scene) -> None:
+        await made.submit(1)
+        lost = await made.worker()
+        made.engine.end(lost)
+        assert await made.worker() != lost
+
+    scene(test, tmp_path)
+
+
+def test_a_stopped_job_ends_at_once_and_its_worker_is_stopped(tmp_path: Path) -> None:
+    async def test(made: Scene) -> None:
+        job = await made.submit(1)
+        worker = await made.worker()
+        lease = (await made.exchange(worker, job)).lease
+        assert lease is not None
+        await made.service.stop("sum", job.id)
+        assert (await made.over(job)).status is JobStatus.STOPPED
+        await until(lambda: worker in made.engine.stopped)
+        answer = await made.exchange(worker, job, Report(lease.token, 0))
+        assert (answer.lease, answer.lost, answer.stop) == (None, (lease.token,), True)
+        with pytest.raises(ConflictError, match="already been stopped"):
+            await made.service.stop("sum", job.id)
+
+    scene(test, tmp_path)
+
+
+def test_a_job_is_ended_after_its_timeout(tmp_path: Path) -> None:
+    async def test(made: Scene) -> None:
+        job = await made.submit(1, timeout_s=60)
+        await made.worker()
+        made.advance(60)
+        record = await made.over(job)
+        assert (record.status, record.message) == (JobStatus.TIMED_OUT, "timed out after 60 s")
+
+    scene(test, tmp_path)
+
+
+def test_a_job_whose_worker_can_not_start_fails_with_the_reason(tmp_path: Path) -> None:
+    async def test(made: Scene) -> None:
+        job = await made.submit(1)
+        await until(made.engine.ids)
+        (worker,) = made.engine.ids()
+        for _ in range(3):
+            made.engine.fail_to_start(worker, "ValueError: bad weights")
+        record = await made.over(job)
+        assert (record.status, record.message) == (JobStatus.WORKER_ERROR, "no worker can run: ValueError: bad weights")
+
+    scene(test, tmp_path)
+
+
+def test_a_job_whose_environment_can_not_be_built_fails_after_three_attempts(tmp_path: Path) -> None:
+    async def test(made: Scene) -> None:
+        made.prepare_errors = [EnvironmentBuildError("no such package")] * 3
+        job = await made.submit(1)
+        for left in (2, 1, 0):
+            await until(lambda left=left: len(made.prepare_errors) == left)  # type: ignore[misc]
+            made.advance(300)
+        record = await made.over(job)
+        assert record.status is JobStatus.WORKER_ERROR
+        assert record.message == "its environment can't be built: no such package"
+
+    scene(test, tmp_path)
+
+
+def test_the_jobs_of_a_deleted_api_are_stopped(tmp_path: Path) -> None:
+    async def test(made: Scene) -> None:
+        job = await made.submit(1)
+        await made.worker()
+        made.apis.write([], ["sum"])
+        made.supervisor.wake()
+        record = await made.over(job)
+        assert (record.status, record.message) == (JobStatus.STOPPED, "its API was deleted")
+
+    scene(test, tmp_path)
+
+
+def test_the_next_operator_adopts_jobs_workers_and_leases(tmp_path: Path) -> None:
+    async def run() -> None:
+        made = Scene(tmp_path)
+        made.deploy()
+        async with supervising(made):
+            job = await made.submit(1, 2)
+            worker = await made.worker()
+            lease = (await made.exchange(worker, job)).lease
+            assert lease is not None
+        await made.store.shutdown()
+        made.replace_operator()
+        async with supervising(made):
+            assert made.supervisor.targets()[0].revision == "r1"
+            await made.exchange(worker, job, Report(lease.token, 1), batches=0)
+            await made.complete(worker, job)
+            assert (await made.over(job)).status is JobStatus.SUCCEEDED
+            assert made.engine.ids() == [worker]
+        await made.store.shutdown()
+        made.dispose()
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+
+
+def test_only_trusted_callers_may_name_local_paths(tmp_path: Path) -> None:
+    async def test(made: Scene) -> None:
+        submission = Submission(DelimitedFiles(("/etc/passwd",), 1), JobOptions(workers=1))
+        with pytest.raises(SubmissionError, match="not open to this endpoint"):
+            await made.service.submit("sum", submission)
+        with pytest.raises(SubmissionError, match="not open to this endpoint"):
+            _ = [line async for line in made.service.dry_run("sum", submission)]
+        assert (await made.service.submit("sum", submission, is_trusted=True)).status is JobStatus.ENQUEUING
+
+    scene(test, tmp_path)
