@@ -23,7 +23,6 @@ from cortex.models.listing_rpc import (
     write_models,
 )
 
-PREFIX = Prefix("s3://bucket/models", is_dir=True)
 CONTENT = VersionContent(
     "ab12", 3, 2**40, 1769860805.25, FileMarks.SAVED_MODEL | FileMarks.VARIABLES_DATA, 1, "a.onnx", None
 )

@@ -354,7 +354,7 @@ def _size_bytes(folder: Path) -> int:
 
 
 def _is_disk_full(error: BaseException | None) -> bool:
-    """Tell whether a full disk, or an exceeded quota, is among the causes of an error."""
+    """Return True if a full disk, or an exceeded quota, is among the causes of an error."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True

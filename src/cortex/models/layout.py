@@ -202,7 +202,7 @@ def _draw(lines: Sequence[str]) -> str:
 
 
 def _has_next(levels: Sequence[int], index: int, level: int) -> bool:
-    """Tell whether another line of this level follows in the same folder."""
+    """Return whether another line of this level follows in the same folder."""
     for later in levels[index + 1 :]:
         if later <= level:
             return later == level

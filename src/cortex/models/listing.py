@@ -239,7 +239,7 @@ class ModelAggregate:
 
 
 def is_number(name: str) -> bool:
-    """Tell whether a folder's name is a version number."""
+    """Return whether a folder's name is a version number."""
     return name.isascii() and name.isdigit()
 
 

@@ -452,7 +452,7 @@ class _SharedPrefix:
 
     @property
     def is_needed(self) -> bool:
-        """Tell whether a client waits or may request it again."""
+        """Return whether a client waits or may request it again."""
         return bool(self._waiting) or time.monotonic() < self._remove_at
 
     def stop(self) -> None:

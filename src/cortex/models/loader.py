@@ -347,7 +347,7 @@ class LoadCoordinator(Generic[T]):
             self._events.loaded(loaded)
 
     def _would_deadlock(self, pending: _PendingLoad[T]) -> bool:
-        """Tell whether a pending load waits, maybe through others, for one that this thread leads."""
+        """Return whether a pending load waits, maybe through others, for one that this thread leads."""
         waits_for: _PendingLoad[T] | None = pending
         while waits_for is not None and not waits_for.is_done:  # followers of one that is done wake up soon
             if waits_for.leader == threading.get_ident():

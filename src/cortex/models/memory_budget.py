@@ -203,7 +203,7 @@ class MemoryMeasurement:
         self._peak_before = peak_bytes()
 
     def is_credible(self) -> bool:
-        """Tell whether one model can have caused the growth."""
+        """Return whether one model can have caused the growth."""
         return self._grown() <= 2 * self._version.size_bytes + _CREDIBLE_BYTES
 
     def record(self) -> int:
@@ -267,7 +267,7 @@ class MemoryBudget(Generic[T]):
         return self._reserved[-1]
 
     def needs_reload(self, measurement: MemoryMeasurement | None) -> bool:
-        """Tell whether to load the first version again to measure it.
+        """Return whether to load the first version again to measure it.
 
         The first load of a process often imports libraries as well; they stay loaded and don't belong to the model.
         """

@@ -35,7 +35,7 @@ def model_source(api: Api, project_dir: Path | None) -> ModelSource | None:
 
 
 def loads_models(api: Api) -> bool:
-    """Tell whether replicas of an API load its models; an external TensorFlow Serving server loads its own."""
+    """Return whether replicas of an API load its models; an external TensorFlow Serving server loads its own."""
     return api.handler.models is not None and api.handler.tensorflow_serving in (None, LOCAL_SERVING)
 
 

@@ -164,7 +164,7 @@ def _next_state(before: PrefixState, checked: CheckedListing, listing: Listing) 
 
 
 def _is_invalid(key: VersionKey, checked: CheckedListing) -> bool:
-    """Tell whether a version that isn't valid may still exist."""
+    """Return whether a version that isn't valid may still exist."""
     name, number = key
     return checked.is_truncated or (name, None) in checked.invalid or (name, number) in checked.invalid
 
@@ -502,7 +502,7 @@ class SourceMonitor:
         return lambda folder: self._download(version.url, version.digest, folder)
 
     def _is_downloading(self, catalogue: Catalogue) -> bool:
-        """Tell whether a first attempt to download a required version is in progress; retries may go on for ever."""
+        """Return whether a first attempt to download a required version is in progress; retries may go on for ever."""
         first_attempts = self._running.keys() - self._failed.keys()
         return not first_attempts.isdisjoint(required_versions(self.source, catalogue))
 
@@ -535,7 +535,7 @@ class SourceMonitor:
         self._contents.retain((self.api, self), retained_digests(self.source, self._confirmed))
 
     def _must_wait(self, confirmed: Catalogue) -> bool:
-        """Tell whether to wait for downloads: the first time for all, later for one poll interval at most."""
+        """Return whether to wait for downloads: the first time for all, later for one poll interval at most."""
         if not self._is_downloading(confirmed):
             self._waiting_since = None
             return False

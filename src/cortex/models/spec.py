@@ -50,7 +50,7 @@ class ModelSource:
 
     @property
     def is_cached(self) -> bool:
-        """Tell whether models are loaded on first use and evicted to stay within a limit."""
+        """Return whether models are loaded on first use and evicted to stay within a limit."""
         return self.cache_size is not None or self.cache_memory_bytes is not None
 
     @property
