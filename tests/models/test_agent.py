@@ -1,4 +1,4 @@
-"""The model agent as a process of its own, on real folders and a real S3 server."""
+"""The model agent as a separate process, with real folders and a real S3 server."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from harness.servers.s3 import SwiftServer
 from harness.servers.slow_proxy import SlowProxy
 from harness.wait import PATIENCE_S, wait_until
 
-# What watchers are told.
+# Catalogue updates.
 
 
-def test_a_watcher_gets_what_is_there_with_its_files(agent: RunningAgent, models: Path) -> None:
+def test_a_watcher_receives_the_models_with_downloaded_files(agent: RunningAgent, models: Path) -> None:
     with AgentClient(agent.start().socket).watch(of_dir(models)) as client:
         wait_until(client.confirmed)
         assert latest(client.confirmed()) == {"iris": "1"}
@@ -31,7 +31,7 @@ def test_a_watcher_gets_what_is_there_with_its_files(agent: RunningAgent, models
         assert not (client.candidate() or client.error())
 
 
-def test_a_single_onnx_file_is_in_a_folder_under_its_name(agent: RunningAgent, tmp_path: Path) -> None:
+def test_a_single_onnx_file_is_stored_in_a_folder_under_its_name(agent: RunningAgent, tmp_path: Path) -> None:
     put(tmp_path / "model.onnx", b"onnx")
     source = ModelSource(
         "onnx", paths=(ModelPath(DEFAULT_MODEL, str(tmp_path / "model.onnx")),), poll_interval_s=POLL_S
@@ -53,7 +53,7 @@ def test_a_change_is_candidate_first_and_confirmed_by_the_next_listing(agent: Ru
         assert client.candidate() is None
 
 
-def test_in_place_changes_removals_and_new_models_are_noticed(agent: RunningAgent, models: Path) -> None:
+def test_in_place_changes_removals_and_new_models_are_detected(agent: RunningAgent, models: Path) -> None:
     with AgentClient(agent.start().socket).watch(of_dir(models)) as client:
         wait_until(client.confirmed)
         put(models / "iris" / "1" / "model.pkl", b"uno")
@@ -65,7 +65,7 @@ def test_in_place_changes_removals_and_new_models_are_noticed(agent: RunningAgen
         wait_until(lambda: latest(client.confirmed()) == {"mnist": "1"})
 
 
-def test_an_uploader_that_is_killed_half_way_changes_nothing(agent: RunningAgent, tmp_path: Path) -> None:
+def test_an_interrupted_upload_changes_nothing(agent: RunningAgent, tmp_path: Path) -> None:
     folder = tmp_path / "m"
     for name in ("saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001"):
         put(folder / "1" / name, b"one")
@@ -84,9 +84,7 @@ def test_an_uploader_that_is_killed_half_way_changes_nothing(agent: RunningAgent
         wait_until(lambda: latest(client.confirmed()) == {DEFAULT_MODEL: "2"})
 
 
-def test_a_source_that_is_not_live_is_listed_until_it_is_known_and_never_again(
-    agent: RunningAgent, models: Path
-) -> None:
+def test_a_source_that_is_not_live_is_listed_until_confirmed_and_never_again(agent: RunningAgent, models: Path) -> None:
     with AgentClient(agent.start().socket) as client, AgentClient(agent.socket) as live:
         client.watch(of_dir(models, is_live=False))
         wait_until(client.confirmed)
@@ -111,7 +109,7 @@ def test_with_caching_nothing_is_downloaded_until_it_is_fetched(agent: RunningAg
         assert (Path(answer.path) / "model.pkl").read_bytes() == b"one"
 
 
-def test_the_disk_limit_of_an_api_is_never_overshot(agent: RunningAgent, tmp_path: Path) -> None:
+def test_the_disk_limit_of_an_api_is_never_exceeded(agent: RunningAgent, tmp_path: Path) -> None:
     for number in range(12):
         put(tmp_path / "models" / f"m{number}" / "model.pkl", b"%d" % number)
     source = of_dir(tmp_path / "models", cache_size=1, disk_cache_size=3)
@@ -143,7 +141,7 @@ def test_the_disk_limit_of_an_api_is_never_overshot(agent: RunningAgent, tmp_pat
     assert max(seen) == 3
 
 
-def test_contents_that_nobody_needs_any_more_leave_the_disk(agent: RunningAgent, models: Path) -> None:
+def test_unneeded_contents_are_removed_from_disk(agent: RunningAgent, models: Path) -> None:
     agent.limits = {
         "content_grace_s": 0.2,
         "first_grace_s": 0,
@@ -166,7 +164,7 @@ def test_contents_that_nobody_needs_any_more_leave_the_disk(agent: RunningAgent,
 # Fetches.
 
 
-def test_what_is_no_longer_there_can_not_be_fetched(agent: RunningAgent, models: Path) -> None:
+def test_fetching_a_removed_version_fails(agent: RunningAgent, models: Path) -> None:
     source = of_dir(models)
     with AgentClient(agent.start().socket) as client:
         client.fetch(source, "iris", "1", "0" * 32)
@@ -175,7 +173,7 @@ def test_what_is_no_longer_there_can_not_be_fetched(agent: RunningAgent, models:
         assert "changed or removed" in answer.message
 
 
-def test_a_hundred_fetches_of_one_cold_version_are_one_download(
+def test_concurrent_fetches_of_one_version_share_one_download(
     agent: RunningAgent, swift: SwiftServer, tmp_path: Path
 ) -> None:
     for name in ("a.bin", "b/c.bin"):
@@ -198,7 +196,7 @@ def test_a_hundred_fetches_of_one_cold_version_are_one_download(
 # What goes wrong.
 
 
-def test_clients_that_talk_nonsense_or_never_read_harm_nobody(agent: RunningAgent, models: Path) -> None:
+def test_clients_that_send_garbage_or_never_read_do_not_affect_others(agent: RunningAgent, models: Path) -> None:
     agent.start()
     for nonsense in (b"\x00\xff garbage\n", b"{}\n", b'{"op":"using","digests":5}\n', b"x" * 9_000_000):
         with AgentClient(agent.socket) as client, contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -211,7 +209,7 @@ def test_clients_that_talk_nonsense_or_never_read_harm_nobody(agent: RunningAgen
     assert agent.answers()
 
 
-def test_a_client_that_asks_without_reading_is_not_answered_without_end(agent: RunningAgent, models: Path) -> None:
+def test_a_client_that_does_not_read_is_not_read_from(agent: RunningAgent, models: Path) -> None:
     source = of_dir(models)
     agent.start()
     before = agent.pss_bytes()
@@ -228,7 +226,7 @@ def test_a_client_that_asks_without_reading_is_not_answered_without_end(agent: R
             wait_until(other.confirmed)
 
 
-def test_a_thousand_watches_of_one_prefix_are_one_lister(agent: RunningAgent, models: Path) -> None:
+def test_a_thousand_watches_of_one_prefix_share_one_poller(agent: RunningAgent, models: Path) -> None:
     agent.start()
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(AgentClient(agent.socket)) for _ in range(1000)]
@@ -242,7 +240,7 @@ def test_a_thousand_watches_of_one_prefix_are_one_lister(agent: RunningAgent, mo
     assert agent.log().count("model downloaded") == 2
 
 
-def test_a_listing_that_does_not_end_holds_up_nobody_else(
+def test_a_listing_that_hangs_does_not_block_other_prefixes(
     agent: RunningAgent, swift: SwiftServer, models: Path
 ) -> None:
     swift.put(BUCKET, "endless/1/model.pkl", b"one")
@@ -276,7 +274,7 @@ def test_only_one_agent_runs_per_home(agent: RunningAgent, home: Home) -> None:
         second.stop()
 
 
-def test_an_agent_ends_when_told_whatever_it_downloads(agent: RunningAgent, swift: SwiftServer) -> None:
+def test_sigterm_ends_the_agent_during_a_download(agent: RunningAgent, swift: SwiftServer) -> None:
     swift.put(BUCKET, "ending/1/model.pkl", os.urandom(2_000_000))
     with SlowProxy(swift.url) as proxy:
         agent.environ = {**swift.environ, "AWS_ENDPOINT_URL_S3": proxy.url}
@@ -288,7 +286,7 @@ def test_an_agent_ends_when_told_whatever_it_downloads(agent: RunningAgent, swif
             assert agent.process.wait(PATIENCE_S) == 0  # the download is held for ever
 
 
-def test_an_agent_that_nobody_is_connected_to_ends(agent: RunningAgent, models: Path) -> None:
+def test_an_agent_without_clients_ends(agent: RunningAgent, models: Path) -> None:
     agent.limits = {"idle_s": 0.3, "reconnect_s": 0, "housekeeping_s": 0.1, "linger_s": 0.1}
     with AgentClient(agent.start().socket).watch(of_dir(models)) as client:
         wait_until(client.confirmed)

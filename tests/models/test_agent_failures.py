@@ -1,4 +1,4 @@
-"""A model agent whose storage is down, whose downloads fail, or that is killed: what was served goes on being so."""
+"""A model agent whose storage is down, whose downloads fail, or that is killed keeps serving confirmed models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.servers.slow_proxy import SlowProxy
 from harness.wait import wait_until
 
 
-def test_storage_that_is_down_keeps_what_was_confirmed_and_comes_back(agent: RunningAgent, swift: SwiftServer) -> None:
+def test_the_confirmed_catalogue_stays_while_storage_is_down(agent: RunningAgent, swift: SwiftServer) -> None:
     swift.put(BUCKET, "outage/1/model.pkl", b"one")
     agent.environ = swift.environ
     with AgentClient(agent.start().socket).watch(of_path(f"s3://{BUCKET}/outage")) as client:
@@ -34,7 +34,7 @@ def test_storage_that_is_down_keeps_what_was_confirmed_and_comes_back(agent: Run
         assert client.error() is None
 
 
-def test_after_a_restart_while_storage_is_down_what_was_told_before_is_told_again(
+def test_a_restarted_agent_publishes_the_saved_catalogue_while_storage_is_down(
     agent: RunningAgent, swift: SwiftServer
 ) -> None:
     swift.put(BUCKET, "recalled/1/model.pkl", b"one")
@@ -52,9 +52,7 @@ def test_after_a_restart_while_storage_is_down_what_was_told_before_is_told_agai
         swift.come_back()
 
 
-def test_after_a_restart_a_model_is_not_withdrawn_because_it_can_not_be_downloaded(
-    agent: RunningAgent, swift: SwiftServer
-) -> None:
+def test_a_restarted_agent_keeps_a_model_that_can_not_be_downloaded(agent: RunningAgent, swift: SwiftServer) -> None:
     swift.put(BUCKET, "lost/1/model.pkl", b"one")
     source = of_path(f"s3://{BUCKET}/lost")
     with SlowProxy(swift.url) as proxy:
@@ -71,7 +69,9 @@ def test_after_a_restart_a_model_is_not_withdrawn_because_it_can_not_be_download
             assert "can't be downloaded" in catalogue.problems[0].message
 
 
-def test_a_download_that_fails_keeps_the_version_before_and_says_why(agent: RunningAgent, swift: SwiftServer) -> None:
+def test_a_failed_download_keeps_the_previous_version_and_reports_the_reason(
+    agent: RunningAgent, swift: SwiftServer
+) -> None:
     swift.put(BUCKET, "failing/1/model.pkl", b"one")
     with SlowProxy(swift.url) as proxy:
         agent.environ = {**swift.environ, "AWS_ENDPOINT_URL_S3": proxy.url}
@@ -90,7 +90,7 @@ def test_a_download_that_fails_keeps_the_version_before_and_says_why(agent: Runn
             assert read_latest(client) == b"two"
 
 
-def test_an_agent_killed_in_a_download_leaves_nothing_half_there(agent: RunningAgent, swift: SwiftServer) -> None:
+def test_an_agent_killed_during_a_download_leaves_no_partial_content(agent: RunningAgent, swift: SwiftServer) -> None:
     swift.put(BUCKET, "killed/1/model.pkl", data := os.urandom(2_000_000))
     with SlowProxy(swift.url) as proxy:
         agent.environ = {**swift.environ, "AWS_ENDPOINT_URL_S3": proxy.url}
@@ -107,7 +107,7 @@ def test_an_agent_killed_in_a_download_leaves_nothing_half_there(agent: RunningA
             assert read_latest(client) == data
 
 
-def test_an_agent_that_was_killed_knows_what_is_on_disk(agent: RunningAgent, models: Path) -> None:
+def test_an_agent_that_was_killed_finds_its_contents_on_disk(agent: RunningAgent, models: Path) -> None:
     with AgentClient(agent.start().socket).watch(of_dir(models)) as client:
         wait_until(client.confirmed)
     agent.kill()

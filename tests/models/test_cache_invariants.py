@@ -1,4 +1,4 @@
-"""Whatever calls, updates and failures come in whatever order: never above the limit, nothing unloaded in use."""
+"""Invariants of the cache under any order of calls, updates and failures: limits hold, models in use stay loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cortex.errors import ModelError
 from cortex.models.loaded_models import call_scope
 from cortex.models.registry import Registry
 from cortex.models.spec import ModelSource
-from harness.models.local_models import FolderFetcher, PickleLoader, Store, Told
+from harness.models.local_models import FolderFetcher, PickleLoader, RecordedEvents, Store
 
 MODELS = ("a", "b", "c", "d")
 NUMBERS = ("1", "2")
@@ -67,7 +67,7 @@ class CacheMachine(RuleBasedStateMachine):
         fetcher = FolderFetcher(self.store, self.folder / "content")
         self.fetcher = fetcher
         self.registry: Registry[Any] = Registry(
-            source, self.store.catalogue(), self.loader, fetcher, Told(), room_timeout_s=0
+            source, self.store.catalogue(), self.loader, fetcher, RecordedEvents(), room_timeout_s=0
         )
         self.actors = [Actor() for _ in ACTORS]
         self.asking: Actor | None = None

@@ -39,7 +39,7 @@ def versions(agent: RunningAgent, source: ModelSource) -> dict[str, Version]:
         return {model.name: model.latest for model in wait_until(client.confirmed).models}
 
 
-def test_threads_fetch_side_by_side_on_one_connection(agent: RunningAgent, source: ModelSource) -> None:
+def test_threads_fetch_concurrently_on_one_connection(agent: RunningAgent, source: ModelSource) -> None:
     known = versions(agent.start(), source)
     fetcher = AgentFetcher(agent.socket, "iris", source)
 
@@ -55,7 +55,7 @@ def test_threads_fetch_side_by_side_on_one_connection(agent: RunningAgent, sourc
     fetcher.close()
 
 
-def test_a_version_that_is_gone_is_an_error_that_names_it(agent: RunningAgent, source: ModelSource) -> None:
+def test_fetching_a_removed_version_is_an_error_with_its_name(agent: RunningAgent, source: ModelSource) -> None:
     agent.start()
     fetcher = AgentFetcher(agent.socket, "iris", source)
     with pytest.raises(ModelError, match="model m1, version 1, can't be fetched: .* changed or removed"):
@@ -63,7 +63,7 @@ def test_a_version_that_is_gone_is_an_error_that_names_it(agent: RunningAgent, s
     fetcher.close()
 
 
-def test_an_agent_that_can_not_be_reached_is_an_error_that_says_what_to_do(
+def test_an_unreachable_agent_is_an_error_with_advice(
     home: Home, source: ModelSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetcher_module, "UNREACHABLE_S", 0.3)
@@ -71,9 +71,7 @@ def test_an_agent_that_can_not_be_reached_is_an_error_that_says_what_to_do(
         AgentFetcher(str(home.model_agent_socket), "iris", source).fetch("m1", Version("1", "00", 1, 0.0))
 
 
-def test_a_fetch_survives_the_agents_restart_and_leases_are_taken_again(
-    agent: RunningAgent, source: ModelSource
-) -> None:
+def test_pending_fetches_and_leases_survive_a_restart_of_the_agent(agent: RunningAgent, source: ModelSource) -> None:
     agent.limits = {"reconnect_s": 1.0}
     known = versions(agent.start(), source)
     fetcher = AgentFetcher(agent.socket, "iris", source)
@@ -92,7 +90,7 @@ def test_a_fetch_survives_the_agents_restart_and_leases_are_taken_again(
 
 
 class ScriptedAgent:
-    """Answers as it is told, and keeps what it hears."""
+    """Sends scripted answers and records requests."""
 
     def __init__(self, path: Path) -> None:
         self.heard: list[object] = []

@@ -82,7 +82,7 @@ def test_a_valid_model_is_version_1_or_has_versions(layout: Layout, names: tuple
 
 
 @pytest.mark.parametrize(("layout", "names", "reason"), INVALID)
-def test_an_invalid_model_says_why(layout: Layout, names: tuple[str, ...], reason: str) -> None:
+def test_an_invalid_model_has_a_problem_with_the_reason(layout: Layout, names: tuple[str, ...], reason: str) -> None:
     models, [problem] = judge(layout, *names)
     assert (models, problem.model, problem.version, problem.since) == ((), "iris", None, 5.0)
     assert problem.message.startswith("s3://b/m: ")
@@ -90,7 +90,7 @@ def test_an_invalid_model_says_why(layout: Layout, names: tuple[str, ...], reaso
 
 
 @pytest.mark.parametrize(("layout", "names", "reason"), INVALID)
-def test_an_invalid_version_leaves_the_others(layout: Layout, names: tuple[str, ...], reason: str) -> None:
+def test_an_invalid_version_does_not_affect_the_others(layout: Layout, names: tuple[str, ...], reason: str) -> None:
     good = next(names for each, names in VALID if each == layout)
     models, [problem] = judge(layout, *below("1", good), *below("2", names), *below("3", good))
     assert versions(models) == {"iris": ["1", "3"]}
@@ -99,7 +99,7 @@ def test_an_invalid_version_leaves_the_others(layout: Layout, names: tuple[str, 
     assert reason in problem.message
 
 
-def test_nothing_there_is_a_problem() -> None:
+def test_an_empty_prefix_is_a_problem() -> None:
     assert judge("python") == ((), (ModelProblem("iris", None, "there is no model at s3://b/m", 5.0),))
 
 
@@ -108,13 +108,13 @@ def test_a_dir_without_folders_is_a_problem() -> None:
     assert (models, problems) == ((), (ModelProblem("", None, "there is no model at s3://b/m", 5.0),))
 
 
-def test_versions_beside_other_files_are_refused() -> None:
+def test_versions_beside_other_files_are_rejected() -> None:
     models, [problem] = judge("python", "1/model.pkl", "model.pkl", "2/model.pkl")
     assert models == ()
     assert problem.message == "s3://b/m mixes folders of versions (integers) with other files: model.pkl"
 
 
-def test_marks_of_version_folders_are_no_files() -> None:
+def test_empty_marker_objects_of_version_folders_are_ignored() -> None:
     prefix = Prefix("s3://b/m")
     tally = ListingAggregate(prefix, 1.0)
     tally.add([stored("1/model.pkl"), stored("2", content="")])
@@ -124,12 +124,12 @@ def test_marks_of_version_folders_are_no_files() -> None:
     assert (versions(models), problems) == ({"iris": ["1"]}, ())
 
 
-def test_a_file_named_with_digits_is_no_version() -> None:
+def test_a_file_with_a_numeric_name_is_not_a_version() -> None:
     models, problems = judge("python", "5")
     assert (versions(models), problems) == ({"iris": ["1"]}, ())
 
 
-def test_numbers_may_be_long_and_begin_with_zeros_but_not_be_equal() -> None:
+def test_version_numbers_may_be_long_and_have_leading_zeros_but_must_differ() -> None:
     long = "9" * 200
     models, problems = judge("python", "007/a", f"{long}/a")
     assert (versions(models), problems) == ({"iris": ["7", long]}, ())
@@ -158,7 +158,7 @@ def test_each_folder_of_a_dir_is_a_model() -> None:
 
 
 @pytest.mark.parametrize("name", ["1/a//b", "1/../b", "1/./b", "1/a\nb", f"1/{'é' * 128}", "1/a/"])
-def test_a_key_that_no_file_can_be_named_after_costs_its_version_only(name: str) -> None:
+def test_a_key_that_is_no_valid_file_name_invalidates_its_version_only(name: str) -> None:
     models, [problem] = judge_dir("python", "m/1/ok", f"m/{name}", "m/2/ok", "n/ok")
     assert versions(models) == {"m": ["2"], "n": ["1"]}
     assert (problem.model, problem.version) == ("m", "1")
@@ -167,7 +167,7 @@ def test_a_key_that_no_file_can_be_named_after_costs_its_version_only(name: str)
 
 
 @pytest.mark.parametrize("name", ["", "..", ".", "a\tb"])
-def test_a_folder_with_an_odd_name_is_a_problem_of_its_own(name: str) -> None:
+def test_a_folder_with_an_invalid_model_name_is_a_problem(name: str) -> None:
     models, [problem] = judge_dir("python", f"{name}/1/a", "ok/a")
     assert versions(models) == {"ok": ["1"]}
     assert "is not a valid model name" in problem.message
@@ -179,7 +179,7 @@ def test_too_many_files_are_a_problem_of_their_version() -> None:
     assert problem.message == "s3://b/m/2: more than 100,000 files"
 
 
-def test_too_many_models_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_models_are_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cortex.models.listing.MAX_MODELS", 3)
     models, [problem] = judge_dir("python", "a/x", "b/x", "c/x", "d/x")
     assert versions(models) == {"a": ["1"], "b": ["1"], "c": ["1"]}
@@ -195,7 +195,7 @@ def test_the_expected_tree_is_drawn_alone_and_with_versions(layout: Layout) -> N
     assert "└── 2/" in tree
 
 
-def test_an_invalid_model_is_shown_beside_what_was_expected() -> None:
+def test_an_invalid_model_is_described_with_the_expected_tree() -> None:
     text = describe_invalid("tensorflow", [f"file{number}\n" for number in range(60)])
     assert "└── variables/\n    ├── variables.index\n    └── variables.data-00000-of-00001" in text
     assert text.count("file") == 50
@@ -207,9 +207,7 @@ NAMES = st.text(st.sampled_from("1a/.x \n"), max_size=8)
 
 
 @given(st.lists(st.tuples(NAMES, st.integers(0, 2), st.sampled_from("pq")), max_size=8), st.randoms())
-def test_any_names_are_survived_and_their_order_does_not_matter(
-    files: list[tuple[str, int, str]], random: st.DrawFn
-) -> None:
+def test_arbitrary_names_are_accepted_in_any_order(files: list[tuple[str, int, str]], random: st.DrawFn) -> None:
     objects = [StoredObject(f"m/{name}", name, size, tag, THEN, flaw_of_name(name)) for name, size, tag in files]
     shuffled = list(objects)
     random.shuffle(shuffled)  # type: ignore[attr-defined]

@@ -61,7 +61,7 @@ def bucket(swift: SwiftServer, tmp_path: Path) -> Place:
     return Place(f"s3://models/{tmp_path.name}", swift.environ, swift)
 
 
-def test_models_and_versions_are_found_without_those_of_neighbours(place: Place) -> None:
+def test_models_with_a_common_name_prefix_are_not_mixed_up(place: Place) -> None:
     for name in ("a/1/f", "a/2/f", "a/2/g", "b/f", "beside"):
         place.put(name)
     listing = place.list()
@@ -74,13 +74,13 @@ def test_models_and_versions_are_found_without_those_of_neighbours(place: Place)
     assert place.list().models == listing.models
 
 
-def test_nothing_there_is_an_empty_listing(place: Place, tmp_path: Path) -> None:
+def test_an_empty_prefix_gives_an_empty_listing(place: Place, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir(exist_ok=True)
     listing = place.list()
     assert (listing.models, listing.objects) == ({}, 0)
 
 
-def test_a_local_folder_that_does_not_exist_is_an_error_since_its_volume_may_be_away(tmp_path: Path) -> None:
+def test_a_missing_local_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="models does not exist"):
         asyncio.run(list_models(Prefix(str(tmp_path / "models")), {}))
 
@@ -97,7 +97,7 @@ def test_a_digest_changes_with_each_kind_of_change(place: Place) -> None:
     assert digest() == seen[-1]
 
 
-def test_a_file_is_a_model(place: Place, tmp_path: Path) -> None:
+def test_a_single_file_is_a_model(place: Place, tmp_path: Path) -> None:
     place.put("net.onnx", b"weights")
     source = ModelSource("onnx", (ModelPath("net", f"{place.url}/net.onnx"),))
     [prefix] = prefixes(source)
@@ -122,7 +122,7 @@ ODD_BUT_FINE = (
 )
 
 
-def test_odd_names_are_listed_and_downloaded(place: Place, tmp_path: Path) -> None:
+def test_unusual_names_are_listed_and_downloaded(place: Place, tmp_path: Path) -> None:
     for name in ODD_BUT_FINE:
         place.put(f"m/1/{name}", name.encode())
         place.put(f"{name}/1/f")
@@ -152,7 +152,7 @@ IMPOSSIBLE = (
 
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_a_key_that_no_file_can_be_named_after_does_not_hide_others(bucket: Place, tmp_path: Path, name: str) -> None:
+def test_a_key_that_is_no_valid_file_name_does_not_hide_others(bucket: Place, tmp_path: Path, name: str) -> None:
     for each in ("a/1/f", name, "bad/1/f", "bad/2/f", "c/f"):
         bucket.put(each)
     listing = bucket.list()
@@ -170,13 +170,13 @@ def test_a_key_that_no_file_can_be_named_after_does_not_hide_others(bucket: Plac
 
 
 @pytest.mark.parametrize("name", ["/x", "../1/x", "./x", "a\nb/1/x", "/", "//"])
-def test_an_odd_key_beside_the_models_hides_none(bucket: Place, name: str) -> None:
+def test_an_unusual_key_beside_the_models_hides_none(bucket: Place, name: str) -> None:
     for each in ("a/1/f", name, "c/f"):
         bucket.put(each)
     assert {"a": ["1"], "c": []}.items() <= bucket.versions().items()
 
 
-def test_a_listing_of_several_pages_with_odd_keys_is_complete(bucket: Place, swift: SwiftServer) -> None:
+def test_a_listing_of_several_pages_with_unusual_keys_is_complete(bucket: Place, swift: SwiftServer) -> None:
     environ, url = bucket.environ, bucket.url
     names = [f"m{number:03}/1/f{file}" for number in range(30) for file in range(10)]
     assert len(names) > 2 * PAGE_KEYS
@@ -188,7 +188,7 @@ def test_a_listing_of_several_pages_with_odd_keys_is_complete(bucket: Place, swi
     assert {folder.versions["1"].files for folder in listing.models.values()} == {10, 11}
 
 
-def test_marks_of_folders_are_no_files(bucket: Place, tmp_path: Path) -> None:
+def test_empty_marker_objects_of_folders_are_ignored(bucket: Place, tmp_path: Path) -> None:
     for name in ("m/", "m/1/", "m/1/f", "m/1/variables/", "m/1/variables/v", "m/2/", "n/"):
         bucket.put(name, b"x" if name[-1] in "fv" else b"")
     listing = bucket.list()
@@ -204,7 +204,7 @@ def test_marks_of_folders_are_no_files(bucket: Place, tmp_path: Path) -> None:
     ]
 
 
-def test_what_changed_since_it_was_listed_is_not_downloaded(place: Place, tmp_path: Path) -> None:
+def test_a_version_that_changed_since_its_listing_is_not_downloaded(place: Place, tmp_path: Path) -> None:
     place.put("m/1/f")
     content = place.list().models["m"].versions["1"]
     place.put("m/1/g")
@@ -215,7 +215,7 @@ def test_what_changed_since_it_was_listed_is_not_downloaded(place: Place, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def test_some_names_are_shown(place: Place) -> None:
+def test_sample_names_returns_the_first_names(place: Place) -> None:
     for number in range(60):
         place.put(f"m/{number:02}")
     assert asyncio.run(sample_names(f"{place.url}/m", place.environ)) == [f"{number:02}" for number in range(50)]
@@ -238,7 +238,7 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     assert files == {tmp_path / "out/f": False, tmp_path / "out/link/f": False}
 
 
-def test_what_is_too_deep_is_a_flaw(place: Place) -> None:
+def test_a_file_nested_too_deep_is_a_flaw(place: Place) -> None:
     place.put(f"m/1/{'d/' * 250}f")
     place.put("m/2/f")
     versions = place.list().models["m"].versions
@@ -255,7 +255,7 @@ def test_a_key_that_is_a_file_and_a_folder_is_not_downloaded(bucket: Place, tmp_
 
 
 @pytest.mark.parametrize("name", [b"\xff\xfe", b"a\nb", b"\x01"])
-def test_an_odd_local_name_costs_its_version_only(tmp_path: Path, name: bytes) -> None:
+def test_an_invalid_local_name_invalidates_its_version_only(tmp_path: Path, name: bytes) -> None:
     for each in ("m/1/f", "m/2/f"):
         (tmp_path / each).parent.mkdir(parents=True)
         (tmp_path / each).write_text("x")
@@ -268,7 +268,7 @@ def test_an_odd_local_name_costs_its_version_only(tmp_path: Path, name: bytes) -
     problem.message.encode()
 
 
-def test_a_file_that_changes_while_it_is_copied_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_changes_during_the_copy_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "m/1").mkdir(parents=True)
     file = tmp_path / "m/1/f"
     file.write_text("one")
@@ -284,7 +284,7 @@ def test_a_file_that_changes_while_it_is_copied_is_not_taken(tmp_path: Path, mon
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_folder_that_vanishes_while_it_is_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_removed_during_the_listing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "m/1").mkdir(parents=True)
     real = os.scandir
 

@@ -34,7 +34,7 @@ def test_an_api_without_models_has_no_source() -> None:
     assert model_source(api_of(model="s3://b/m"), PROJECT) is None
 
 
-def test_the_one_model_of_a_path_has_a_name_of_ours() -> None:
+def test_the_one_model_of_path_has_the_default_name() -> None:
     assert source_of("onnx", {"path": "s3://b/m/"}) == ModelSource("onnx", (ModelPath(DEFAULT_MODEL, "s3://b/m"),))
     assert schema.DEFAULT_MODEL == DEFAULT_MODEL
 
@@ -51,16 +51,16 @@ def test_the_one_model_of_a_path_has_a_name_of_ours() -> None:
         (".", "/home/projects/1"),
     ],
 )
-def test_a_location_is_written_in_one_way(written: str, location: str) -> None:
+def test_locations_are_normalized(written: str, location: str) -> None:
     assert source_of(models={"dir": written}).dir == location
 
 
-def test_a_relative_path_stays_so_without_a_project() -> None:
+def test_a_relative_path_is_unchanged_without_a_project() -> None:
     found = model_source(api_of(models={"path": "./models/iris/"}), None)
     assert found and found.paths[0].url == "models/iris"
 
 
-def test_the_nearest_signature_key_counts() -> None:
+def test_the_most_specific_signature_key_wins() -> None:
     paths = [{"name": "a", "path": "s3://b/a", "signature_key": "own"}, {"name": "b", "path": "s3://b/b"}]
     keys = [path.signature_key for path in source_of("tensorflow", {"paths": paths}).paths]
     assert keys == ["own", None]
@@ -87,7 +87,7 @@ def test_the_layout_follows_from_the_type_and_the_device(type_: str, inf: int, l
     assert source_of(type_, {"dir": "s3://b"}, compute={"inf": inf}).layout == layout
 
 
-def test_models_are_followed_but_with_several_processes_on_inferentia() -> None:
+def test_sources_are_live_except_with_several_processes_on_inferentia() -> None:
     def is_live(inf: int, processes: int, kind: str = "RealtimeAPI") -> bool:
         api = api_of("tensorflow", {"dir": "s3://b"}, processes_per_replica=processes, compute={"inf": inf})
         found = model_source(api.model_copy(update={"kind": kind}), PROJECT)
@@ -97,7 +97,7 @@ def test_models_are_followed_but_with_several_processes_on_inferentia() -> None:
     assert is_live(0, 1, "BatchAPI") is False
 
 
-def test_limits_and_the_interval_are_handed_on() -> None:
+def test_limits_and_the_interval_are_copied() -> None:
     models = {"dir": "s3://b", "cache_size": 2, "disk_cache_size": 3, "cache_memory": "1Ki", "poll_interval_s": 1}
     found = source_of(models=models)
     assert (found.cache_size, found.disk_cache_size, found.cache_memory_bytes) == (2, 3, 1024)
@@ -120,7 +120,7 @@ KEYS = st.from_regex(r"k[a-z0-9/-]{0,20}", fullmatch=True)
 
 
 @given(KEYS, KEYS, st.sampled_from(["s3", "gs"]))
-def test_old_forms_and_the_current_one_mean_the_same_source(
+def test_old_forms_of_the_configuration_give_the_same_source(
     tmp_path_factory: pytest.TempPathFactory, path: str, key: str, store: str
 ) -> None:
     folder = tmp_path_factory.mktemp("forms")

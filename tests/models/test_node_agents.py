@@ -1,4 +1,4 @@
-"""The model agents of nodes, and the one that lists for them: processes of their own, on a real S3 server."""
+"""Model agents of nodes and of the operator as separate processes, with a real S3 server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Nodes:
     proxy: SlowProxy
 
     def latest(self) -> set[str | None]:
-        """Say what the nodes have as the latest version of the only model."""
+        """Return each node's latest version of the only model."""
         catalogues = [client.confirmed() for client in self.clients]
         return {each and each.by_name[DEFAULT_MODEL].latest.number for each in catalogues}
 
@@ -64,7 +64,7 @@ def nodes(tmp_path: Path, swift: SwiftServer, url: str, has_operator: bool = Tru
         yield made
 
 
-def test_many_nodes_cost_one_listing_per_interval(tmp_path: Path, swift: SwiftServer) -> None:
+def test_many_nodes_share_one_listing_per_interval(tmp_path: Path, swift: SwiftServer) -> None:
     swift.put(BUCKET, "shared/1/model.pkl", b"one")
     started_at = time.monotonic()
     with nodes(tmp_path, swift, f"s3://{BUCKET}/shared") as made:
@@ -81,7 +81,7 @@ def test_many_nodes_cost_one_listing_per_interval(tmp_path: Path, swift: SwiftSe
         assert all(len(agent.contents()) == 4 for agent in made.agents)
 
 
-def test_nodes_list_by_themselves_while_the_operator_is_away(tmp_path: Path, swift: SwiftServer) -> None:
+def test_nodes_list_by_themselves_while_the_operator_is_unreachable(tmp_path: Path, swift: SwiftServer) -> None:
     swift.put(BUCKET, "away/1/model.pkl", b"one")
     with nodes(tmp_path, swift, f"s3://{BUCKET}/away", has_operator=False) as made:
         wait_until(lambda: made.latest() == {"1"}, 30)
@@ -94,7 +94,7 @@ def test_nodes_list_by_themselves_while_the_operator_is_away(tmp_path: Path, swi
         wait_until(lambda: made.latest() == {"3"}, 30)
 
 
-def test_nodes_hear_why_a_store_can_not_be_listed(tmp_path: Path, swift: SwiftServer) -> None:
+def test_nodes_receive_the_reason_why_a_store_can_not_be_listed(tmp_path: Path, swift: SwiftServer) -> None:
     swift.put(BUCKET, "outage/1/model.pkl", b"one")
     with nodes(tmp_path, swift, f"s3://{BUCKET}/outage") as made:
         wait_until(lambda: made.latest() == {"1"}, 30)
@@ -107,7 +107,7 @@ def test_nodes_hear_why_a_store_can_not_be_listed(tmp_path: Path, swift: SwiftSe
         wait_until(lambda: made.latest() == {"2"}, 60)
 
 
-def test_what_is_on_the_machine_is_listed_by_each_node(tmp_path: Path, swift: SwiftServer) -> None:
+def test_local_paths_are_listed_by_each_node(tmp_path: Path, swift: SwiftServer) -> None:
     folder = tmp_path / "volume"
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.pkl").write_bytes(b"one")

@@ -58,7 +58,7 @@ def test_an_answer_is_read_as_it_was_written(answer: Fetched | FetchFailed | Cat
     assert read_answer(line) == answer
 
 
-def test_what_only_a_newer_agent_says_is_passed_over() -> None:
+def test_unknown_answers_of_a_newer_agent_are_ignored() -> None:
     assert read_answer(b'{"op": "sing"}') is None
 
 
@@ -80,13 +80,13 @@ def test_what_only_a_newer_agent_says_is_passed_over() -> None:
         b'{"op": "fetch", "id": true, "api": "a", "model": "m", "version": "1", "digest": "aa"}',
     ],
 )
-def test_what_is_no_request_is_refused(line: bytes) -> None:
+def test_invalid_requests_are_rejected(line: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         read_request(line)
 
 
 @given(st.binary() | st.dictionaries(st.text(), st.text()).map(lambda data: str(data).encode()))
-def test_no_bytes_break_the_reader(line: bytes) -> None:
+def test_arbitrary_bytes_raise_only_value_errors(line: bytes) -> None:
     for read in (read_request, read_answer):
         with contextlib.suppress(ValueError):
             read(line)

@@ -1,4 +1,4 @@
-"""What calls get: without caching, and while loading fails."""
+"""The registry without caching, and failing loads."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class TestWithoutCaching:
         bench.registry.load_latest()
         assert bench.loaded() == {"a": ["10"], "b": ["1"]}
         assert bench.registry.get("a")["number"] == "10"
-        assert bench.told.loading_ == [("a", "10"), ("b", "1")]
-        assert bench.told.sets[-1] == [("a", "10"), ("b", "1")]
+        assert bench.events.loading_ == [("a", "10"), ("b", "1")]
+        assert bench.events.sets[-1] == [("a", "10"), ("b", "1")]
         assert not bench.fetcher.fetched
 
-    def test_versions_asked_for_are_loaded_too_where_they_still_exist(self, bench: Bench) -> None:
+    def test_previously_requested_versions_are_loaded_if_they_still_exist(self, bench: Bench) -> None:
         bench.store.add("a", "1")
         bench.store.add("a", "2")
         bench.registry.load_latest(also=[("a", "1"), ("a", "7"), ("x", "1")])
@@ -46,7 +46,7 @@ class TestWithoutCaching:
         assert all(model is found[0] for model in found)
         assert bench.registry.get("a", "1") is found[0]
 
-    def test_names_asked_for_take_no_memory_where_any_name_means_the_one_model(self, bench: Bench) -> None:
+    def test_names_are_not_cached_where_any_name_means_the_one_model(self, bench: Bench) -> None:
         bench.store.add(DEFAULT_MODEL)
         bench.source = ModelSource("python", (ModelPath(DEFAULT_MODEL, str(bench.store.folder)),))
         bench.registry.load_latest()
@@ -59,15 +59,15 @@ class TestWithoutCaching:
         finally:
             tracemalloc.stop()
 
-    def test_a_model_that_does_not_load_is_named_with_the_cause(self, bench: Bench) -> None:
+    def test_a_model_that_fails_to_load_is_reported_with_the_cause(self, bench: Bench) -> None:
         bench.store.add("a")
         bench.store.add_raw("b", b"no pickle")
         with pytest.raises(ModelError, match=r"failed \(re-\)loading model b of version 1: UnpicklingError") as raised:
             bench.registry.load_latest()
         assert type(raised.value.__cause__).__name__ == "UnpicklingError"
-        assert bench.told.failures[0][:2] == ("b", "1")
+        assert bench.events.failures[0][:2] == ("b", "1")
 
-    def test_what_is_unchanged_stays_and_what_is_gone_is_dropped_once_unused(self, bench: Bench) -> None:
+    def test_unchanged_versions_stay_and_removed_ones_are_unloaded_once_unused(self, bench: Bench) -> None:
         for name in ("a", "b"):
             bench.store.add(name)
         bench.registry.load_latest()
@@ -84,9 +84,9 @@ class TestWithoutCaching:
         del in_use
         wait_until(lambda: unloaded)
         assert unloaded[0]["name"] == "b"
-        assert bench.told.sets[-1] == [("a", "1")]
+        assert bench.events.sets[-1] == [("a", "1")]
 
-    def test_a_loaded_version_with_new_content_is_served_as_it_was_loaded(self, bench: Bench) -> None:
+    def test_without_caching_a_changed_version_is_served_as_it_was_loaded(self, bench: Bench) -> None:
         bench.store.add("a", mark="old")
         bench.registry.load_latest()
         bench.store.add("a", mark="new")
@@ -94,7 +94,7 @@ class TestWithoutCaching:
         assert bench.registry.get("a")["mark"] == "old"
         assert bench.loader.loads["a"] == 1
 
-    def test_a_new_latest_version_is_loaded_when_asked_for(self, bench: Bench) -> None:
+    def test_a_new_latest_version_is_loaded_on_request(self, bench: Bench) -> None:
         bench.store.add("a", "9")
         bench.registry.load_latest()
         assert bench.registry.get("a")["number"] == "9"
@@ -102,7 +102,7 @@ class TestWithoutCaching:
         bench.update()
         assert bench.registry.get("a")["number"] == "10"
 
-    def test_versions_and_times_are_described(self, bench: Bench) -> None:
+    def test_describe_returns_versions_and_timestamps(self, bench: Bench) -> None:
         bench.store.add("a", "9")
         bench.store.add("a", "10")
         bench.registry.load_latest()
@@ -119,16 +119,16 @@ class TestWithoutCaching:
 
 
 class TestFailures:
-    def test_many_calls_share_one_attempt_and_its_error(self, cached: Callable[..., Bench]) -> None:
+    def test_concurrent_calls_share_one_failed_attempt(self, cached: Callable[..., Bench]) -> None:
         bench = cached(cache_size=2)
         bench.store.add_raw("a", b"no pickle")
         errors = in_threads(50, lambda: bench.registry.get("a"))
         assert bench.loader.loads["a"] == 1
         assert len({str(error) for error in errors}) == 1
         assert all(type(error) is ModelError for error in errors)
-        assert len(bench.told.failures) == 1
+        assert len(bench.events.failures) == 1
 
-    def test_the_users_traceback_goes_with_the_error(self, cached: Callable[..., Bench]) -> None:
+    def test_the_error_has_the_users_traceback(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", cache_size=1)
 
         def fail(request: LoadRequest) -> None:
@@ -140,9 +140,9 @@ class TestFailures:
         assert str(raised.value) == "failed (re-)loading model a of version 1: ValueError: bad weights"
         assert raised.value.traceback == 'File "handler.py", line 3, in load_model'
         assert isinstance(raised.value.__cause__, UserError)
-        assert bench.told.failures[0][3] == raised.value.traceback
+        assert bench.events.failures[0][3] == raised.value.traceback
 
-    def test_it_is_tried_again_after_a_while(
+    def test_a_failed_load_is_retried_after_the_delay(
         self, cached: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(loader, "FIRST_RETRY_S", 0.05)
@@ -160,7 +160,7 @@ class TestFailures:
 
         wait_until(is_well)
 
-    def test_other_content_is_tried_at_once(self, cached: Callable[..., Bench]) -> None:
+    def test_other_content_is_loaded_without_delay(self, cached: Callable[..., Bench]) -> None:
         bench = cached(cache_size=1)
         bench.store.add_raw("a", b"no pickle")
         with pytest.raises(ModelError):
@@ -169,7 +169,7 @@ class TestFailures:
         bench.update()
         assert bench.registry.get("a")["name"] == "a"
 
-    def test_a_failure_does_not_keep_what_was_half_loaded(self, cached: Callable[..., Bench]) -> None:
+    def test_a_failure_does_not_reference_a_partially_loaded_model(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", cache_size=1)
 
         class Half:

@@ -1,4 +1,4 @@
-"""What calls get with caching: within limits, each loaded once, nothing unloaded in use."""
+"""The registry with caching: limits, single loads, and no eviction of models in use."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ MIB = 1024 * 1024
 
 
 class TestCaching:
-    def test_nothing_is_loaded_before_it_is_asked_for(self, cached: Callable[..., Bench]) -> None:
+    def test_nothing_is_loaded_before_the_first_call(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", cache_size=2)
         bench.registry.load_latest(also=[("a", "1")])
         assert not bench.loader.loads
 
-    def test_a_hundred_first_calls_fetch_and_load_once(self, cached: Callable[..., Bench]) -> None:
+    def test_concurrent_first_calls_fetch_and_load_once(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", cache_size=1)
         found = in_threads(100, lambda: bench.registry.get("a"))
         assert bench.fetcher.fetched["a"] == bench.loader.loads["a"] == 1
         assert all(model is found[0] for model in found)
         assert sum(bench.fetcher.released.values()) == 1
 
-    def test_the_least_recently_used_goes_before_the_next_is_loaded(self, cached: Callable[..., Bench]) -> None:
+    def test_the_least_recently_used_model_is_evicted_before_the_next_load(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", "c", cache_size=2)
         for name in ("a", "b", "a", "c"):
             bench.registry.get(name)
         assert bench.loaded() == {"a": ["1"], "c": ["1"]}
         assert bench.loader.most == 2
 
-    def test_versions_count_each(self, cached: Callable[..., Bench]) -> None:
+    def test_each_version_counts_against_the_limit(self, cached: Callable[..., Bench]) -> None:
         bench = cached(cache_size=1)
         bench.store.add("a", "1")
         bench.store.add("a", "2")
@@ -57,7 +57,7 @@ class TestCaching:
         assert sorted(model["name"] for model in models) == names
         assert bench.loader.at_once == 1
 
-    def test_a_model_in_use_is_waited_for(self, cached: Callable[..., Bench]) -> None:
+    def test_a_load_waits_for_a_model_in_use(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", cache_size=1)
         with ThreadPoolExecutor(1) as pool:
             with call_scope():
@@ -69,7 +69,7 @@ class TestCaching:
             assert other.result(PATIENCE_S)["name"] == "b"
         assert not bench.loader.is_live(model)
 
-    def test_a_waiter_gives_up_with_what_is_in_use(self, cached: Callable[..., Bench]) -> None:
+    def test_a_load_without_room_fails_and_names_the_models_in_use(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", cache_size=1, timeout_s=0)
         with call_scope(), ThreadPoolExecutor(1) as pool:
             bench.registry.get("a")
@@ -78,12 +78,10 @@ class TestCaching:
             "there is no room to load model b of version 1 within cache_size: 1; in use: a of version 1; "
             "raise the limit, or allow fewer concurrent requests"
         )
-        assert not bench.told.failures
+        assert not bench.events.failures
         assert bench.registry.get("b")["name"] == "b"
 
-    def test_a_call_that_needs_two_models_where_one_fits_lets_go_of_its_first(
-        self, cached: Callable[..., Bench]
-    ) -> None:
+    def test_a_call_that_needs_two_models_where_one_fits_loses_its_first(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", cache_size=1)
         with call_scope():
             first = bench.registry.get("a")
@@ -91,9 +89,7 @@ class TestCaching:
             assert first["name"] == "a"
         assert bench.loader.most == 1
 
-    def test_calls_that_hold_what_the_other_needs_do_not_wait_for_each_other(
-        self, cached: Callable[..., Bench]
-    ) -> None:
+    def test_calls_that_pin_each_others_room_do_not_deadlock(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", "c", cache_size=2)
         barrier = threading.Barrier(2)
 
@@ -109,7 +105,7 @@ class TestCaching:
             assert [future.result(PATIENCE_S) for future in futures] == ["b", "a"]
         assert bench.loader.most == 2
 
-    def test_coroutines_that_a_blocked_loop_can_not_run_are_not_waited_for(self, cached: Callable[..., Bench]) -> None:
+    def test_a_load_does_not_wait_for_coroutines_of_the_blocked_loop(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", cache_size=1)
 
         async def main() -> str:
@@ -129,13 +125,13 @@ class TestCaching:
 
         assert asyncio.run(asyncio.wait_for(main(), PATIENCE_S)) == "ab"
 
-    def test_loading_a_model_may_get_another(self, cached: Callable[..., Bench]) -> None:
+    def test_loading_a_model_may_load_another(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", cache_size=2)
         bench.loader.before = lambda request: request.model == "a" and bench.registry.get("b")
         assert bench.registry.get("a")["name"] == "a"
         assert bench.loaded() == {"a": ["1"], "b": ["1"]}
 
-    def test_loading_a_model_may_get_one_that_another_thread_is_about_to_load(
+    def test_loading_a_model_may_need_one_that_another_thread_is_about_to_load(
         self, cached: Callable[..., Bench]
     ) -> None:
         bench = cached("a", "b", cache_size=2)
@@ -152,7 +148,7 @@ class TestCaching:
             assert bench.registry.get("a")["name"] == "a"
             assert futures[0].result(PATIENCE_S)["name"] == "b"
 
-    def test_a_thread_may_ask_for_what_waited_for_it_a_moment_ago(self, cached: Callable[..., Bench]) -> None:
+    def test_a_thread_may_request_a_load_that_has_just_waited_for_it(self, cached: Callable[..., Bench]) -> None:
         for _ in range(20):
             bench = cached("a", "b", cache_size=2)
             with ThreadPoolExecutor(1) as pool:
@@ -185,7 +181,7 @@ class TestCaching:
         with pytest.raises(ModelError, match="another model, which loads this one, uses all of it"):
             bench.registry.get("a")
 
-    def test_what_an_abandoned_result_held_can_go(self, cached: Callable[..., Bench]) -> None:
+    def test_models_pinned_by_a_dropped_result_can_be_evicted(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", cache_size=1)
 
         @with_call_scope
@@ -203,7 +199,7 @@ class TestCaching:
 
 
 class TestMemoryBudget:
-    def test_models_go_for_the_bytes_of_the_next(self, cached: Callable[..., Bench]) -> None:
+    def test_models_are_evicted_for_the_memory_of_the_next(self, cached: Callable[..., Bench]) -> None:
         bench = cached(cache_memory_bytes=100 * MIB)
         for number in range(8):
             bench.store.add(f"m{number}", size_bytes=20 * MIB)
@@ -213,7 +209,7 @@ class TestMemoryBudget:
         assert bench.loader.most <= 5
         assert "m7" in bench.loaded()
 
-    def test_files_above_the_budget_are_refused_before_they_are_fetched(self, cached: Callable[..., Bench]) -> None:
+    def test_files_above_the_budget_are_rejected_before_the_fetch(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", cache_memory_bytes=16 * MIB)
         bench.store.add("big", size_bytes=20 * MIB)
         bench.registry.get("a")
@@ -224,11 +220,9 @@ class TestMemoryBudget:
         )
         assert not bench.fetcher.fetched["big"]
         assert bench.loaded() == {"a": ["1"]}
-        assert bench.told.failures[0][0] == "big"
+        assert bench.events.failures[0][0] == "big"
 
-    def test_a_model_that_grows_beyond_the_budget_in_memory_is_refused_and_unloaded(
-        self, cached: Callable[..., Bench]
-    ) -> None:
+    def test_a_model_above_the_budget_in_memory_is_rejected_and_unloaded(self, cached: Callable[..., Bench]) -> None:
         bench = cached(cache_memory_bytes=40 * MIB)
         bench.store.add_raw("a", b"cbuiltins\nbytearray\n(I80000000\ntR.")  # 80 MB of 40 bytes
         bench.loader.before = lambda request: None
@@ -247,7 +241,9 @@ class TestMemoryBudget:
             bench.registry.get("a")
         assert bench.loader.loads["a"] == 2  # once more, as libraries that are imported would be in memory by then
 
-    def test_libraries_imported_with_the_first_model_are_no_part_of_it(self, cached: Callable[..., Bench]) -> None:
+    def test_libraries_imported_with_the_first_model_do_not_count_as_its_memory(
+        self, cached: Callable[..., Bench]
+    ) -> None:
         memory_budget.collect_and_trim()  # or free memory of earlier tests would hide the growth
         bench = cached(cache_memory_bytes=60 * MIB)
         for number in range(3):
@@ -264,7 +260,7 @@ class TestMemoryBudget:
         assert bench.loaded() == {"m0": ["1"], "m1": ["1"], "m2": ["1"]}
         assert bench.loader.loads == {"m0": 2, "m1": 1, "m2": 1}
 
-    def test_what_a_model_takes_is_remembered_when_it_was_unloaded(self, cached: Callable[..., Bench]) -> None:
+    def test_the_measured_size_of_a_model_survives_its_unloading(self, cached: Callable[..., Bench]) -> None:
         bench = cached(cache_memory_bytes=70 * MIB)
         for number in range(3):
             bench.store.add(f"m{number}", size_bytes=20 * MIB)
@@ -274,7 +270,7 @@ class TestMemoryBudget:
                 assert sum(model["weights"].nbytes for model in bench.loader.live) <= 70 * MIB
 
 
-def test_get_stays_fast_and_right_under_threads_and_updates(cached: Callable[..., Bench]) -> None:
+def test_get_stays_fast_and_correct_under_threads_and_updates(cached: Callable[..., Bench]) -> None:
     bench = cached("a", "b", "c", "d", cache_size=2)
     stop = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What calls get with caching while models change."""
+"""The registry with caching while the catalogue changes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from harness.wait import wait_until
 
 
 class TestUpdatesWithCaching:
-    def test_a_new_version_is_loaded_beside_the_old_one_which_is_served_meanwhile(
-        self, cached: Callable[..., Bench]
-    ) -> None:
+    def test_the_old_version_is_served_while_the_new_one_loads(self, cached: Callable[..., Bench]) -> None:
         bench = cached(cache_size=2)
         bench.store.add("a", "9")
         bench.registry.get("a")
@@ -36,7 +34,7 @@ class TestUpdatesWithCaching:
         assert bench.registry.get("a", "9")["number"] == "9"
         assert bench.loader.loads["a"] == 2
 
-    def test_new_content_of_a_loaded_version_takes_its_place(self, cached: Callable[..., Bench]) -> None:
+    def test_new_content_of_a_loaded_version_replaces_it(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", cache_size=2)
         with call_scope():
             old = bench.registry.get("a")
@@ -46,9 +44,9 @@ class TestUpdatesWithCaching:
                 wait_until(lambda: pool.submit(bench.registry.get, "a").result()["mark"] == "new")
             assert bench.loader.is_live(old)
         wait_until(lambda: not bench.loader.is_live(old))
-        assert bench.told.sets[-1] == [("a", "1")]
+        assert bench.events.sets[-1] == [("a", "1")]
 
-    def test_where_both_do_not_fit_the_old_one_goes_once_unused(self, cached: Callable[..., Bench]) -> None:
+    def test_without_room_for_both_the_old_version_is_evicted_once_unused(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", cache_size=1)
         with call_scope():
             bench.registry.get("a")
@@ -59,7 +57,7 @@ class TestUpdatesWithCaching:
         wait_until(lambda: bench.registry.get("a")["mark"] == "new")
         assert bench.loader.most == 1
 
-    def test_calls_that_come_and_go_do_not_keep_the_old_one_for_ever(
+    def test_overlapping_calls_do_not_keep_the_old_version_for_ever(
         self, cached: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(memory_budget, "_PATIENCE_S", 0.0)
@@ -81,7 +79,7 @@ class TestUpdatesWithCaching:
             assert later.result(60) == "new"
             other.submit(overlapping[1].__exit__, None, None, None).result(60)
 
-    def test_another_model_goes_rather_than_the_old_version(self, cached: Callable[..., Bench]) -> None:
+    def test_another_model_is_evicted_before_the_old_version(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", cache_size=2)
         bench.registry.get("a")
         bench.registry.get("b")
@@ -96,20 +94,20 @@ class TestUpdatesWithCaching:
         wait_until(lambda: bench.registry.get("a")["mark"] == "new")
         assert bench.loader.most == 2
 
-    def test_a_version_that_does_not_load_leaves_the_old_one_in_place(self, cached: Callable[..., Bench]) -> None:
+    def test_a_version_that_fails_to_load_leaves_the_old_one_served(self, cached: Callable[..., Bench]) -> None:
         bench = cached(cache_size=2)
         bench.store.add("a", "1")
         bench.registry.get("a")
         bench.store.add_raw("a", b"no pickle", "2")
         bench.update()
-        wait_until(lambda: bench.told.failures)
-        assert bench.told.failures[0][:2] == ("a", "2")
+        wait_until(lambda: bench.events.failures)
+        assert bench.events.failures[0][:2] == ("a", "2")
         assert bench.registry.get("a")["number"] == "1"
         bench.store.add("a", "2")
         bench.update()
         wait_until(lambda: bench.registry.get("a")["number"] == "2")
 
-    def test_a_background_load_that_failed_is_tried_again(
+    def test_a_failed_background_load_is_retried(
         self, cached: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(loader, "FIRST_RETRY_S", 0.05)
@@ -124,9 +122,9 @@ class TestUpdatesWithCaching:
         bench.store.add("a", mark="new")
         bench.update()
         wait_until(lambda: bench.registry.get("a")["mark"] == "new")
-        assert len(bench.told.failures) == 1
+        assert len(bench.events.failures) == 1
 
-    def test_when_the_latest_is_deleted_the_one_below_takes_over(self, cached: Callable[..., Bench]) -> None:
+    def test_when_the_latest_version_is_deleted_the_previous_one_is_served(self, cached: Callable[..., Bench]) -> None:
         bench = cached(cache_size=2)
         bench.store.add("a", "9")
         bench.store.add("a", "10")
@@ -138,7 +136,7 @@ class TestUpdatesWithCaching:
             bench.registry.get("a", "10")
         wait_until(lambda: len(bench.loader.live) == 1)
 
-    def test_models_that_are_gone_are_unloaded_once_unused(self, cached: Callable[..., Bench]) -> None:
+    def test_removed_models_are_unloaded_once_unused(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", cache_size=2)
         with call_scope():
             model = bench.registry.get("a")
@@ -148,9 +146,9 @@ class TestUpdatesWithCaching:
                 bench.registry.get("a")
             assert bench.loader.is_live(model)
         wait_until(lambda: not bench.loader.live)
-        assert bench.told.sets[-1] == []
+        assert bench.events.sets[-1] == []
 
-    def test_models_that_are_not_loaded_are_not_loaded_by_an_update(self, cached: Callable[..., Bench]) -> None:
+    def test_an_update_does_not_load_unloaded_models(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", cache_size=2)
         bench.registry.get("a")
         bench.store.add("b", "2")
@@ -158,7 +156,7 @@ class TestUpdatesWithCaching:
         assert bench.registry.get("b")["number"] == "2"
         assert bench.loader.loads == {"a": 1, "b": 1}
 
-    def test_a_model_removed_while_it_is_loaded_does_not_stay(self, cached: Callable[..., Bench]) -> None:
+    def test_a_model_removed_during_its_load_is_unloaded(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", cache_size=2)
 
         def remove(request: LoadRequest) -> None:
@@ -169,7 +167,7 @@ class TestUpdatesWithCaching:
         assert bench.registry.get("a")["name"] == "a"
         wait_until(lambda: not bench.loader.live)
 
-    def test_content_replaced_while_it_is_loaded_is_loaded_again(self, cached: Callable[..., Bench]) -> None:
+    def test_content_replaced_during_its_load_is_loaded_again(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", cache_size=2)
 
         def replace(request: LoadRequest) -> None:

@@ -5,14 +5,12 @@
 **Debounce.** A change counts once two successive listings agree on it. Each version of a model has one of these states
 (`PrefixState` holds them for all versions below one prefix):
 
-               seen               seen again             other content
-        GONE ─────────▶ NEW ───────────────▶ SERVED ──────────────────▶ CHANGED
-         ▲               │ not seen          │ ▲  ▲    seen again          │
-         ├───────────────┘                   │ │  └───────────────────────┘
-         │ not seen again      not seen      │ │ seen with the served content
-         └─────────────── MISSING ◀──────────┤ ├──── MISSING, INVALID
-                          INVALID ◀──────────┘
-                                   invalid files
+               seen               seen again              other content
+        GONE ────────▶ NEW ────────────────▶ SERVED ───────────────────▶ CHANGED
+        ▲  ▲            │ not seen            │  │ ▲       seen again       │
+        │  └────────────┘           not seen  │  │ └────────────────────────┘
+        │   not seen again                    │  │ invalid files
+        └────────────────── MISSING ◀─────────┘  └──────────▶ INVALID
 
 | the newest listing has ▶ | same content as the last one | other content | invalid files | nothing |
 |---|---|---|---|---|
@@ -23,11 +21,11 @@
 | INVALID old content served             | –       | CHANGED | INVALID | MISSING |
 | MISSING old content served             | –       | CHANGED | INVALID | GONE    |
 
-CHANGED with the content that is already served is SERVED. A version that a truncated listing lacks counts as INVALID:
-it may still exist. In a prefix's first listing, versions are SERVED at once if all files are older than two poll
-intervals, else NEW. Nothing is confirmed before every prefix of the source has been listed: a model must not disappear
-because its bucket is unreachable. The **confirmed** catalogue holds the served contents; the **candidate** is the
-catalogue that the next listing confirms if nothing changes, so that replicas can prepare for it.
+CHANGED is SERVED if the new content is the one that is already served. A version that a truncated listing lacks counts
+as INVALID: it may still exist. In a prefix's first listing, versions are SERVED at once if all files are older than two
+poll intervals, else NEW. Nothing is confirmed before every prefix of the source has been listed: a model must not
+disappear because its bucket is unreachable. The **confirmed** catalogue holds the served contents; the **candidate** is
+the catalogue that the next listing confirms if nothing changes, so that replicas can prepare for it.
 
 **Download and publish.** Without caching, the latest versions of both catalogues are downloaded before they are
 published; until then a model keeps its previously published version. The first catalogue waits for all downloads,

@@ -1,4 +1,4 @@
-"""Models on this machine, as the model agent would tell a replica of them."""
+"""Models on this machine, in catalogues like those of the model agent."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A model store in a local folder for tests of the registry: real files, a real loader, and a fetcher that copies.
 
-`FolderFetcher` implements the registry's `Fetcher` in place of the one that asks the model agent, which needs an agent.
+`FolderFetcher` implements `ModelFetcher` without a model agent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Store:
     folder: Path
 
     def add(self, model: str, number: str = "1", mark: object = None, size_bytes: int = 0) -> None:
-        """Write a version, over the one there was; the model is a dict with a mark and some weights."""
+        """Write or replace a version; the model is a dict with a mark and some weights."""
         path = self.folder / model / number
         path.mkdir(parents=True, exist_ok=True)
         weights = numpy.ones(size_bytes // 8)
@@ -37,7 +37,7 @@ class Store:
         _write(path / "model.pkl", pickle.dumps(content, protocol=5))
 
     def add_raw(self, model: str, data: bytes, number: str = "1") -> None:
-        """Write a version that is whatever it is."""
+        """Write a version with arbitrary data."""
         path = self.folder / model / number
         path.mkdir(parents=True, exist_ok=True)
         _write(path / "model.pkl", data)
@@ -119,11 +119,11 @@ class PickleLoader:
 
 
 @dataclass
-class Told:
-    """Takes note of what a registry says."""
+class RecordedEvents:
+    """Records the events of a registry."""
 
     loading_: list[tuple[str, str]] = field(default_factory=list)
-    asked_: list[tuple[str, str]] = field(default_factory=list)
+    requested_: list[tuple[str, str]] = field(default_factory=list)
     sets: list[list[tuple[str, str]]] = field(default_factory=list)
     failures: list[tuple[str, str, str, str]] = field(default_factory=list)
 
@@ -131,7 +131,7 @@ class Told:
         self.loading_.append((model, version.number))
 
     def requested(self, model: str, version: Version) -> None:
-        self.asked_.append((model, version.number))
+        self.requested_.append((model, version.number))
 
     def loaded(self, versions: Sequence[tuple[str, Version]]) -> None:
         self.sets.append([(model, version.number) for model, version in versions])

@@ -1,4 +1,4 @@
-"""Real model agents for tests, and a client that says and hears what a supervisor does."""
+"""Real model agents for tests, and a client with the messages of a supervisor."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def of_path(url: Path | str, **fields: object) -> ModelSource:
 
 
 def latest(catalogue: Catalogue | None) -> dict[str, str]:
-    """Say which version of each model is the latest."""
+    """Return the latest version of each model."""
     return {model.name: model.latest.number for model in catalogue.models} if catalogue else {}
 
 

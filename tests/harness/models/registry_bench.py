@@ -1,4 +1,4 @@
-"""A registry for tests with everything around it: a store, a fetcher, a loader, and who is told."""
+"""A registry for tests with its store, fetcher, loader and recorded events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from cortex.models.registry import Registry
 from cortex.models.spec import Catalogue, ModelSource
-from harness.models.local_models import FolderFetcher, PickleLoader, Store, Told
+from harness.models.local_models import FolderFetcher, PickleLoader, RecordedEvents, Store
 
 
 class Bench:
@@ -21,7 +21,7 @@ class Bench:
         self.store.folder.mkdir()
         self.fetcher = FolderFetcher(self.store, folder / "content")
         self.loader = PickleLoader()
-        self.told = Told()
+        self.events = RecordedEvents()
         self.source = ModelSource("python", dir=str(self.store.folder), **limits)  # type: ignore[arg-type]
         self.timeout_s = timeout_s
         self._registry: Registry[Any] | None = None
@@ -32,7 +32,7 @@ class Bench:
         """The registry, made with what is in the store when it is first asked for."""
         with self._making:
             if self._registry is None:
-                around = self.loader, self.fetcher, self.told
+                around = self.loader, self.fetcher, self.events
                 self._registry = Registry(self.source, self.listed(), *around, self.timeout_s)
             return self._registry
 

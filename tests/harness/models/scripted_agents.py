@@ -1,4 +1,4 @@
-"""A model agent that says what a test tells it to: it shows sequences that a real one shows by chance only."""
+"""A fake model agent with scripted answers, for sequences that a real one produces only by chance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cortex.models.spec import DEFAULT_MODEL, Catalogue, Model, ModelProblem, Ve
 
 
 class ScriptedAgent:
-    """Speaks the protocol on a unix socket; remembers what it was told."""
+    """Implements the protocol on a Unix socket and records requests."""
 
     def __init__(self, folder: Path) -> None:
         self.socket = str(folder / "agent.sock")

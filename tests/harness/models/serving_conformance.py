@@ -1,4 +1,4 @@
-"""What each backend must do alike; the tests of each call these with models that TensorFlow made."""
+"""Conformance tests that every serving backend runs with models that TensorFlow made."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Servable:
 
 
 class Servables:
-    """What is configured, by name."""
+    """The configured models by name."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()

@@ -1,4 +1,4 @@
-"""A project folder with a user's file in it, loaded the way a replica does, and undone afterwards."""
+"""A project folder with a user's file, loaded like in a replica, and unloaded afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cortex.predictor.loader import BoundPredictor, load
 
 @dataclass(frozen=True)
 class Spec:
-    """What the loader reads of a ReplicaSpec."""
+    """The fields of a ReplicaSpec that the loader reads."""
 
     project_dir: str
     interface: str = "predictor"

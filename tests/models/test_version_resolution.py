@@ -1,4 +1,4 @@
-"""Which model and version arguments mean, and what is said when there is no such one."""
+"""Resolution of model names and versions, and its errors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_path_ignores_the_name(name: object) -> None:
         (DIR, "a", "-1", "model a of version -1 wasn't found; available versions: ['1', '9', '10']"),
     ],
 )
-def test_what_is_not_there_is_said_with_what_is(
+def test_errors_list_the_available_models_or_versions(
     source: ModelSource, name: object, version: object, message: str
 ) -> None:
     with pytest.raises(ModelError) as raised:
@@ -74,13 +74,13 @@ def test_the_model_of_path_is_called_by_its_location() -> None:
     assert str(raised.value) == "model s3://bucket/iris of version 4 wasn't found; available versions: ['3']"
 
 
-def test_a_named_model_without_versions_is_said_to_have_lost_them() -> None:
+def test_a_named_model_without_versions_is_reported_as_removed() -> None:
     with pytest.raises(ModelError) as raised:
         resolve_version(PATHS, catalogue(a=["1"]), "b", "latest")
     assert str(raised.value) == "'b' model's versions have been removed; add at least a version to serve it"
 
 
-def test_the_known_reason_why_something_is_not_served_is_added() -> None:
+def test_the_known_problem_of_a_model_is_added_to_the_error() -> None:
     broken = catalogue(ModelProblem("b", None, "no files below s3://b/b", 0.0), a=["1"])
     with pytest.raises(ModelError, match="its files can't be served: no files below s3://b/b"):
         resolve_version(PATHS, broken, "b", "latest")
@@ -92,7 +92,7 @@ def test_the_known_reason_why_something_is_not_served_is_added() -> None:
     assert "saved_model.pb" not in str(raised.value)
 
 
-def test_a_list_of_very_many_models_is_cut_short() -> None:
+def test_a_list_of_very_many_models_is_truncated() -> None:
     many = catalogue(**{f"m{number:04}": ["1"] for number in range(1000)})
     with pytest.raises(ModelError) as raised:
         resolve_version(DIR, many, "x" * 10_000, "latest")
@@ -101,7 +101,7 @@ def test_a_list_of_very_many_models_is_cut_short() -> None:
 
 
 @given(st.one_of(st.text(), st.integers(), st.none(), st.binary()), st.one_of(st.text(), st.integers(), st.none()))
-def test_any_arguments_give_a_model_or_a_model_error(name: object, version: object) -> None:
+def test_arbitrary_arguments_give_a_model_or_a_model_error(name: object, version: object) -> None:
     try:
         model, found = resolve_version(DIR, AB, name, version)
     except ModelError:
@@ -109,6 +109,6 @@ def test_any_arguments_give_a_model_or_a_model_error(name: object, version: obje
     assert found in model.versions
 
 
-def test_a_number_too_long_for_python_is_refused_as_a_version() -> None:
+def test_a_number_too_long_for_python_is_rejected_as_a_version() -> None:
     with pytest.raises(ModelError, match="parse-able numeric value"):
         resolve_version(DIR, AB, "a", "1" * 5000)

@@ -31,14 +31,14 @@ class Listener:
 
 @dataclass
 class Store:
-    """Stands for a store: answers at once, or with what is wrong."""
+    """A fake store that answers at once, or with an error."""
 
-    asked_at: list[float] = field(default_factory=list)
+    listed_at: list[float] = field(default_factory=list)
     error: Exception | None = None
     takes_s: float = 0.0
 
     async def list(self, prefix: Prefix) -> Listing:
-        self.asked_at.append(time.monotonic())
+        self.listed_at.append(time.monotonic())
         await asyncio.sleep(self.takes_s)
         if self.error:
             raise self.error
@@ -48,12 +48,12 @@ class Store:
 def run(test: Callable[[Poller, Store], Awaitable[None]]) -> None:
     async def go() -> None:
         store = Store()
-        lister = Poller(PREFIX, store.list, asyncio.Semaphore(4), Logger("test"))
+        poller = Poller(PREFIX, store.list, asyncio.Semaphore(4), Logger("test"))
         try:
             async with asyncio.timeout(30):
-                await test(lister, store)
+                await test(poller, store)
         finally:
-            lister.stop()
+            poller.stop()
 
     asyncio.run(go())
 
@@ -64,42 +64,42 @@ async def until(is_true: Callable[[], object]) -> None:
 
 
 def test_all_watchers_share_the_listings_at_the_shortest_interval() -> None:
-    async def test(lister: Poller, store: Store) -> None:
+    async def test(poller: Poller, store: Store) -> None:
         slow, quick = Listener(60), Listener(0.1)
-        lister.add(slow)
+        poller.add(slow)
         await until(lambda: slow.listings)
-        lister.add(quick)
+        poller.add(quick)
         assert quick.listings == slow.listings
         await until(lambda: len(quick.listings) == 4)
         assert quick.listings == slow.listings
-        gaps = [later - earlier for earlier, later in zip(store.asked_at[1:], store.asked_at[2:], strict=False)]
+        gaps = [later - earlier for earlier, later in zip(store.listed_at[1:], store.listed_at[2:], strict=False)]
         assert min(gaps) > 0.09
 
     run(test)
 
 
-def test_what_is_wanted_soon_does_not_wait_for_the_interval() -> None:
-    async def test(lister: Poller, store: Store) -> None:
+def test_list_soon_does_not_wait_for_the_interval() -> None:
+    async def test(poller: Poller, store: Store) -> None:
         once = Listener(math.inf)
-        lister.add(once)
+        poller.add(once)
         await until(lambda: once.listings)
-        lister.list_soon(0.05)
+        poller.list_soon(0.05)
         await until(lambda: len(once.listings) == 2)
-        assert store.asked_at[1] - store.asked_at[0] < 5
+        assert store.listed_at[1] - store.listed_at[0] < 5
 
     run(test)
 
 
-def test_a_store_that_is_down_is_asked_less_and_less_often_and_then_as_before() -> None:
-    async def test(lister: Poller, store: Store) -> None:
+def test_a_store_that_is_down_is_polled_with_backoff_and_then_normally() -> None:
+    async def test(poller: Poller, store: Store) -> None:
         store.error = StorageError("S3 can't be reached")
         listener = Listener(0.05)
-        lister.add(listener)
+        poller.add(listener)
         await until(lambda: len(listener.errors) == 3)
         # Twice as long, but for a tenth that is random and for a busy machine.
-        assert store.asked_at[2] - store.asked_at[1] > 1.2 * (store.asked_at[1] - store.asked_at[0]) > 1.0
+        assert store.listed_at[2] - store.listed_at[1] > 1.2 * (store.listed_at[1] - store.listed_at[0]) > 1.0
         late = Listener(60)
-        lister.add(late)
+        poller.add(late)
         assert late.errors == ["S3 can't be reached"]
         store.error = None
         await until(lambda: len(listener.listings) >= 3)
@@ -107,11 +107,11 @@ def test_a_store_that_is_down_is_asked_less_and_less_often_and_then_as_before() 
     run(test)
 
 
-def test_a_listing_with_a_surprise_in_it_is_an_error_and_not_the_end() -> None:
-    async def test(lister: Poller, store: Store) -> None:
+def test_an_unexpected_exception_is_a_listing_error_and_polling_continues() -> None:
+    async def test(poller: Poller, store: Store) -> None:
         store.error = RuntimeError("what is this")
         listener = Listener(0.05)
-        lister.add(listener)
+        poller.add(listener)
         await until(lambda: listener.errors)
         assert listener.errors == ["s3://b/m can't be listed: RuntimeError: what is this"]
         store.error = None
@@ -120,15 +120,15 @@ def test_a_listing_with_a_surprise_in_it_is_an_error_and_not_the_end() -> None:
     run(test)
 
 
-def test_a_slow_store_is_busy_with_us_for_a_tenth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(lister: Poller, store: Store) -> None:
+def test_a_slow_store_is_listed_for_a_tenth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(poller: Poller, store: Store) -> None:
         monkeypatch.setattr("cortex.models.poller.SLOW_LISTING_S", 0.1)
         store.takes_s = 0.15
         listener = Listener(0.05)
-        lister.add(listener)
+        poller.add(listener)
         await until(lambda: listener.listings)
         store.takes_s = 0.0
         await until(lambda: len(listener.listings) == 2)
-        assert store.asked_at[1] - store.asked_at[0] > 1.4
+        assert store.listed_at[1] - store.listed_at[0] > 1.4
 
     run(test)

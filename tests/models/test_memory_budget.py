@@ -1,4 +1,4 @@
-"""What the process takes, and that freed memory goes back; in processes of their own, as each has one allocator."""
+"""Size estimates, and the measured memory of processes (each in its own, as it configures the allocator)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,56 @@ import sys
 import textwrap
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cortex.models import memory_budget
+from cortex.models.memory_budget import SizeEstimator
+
+MIB = 1024 * 1024
+SIZES = st.integers(0, 10_000 * MIB)
+GROWN = st.integers(-10_000 * MIB, 10_000 * MIB)
+
+
+def test_the_first_estimate_of_the_peak_is_twice_the_files() -> None:
+    expected = SizeEstimator().estimate("a", 100 * MIB)
+    assert expected.peak_bytes >= 200 * MIB
+    assert 100 * MIB < expected.loaded_bytes < 200 * MIB
+
+
+def test_measurements_apply_to_the_same_content_and_proportionally_to_others() -> None:
+    sizes = SizeEstimator()
+    assert sizes.record("a", 100 * MIB, 150 * MIB, 160 * MIB) == 150 * MIB
+    assert sizes.estimate("a", 100 * MIB).loaded_bytes == 150 * MIB
+    assert 300 * MIB <= sizes.estimate("b", 200 * MIB).loaded_bytes < 305 * MIB
+    assert sizes.estimate("b", 200 * MIB).peak_bytes >= 320 * MIB
+
+
+def test_an_outlier_is_dropped_from_the_history() -> None:
+    sizes = SizeEstimator()
+    sizes.record("a", 20 * MIB, 150 * MIB, 150 * MIB)
+    for number in range(16):
+        sizes.record(f"m{number}", 20 * MIB, 20 * MIB, 21 * MIB)
+    assert sizes.estimate("b", 20 * MIB).peak_bytes < 25 * MIB
+
+
+def test_a_small_model_does_not_affect_estimates_of_large_ones() -> None:
+    sizes = SizeEstimator()
+    sizes.record("a", 1000, 5 * MIB, None)
+    assert sizes.estimate("b", 100 * MIB).loaded_bytes < 150 * MIB
+    assert sizes.estimate("c", 1000).loaded_bytes >= 5 * MIB
+
+
+@given(st.lists(st.tuples(SIZES, GROWN, st.none() | GROWN), max_size=30), SIZES)
+def test_estimates_are_between_half_and_eight_times_the_files(
+    measured: list[tuple[int, int, int | None]], files_bytes: int
+) -> None:
+    sizes = SizeEstimator()
+    for number, (size_bytes, grown_bytes, peak_bytes) in enumerate(measured):
+        kept = sizes.record(f"m{number}", size_bytes, grown_bytes, peak_bytes)
+        assert kept >= size_bytes / 2
+    expected = sizes.estimate("new", files_bytes)
+    assert files_bytes / 2 <= expected.loaded_bytes <= expected.peak_bytes <= 8 * files_bytes + 33 * MIB
 
 
 def run(code: str) -> str:
@@ -28,7 +76,7 @@ def test_resident_memory_grows_and_shrinks_with_what_is_allocated() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
-def test_freed_small_blocks_between_living_ones_go_back() -> None:
+def test_freed_small_blocks_between_live_ones_are_returned() -> None:
     out = run("""
         from cortex.models import memory_budget
         memory_budget.configure_allocator()
@@ -41,7 +89,7 @@ def test_freed_small_blocks_between_living_ones_go_back() -> None:
     assert int(out) < 15_000_000
 
 
-def test_big_blocks_between_living_ones_go_back_even_where_glibc_puts_them_on_the_heap() -> None:
+def test_freed_big_blocks_between_live_ones_are_returned_even_from_the_heap() -> None:
     out = run("""
         from cortex.models import memory_budget
         memory_budget.configure_allocator()
@@ -56,7 +104,7 @@ def test_big_blocks_between_living_ones_go_back_even_where_glibc_puts_them_on_th
     assert 18_000_000 < int(out) < 25_000_000
 
 
-def test_models_of_many_small_objects_go_back_though_names_in_them_were_looked_up() -> None:
+def test_the_type_cache_does_not_keep_memory_of_unpickled_models() -> None:
     out = run("""
         import pickle
         from types import SimpleNamespace
@@ -80,7 +128,7 @@ def test_models_of_many_small_objects_go_back_though_names_in_them_were_looked_u
     assert left < 0.15 * grown
 
 
-def test_give_back_finds_cycles_made_before_the_freeze_if_told_so() -> None:
+def test_collect_and_trim_collects_frozen_cycles_if_requested() -> None:
     out = run("""
         import gc, weakref
         from cortex.models import memory_budget
@@ -102,7 +150,7 @@ def test_give_back_finds_cycles_made_before_the_freeze_if_told_so() -> None:
     assert out == "True True True"
 
 
-def test_give_back_does_not_freeze_what_was_not() -> None:
+def test_collect_and_trim_does_not_freeze_unfrozen_objects() -> None:
     out = run("""
         import gc
         from cortex.models import memory_budget

@@ -1,4 +1,4 @@
-"""How long a call is taken to use what it got: sync, async, generators of both kinds, and results nobody uses."""
+"""The LRU cache of loaded models and the scope of calls."""
 
 from __future__ import annotations
 
@@ -10,12 +10,114 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cortex.models.loaded_models import CallHandle, call_scope, current_call, ensure_call_scope, with_call_scope
+from cortex.models.loaded_models import (
+    CallHandle,
+    LoadedModel,
+    LoadedModels,
+    call_scope,
+    choose_eviction,
+    current_call,
+    ensure_call_scope,
+    with_call_scope,
+)
+from cortex.models.spec import Version
+
+HERE, ELSEWHERE = "here", "elsewhere"
+
+
+def holder(place: object = ELSEWHERE, waiting: int = 0) -> CallHandle:
+    made = CallHandle()
+    made.context, made.waiting = place, waiting
+    return made
+
+
+def entry(name: str, *holders: CallHandle) -> LoadedModel[object]:
+    return LoadedModel(name, Version("1", name, 1, 0.0), name, handles=set(holders))
+
+
+def test_the_least_recently_used_unpinned_model_is_evicted_first() -> None:
+    entries = [entry("a", holder()), entry("b"), entry("c")]
+    assert choose_eviction(entries, None, HERE) == (entries[1], False)
+
+
+def test_models_pinned_only_by_the_requesting_call_are_evicted_next() -> None:
+    me = holder(HERE, waiting=1)
+    entries = [entry("a", holder()), entry("b", me, holder()), entry("c", me)]
+    assert choose_eviction(entries, me, HERE) == (entries[2], False)
+
+
+def test_models_pinned_by_a_running_call_are_waited_for() -> None:
+    assert choose_eviction([entry("a", holder()), entry("b", holder(waiting=1))], None, HERE) == (None, True)
+
+
+def test_one_model_is_evicted_if_all_calls_wait() -> None:
+    entries = [entry("a", holder(waiting=1)), entry("b", holder(HERE))]
+    assert choose_eviction(entries, None, HERE) == (entries[0], False)
+
+
+def test_evict_last_is_evicted_last() -> None:
+    spared, other = entry("a"), entry("b")
+    assert choose_eviction([spared, other], None, HERE, spared) == (other, False)
+    assert choose_eviction([spared], None, HERE, spared) == (spared, False)
+    assert choose_eviction([spared, entry("c", holder())], None, HERE, spared) == (None, True)
+
+
+def test_with_nothing_loaded_there_is_nothing_to_wait_for() -> None:
+    assert choose_eviction([], None, HERE) == (None, False)
+
+
+@given(st.lists(st.lists(st.tuples(st.sampled_from([HERE, ELSEWHERE]), st.integers(0, 1)), max_size=3), max_size=6))
+def test_models_pinned_by_running_calls_are_never_evicted(held: list[list[tuple[str, int]]]) -> None:
+    entries = [entry(str(number), *(holder(*each) for each in holders)) for number, holders in enumerate(held)]
+    victim, may_wait = choose_eviction(entries, None, HERE)
+    if victim is not None:
+        assert all(each.waiting or each.context == HERE for each in victim.handles)
+        assert not may_wait
+    else:
+        assert may_wait == bool(entries)
+
+
+def test_a_handle_that_has_ended_pins_nothing() -> None:
+    shelf: LoadedModels[object] = LoadedModels()
+    loaded, ended = entry("a"), holder()
+    ended.has_ended = True
+    with shelf.changed:
+        shelf.put(loaded)
+        shelf.find(loaded.key, ended)
+    assert not loaded.handles
+
+
+def test_a_replaced_version_is_retired_and_stays_pinned_until_released() -> None:
+    shelf: LoadedModels[object] = LoadedModels()
+    old, new, user = entry("a"), entry("a"), holder()
+    with shelf.changed:
+        shelf.put(old)
+        shelf.find(old.key, user)
+        shelf.put(new)
+        assert shelf.find(new.key, None) is new
+    assert shelf.retired == [old]
+    assert old.handles == {user}
+    shelf.release(user)
+    assert not old.handles
+
+
+def test_release_abandoned_unpins_the_models_of_an_abandoned_handle() -> None:
+    shelf: LoadedModels[object] = LoadedModels()
+    loaded, user = entry("a"), holder()
+    with shelf.changed:
+        shelf.put(loaded)
+        shelf.find(loaded.key, user)
+        shelf.release_later(user)
+        assert loaded.handles
+        shelf.release_abandoned()
+    assert not loaded.handles
 
 
 class Pins:
-    """Keeps for holders what the code under test asks it to."""
+    """A fake `LoadedModels` that records pinned handles."""
 
     def __init__(self) -> None:
         self.held: set[CallHandle] = set()
@@ -38,7 +140,7 @@ def pins() -> Pins:
     return Pins()
 
 
-def test_outside_of_calls_nothing_is_kept(pins: Pins) -> None:
+def test_outside_of_calls_nothing_is_pinned(pins: Pins) -> None:
     assert pins.take() is None
 
 
@@ -50,7 +152,7 @@ def test_a_scope_ends_with_its_block(pins: Pins) -> None:
     assert current_call() is None
 
 
-def test_a_plain_call_is_a_scope_that_passes_on_result_and_arguments(pins: Pins) -> None:
+def test_a_plain_call_is_a_scope_and_keeps_arguments_and_result(pins: Pins) -> None:
     @with_call_scope
     def predict(a: int, b: int) -> int:
         pins.take()
@@ -73,7 +175,7 @@ def test_a_scope_ends_when_the_call_raises(pins: Pins) -> None:
     assert current_call() is None
 
 
-def test_a_coroutine_keeps_until_it_is_done(pins: Pins) -> None:
+def test_a_coroutine_pins_until_it_is_done(pins: Pins) -> None:
     async def main() -> None:
         going = asyncio.Event()
 
@@ -115,7 +217,7 @@ def test_two_coroutines_on_one_loop_are_two_calls(pins: Pins) -> None:
     asyncio.run(main())
 
 
-def test_a_cancelled_coroutine_keeps_nothing(pins: Pins) -> None:
+def test_a_cancelled_coroutine_pins_nothing(pins: Pins) -> None:
     async def main() -> None:
         async def predict() -> None:
             pins.take()
@@ -131,7 +233,7 @@ def test_a_cancelled_coroutine_keeps_nothing(pins: Pins) -> None:
     asyncio.run(main())
 
 
-def test_what_a_plain_call_got_is_kept_for_the_coroutine_that_it_returns(pins: Pins) -> None:
+def test_models_of_a_plain_call_stay_pinned_for_the_coroutine_that_it_returns(pins: Pins) -> None:
     @with_call_scope
     def predict() -> Any:
         pins.take()
@@ -149,7 +251,7 @@ def test_what_a_plain_call_got_is_kept_for_the_coroutine_that_it_returns(pins: P
 
 
 @pytest.mark.filterwarnings("ignore:coroutine")
-def test_a_coroutine_that_nobody_awaits_keeps_nothing_once_it_is_dropped(pins: Pins) -> None:
+def test_a_dropped_coroutine_pins_nothing(pins: Pins) -> None:
     @with_call_scope
     def predict() -> Any:
         pins.take()
@@ -165,7 +267,7 @@ def test_a_coroutine_that_nobody_awaits_keeps_nothing_once_it_is_dropped(pins: P
     assert not pins.held
 
 
-def test_a_generator_keeps_until_its_end_on_any_thread(pins: Pins) -> None:
+def test_a_generator_pins_until_its_end_on_any_thread(pins: Pins) -> None:
     @with_call_scope
     def predict() -> Iterator[CallHandle | None]:
         yield pins.take()
@@ -183,7 +285,7 @@ def test_a_generator_keeps_until_its_end_on_any_thread(pins: Pins) -> None:
     assert not pins.held
 
 
-def test_a_generator_that_is_closed_cleans_up_inside_of_the_scope(pins: Pins) -> None:
+def test_a_closed_generator_cleans_up_inside_the_scope(pins: Pins) -> None:
     seen = []
 
     @with_call_scope
@@ -201,7 +303,7 @@ def test_a_generator_that_is_closed_cleans_up_inside_of_the_scope(pins: Pins) ->
     assert not pins.held
 
 
-def test_a_generator_that_is_dropped_before_its_first_chunk_keeps_nothing(pins: Pins) -> None:
+def test_a_generator_dropped_before_its_first_chunk_pins_nothing(pins: Pins) -> None:
     @with_call_scope
     def predict() -> Any:
         pins.take()
@@ -215,7 +317,7 @@ def test_a_generator_that_is_dropped_before_its_first_chunk_keeps_nothing(pins: 
     assert not pins.held
 
 
-def test_a_generator_that_raises_keeps_nothing(pins: Pins) -> None:
+def test_a_generator_that_raises_pins_nothing(pins: Pins) -> None:
     @with_call_scope
     def predict() -> Iterator[int]:
         pins.take()
@@ -229,7 +331,7 @@ def test_a_generator_that_raises_keeps_nothing(pins: Pins) -> None:
     assert not pins.held
 
 
-def test_an_async_generator_keeps_until_its_end(pins: Pins) -> None:
+def test_an_async_generator_pins_until_its_end(pins: Pins) -> None:
     @with_call_scope
     async def predict() -> AsyncIterator[CallHandle | None]:
         yield pins.take()
@@ -248,7 +350,7 @@ def test_an_async_generator_keeps_until_its_end(pins: Pins) -> None:
     asyncio.run(main())
 
 
-def test_an_async_generator_that_is_closed_keeps_nothing(pins: Pins) -> None:
+def test_a_closed_async_generator_pins_nothing(pins: Pins) -> None:
     @with_call_scope
     async def predict() -> AsyncIterator[int]:
         pins.take()
@@ -286,7 +388,7 @@ def test_a_thread_that_the_call_starts_with_its_context_is_part_of_it(pins: Pins
     assert not pins.held
 
 
-def test_what_goes_on_after_the_call_is_no_call(pins: Pins) -> None:
+def test_code_that_outlives_the_call_is_outside_of_calls(pins: Pins) -> None:
     async def main() -> None:
         ended = asyncio.Event()
         tasks: list[asyncio.Task[CallHandle | None]] = []
@@ -307,7 +409,7 @@ def test_what_goes_on_after_the_call_is_no_call(pins: Pins) -> None:
     asyncio.run(main())
 
 
-def test_code_on_a_thread_of_the_users_gets_a_scope_of_its_own(pins: Pins) -> None:
+def test_code_on_a_user_thread_gets_its_own_scope(pins: Pins) -> None:
     with ensure_call_scope():
         assert pins.take() in pins.held
     assert not pins.held
@@ -324,7 +426,7 @@ def test_code_on_a_thread_of_the_users_gets_a_scope_of_its_own(pins: Pins) -> No
         assert pins.held == {mine}
 
 
-def test_a_scope_knows_its_loop_or_its_thread() -> None:
+def test_a_handle_has_the_loop_or_thread_of_its_call() -> None:
     @with_call_scope
     def sync_place() -> object:
         holder = current_call()

@@ -1,15 +1,28 @@
+"""Debounce of listings, the choice of the catalogue to publish, and the saved catalogues."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.models.listing import Listing, ListingAggregate, Prefix, prefixes
-from cortex.models.source_monitor import SourceState, debounce, relist_delay_s
-from cortex.models.spec import Catalogue, Model, ModelPath, ModelSource, Version
+from cortex.models.source_monitor import (
+    LastCatalogues,
+    SourceState,
+    debounce,
+    find_version,
+    published_catalogue,
+    relist_delay_s,
+    required_versions,
+    retained_digests,
+)
+from cortex.models.spec import Catalogue, Model, ModelPath, ModelProblem, ModelSource, Version
 from cortex.storage.objects import StoredObject
 
 DIR = ModelSource("python", dir="s3://b/m", poll_interval_s=10)
@@ -57,7 +70,7 @@ A, B = {"m/1/f": "one"}, {"m/1/f": "two"}
 BOTH = {**A, "m/2/f": "new"}
 
 
-def test_old_content_is_confirmed_at_first_sight() -> None:
+def test_old_content_is_confirmed_by_the_first_listing() -> None:
     [state] = passes(DIR, A)
     assert list(shown(state.confirmed) or {}) == ["m/1"]
     assert state.candidate is None
@@ -72,14 +85,14 @@ def test_new_content_is_confirmed_by_a_quick_second_listing() -> None:
     assert relist_delay_s(second, DIR) is None
 
 
-def test_the_only_model_is_waited_for_while_it_is_still_uploaded() -> None:
+def test_nothing_is_confirmed_while_the_only_model_is_still_uploaded() -> None:
     first, second, third = passes(PATH, {"f": "1"}, {"f": "1", "g": "1"}, {"f": "1", "g": "1"}, modified_at=NOW)
     assert [first.confirmed, second.confirmed] == [None, None]
     assert relist_delay_s(second, PATH) == 1.0
     assert shown(third.confirmed) == digests(PATH, {"f": "1", "g": "1"})
 
 
-def test_nothing_there_is_known_at_once() -> None:
+def test_an_empty_source_is_confirmed_at_once() -> None:
     [state] = passes(PATH, {})
     assert state.confirmed is not None
     assert (state.confirmed.models, len(state.confirmed.problems)) == ((), 1)
@@ -98,7 +111,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES)
-def test_a_change_is_a_candidate_first_and_confirmed_next(before: Files, after: Files) -> None:
+def test_a_change_is_a_candidate_first_and_confirmed_by_the_next_listing(before: Files, after: Files) -> None:
     was, seen_once, seen_twice = passes(DIR, before, after, after)
     assert shown(was.confirmed) == shown(seen_once.confirmed) == digests(DIR, before)
     assert shown(seen_once.candidate) == digests(DIR, after)
@@ -106,7 +119,7 @@ def test_a_change_is_a_candidate_first_and_confirmed_next(before: Files, after: 
 
 
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES)
-def test_a_change_taken_back_never_was(before: Files, after: Files) -> None:
+def test_a_reverted_change_is_never_confirmed(before: Files, after: Files) -> None:
     states = passes(DIR, before, after, before, before)
     assert all(shown(state.confirmed) == digests(DIR, before) for state in states)
     assert states[-1].candidate is None
@@ -120,7 +133,7 @@ def test_a_failed_listing_changes_nothing(before: Files, after: Files) -> None:
     assert shown(states[-1].confirmed) == digests(DIR, after)
 
 
-def test_the_same_listing_seen_again_is_not_a_second_one() -> None:
+def test_the_same_listing_processed_twice_does_not_confirm() -> None:
     [prefix] = prefixes(DIR)
     state = debounce(SourceState(), DIR, {prefix: listing(prefix, A, NOW)})
     new = listing(prefix, BOTH, NOW + 10)
@@ -128,7 +141,7 @@ def test_the_same_listing_seen_again_is_not_a_second_one() -> None:
     assert debounce(once, DIR, {prefix: new}) == once
 
 
-def test_a_version_that_becomes_invalid_stays_as_it_was_and_says_why() -> None:
+def test_a_version_that_becomes_invalid_stays_served_with_a_problem() -> None:
     good, broken = {"m/1/a.onnx": "1"}, {"m/1/a.onnx": "1", "m/1/b.onnx": "1"}
     *_, last = passes(ONNX, good, broken, broken, broken)
     assert shown(last.confirmed) == digests(ONNX, good)
@@ -141,7 +154,7 @@ def test_a_version_that_becomes_invalid_stays_as_it_was_and_says_why() -> None:
     assert shown(gone.confirmed) == {}
 
 
-def test_a_mixed_folder_on_the_way_to_versions_keeps_the_old_model() -> None:
+def test_a_mixed_folder_during_a_migration_to_versions_keeps_the_old_model() -> None:
     single, versioned = {"m/a": "1"}, {"m/1/a": "1", "m/2/a": "2"}
     states = passes(DIR, single, {**single, **versioned}, {**single, **versioned}, versioned, versioned)
     assert [shown(state.confirmed) for state in states[:4]] == [digests(DIR, single)] * 4
@@ -150,14 +163,14 @@ def test_a_mixed_folder_on_the_way_to_versions_keeps_the_old_model() -> None:
     assert [version.url for version in states[4].confirmed.models[0].versions] == ["s3://b/m/m/1", "s3://b/m/m/2"]
 
 
-def test_a_slow_upload_has_no_candidate_after_three_in_vain_until_it_rests() -> None:
+def test_a_slow_upload_has_no_candidate_after_three_changes_until_it_is_stable() -> None:
     growing = [{**A, "m/2/f": f"{number}", "n/f": "x"} for number in range(6)]
     states = passes(DIR, A, *growing, growing[-1])
     has_version_2 = ["m/2" in (shown(state.candidate) or {}) for state in states]
     assert has_version_2 == [False, True, True, True, False, False, False, False]
     confirmed = [sorted(shown(state.confirmed) or {}) for state in states]
     assert confirmed == [["m/1"]] * 2 + [["m/1", "n/1"]] * 5 + [["m/1", "m/2", "n/1"]]
-    # Others aren't held up by it, and it says what it is waiting for.
+    # Other versions are not delayed, and a problem explains the delay.
     assert states[6].confirmed is not None
     [problem] = states[6].confirmed.problems
     assert (problem.model, problem.version, problem.since) == ("m", "2", NOW + 20)
@@ -207,7 +220,7 @@ def contents(catalogue: Catalogue | None) -> set[tuple[str, str, str]]:
 
 
 @given(HISTORY, st.booleans())
-def test_what_is_confirmed_was_in_two_listings_in_a_row(history: list[Files | None], is_new: bool) -> None:
+def test_confirmed_content_was_in_two_successive_listings(history: list[Files | None], is_new: bool) -> None:
     states = passes(DIR, *history, modified_at=NOW + 1000 if is_new else LONG_AGO)
     listed = [valid(files) for files in history if files is not None]
     twice = {key for one, other in zip(listed, listed[1:], strict=False) for key in one & other}
@@ -221,7 +234,7 @@ def test_what_is_confirmed_was_in_two_listings_in_a_row(history: list[Files | No
 
 
 @given(HISTORY, FILES)
-def test_what_rests_is_confirmed_after_two_listings(history: list[Files | None], files: Files) -> None:
+def test_stable_content_is_confirmed_after_two_listings(history: list[Files | None], files: Files) -> None:
     state = passes(DIR, *history, files, files, modified_at=NOW + 1000)[-1]
     assert state.confirmed is not None
     assert contents(state.confirmed) >= valid(files)
@@ -243,3 +256,80 @@ def test_a_catalogue_is_sorted_and_crosses_processes(history: list[Files | None]
                 orders = [version.order for version in model.versions]
                 assert orders == sorted(set(orders))
                 assert all(isinstance(version, Version) and version.url for version in model.versions)
+
+
+SOURCE = ModelSource("python", dir="/models")
+CACHED = ModelSource("python", dir="/models", cache_size=1, disk_cache_size=1)
+
+
+def model(name: str, *digests: str) -> Model:
+    return Model(name, tuple(Version(str(number), digest, 1, 0.0) for number, digest in enumerate(digests, 1)))
+
+
+NEWEST = Catalogue((model("a", "a1", "a2"), model("b", "b1")))
+
+
+def test_without_caching_latest_versions_are_required_and_retained() -> None:
+    assert required_versions(SOURCE, NEWEST, None).keys() == {"a2", "b1"}
+    assert retained_digests(SOURCE, NEWEST, None) == {"a2", "b1"}
+
+
+def test_with_caching_nothing_is_required_and_all_versions_are_retained() -> None:
+    assert required_versions(CACHED, NEWEST) == {}
+    assert retained_digests(CACHED, NEWEST) == {"a1", "a2", "b1"}
+    assert published_catalogue(CACHED, NEWEST, None, {}, {}) == NEWEST
+
+
+def test_versions_on_disk_are_published_with_their_path() -> None:
+    told = published_catalogue(SOURCE, NEWEST, None, {"a2": "/disk/a2", "b1": "/disk/b1"}, {})
+    assert [version.path for _, version in told.versions()] == [None, "/disk/a2", "/disk/b1"]
+
+
+def test_models_not_on_disk_stay_as_published_before_or_are_left_out() -> None:
+    before = published_catalogue(SOURCE, Catalogue((model("a", "a1"),)), None, {"a1": "/disk/a1"}, {})
+    assert published_catalogue(SOURCE, NEWEST, before, {}, {}).models == before.models
+
+
+def test_a_failed_download_is_a_problem_of_its_model() -> None:
+    failures = {"b1": ModelProblem("", None, "can't be downloaded", 5.0), "other": ModelProblem("", None, "no", 5.0)}
+    told = published_catalogue(SOURCE, NEWEST, None, {"a2": "/disk/a2"}, failures)
+    assert [each.name for each in told.models] == ["a"]
+    assert told.problems == (ModelProblem("b", "1", "can't be downloaded", 5.0),)
+
+
+def test_a_version_is_found_by_its_content_only() -> None:
+    assert find_version("a", "2", "a2", None, NEWEST) == NEWEST.models[0].latest
+    assert find_version("a", "2", "a1", None, NEWEST) is None
+
+
+SAVED_SOURCE = ModelSource("python", dir="s3://bucket/models")
+CATALOGUE = Catalogue((Model("iris", (Version("1", "aa", 5, 1.5, "/there"),)),))
+
+
+def test_the_saved_catalogue_is_loaded_without_its_problems(tmp_path: Path) -> None:
+    remembered = LastCatalogues(tmp_path / "known")
+    remembered.save("iris", SAVED_SOURCE, Catalogue(()))
+    remembered.save("iris", SAVED_SOURCE, replace(CATALOGUE, problems=(ModelProblem("iris", None, "bad", 1.0),)))
+    assert LastCatalogues(tmp_path / "known").load("iris", SAVED_SOURCE) == CATALOGUE
+
+
+def test_each_api_and_source_has_its_own_saved_catalogue(tmp_path: Path) -> None:
+    remembered = LastCatalogues(tmp_path)
+    remembered.save("iris", SAVED_SOURCE, CATALOGUE)
+    assert remembered.load("wine", SAVED_SOURCE) is None
+    assert remembered.load("iris", replace(SAVED_SOURCE, poll_interval_s=1.0)) is None
+
+
+def test_an_unreadable_saved_catalogue_is_ignored(tmp_path: Path) -> None:
+    remembered = LastCatalogues(tmp_path)
+    remembered.save("iris", SAVED_SOURCE, CATALOGUE)
+    for file in tmp_path.iterdir():
+        file.write_bytes(b"{")
+    assert remembered.load("iris", SAVED_SOURCE) is None
+
+
+def test_cleared_catalogues_are_not_loaded(tmp_path: Path) -> None:
+    remembered = LastCatalogues(tmp_path)
+    remembered.save("iris", SAVED_SOURCE, CATALOGUE)
+    remembered.clear()
+    assert remembered.load("iris", SAVED_SOURCE) is None

@@ -1,4 +1,4 @@
-"""What nodes are given by the one who lists for all: over a socket, from a store that counts."""
+"""Listings that nodes get from the operator's model agent: messages, server and client."""
 
 from __future__ import annotations
 
@@ -11,11 +11,28 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cortex.errors import StorageError
 from cortex.models.listing import FileMarks, Listing, ModelFolder, Prefix, VersionContent
-from cortex.models.listing_rpc import ListingClient, ListingServer
+from cortex.models.listing_rpc import (
+    MAX_MODELS_BYTES,
+    ListAnswer,
+    ListFailed,
+    ListingClient,
+    ListingServer,
+    ListPending,
+    ListReply,
+    ListRequest,
+    read_answer,
+    read_models,
+    read_request,
+    write,
+    write_models,
+)
 from cortex.models.poller import RemoteListing
 from cortex.telemetry import Logger
 from harness.wait import PATIENCE_S
@@ -26,7 +43,7 @@ FOLDER = ModelFolder({"1": VersionContent("ab", 1, 1, 0.0, FileMarks(0), 0, "mod
 
 @dataclass
 class Store:
-    """Stands for a store: answers once it may, or with what is wrong."""
+    """A fake store that answers when permitted, or with an error."""
 
     models: dict[str, ModelFolder] = field(default_factory=lambda: {"iris": FOLDER})
     passes: int = 0
@@ -44,7 +61,7 @@ class Store:
 
 @dataclass
 class Bench:
-    """One who lists and those who ask."""
+    """A listing server with a fake store, and its clients."""
 
     path: Path
     store: Store = field(default_factory=Store)
@@ -87,7 +104,7 @@ async def until(is_true: Callable[[], object]) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_all_who_ask_meanwhile_and_soon_after_share_one_pass(tmp_path: Path) -> None:
+def test_concurrent_and_recent_requests_share_one_listing(tmp_path: Path) -> None:
     async def test(bench: Bench, shared: ListingServer) -> None:
         bench.store.may_answer.clear()
         asking = [asyncio.create_task(bench.asked()) for _ in range(50)]
@@ -101,7 +118,7 @@ def test_all_who_ask_meanwhile_and_soon_after_share_one_pass(tmp_path: Path) -> 
     run(tmp_path, test)
 
 
-def test_nobody_is_given_the_listing_that_he_has(tmp_path: Path) -> None:
+def test_a_client_never_receives_the_same_listing_twice(tmp_path: Path) -> None:
     async def test(bench: Bench, shared: ListingServer) -> None:
         asker, before = bench.asker(), await bench.asked()
         for passes in range(2, 6):
@@ -122,7 +139,7 @@ def test_nobody_is_given_the_listing_that_he_has(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_a_listing_that_has_become_too_old_is_not_given(tmp_path: Path) -> None:
+def test_a_listing_that_is_too_old_is_not_returned(tmp_path: Path) -> None:
     async def test(bench: Bench, shared: ListingServer) -> None:
         first = await bench.asked()
         await until(lambda: time.monotonic() - first.begun_at > 0.05)
@@ -131,7 +148,7 @@ def test_a_listing_that_has_become_too_old_is_not_given(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_who_listed_by_himself_meanwhile_gets_none_that_began_before(tmp_path: Path) -> None:
+def test_a_client_that_listed_by_itself_receives_only_newer_listings(tmp_path: Path) -> None:
     async def test(bench: Bench, shared: ListingServer) -> None:
         bench.store.may_answer.clear()
         early = asyncio.create_task(bench.asked())
@@ -147,7 +164,7 @@ def test_who_listed_by_himself_meanwhile_gets_none_that_began_before(tmp_path: P
     run(tmp_path, test)
 
 
-def test_all_hear_why_a_prefix_can_not_be_listed_and_that_it_can_again(tmp_path: Path) -> None:
+def test_all_clients_receive_the_error_of_a_prefix_and_its_recovery(tmp_path: Path) -> None:
     async def test(bench: Bench, shared: ListingServer) -> None:
         bench.store.error = StorageError("S3 can't be reached")
         for _ in range(20):
@@ -167,7 +184,7 @@ def test_all_hear_why_a_prefix_can_not_be_listed_and_that_it_can_again(tmp_path:
     run(tmp_path, test)
 
 
-def test_who_waits_long_is_told_so(tmp_path: Path) -> None:
+def test_a_client_that_waits_long_receives_heartbeats(tmp_path: Path) -> None:
     async def test(bench: Bench, shared: ListingServer) -> None:
         bench.store.may_answer.clear()
         reader, writer = await asyncio.open_unix_connection(str(bench.path))
@@ -181,7 +198,7 @@ def test_who_waits_long_is_told_so(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_who_says_nothing_is_away_and_is_not_waited_for_each_time(tmp_path: Path) -> None:
+def test_a_silent_server_is_considered_unreachable_for_a_while(tmp_path: Path) -> None:
     async def test() -> None:
         connections = 0
 
@@ -200,7 +217,7 @@ def test_who_says_nothing_is_away_and_is_not_waited_for_each_time(tmp_path: Path
     asyncio.run(test())
 
 
-def test_nobody_there_is_noticed_and_so_is_who_comes_back(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_detected_and_so_is_its_return(tmp_path: Path) -> None:
     async def test() -> None:
         bench = Bench(tmp_path / "listings")
         bench.store.may_answer.set()
@@ -214,7 +231,7 @@ def test_nobody_there_is_noticed_and_so_is_who_comes_back(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("said", [b"nonsense\n", b"x" * 200_000, b'{"op":"listed","size":99999999999}\n'])
-def test_who_talks_nonsense_is_no_help_and_no_harm(tmp_path: Path, said: bytes) -> None:
+def test_malformed_answers_and_requests_do_no_harm(tmp_path: Path, said: bytes) -> None:
     async def test() -> None:
         async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil()
@@ -240,7 +257,7 @@ def test_who_talks_nonsense_is_no_help_and_no_harm(tmp_path: Path, said: bytes) 
         b"x" * 200_000,
     ],
 )
-def test_what_may_not_be_asked_is_not_answered(tmp_path: Path, request_: bytes) -> None:
+def test_requests_that_are_not_permitted_close_the_connection(tmp_path: Path, request_: bytes) -> None:
     async def test(bench: Bench, shared: ListingServer) -> None:
         reader, writer = await asyncio.open_unix_connection(str(bench.path))
         writer.write(request_)
@@ -253,7 +270,7 @@ def test_what_may_not_be_asked_is_not_answered(tmp_path: Path, request_: bytes) 
     run(tmp_path, test)
 
 
-def test_what_nobody_asks_for_any_more_is_forgotten(tmp_path: Path) -> None:
+def test_a_prefix_without_requests_is_removed(tmp_path: Path) -> None:
     async def test(bench: Bench, shared: ListingServer) -> None:
         first = await bench.asked(max_age_s=0.2)
         await until(lambda: time.monotonic() - first.begun_at > 0.3)
@@ -265,3 +282,73 @@ def test_what_nobody_asks_for_any_more_is_forgotten(tmp_path: Path) -> None:
         assert bench.store.passes == 2
 
     run(tmp_path, test)
+
+
+CONTENT = VersionContent(
+    "ab12", 3, 2**40, 1769860805.25, FileMarks.SAVED_MODEL | FileMarks.VARIABLES_DATA, 1, "a.onnx", None
+)
+
+
+@pytest.mark.parametrize("request_", [ListRequest(PREFIX, 10, 2.5, "state"), ListRequest(Prefix("gs://b"), 0.5)])
+def test_a_request_is_read_as_it_was_written(request_: ListRequest) -> None:
+    assert read_request(write(request_)) == request_
+
+
+@pytest.mark.parametrize("answer", [ListReply(1.5, 0.25, 7, True, "state", 12), ListFailed("no bucket"), ListPending()])
+def test_an_answer_is_read_as_it_was_written(answer: ListAnswer) -> None:
+    assert read_answer(write(answer)) == answer
+
+
+def test_the_json_keys_are_those_of_earlier_versions() -> None:
+    assert orjson.loads(write(ListRequest(PREFIX, 10, 2.5, "id"))) == {
+        "op": "list", "url": "s3://bucket/models", "is_dir": True, "max_age_s": 10, "newer_than_s": 2.5, "known": "id"
+    }  # fmt: skip
+    assert orjson.loads(write(ListReply(1.5, 0.25, 7, True, "id", 12))) == {
+        "op": "listed", "taken_at": 1.5, "age_s": 0.25, "objects": 7, "is_cut": True, "state": "id", "size": 12
+    }  # fmt: skip
+
+
+def test_a_listing_round_trips() -> None:
+    flawed = VersionContent("cd", 1, 0, 0.0, FileMarks(0), 0, "..", "../x: leads out of the folder")
+    models = {"iris": ModelFolder({"1": CONTENT, "10": flawed}, None), "": ModelFolder({}, CONTENT, is_file=True)}
+    assert read_models(write_models(models)) == models
+    listing = read_answer(write(ListReply(1769860805.123456, 1, 7, False, "s", 1)))
+    assert isinstance(listing, ListReply)
+    assert listing.listing(PREFIX, models).taken_at == 1769860805.123456
+
+
+def test_a_name_with_a_lone_surrogate_round_trips() -> None:
+    models = {"\udc80": ModelFolder({}, CONTENT), "iris": ModelFolder({"1": CONTENT}, None)}
+    assert read_models(write_models(models)) == models
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"[]", b"{}", b'{"op":"listed"}', b'{"op":"unlisted","message":1}', b'{"url":1,"is_dir":true,"max_age_s":1}', b""],
+)
+def test_malformed_messages_are_value_errors(line: bytes) -> None:
+    for read in (read_request, read_answer):
+        with pytest.raises(ValueError):
+            read(line)
+
+
+@pytest.mark.parametrize("size", [-1, MAX_MODELS_BYTES + 1])
+def test_a_listing_of_an_impossible_size_is_rejected(size: int) -> None:
+    with pytest.raises(ValueError, match="a listing of"):
+        read_answer(write(ListReply(0, 0, 0, False, "", size)))
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=20,
+    )
+)
+def test_malformed_models_raise_only_value_errors(plain: object) -> None:
+    with contextlib.suppress(ValueError):
+        read_models(orjson.dumps(plain))
+
+
+def test_an_unlimited_age_is_written_as_null() -> None:
+    assert read_request(write(ListRequest(PREFIX, 1, math.inf))).newer_than_s == math.inf

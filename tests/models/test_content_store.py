@@ -1,3 +1,5 @@
+"""The content store: downloads, leases, limits and garbage collection."""
+
 from __future__ import annotations
 
 import asyncio
@@ -6,17 +8,19 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cortex.errors import StorageError
 from cortex.models import content_store
-from cortex.models.content_store import ContentRequest, ContentStore
+from cortex.models.content_store import ContentRequest, ContentStore, StoredContent, choose_victim, unneeded
 from cortex.telemetry import Logger
 
 Gate = asyncio.Event
 
 
 class Filler:
-    """Stands for a source: fills folders when it is let, and counts."""
+    """A fake download that fills folders when permitted, and counts calls."""
 
     def __init__(self, gate: Gate | None = None, error: Exception | None = None) -> None:
         self.calls = 0
@@ -48,7 +52,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 30))  # type: ignore[arg-type]
 
 
-def test_a_hundred_who_want_one_content_get_it_by_one_download(tmp_path: Path) -> None:
+def test_concurrent_requests_for_one_content_share_one_download(tmp_path: Path) -> None:
     async def test() -> None:
         contents, fill = opened(tmp_path), Filler(gate := Gate())
         waiting = [asyncio.create_task(contents.fetch(ContentRequest("aa", "iris", 5, fill))) for _ in range(100)]
@@ -62,7 +66,7 @@ def test_a_hundred_who_want_one_content_get_it_by_one_download(tmp_path: Path) -
     run(test)
 
 
-def test_a_content_is_not_there_before_all_of_it_is(tmp_path: Path) -> None:
+def test_a_content_is_not_found_before_it_is_complete(tmp_path: Path) -> None:
     async def test() -> None:
         contents, fill = opened(tmp_path), Filler(gate := Gate())
         task = asyncio.create_task(contents.fetch(ContentRequest("aa", "iris", 5, fill)))
@@ -76,7 +80,7 @@ def test_a_content_is_not_there_before_all_of_it_is(tmp_path: Path) -> None:
     run(test)
 
 
-def test_a_download_that_fails_leaves_nothing_and_is_tried_anew_by_the_next(tmp_path: Path) -> None:
+def test_a_failed_download_leaves_nothing_and_the_next_request_retries(tmp_path: Path) -> None:
     async def test() -> None:
         contents = opened(tmp_path)
         with pytest.raises(StorageError, match="S3 is away"):
@@ -87,7 +91,7 @@ def test_a_download_that_fails_leaves_nothing_and_is_tried_anew_by_the_next(tmp_
     run(test)
 
 
-def test_a_caller_that_goes_away_does_not_end_the_download_of_others(tmp_path: Path) -> None:
+def test_a_cancelled_request_does_not_cancel_the_shared_download(tmp_path: Path) -> None:
     async def test() -> None:
         contents, fill = opened(tmp_path), Filler(gate := Gate())
         first, second = (asyncio.create_task(contents.fetch(ContentRequest("aa", "iris", 5, fill))) for _ in range(2))
@@ -101,7 +105,7 @@ def test_a_caller_that_goes_away_does_not_end_the_download_of_others(tmp_path: P
     run(test)
 
 
-def test_what_a_kill_left_half_done_is_cleared_and_the_rest_is_known_again(tmp_path: Path) -> None:
+def test_startup_deletes_partial_contents_and_finds_complete_ones(tmp_path: Path) -> None:
     async def test() -> None:
         contents = opened(tmp_path)
         await contents.fetch(ContentRequest("aa", "iris", 5, Filler(), limit=2))
@@ -116,7 +120,7 @@ def test_what_a_kill_left_half_done_is_cleared_and_the_rest_is_known_again(tmp_p
     run(test)
 
 
-def test_what_a_power_cut_left_short_is_downloaded_again(tmp_path: Path) -> None:
+def test_a_content_truncated_by_a_crash_is_downloaded_again(tmp_path: Path) -> None:
     async def test() -> None:
         fill = Filler()
         path = await opened(tmp_path).fetch(ContentRequest("aa", "iris", 5, fill))
@@ -130,7 +134,7 @@ def test_what_a_power_cut_left_short_is_downloaded_again(tmp_path: Path) -> None
     run(test)
 
 
-def test_the_limit_of_an_api_is_never_overshot(tmp_path: Path) -> None:
+def test_the_limit_of_an_api_is_never_exceeded(tmp_path: Path) -> None:
     async def test() -> None:
         contents, seen = opened(tmp_path), []
 
@@ -154,7 +158,7 @@ def test_the_limit_of_an_api_is_never_overshot(tmp_path: Path) -> None:
     run(test)
 
 
-def test_the_limit_holds_after_a_restart_and_the_oldest_goes(tmp_path: Path) -> None:
+def test_the_limit_holds_after_a_restart_and_the_oldest_content_is_evicted(tmp_path: Path) -> None:
     async def test() -> None:
         contents = opened(tmp_path)
         for digest in ("aa", "bb"):
@@ -167,7 +171,7 @@ def test_the_limit_holds_after_a_restart_and_the_oldest_goes(tmp_path: Path) -> 
     run(test)
 
 
-def test_what_is_leased_stays_and_the_next_waits_for_it(tmp_path: Path) -> None:
+def test_a_leased_content_stays_and_the_next_request_waits(tmp_path: Path) -> None:
     async def test() -> None:
         contents = opened(tmp_path)
         contents.lease("worker", "iris", "aa")
@@ -183,7 +187,9 @@ def test_what_is_leased_stays_and_the_next_waits_for_it(tmp_path: Path) -> None:
     run(test)
 
 
-def test_a_wait_for_room_ends_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_waits_too_long_for_room_fails_with_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(content_store, "ROOM_TIMEOUT_S", 0.1)
 
     async def test() -> None:
@@ -196,7 +202,7 @@ def test_a_wait_for_room_ends_with_what_to_do(tmp_path: Path, monkeypatch: pytes
     run(test)
 
 
-def test_an_api_that_evicts_does_not_take_what_another_has(tmp_path: Path) -> None:
+def test_eviction_for_one_api_keeps_contents_of_another(tmp_path: Path) -> None:
     async def test() -> None:
         contents = opened(tmp_path)
         for api in ("iris", "mnist"):
@@ -209,7 +215,7 @@ def test_an_api_that_evicts_does_not_take_what_another_has(tmp_path: Path) -> No
     run(test)
 
 
-def test_what_only_another_api_keeps_makes_room_at_once_and_stays_for_that_one(tmp_path: Path) -> None:
+def test_a_content_used_only_by_another_api_no_longer_counts_but_stays(tmp_path: Path) -> None:
     async def test() -> None:
         contents = opened(tmp_path)
         contents.set_used("replica", "mnist", {"aa"})
@@ -244,7 +250,7 @@ def test_garbage_is_what_no_catalogue_lease_or_replica_needs(tmp_path: Path) -> 
     run(test)
 
 
-def test_garbage_that_is_wanted_again_or_goes_otherwise_while_other_garbage_goes_is_let_be(tmp_path: Path) -> None:
+def test_garbage_that_becomes_needed_during_a_collection_is_kept(tmp_path: Path) -> None:
     async def test() -> None:
         contents = opened(tmp_path)
         for digest in ("a", "b", "c"):
@@ -261,7 +267,7 @@ def test_garbage_that_is_wanted_again_or_goes_otherwise_while_other_garbage_goes
     run(test)
 
 
-def test_a_full_disk_is_said_with_the_path_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_with_the_path_and_leaves_nothing(tmp_path: Path) -> None:
     async def test() -> None:
         contents = opened(tmp_path)
         full = StorageError("x")
@@ -275,7 +281,7 @@ def test_a_full_disk_is_said_with_the_path_and_leaves_nothing(tmp_path: Path) ->
     run(test)
 
 
-def test_contents_that_somebody_removed_are_downloaded_again(tmp_path: Path) -> None:
+def test_contents_deleted_by_someone_else_are_downloaded_again(tmp_path: Path) -> None:
     async def test() -> None:
         contents, fill = opened(tmp_path), Filler()
         path = await contents.fetch(ContentRequest("aa", "iris", 5, fill))
@@ -286,3 +292,35 @@ def test_contents_that_somebody_removed_are_downloaded_again(tmp_path: Path) -> 
         assert fill.calls == 2
 
     run(test)
+
+
+held_contents = st.lists(
+    st.builds(
+        StoredContent,
+        st.sampled_from("abcdefgh"),
+        st.frozensets(st.sampled_from(["iris", "mnist"])),
+        st.floats(0, 10),
+    ),
+    unique_by=lambda item: item.digest,
+)
+digests = st.frozensets(st.sampled_from("abcdefgh"))
+
+
+@given(held_contents, digests)
+def test_the_least_recently_used_content_is_evicted_unless_it_is_in_use(
+    held: list[StoredContent], kept: frozenset[str]
+) -> None:
+    victim = choose_victim(held, "iris", kept)
+    free = [item for item in held if "iris" in item.apis and item.digest not in kept]
+    if victim is None:
+        assert not free
+    else:
+        assert victim in free
+        assert victim.used_at == min(item.used_at for item in free)
+
+
+@given(held_contents, digests, digests, digests)
+def test_contents_of_catalogues_or_in_use_are_needed(
+    held: list[StoredContent], one: frozenset[str], other: frozenset[str], kept: frozenset[str]
+) -> None:
+    assert unneeded(held, [one, other], kept) == {item.digest for item in held} - one - other - kept
