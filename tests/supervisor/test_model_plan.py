@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.models.spec import Catalogue, Model, ModelProblem, Version
-from cortex.supervisor.model_plan import (
-    Loaded,
+from cortex.supervisor.model_rollout import (
+    LoadedVersion,
     also_loaded,
     changed,
     missing_model,
@@ -87,7 +87,7 @@ def test_servable(target: dict, bad: list, serving: dict | None, expected: dict)
     ],
 )
 def test_needs_new_process(serving: dict, target: dict, loaded: list, expected: bool) -> None:
-    held = [Loaded(*version) for version in loaded]
+    held = [LoadedVersion(*version) for version in loaded]
     assert needs_new_process(catalogue(**serving), catalogue(**target), held) is expected
 
 
@@ -133,5 +133,5 @@ def test_what_is_servable_is_never_known_to_be_bad(target: Catalogue, serving: C
 
 @given(_CATALOGUES)
 def test_a_process_that_loaded_all_latest_versions_is_good_for_its_own_catalogue(target: Catalogue) -> None:
-    loaded = [Loaded(model.name, model.latest.number, model.latest.digest) for model in target.models]
+    loaded = [LoadedVersion(model.name, model.latest.number, model.latest.digest) for model in target.models]
     assert not needs_new_process(target, target, loaded)

@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_model_rollout as rollout
+import test_model_rollout_starts as rollout_starts
 import test_orphans as orphans
-import test_reloading as reloading
-import test_reloading_starts as reloading_starts
 import test_supervisor as supervisor
 
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.supervisor.forking import fork
-from cortex.supervisor.listeners import Doors
-from cortex.supervisor.worker import Worker
+from cortex.supervisor.listeners import ReplicaListeners
+from cortex.supervisor.request_worker import RequestWorker
 from harness.models.scripted_agents import ScriptedAgent
 from harness.replicas import replicas
 from harness.replicas.replicas import Replica, TcpConnection, UnixConnection, read, running_replica
 from harness.wait import wait_until
 
-agent = reloading.agent  # a fixture
+agent = rollout.agent  # a fixture
 
 SECRET = "5ec2e7" * 8
 TCP: dict[str, Any] = {"listen_host": "127.0.0.1", "gateway_secret": SECRET}
@@ -135,8 +135,8 @@ def test_a_path_that_is_not_there_is_told_as_a_failed_start() -> None:
 
 def test_a_connection_that_is_let_in_after_its_process_has_stopped_is_closed() -> None:
     with running_replica(HANDLER) as replica:
-        doors = Doors(replica.spec, lambda *_: None, lambda *_: None, lambda _: None)
-        worker = Worker(replica.spec, 0, doors, fork)
+        doors = ReplicaListeners(replica.spec, lambda *_: None, lambda *_: None, lambda _: None)
+        worker = RequestWorker(replica.spec, 0, doors, fork)
     worker.state = ProcessState.STOPPED
     ours, theirs = socket.socketpair()
     with theirs:
@@ -262,14 +262,14 @@ class TestAsOverUnixSockets:
     @pytest.mark.parametrize(
         "test",
         [
-            reloading_starts.test_a_replica_waits_for_its_first_catalogue,
-            reloading_starts.test_a_killed_process_comes_back_with_the_same_models,
-            reloading.test_every_process_of_a_replica_is_swapped,
-            reloading_starts.test_a_replica_stops_while_it_waits_for_models,
+            rollout_starts.test_a_replica_waits_for_its_first_catalogue,
+            rollout_starts.test_a_killed_process_comes_back_with_the_same_models,
+            rollout.test_every_process_of_a_replica_is_swapped,
+            rollout_starts.test_a_replica_stops_while_it_waits_for_models,
         ],
         ids=lambda test: test.__name__.removeprefix("test_"),
     )
-    def test_reloading(self, test: Any, agent: ScriptedAgent) -> None:
+    def test_model_rollout(self, test: Any, agent: ScriptedAgent) -> None:
         test(agent)
 
     @pytest.mark.parametrize(
@@ -285,4 +285,4 @@ class TestAsOverUnixSockets:
         test(tmp_path)
 
     def test_no_request_fails_while_models_change_under_load(self, agent: ScriptedAgent) -> None:
-        reloading.test_no_request_fails_while_models_change_under_load(agent, 2)
+        rollout.test_no_request_fails_while_models_change_under_load(agent, 2)

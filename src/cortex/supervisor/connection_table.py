@@ -1,6 +1,28 @@
-"""The connections that a supervisor holds for one process: their rows in the cells, last answers, orderly closing.
+"""The supervisor's table of one process's connections: a duplicate of each socket, by the index of its row.
 
-It knows nothing of processes and messages.
+The worker writes the state of each row to shared memory (`replica/shared_state.py`). When it dies, the supervisor reads
+the rows and answers for it:
+
+    IDLE --> READING --> QUEUED --> RUNNING --> ANSWERING --> DRAINING --> IDLE
+               ^            ^          |
+               |            +----------+  (taken out of a batch)
+             AGAIN <-- any of READING, QUEUED, RUNNING, if the request is in the journal and its process died
+
+State       The request                                   If its process dies           If its deadline passes
+---------   -------------------------------------------   ---------------------------   -----------------------------
+IDLE        none; unread bytes stay in the socket          kept for the next process     -
+READING     partly read                                    503, or again (see below)     -
+QUEUED      read; waits for a call slot                    503, or again                 504
+RUNNING     in the user's code; no response byte sent      500, or 504 if overdue;       504, and the process is
+                                                           again if in a batch           condemned or killed
+ANSWERING   in the user's code; response partly sent       connection closed             504 (no effect on the
+                                                                                         response), then as RUNNING
+DRAINING    done; the client has yet to read the response  connection closed             -
+AGAIN       journalled; runs again in the next process     again                         -
+
+"Again" applies to processes that batch: their requests are journalled (`replica/request_journal.py`), so the next
+process can run them, grouped by `batch_bisection`. READING and DRAINING for two ticks in a row means that only a slow
+client holds the connection: its call slot is lent to another request.
 """
 
 from __future__ import annotations
@@ -8,52 +30,69 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from cortex.lifecycle import DeathCause
 from cortex.replica.errors import error_answer
 from cortex.replica.shared_state import MAX_CONNECTIONS, Cells, ConnectionState
 from cortex.replica.spec import Death
-from cortex.supervisor.batch_bisection import Suspects
-from cortex.supervisor.held_connections import Held, has_unread
+from cortex.supervisor.batch_bisection import BatchBisection
 
-#: How long a connection stays open after its last answer, so that the answer is read before the close is seen.
+#: Time that a connection stays open after its last response, so that the client reads the response before the close.
 LINGER_S = 2.0
+#: States in which a request has a deadline.
+DEADLINE_STATES = (ConnectionState.RUNNING, ConnectionState.ANSWERING, ConnectionState.QUEUED)
 
 _NOT_RUN = (ConnectionState.READING, ConnectionState.QUEUED, ConnectionState.AGAIN)
 _SLOW_CLIENT_STATES = (ConnectionState.READING, ConnectionState.DRAINING)
+_STALL_CHECK_S = 0.5
 
 
-class Holding:
-    """Duplicates of one process's connections, by the index of their row. `on_answer` is told of each last answer."""
+@dataclass
+class HeldConnection:
+    """The supervisor's duplicate of one connection."""
+
+    sock: socket.socket
+    was_slow: bool = False  #: at the last tick, only a slow client held it
+    slow: bool = False  #: and at the tick before as well: its call slot is lent
+
+
+class ConnectionTable:
+    """The connections of one process. `on_answer` receives the status of each response sent by the supervisor."""
 
     def __init__(self, on_answer: Callable[[int], None], keeps_requests: bool = False) -> None:
         self._on_answer = on_answer
         self.cells = Cells(keeps_requests)
-        self.held: dict[int, Held] = {}
-        self.failed_requests: list[str] = []  #: ids of those that were answered here
+        self.held: dict[int, HeldConnection] = {}
+        self.failed_requests: list[str] = []  #: ids of requests answered here
         self._lingering: list[tuple[float, socket.socket]] = []
         self._late_batches: set[int] = set()
-        self._ended: set[int] = set()  # answered here; the process has yet to say that it closed them
+        self._ended: set[int] = set()  # answered here; the process has yet to confirm that it closed them
         self._free_indexes: list[int] = []
         self._next_index = 0
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether a request is inside."""
+        """Whether any connection has a request."""
         return any(state is not ConnectionState.IDLE for _, state in self.states())
 
     @property
     def lent(self) -> int:
-        """Count the connections that only a slow client holds."""
+        """The number of connections held by slow clients only."""
         return sum(held.slow for held in self.held.values())
 
+    @property
+    def has_late_batch(self) -> bool:
+        """Whether a request of a running batch has passed its deadline."""
+        return bool(self._late_batches)
+
     def states(self) -> Iterator[tuple[int, ConnectionState]]:
-        """Go through the connections and what they are at."""
+        """Yield the index and the state of each connection."""
         return ((index, self.cells.state(index)) for index in self.held)
 
     def add(self, sock: socket.socket) -> int | None:
-        """Hold a connection and return its index; without a row for it, it is closed."""
+        """Add a connection and return its index. If no row is free, close it and return None."""
         if self._free_indexes:
             index = self._free_indexes.pop()
         elif self._next_index < MAX_CONNECTIONS:
@@ -63,11 +102,11 @@ class Holding:
             sock.close()
             return None
         self.cells.clear(index)
-        self.held[index] = Held(sock)
+        self.held[index] = HeldConnection(sock)
         return index
 
-    def take(self, index: int) -> socket.socket | None:
-        """Give a connection away; the process has let go of it."""
+    def remove(self, index: int) -> socket.socket | None:
+        """Remove a connection that the process has released, and return its socket."""
         held = self.held.pop(index, None)
         if held is None:
             return None
@@ -75,28 +114,28 @@ class Holding:
         return held.sock
 
     def mark_slow_clients(self) -> None:
-        """Note, once per tick, which connections only a slow client holds."""
+        """Update the marks of slow clients; call it once per tick."""
         for index, held in self.held.items():
             slow = self.cells.state(index) in _SLOW_CLIENT_STATES
             held.slow, held.was_slow = slow and held.was_slow, slow
 
     def on_closed(self, index: int) -> None:
-        """Learn that the process closed a connection."""
+        """Handle the process's message that it closed a connection."""
         if index in self._ended:
             self._ended.discard(index)
             self._free_indexes.append(index)
         else:
             self.close(index)
 
-    # Answers on behalf of a process that can't.
+    # Responses on behalf of the process.
 
-    def answer_inside(self, death: Death, suspects: Suspects | None = None) -> None:
-        """Answer what was inside a process that died, with the cause; connections without a request stay.
+    def answer_after_death(self, death: Death, bisection: BatchBisection | None = None) -> None:
+        """Answer the requests of a process that died; connections without a request stay open.
 
-        With `suspects`, the requests of batches are not answered: the next process begins with them.
+        With `bisection`, the requests of batches are not answered: the next process runs them again.
         """
         now_ns = time.monotonic_ns()
-        again = self._suspected(suspects, death, now_ns) if suspects is not None else set()
+        again = self._repeatable(bisection, death, now_ns) if bisection is not None else set()
         for index, state in list(self.states()):
             if index in again:
                 self.cells.set_state(index, ConnectionState.AGAIN)
@@ -114,44 +153,39 @@ class Holding:
         self._late_batches.clear()
         self._free_indexes = [index for index in range(self._next_index) if index not in self.held]
 
-    def _suspected(self, suspects: Suspects, death: Death, now_ns: int) -> set[int]:
-        """Blame the batches that were inside; return who is to come again, those that did not run yet included."""
-        kept = self.cells.kept
+    def _repeatable(self, bisection: BatchBisection, death: Death, now_ns: int) -> set[int]:
+        """Blame the running batches; return the connections whose requests run again, queued ones included."""
+        journal = self.cells.kept
         again, batches = set[int](), dict[int, list[int]]()
         for index, state in self.states():
-            if kept is None or state is ConnectionState.IDLE:
+            if journal is None or state is ConnectionState.IDLE:
                 continue
-            if state is ConnectionState.READING and kept.is_empty(index):
-                self.cells.clear(index)  # it is in the socket still
+            if state is ConnectionState.READING and journal.is_empty(index):
+                self.cells.clear(index)  # still unread in the socket
             is_late = death.cause is DeathCause.TIMED_OUT and self.cells.deadline_ns(index) < now_ns
-            if not kept.is_whole(index):
+            if not journal.is_whole(index):
                 continue
             if state in _NOT_RUN and not (state is ConnectionState.QUEUED and is_late):
                 again.add(index)
             elif state is ConnectionState.RUNNING and self.cells.batch(index) and not is_late:
                 batches.setdefault(self.cells.batch(index), []).append(index)
         blamed = [[self.cells.request_id(index) for index in members] for members in batches.values()]
-        # One whose mates were answered with a time-out may be innocent; one that was alone is not.
+        # A request is guilty if it ran alone. If others of its batch were answered with a time-out, it may be innocent.
         is_guilty = len(batches) == 1 and len(blamed[0]) == 1 and not self._late_batches.intersection(batches)
         if blamed and not is_guilty:
             again.update(index for members in batches.values() for index in members)
-            suspects.blame(blamed)
-        suspects.keep({self.cells.request_id(index) for index in again})
+            bisection.blame(blamed)
+        bisection.keep({self.cells.request_id(index) for index in again})
         return again
 
     def end_late(self, index: int, message: str) -> None:
-        """Write to a connection that its time is over."""
+        """Answer a request that has passed its deadline."""
         if batch := self.cells.batch(index):
             self._late_batches.add(batch)
         self.end(index, 504, message)
 
-    @property
-    def has_late_batch(self) -> bool:
-        """Tell whether a batch has members whose time was over."""
-        return bool(self._late_batches)
-
     def answer_waiting(self, reason: str) -> None:
-        """While there is no process: answer the requests that wait in the sockets."""
+        """Answer the requests that wait in the sockets while there is no process."""
         for index, held in list(self.held.items()):
             unread = self.cells.state(index) is ConnectionState.AGAIN or has_unread(held.sock)
             if unread:
@@ -161,15 +195,15 @@ class Holding:
                 self.close(index)
 
     def answer_again(self) -> None:
-        """Answer the requests that no process will begin with again: they are in no socket any more."""
+        """Answer the requests that should have run again, once no process will run them."""
         for index, state in list(self.states()):
             if state is ConnectionState.AGAIN:
                 self.end(index, 503, "the process that was to run this request once more was stopped")
 
     def end(self, index: int, status: int, message: str) -> None:
-        """Write a last answer to a connection and close it once the peer has had time to read it.
+        """Send a last response and close the connection once the client has had time to read it.
 
-        The process may still write to the row: its index comes back with the process's word or its death.
+        The process may still write to the row: the index is reused only after the process confirms or dies.
         """
         held = self.held.pop(index)
         self._on_answer(status)
@@ -180,7 +214,7 @@ class Holding:
             held.sock.send(error_answer(status, message, request_id))
             held.sock.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # the peer is gone
+            pass  # the client is gone
         self._lingering.append((time.monotonic() + LINGER_S, held.sock))
         self._ended.add(index)
 
@@ -191,13 +225,13 @@ class Holding:
         held = self.held.pop(index, None)
         if held is None:
             return
-        with contextlib.suppress(OSError):  # what the user's code started may have inherited the connection
+        with contextlib.suppress(OSError):  # a process started by the user's code may have inherited the connection
             held.sock.shutdown(socket.SHUT_RDWR)
         held.sock.close()
         self._free_indexes.append(index)
 
     def close_all(self) -> None:
-        """Close everything, those that linger too."""
+        """Close all connections, lingering ones included."""
         for index in list(self.held):
             self.close(index)
         for _, sock in self._lingering:
@@ -205,6 +239,35 @@ class Holding:
         self._lingering.clear()
 
     def close_lingering(self, now: float) -> None:
-        """Close those whose peer has had its time."""
+        """Close the lingering connections whose time has passed."""
         while self._lingering and self._lingering[0][0] < now:
             self._lingering.pop(0)[1].close()
+
+
+class StallDetector:
+    """Detects a process that runs no call and reads no request: the user's code blocks its event loop."""
+
+    def __init__(self) -> None:
+        self._next_check = 0.0
+        self._stalled_since: float | None = None
+
+    def stalled_s(self, now: float, held: Mapping[int, HeldConnection], cells: Cells) -> float:
+        """Return for how long the process has been stalled; checks every half second at most."""
+        if now >= self._next_check:
+            self._next_check = now + _STALL_CHECK_S
+            states = {index: cells.state(index) for index in held}
+            is_stalled = not any(state in DEADLINE_STATES for state in states.values()) and any(
+                state is ConnectionState.IDLE and has_unread(held[index].sock) for index, state in states.items()
+            )
+            self._stalled_since = (self._stalled_since or now) if is_stalled else None
+        return now - self._stalled_since if self._stalled_since is not None else 0.0
+
+
+def has_unread(sock: socket.socket) -> bool | None:
+    """Return whether a socket has unread data; None once the peer has closed and left none."""
+    try:
+        return bool(sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)) or None
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None

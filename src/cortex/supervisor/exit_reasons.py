@@ -1,4 +1,4 @@
-"""Why a process ended, in words: a pure reading of its wait status and of what its supervisor knows."""
+"""The cause of a process's death, derived from its wait status, and the delay before the next start."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ import time
 from pathlib import Path
 
 from cortex.lifecycle import DeathCause
+from cortex.processes.backoff import Backoff
 from cortex.replica.spec import Death
 
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS}
+_FAILED_START = Backoff(1.0, 60.0)
+_QUICK_DEATH = Backoff(0.1, 5.0)
+#: Quick deaths in a row that are followed by an immediate start.
+_FREE_QUICK_DEATHS = 2
 
 
 def name_death(wait_status: int, kernel_oom_kills: int, killed_for: Death | None = None) -> Death:
-    """Name a death.
+    """Return the cause of a death.
 
-    `wait_status` is what `os.waitpid` returned, `kernel_oom_kills` how many processes the kernel killed for memory
-    while this one ran, `killed_for` the supervisor's own reason where it did the killing.
+    `wait_status` is the result of `os.waitpid`, `kernel_oom_kills` the number of processes that the kernel killed for
+    memory while this one ran, `killed_for` the supervisor's reason if the supervisor killed it.
     """
     now = time.time()
     if killed_for is not None:
@@ -39,19 +44,19 @@ def name_death(wait_status: int, kernel_oom_kills: int, killed_for: Death | None
 
 
 def timed_out(timeout_s: float) -> Death:
-    """Return the death of a process whose call ran past its time-out."""
+    """Return the death of a process whose call exceeded its time-out."""
     return Death(DeathCause.TIMED_OUT, f"timed out after {timeout_s:g} s", time.time())
 
 
 def over_memory_limit(used_bytes: int, limit_bytes: int) -> Death:
-    """Return the death of a process that took more than `compute.mem_limit`."""
+    """Return the death of a process that exceeded `compute.mem_limit`."""
     mebibyte = 1024 * 1024
     message = f"out of memory (used {used_bytes // mebibyte} MiB, mem_limit is {limit_bytes // mebibyte} MiB)"
     return Death(DeathCause.OUT_OF_MEMORY, message, time.time())
 
 
 def count_kernel_oom_kills() -> int:
-    """Return how many processes the kernel has killed for memory since boot; 0 where it does not say."""
+    """Return the number of processes that the kernel has killed for memory since boot; 0 if it does not report it."""
     try:
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -62,7 +67,7 @@ def count_kernel_oom_kills() -> int:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process; 0 if it is gone."""
+    """Return the resident memory of a process; 0 if it has ended."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -71,13 +76,13 @@ def resident_bytes(pid: int) -> int:
 
 
 def restart_delay_s(failed_starts: int, quick_deaths: int) -> float:
-    """Return how long to wait before the next start.
+    """Return the delay before the next start.
 
-    `failed_starts` in a row that never became ready wait 1, 2, 4 … 60 s; processes that died within a second of being
-    ready, `quick_deaths` in a row, wait from the third on 0.1, 0.2 … 5 s. Any other death is followed at once.
+    Failed starts in a row are delayed by 1, 2, 4 … 60 s. Deaths within a second of readiness are delayed by
+    0.1, 0.2 … 5 s from the third in a row on. After any other death the next start is immediate.
     """
     if failed_starts:
-        return float(min(60, 2 ** (failed_starts - 1)))
-    if quick_deaths > 2:
-        return min(5.0, 0.1 * 2.0 ** min(quick_deaths - 3, 10))
+        return _FAILED_START.delay_s(failed_starts)
+    if quick_deaths > _FREE_QUICK_DEATHS:
+        return _QUICK_DEATH.delay_s(quick_deaths - _FREE_QUICK_DEATHS)
     return 0.0

@@ -1,4 +1,4 @@
-"""Forks a worker off its supervisor: nothing of the supervisor's is left in it but code and its end of the channel."""
+"""Forks a worker from its supervisor: the child keeps only the code and its end of the channel."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import NoReturn
 
 from cortex.replica.channel import Channel
 from cortex.replica.request_log import mark_streams
-from cortex.supervisor.process_slot import Slot
+from cortex.supervisor.process_slot import ProcessSlot
 
 _PR_SET_PDEATHSIG = 1
-#: Raised so that, when memory runs out, the kernel ends the user's code and not what supervises it.
+#: Raised so that the kernel kills the user's code, and not its supervisor, when memory runs out.
 _WORKER_OOM_SCORE = 500
 
 _libc = ctypes.CDLL(None)
 
 
-def fork(worker: Slot, channel: Channel) -> tuple[int, int, int]:
-    """Start a process of `worker`: its pid, and the read ends of its stdout and stderr. Raises: OSError."""
+def fork(slot: ProcessSlot, channel: Channel) -> tuple[int, int, int]:
+    """Start a process of `slot`; return its pid and the read ends of its stdout and stderr. Raises: OSError."""
     pipes: list[int] = []
     try:
         pipes += os.pipe()
@@ -36,8 +36,8 @@ def fork(worker: Slot, channel: Channel) -> tuple[int, int, int]:
     if pid == 0:
         os.dup2(stdout_write, 1)
         os.dup2(stderr_write, 2)
-        worker.outputs = {stdout_read: "o", stderr_read: "e"}
-        _become_worker(worker, channel, parent)
+        slot.outputs = {stdout_read: "o", stderr_read: "e"}
+        _become_worker(slot, channel, parent)
     for fd in (stdout_write, stderr_write):
         os.close(fd)
     for fd in (stdout_read, stderr_read):
@@ -45,8 +45,8 @@ def fork(worker: Slot, channel: Channel) -> tuple[int, int, int]:
     return pid, stdout_read, stderr_read
 
 
-def _become_worker(worker: Slot, channel: Channel, parent: int) -> NoReturn:
-    """Turn a fresh fork into a worker. Never returns, so that no inherited object is ever finalised here."""
+def _become_worker(slot: ProcessSlot, channel: Channel, parent: int) -> NoReturn:
+    """Turn a fresh fork into a worker. Never returns, so that no inherited object is finalized in the child."""
     code = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -59,13 +59,13 @@ def _become_worker(worker: Slot, channel: Channel, parent: int) -> NoReturn:
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(str(_WORKER_OOM_SCORE))
         first = 3
-        # Its own output too: with nobody else to read it, printing would fail once the supervisor is dead.
-        for kept in sorted((channel.fileno(), *worker.outputs, *worker.inherited)):
+        # Keep the read ends of its own output too: without a reader, printing would fail once the supervisor is dead.
+        for kept in sorted((channel.fileno(), *slot.outputs, *slot.inherited)):
             os.closerange(first, kept)
             first = kept + 1
         os.closerange(first, _highest_fd() + 1)
         mark_streams()
-        code = worker.run(channel)
+        code = slot.run(channel)
     finally:
         os._exit(code)
 

@@ -1,11 +1,13 @@
-"""A worker of jobs, as its supervisor holds it: the batch inside and its deadline, whom a death is to be blamed on.
+"""The slot of a job worker: deadlines, blame for deaths, and lease renewal on its behalf.
 
-The process leases and reports by itself. Its supervisor renews its leases only while it can't: it may be in a call
-that keeps the interpreter lock for longer than a lease holds.
+The process leases batches and reports outcomes by itself. Its supervisor renews the leases only while the process
+can't: a call may hold the interpreter lock for longer than a lease lasts.
 """
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cortex.jobs.http.wire import RenewalRequest, write_renew
 from cortex.jobs.spec import batch_id
 from cortex.lifecycle import ProcessState
 from cortex.replica.channel import Channel
@@ -20,46 +23,48 @@ from cortex.replica.jobs.shared_state import JobCells
 from cortex.replica.jobs.worker import run_job_worker
 from cortex.replica.spec import KEPT_DEATHS, Death, ProcessStatus, ReplicaSpec
 from cortex.supervisor.exit_reasons import timed_out
-from cortex.supervisor.lease_renewal import LeaseRenewal
-from cortex.supervisor.process_slot import EXIT_S, Fork, Slot
+from cortex.supervisor.process_slot import EXIT_S, Fork, ProcessSlot
 
-#: A worker that has not renewed its leases for this part of the time that they hold can't do so.
-_UNTENDED = 0.5
+#: The supervisor renews leases that the worker has not renewed for this share of their duration.
+_UNRENEWED_SHARE = 0.5
+_RENEWALS_PER_LEASE = 3
+#: The supervisor gives up a renewal that the operator has not answered for this long.
+_RENEWAL_TIMEOUT_S = 5.0
 
 
-class JobWorker(Slot):
-    """A slot whose processes work through batches."""
+class JobWorker(ProcessSlot):
+    """A slot whose processes run batches."""
 
     def __init__(self, spec: ReplicaSpec, index: int, fork: Fork, clock_ns: Callable[[], int] = time.monotonic_ns):
         super().__init__(spec, index, fork)
         self.slots = 1
         self._cells = JobCells()
         self._clock_ns = clock_ns
-        self._renewal = LeaseRenewal(spec)
+        self._renewal = _LeaseRenewal(spec)
         self._deaths: deque[Death] = deque(maxlen=KEPT_DEATHS)
         self._was_inside = ""
-        self._name = ""  #: of what was inside, where callers know it
-        self._is_told_to_stop = False
+        self._name = ""  #: name of the running workload, if callers know it
+        self._is_stop_sent = False
         self._exit_until: float | None = None
 
     def run(self, channel: Channel) -> int:
-        """Be the process: called in the fork, returns its exit code."""
+        """Run the process: called in the fork, returns its exit code."""
         return run_job_worker(self._spec, self.index, channel, self._cells, self.models.start(self.is_standby))
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether deadlines or limits have to be watched closely."""
+        """Whether deadlines or limits need frequent checks."""
         if self.state in (ProcessState.STARTING, ProcessState.READY):
             return bool(self._spec.mem_limit_bytes or self._cells.deadline_ns)
         return True
 
     @property
     def status(self) -> ProcessStatus:
-        """Return what the engine is told."""
+        """The status reported to the engine."""
         return replace(super().status, deaths=tuple(self._deaths))
 
     def take_inside(self) -> str:
-        """Name the batch that was inside the process that died, once; empty if none was."""
+        """Return the name of the batch that ran in the process that died, once; empty if none did."""
         job_id, _, seq = self._was_inside.partition(":")
         self._was_inside = ""
         if not job_id:
@@ -75,36 +80,36 @@ class JobWorker(Slot):
         self._renewal.close()
 
     def on_message(self, message: dict[str, Any]) -> None:
-        """Take a message of the process. Raises: KeyError, TypeError, ValueError if our code did not write it."""
+        """Handle a message of the process. Raises: KeyError, TypeError, ValueError if user code wrote it."""
         kind = message["kind"]
         if kind == "constructing":
             if self.state is ProcessState.READY:
-                self.state = ProcessState.STARTING  # anew, for another job
+                self.state = ProcessState.STARTING  # again, for another job
         elif kind == "leaving":
             if self.state in (ProcessState.STARTING, ProcessState.READY):
                 self.state = ProcessState.STOPPING
                 self._drain_until = time.monotonic()
-                self._is_told_to_stop = True
+                self._is_stop_sent = True
         else:
             super().on_message(message)
 
     # Time.
 
-    def _tend_without_process(self) -> None:
+    def _tick_without_process(self) -> None:
         pass
 
-    def _tend(self, now: float) -> None:
+    def _tick_process(self, now: float) -> None:
         deadline_ns = self._cells.deadline_ns
         if deadline_ns and self._clock_ns() > deadline_ns:
             self.kill(timed_out(self._cells.timeout_s))
         self._renew(now)
 
     def _renew(self, now: float) -> None:
-        """Keep the leases of a process that runs but does not come to it."""
+        """Renew the leases of a process that runs but can't renew them."""
         self._renewal.tick(now)
         lease_s = self._cells.lease_s
-        untended_s = (self._clock_ns() - self._cells.tended_ns) / 1e9
-        if self.pid is None or not lease_s or untended_s < lease_s * _UNTENDED:
+        unrenewed_s = (self._clock_ns() - self._cells.tended_ns) / 1e9
+        if self.pid is None or not lease_s or unrenewed_s < lease_s * _UNRENEWED_SHARE:
             return
         tokens = self._cells.tokens
         if tokens and self._renewal.is_due(now, lease_s) and _runs(self.pid):
@@ -112,10 +117,10 @@ class JobWorker(Slot):
 
     # Stop and death.
 
-    def _carry_on_stop(self, now: float) -> None:
+    def _tick_stop(self, now: float) -> None:
         assert self._drain_until is not None
-        if not self._is_told_to_stop and self.channel is not None:
-            self._is_told_to_stop = self.channel.send("stop")
+        if not self._is_stop_sent and self.channel is not None:
+            self._is_stop_sent = self.channel.send("stop")
         if self._cells.inside:
             self._exit_until = None
             if now >= self._drain_until:
@@ -131,8 +136,8 @@ class JobWorker(Slot):
         self._was_inside, self._name = self._cells.inside, self._cells.name
         return replace(death, inside=self._was_inside, after=self._cells.after)
 
-    def _note_death(self, death: Death) -> None:
-        super()._note_death(death)
+    def _record_death(self, death: Death) -> None:
+        super()._record_death(death)
         self._deaths.append(death)
 
     def _is_quick(self, death: Death, now: float) -> bool:
@@ -143,8 +148,57 @@ class JobWorker(Slot):
         self._renewal.close()
 
 
+class _LeaseRenewal:
+    """Sends renewals to the operator, one at a time and without blocking."""
+
+    def __init__(self, spec: ReplicaSpec) -> None:
+        self._path = spec.jobs_socket or ""
+        self._head = (
+            f"POST /worker/{spec.id}/renew HTTP/1.1\r\nhost: operator\r\nauthorization: Bearer {spec.jobs_token}\r\n"
+            "content-type: application/json\r\nconnection: close\r\ncontent-length: "
+        ).encode()
+        self._sock: socket.socket | None = None
+        self._begun_at = float("-inf")
+
+    def is_due(self, now: float, lease_s: float) -> bool:
+        """Return whether it is time for the next renewal."""
+        return self._sock is None and now - self._begun_at >= lease_s / _RENEWALS_PER_LEASE
+
+    def begin(self, now: float, pid: int, tokens: tuple[str, ...]) -> None:
+        """Send a renewal. If the operator is unreachable, the next one is sent when it is due."""
+        self._begun_at = now
+        body = write_renew(RenewalRequest(pid, tokens))
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.connect(self._path)
+            sock.send(b"%b%d\r\n\r\n%b" % (self._head, len(body), body))
+        except OSError:
+            sock.close()
+            return
+        self._sock = sock
+
+    def tick(self, now: float) -> None:
+        """Close the connection once a response has arrived. Its content does not matter to the supervisor."""
+        if self._sock is None:
+            return
+        with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(ConnectionError):
+                self._sock.recv(4096)
+            self.close()
+            return
+        if now - self._begun_at > _RENEWAL_TIMEOUT_S:
+            self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+
 def _runs(pid: int) -> bool:
-    """Tell whether a process is neither stopped by a signal nor by a debugger: such a one holds nothing for long."""
+    """Return whether a process is not stopped by a signal or a debugger; a stopped one must not keep its leases."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):

@@ -1,4 +1,4 @@
-"""The doors of a replica: where connections for each of its processes come in."""
+"""The listening sockets of a replica: one unix socket per process, and a TCP port for gateways of other machines."""
 
 from __future__ import annotations
 
@@ -12,78 +12,78 @@ from pathlib import Path
 
 from cortex.processes.sockets import accept_one, address_of, listen, listen_over_tcp, refuse
 from cortex.replica.spec import ReplicaSpec
-from cortex.supervisor.pending_connections import Entrance
+from cortex.supervisor.pending_connections import PendingConnections
 
-#: How often it is looked whether a unix socket can still be found.
-_LOOK_S = 1.0
+#: Interval of checks that the path of a unix socket still leads to it.
+_CHECK_S = 1.0
 
 Watch = Callable[[int, Callable[[], object]], None]
 Unwatch = Callable[[int], None]
 
 
-class Door:
-    """A listening socket, and who gets the connections that come in there."""
+class Listener:
+    """A listening socket, and the receiver of its connections."""
 
     def __init__(
-        self, listener: socket.socket, receive: Callable[[socket.socket], None], watch: Watch, unwatch: Unwatch
+        self, sock: socket.socket, receive: Callable[[socket.socket], None], watch: Watch, unwatch: Unwatch
     ) -> None:
-        self.listener = listener
+        self.sock = sock
         self._receive = receive
         self._watch = watch
         self._unwatch = unwatch
-        watch(listener.fileno(), self.accept)
+        watch(sock.fileno(), self.accept)
 
     @property
     def is_open(self) -> bool:
-        """Tell whether connections are taken."""
-        return self.listener.fileno() >= 0
+        """Whether it accepts connections."""
+        return self.sock.fileno() >= 0
 
     def accept(self) -> None:
-        """Take the connections that wait."""
-        while (sock := accept_one(self.listener)) is not None:
+        """Accept the waiting connections."""
+        while (sock := accept_one(self.sock)) is not None:
             sock.setblocking(False)
             self._receive(sock)
 
     def close(self) -> None:
-        """Take the connections that wait, and no others."""
+        """Accept the waiting connections, and then no others."""
         self.accept()
         self.drop()
 
     def drop(self) -> None:
-        """Take nothing more."""
-        self._unwatch(self.listener.fileno())
-        self.listener.close()
+        """Accept no more connections."""
+        self._unwatch(self.sock.fileno())
+        self.sock.close()
 
 
-class UnixDoor(Door):
-    """A unix socket that is opened again where somebody removed it, as those do who clean up temporary files."""
+class UnixListener(Listener):
+    """A unix socket that is created again if its file is removed, as cleaners of temporary files do."""
 
     def __init__(self, path: str, receive: Callable[[socket.socket], None], watch: Watch, unwatch: Unwatch) -> None:
         """Listen. Raises: OSError, with the path."""
         super().__init__(listen(path), receive, watch, unwatch)
         self.path = path
         self._file = _file_at(path)
-        self._look_at = 0.0
+        self._check_at = 0.0
 
     def tick(self, now: float) -> None:
-        """Look, now and then, whether the path leads here; `now` is monotonic."""
-        if now < self._look_at or not self.is_open:
+        """Check now and then that the path still leads to the socket; `now` is monotonic."""
+        if now < self._check_at or not self.is_open:
             return
-        self._look_at = now + _LOOK_S
+        self._check_at = now + _CHECK_S
         if _file_at(self.path) != self._file:
-            with contextlib.suppress(OSError):  # the folder is gone, too; it is looked at again
+            with contextlib.suppress(OSError):  # the folder is gone too; checked again later
                 renewed = listen(self.path)
                 self.close()
-                self.listener, self._file = renewed, _file_at(self.path)
+                self.sock, self._file = renewed, _file_at(self.path)
                 self._watch(renewed.fileno(), self.accept)
 
     def close(self) -> None:
-        """Take the connections that wait, and no others."""
-        refuse(self.listener)  # a process has it open too
+        """Accept the waiting connections, and then no others."""
+        refuse(self.sock)  # a worker has it open too
         super().close()
 
     def remove(self) -> None:
-        """Leave no file behind."""
+        """Remove the file."""
         with contextlib.suppress(FileNotFoundError):
             Path(self.path).unlink()
 
@@ -96,10 +96,11 @@ def _file_at(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-class Doors:
-    """A unix socket per process, by its index, and a TCP port where gateways of other machines have to reach it.
+class ReplicaListeners:
+    """The listeners of all processes of a replica.
 
-    Who may open the unix socket is let in at once. Connections over TCP wait in an entrance until they are let in.
+    Connections to the unix sockets are admitted at once, as only our user can open them. Connections over TCP are
+    pending until they present the gateway's secret.
     """
 
     def __init__(
@@ -109,72 +110,72 @@ class Doors:
         watch: Watch,
         unwatch: Unwatch,
     ) -> None:
-        """Open nothing yet; `admit` is given the connections that are let in, and the index of their process."""
+        """Open nothing yet; `admit` receives the index of a process and a connection for it."""
         self._spec = spec
         self._admit = admit
         self._watch = watch
         self._unwatch = unwatch
-        self._near: list[UnixDoor] = []
-        self._far: list[Door] = []
-        self._entrances: list[Entrance] = []
+        self._unix: list[UnixListener] = []
+        self._tcp: list[Listener] = []
+        self._pending: list[PendingConnections] = []
         self._addresses: list[str] = []
 
     def open(self) -> ReplicaSpec:
-        """Listen; returns the spec without the secret. Raises: OSError, with the path if that is what is wrong."""
+        """Listen; return the spec without the secret. Raises: OSError, with the path if that is the cause."""
         spec = self._spec
         if spec.jobs_socket is not None:
             return spec
         try:
             for index, path in enumerate(spec.sockets):
                 admit = partial(self._admit, index)
-                self._near.append(UnixDoor(path, admit, self._watch, self._unwatch))
+                self._unix.append(UnixListener(path, admit, self._watch, self._unwatch))
                 if spec.listen_host:
-                    self._open_far(admit)
+                    self._open_tcp(admit)
         except OSError:
-            for door in (*self._near, *self._far):
-                door.drop()
+            for listener in (*self._unix, *self._tcp):
+                listener.drop()
             self.remove()
-            self._near, self._far, self._entrances, self._addresses = [], [], [], []
+            self._unix, self._tcp, self._pending, self._addresses = [], [], [], []
             raise
         return replace(spec, gateway_secret="")
 
-    def _open_far(self, admit: Callable[[socket.socket], None]) -> None:
-        listener = listen_over_tcp(self._spec.listen_host)
-        entrance = Entrance(self._spec.gateway_secret, admit, self._watch, self._unwatch)
-        self._far.append(Door(listener, entrance.receive, self._watch, self._unwatch))
-        self._entrances.append(entrance)
-        self._addresses.append(address_of(listener))  # asked for when it is closed, too
+    def _open_tcp(self, admit: Callable[[socket.socket], None]) -> None:
+        sock = listen_over_tcp(self._spec.listen_host)
+        pending = PendingConnections(self._spec.gateway_secret, admit, self._watch, self._unwatch)
+        self._tcp.append(Listener(sock, pending.add, self._watch, self._unwatch))
+        self._pending.append(pending)
+        self._addresses.append(address_of(sock))  # needed after it is closed, too
 
     def listener(self, index: int) -> socket.socket | None:
         """Return the unix socket of a process; None if it is not open."""
-        door = self._near[index] if self._near else None
-        return door.listener if door is not None and door.is_open else None
+        listener = self._unix[index] if self._unix else None
+        return listener.sock if listener is not None and listener.is_open else None
 
     def address(self, index: int) -> str:
-        """Return where a process is reached over TCP, `host:port`; empty if it is not."""
+        """Return the TCP address of a process, `host:port`; empty if it has none."""
         return self._addresses[index] if self._addresses else ""
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether `tick` has something to look at soon."""
-        return any(entrance.is_busy for entrance in self._entrances)
+        """Whether `tick` is due soon."""
+        return any(pending.is_busy for pending in self._pending)
 
     def tick(self, now: float) -> None:
-        """Look after those who have yet to be let in, and after the sockets; `now` is monotonic."""
-        for entrance in self._entrances:
-            entrance.tick(now)
-        for door in self._near:
-            door.tick(now)
+        """Check pending connections and sockets; `now` is monotonic."""
+        for pending in self._pending:
+            pending.tick(now)
+        for listener in self._unix:
+            listener.tick(now)
 
     def close(self) -> None:
-        """Take the connections that wait, and no others; those that wait for their turn are let in still."""
-        for door in (*self._near, *self._far):
-            if door.is_open:
-                door.close()
+        """Accept the waiting connections, and then no others; pending connections may still be admitted."""
+        for listener in (*self._unix, *self._tcp):
+            if listener.is_open:
+                listener.close()
 
     def remove(self) -> None:
-        """Leave nothing behind."""
-        for entrance in self._entrances:
-            entrance.close()
-        for door in self._near:
-            door.remove()
+        """Close pending connections and remove the socket files."""
+        for pending in self._pending:
+            pending.close()
+        for listener in self._unix:
+            listener.remove()

@@ -1,4 +1,4 @@
-"""What a supervisor counts itself: deaths, answers on behalf of processes that can't, processes that took over."""
+"""Metrics of a supervisor: deaths, responses on behalf of dead processes, model reloads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cortex.replica.series import SeriesKind, series_key
 
 
 class SupervisorMetrics:
-    """Writes to the supervisor's own file in `folder`; where that can't be written, nothing is counted."""
+    """Counters in the supervisor's own file in `folder`. If the file can't be written, nothing is counted."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -21,15 +21,15 @@ class SupervisorMetrics:
     def startup(self) -> None:
         """Open the file."""
         if self._folder:
-            with contextlib.suppress(OSError):  # without numbers requests are still served
+            with contextlib.suppress(OSError):  # requests are served without metrics
                 self._file = MetricFile(Path(self._folder) / SUPERVISOR)
 
     def died(self, cause: DeathCause) -> None:
-        """Count a process that ended without being told to."""
+        """Count a process that ended without being stopped."""
         self._count("cortex_process_deaths_total", cause=cause.value)
 
     def answered(self, status: int) -> None:
-        """Count an answer on behalf of a process that died, or that does not exist."""
+        """Count a response sent on behalf of a process that died or does not exist."""
         self._count("cortex_replica_requests_total", code=str(status))
 
     def reloaded(self) -> None:
@@ -37,9 +37,9 @@ class SupervisorMetrics:
         self._count("cortex_model_reloads_total")
 
     def gather(self) -> None:
-        """Keep processes that ended from leaving more and more files."""
+        """Merge the files of ended processes, so that their number stays bounded."""
         if self._folder:
-            with contextlib.suppress(OSError, ValueError):  # again after the next death
+            with contextlib.suppress(OSError, ValueError):  # repeated after the next death
                 gather_ended(Path(self._folder))
 
     def _count(self, name: str, **labels: str) -> None:

@@ -1,6 +1,6 @@
-"""A supervisor's connection to this machine's model agent: asks for an API's models and is told of every change.
+"""A supervisor's connection to this machine's model agent: watches the models of an API.
 
-Non-blocking, for the supervisor's loop. The agent may be restarted at any time: the link connects again.
+Non-blocking, for the supervisor's loop. The agent may restart at any time: the client reconnects.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from cortex.models.protocol import CatalogueUpdate, Request, Using, Watch, read_answer, write
 from cortex.models.spec import ModelSource
+from cortex.processes.jsonl import LineBuffer
 
 _RETRY_S = 0.25
 _READ_BYTES = 65536
@@ -19,8 +20,8 @@ WatchFd = Callable[[int, Callable[[], object]], None]
 UnwatchFd = Callable[[int], None]
 
 
-class AgentLink:
-    """Calls `on_catalogue` with all news; `using` is told again after a reconnect."""
+class ModelAgentClient:
+    """Calls `on_catalogue` with each update. After a reconnect it sends the contents in use again."""
 
     def __init__(
         self,
@@ -38,28 +39,28 @@ class AgentLink:
         self._unwatch = unwatch
         self._on_catalogue = on_catalogue
         self._sock: socket.socket | None = None
-        self._read = b""
+        self._lines = LineBuffer()
         self._unsent = b""
         self._using: frozenset[str] = frozenset()
         self._retry_at = 0.0
         self.lost_since: float | None = 0.0  #: monotonic; None while connected
 
-    def using(self, digests: Iterable[str]) -> None:
-        """Say which contents have to stay on disk."""
+    def set_using(self, digests: Iterable[str]) -> None:
+        """Set the contents that must stay on disk."""
         wanted = frozenset(digests)
         if wanted != self._using:
             self._using = wanted
             self._send(Using(wanted))
 
     def tick(self, now: float) -> None:
-        """Connect where that is due; send what could not be sent."""
+        """Connect if that is due; send pending data."""
         if self._sock is None and now >= self._retry_at:
             self._connect(now)
         elif self._unsent:
             self._flush()
 
     def close(self) -> None:
-        """Let go of the agent."""
+        """Close the connection."""
         if self._sock is not None:
             self._unwatch(self._sock.fileno())
             self._sock.close()
@@ -75,7 +76,7 @@ class AgentLink:
         except OSError:
             sock.close()
             return
-        self._sock, self._read, self._unsent, self.lost_since = sock, b"", b"", None
+        self._sock, self._lines, self._unsent, self.lost_since = sock, LineBuffer(), b"", None
         self._watch(sock.fileno(), self._on_readable)
         self._send(Watch(self._api, self._source))
         self._send(Using(self._using))
@@ -107,9 +108,8 @@ class AgentLink:
         if not data:
             self.close()
             return
-        *lines, self._read = (self._read + data).split(b"\n")
-        for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError, OSError):  # another version's, or files gone
-                answer = read_answer(line)
-                if isinstance(answer, CatalogueUpdate):
-                    self._on_catalogue(answer)
+        for line in self._lines.feed(data):
+            with contextlib.suppress(ValueError, KeyError, TypeError, OSError):  # of another version, or files are gone
+                message = read_answer(line)
+                if isinstance(message, CatalogueUpdate):
+                    self._on_catalogue(message)

@@ -1,108 +1,117 @@
-"""Keeps a replica's workers on the newest models that work: a standby loads them beside, then takes over.
+"""Blue-green rollout of models: standbys load the newest models, then take over from the serving workers.
 
-It decides by `model_plan` and acts on workers; sockets, forks and logs are the supervisor's.
+The model agent sends two catalogues: the confirmed one, and a candidate that its next listing may confirm. The rollout
+compares them with the catalogue being served:
+
+State                 Condition                                               Action of `tick`
+-------------------   -----------------------------------------------------   -----------------------------------------
+waiting               no confirmed catalogue yet                              workers wait, with the agent's error
+starting              no worker is ready                                      start workers once a named model exists
+serving               confirmed needs no new process                          send the catalogue to running workers
+preparing             confirmed, or the candidate, needs new processes        one standby per worker loads it
+prepared              every standby is ready and has loaded confirmed         standbys take over; workers retire
+blamed                a standby died, or a worker died while it loaded        drop the standbys; avoid that content for
+                                                                              300 s (5 s after a first death by signal)
+
+Contents to avoid are left out of a catalogue (`servable`), so a bad version never replaces a good one.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.models.protocol import CatalogueUpdate
-from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelProblem, ModelSource
+from cortex.models.spec import DEFAULT_MODEL, Catalogue, Model, ModelProblem, ModelSource, Version
 from cortex.replica.spec import ModelsStatus, ServedVersion
-from cortex.supervisor.model_plan import (
-    Loaded,
-    also_loaded,
-    changed,
-    missing_model,
-    needs_new_process,
-    servable,
-)
-from cortex.supervisor.process_slot import Slot
+from cortex.supervisor.process_slot import ProcessSlot
+from cortex.supervisor.worker_models import LoadedVersion, also_loaded
 
-#: Content that could not be loaded is tried again after so long: what it lacked (memory, a service) may be there then.
+#: Retry interval of content that could not be loaded: a missing resource (memory, a service) may be available then.
 RETRY_S = 300.0
-#: … but after the first death by a signal, which may have been anybody's, sooner.
+#: Retry interval after the first death by a signal, which may have another cause.
 SIGNAL_RETRY_S = 5.0
-#: A load that takes longer is reported.
+#: Slower loads are reported.
 SLOW_LOAD_S = 60.0
-#: How long the agent may be away before that is reported.
+#: Longer absences of the model agent are reported.
 AGENT_AWAY_S = 10.0
 _SHOWN_VERSIONS, _SHOWN_PROBLEMS = 300, 20
 _KEPT_FILES = 3
-#: So many models in a row may turn out to be unloadable at the start before the usual back-off sets in.
+#: Unloadable models in a row that are skipped at the start without a delay.
 _MAX_FALL_BACKS = 10
-#: How often everything is looked at though nothing seems to have changed.
-_LOOK_S = 1.0
+#: Interval of full checks without a visible change.
+_CHECK_S = 1.0
 
 _SIGNALS = (DeathCause.KILLED, DeathCause.SIGNALLED, DeathCause.OUT_OF_MEMORY)
 
 
-class Shop(Protocol):
-    """What the supervisor does for us."""
+class WorkerFactory(Protocol):
+    """Creates, starts and swaps workers; implemented by the supervisor."""
 
-    def create_standby(self, index: int) -> Slot:
-        """Make a worker without connections for a slot, and do not start it yet."""
+    def create_standby(self, index: int) -> ProcessSlot:
+        """Create a worker without connections, without starting it."""
 
-    def start(self, worker: Slot) -> None:
+    def start(self, worker: ProcessSlot) -> None:
         """Fork its process."""
 
-    def swap(self, old: Slot, new: Slot) -> None:
-        """Let `new` take connections instead of `old`, which retires."""
+    def swap(self, old: ProcessSlot, new: ProcessSlot) -> None:
+        """Let `new` serve instead of `old`, which retires."""
 
 
 @dataclass
-class _Bad:
+class _BadContent:
     problem: ModelProblem
     until: float  #: monotonic
 
 
-class Reloading:
-    """The models of one replica. `workers` is the supervisor's list of those that serve, by slot."""
+class ModelRollout:
+    """The models of one replica. `workers` is the supervisor's list of serving workers, by index."""
 
-    def __init__(self, source: ModelSource, run_dir: Path, workers: list[Slot], shop: Shop) -> None:
-        self.standbys: list[Slot] = []
+    def __init__(self, source: ModelSource, run_dir: Path, workers: list[ProcessSlot], factory: WorkerFactory) -> None:
+        self.standbys: list[ProcessSlot] = []
         self._source = source
         self._run_dir = run_dir
         self._workers = workers
-        self._shop = shop
+        self._factory = factory
         self._serving: Catalogue | None = None
         self._confirmed: Catalogue | None = None
         self._candidate: Catalogue | None = None
         self._error: str | None = None
         self._error_since = 0.0
         self._standby_since = math.inf
-        self._bad: dict[tuple[str, str], _Bad] = {}
+        self._bad: dict[tuple[str, str], _BadContent] = {}
         self._files = 0
         self._unwritten: ModelProblem | None = None
         self._fall_backs = 0
         self._seen: object = None
-        self._look_at = 0.0
+        self._check_at = 0.0
         self._status = ModelsStatus()
         self._using: set[str] = set()
 
     @property
     def status(self) -> ModelsStatus:
-        """What is served, and why other things are not."""
+        """The served versions, and the problems of others."""
         return self._status
 
     @property
     def using(self) -> set[str]:
-        """The contents that processes have loaded, or that their successors may need."""
+        """Contents that processes have loaded, or that their successors may load."""
         return self._using
 
     def on_catalogue(self, news: CatalogueUpdate) -> None:
-        """Take what the agent says. Raises: OSError, ValueError, KeyError, TypeError if its files can't be read."""
+        """Handle an update of the model agent.
+
+        Raises: OSError, ValueError, KeyError, TypeError if its files are invalid.
+        """
         if news.error != self._error:
             self._error, self._error_since = news.error, time.time()
         if not self._source.is_live and self._serving is not None:
-            return  # another agent, which listed anew
+            return  # from a restarted agent; a source that is not live is read once
         if news.confirmed:
             self._confirmed = Catalogue.from_json(Path(news.confirmed).read_bytes())
         self._candidate = Catalogue.from_json(Path(news.candidate).read_bytes()) if news.candidate else None
@@ -110,11 +119,11 @@ class Reloading:
     # Time.
 
     def tick(self, now: float, agent_lost_since: float | None) -> None:
-        """Bring the workers nearer to what they should serve; costs next to nothing while nothing changes."""
+        """Take the next step towards the confirmed catalogue; nearly free while nothing changes."""
         away = agent_lost_since is not None and now - agent_lost_since > AGENT_AWAY_S
-        if now < self._look_at and self._seen == self._signature(away):
+        if now < self._check_at and self._seen == self._signature(away):
             return
-        self._look_at = now + _LOOK_S
+        self._check_at = now + _CHECK_S
         self._act(now, away)
         if self._unwritten is not None and self._serving is not None:
             self._write(self._serving)
@@ -154,14 +163,14 @@ class Reloading:
         return not self._source.is_cached and needs_new_process(self._serving, target, self._loaded())
 
     def _is_prepared(self, target: Catalogue) -> bool:
-        """Tell whether standbys wait that have loaded `target`, or something as good."""
+        """Return whether the standbys are ready and have loaded `target`, or an equivalent."""
         if not self.standbys or any(worker.state is not ProcessState.READY for worker in self.standbys):
             return False
         present = self.standbys[0].models.catalogue
         return present is not None and not needs_new_process(present, target, self._loaded_by(self.standbys))
 
     def _speculative(self, now: float) -> Catalogue | None:
-        """Return what will be there if the newest change turns out to be complete: it is loaded meanwhile."""
+        """Return the catalogue to serve if the next listing confirms the candidate; it is loaded in advance."""
         return servable(self._candidate, self._avoided(now), self._serving) if self._candidate else None
 
     def _wait(self, reason: str | None) -> None:
@@ -170,7 +179,7 @@ class Reloading:
                 worker.wait(reason)
 
     def _start_with(self, target: Catalogue) -> None:
-        """Nothing serves yet, or nothing can be started: what is found newly may mend that."""
+        """Start the workers while none is ready; a new catalogue may work where the last one failed."""
         if any(worker.pid is not None for worker in self._workers):
             return
         names = [path.name for path in self._source.paths]
@@ -182,10 +191,10 @@ class Reloading:
         self._adopt(target)
         if is_new:
             for worker in self._workers:
-                self._shop.start(worker)
+                self._factory.start(worker)
 
     def _adopt(self, target: Catalogue) -> None:
-        """Make `target` what the present processes, and those that follow them, know."""
+        """Make `target` the catalogue of the running processes and their successors."""
         if target == self._serving:
             return
         self._serving = target
@@ -194,12 +203,12 @@ class Reloading:
         self._write(target)
 
     def _write(self, catalogue: Catalogue) -> None:
-        """Write what the present processes are to be told; they are told once that is possible."""
+        """Write the catalogue to a file, which the running processes receive."""
         file = self._run_dir / f"catalogue-{self._files + 1}.json"
         try:
             file.write_bytes(catalogue.to_json())
             (self._run_dir / f"catalogue-{self._files + 1 - _KEPT_FILES}.json").unlink(missing_ok=True)
-        except OSError as error:  # a full disk must not end what serves
+        except OSError as error:  # a full disk must not end the serving processes
             text = f"changes of models that are not loaded are not noticed: {error}"
             self._unwritten = self._unwritten or ModelProblem("", None, text, time.time())
             return
@@ -211,7 +220,7 @@ class Reloading:
     # Standbys.
 
     def _prepare(self, target: Catalogue) -> None:
-        """See to it that standbys load `target`, or something as good."""
+        """Start standbys that load `target`, unless they already load an equivalent."""
         if self.standbys:
             present = self.standbys[0].models.catalogue
             assert present is not None
@@ -222,16 +231,16 @@ class Reloading:
         also = also_loaded(asked, target)
         self._standby_since = time.time()
         for index in range(len(self._workers)):
-            worker = self._shop.create_standby(index)
+            worker = self._factory.create_standby(index)
             worker.models.catalogue, worker.models.also = target, also
             self.standbys.append(worker)
-            self._shop.start(worker)
+            self._factory.start(worker)
 
     def _swap(self, target: Catalogue) -> None:
         standbys, self.standbys = self.standbys, []
         for index, new in enumerate(standbys):
             old, self._workers[index] = self._workers[index], new
-            self._shop.swap(old, new)
+            self._factory.swap(old, new)
         self._serving = None
         self._adopt(target)
 
@@ -240,8 +249,8 @@ class Reloading:
             worker.stop(time.monotonic(), 0)
         self.standbys = []
 
-    def on_death(self, worker: Slot, was_starting: bool) -> None:
-        """Learn that a process died; if it was about to serve other models, they are to blame."""
+    def on_death(self, worker: ProcessSlot, was_starting: bool) -> None:
+        """Handle the death of a process; blame the models that it was about to serve."""
         if worker in self.standbys:
             assert worker.models.catalogue is not None
             suspects = [worker.models.loading] if worker.models.loading else []
@@ -251,19 +260,19 @@ class Reloading:
         elif was_starting and worker.models.loading is not None and self._confirmed is not None:
             self._fall_back(worker, worker.models.loading)
 
-    def _fall_back(self, worker: Slot, version: Loaded) -> None:
-        """Start with the version before, or without the model, where that leaves what was asked for."""
+    def _fall_back(self, worker: ProcessSlot, version: LoadedVersion) -> None:
+        """Repeat the start with the previous version, or without the model, if all named models remain."""
         assert self._confirmed is not None
         avoided = {*self._avoided(time.monotonic()), (version.model, version.digest)}
         target = servable(self._confirmed, avoided, None)
         wanted = {path.name for path in self._source.paths}
         if not target.models or not wanted <= target.by_name.keys() or self._fall_backs >= _MAX_FALL_BACKS:
-            return  # the usual back-off: there is nothing else to try
+            return  # the usual backoff: there is no alternative
         self._fall_backs += 1
         self._blame(version, worker)
         worker.forgive_start()
 
-    def _blame(self, version: Loaded, worker: Slot) -> None:
+    def _blame(self, version: LoadedVersion, worker: ProcessSlot) -> None:
         status = worker.status
         message, detail = "the process ended while it loaded the model", ""
         if status.failure is not None:
@@ -274,21 +283,21 @@ class Reloading:
         since = self._bad[key].problem.since if key in self._bad else time.time()
         problem = ModelProblem(version.model, version.number, message, since, detail)
         is_first_signal = status.death is not None and status.death.cause in _SIGNALS and key not in self._bad
-        self._bad[key] = _Bad(problem, time.monotonic() + (SIGNAL_RETRY_S if is_first_signal else RETRY_S))
+        self._bad[key] = _BadContent(problem, time.monotonic() + (SIGNAL_RETRY_S if is_first_signal else RETRY_S))
 
     def _avoided(self, now: float) -> set[tuple[str, str]]:
         return {key for key, bad in self._bad.items() if now < bad.until}
 
-    # What there is.
+    # Status.
 
-    def _everyone(self) -> Iterator[Slot]:
+    def _everyone(self) -> Iterator[ProcessSlot]:
         yield from self._workers
         yield from self.standbys
 
-    def _loaded(self) -> frozenset[Loaded]:
+    def _loaded(self) -> frozenset[LoadedVersion]:
         return self._loaded_by(self._workers)
 
-    def _loaded_by(self, workers: list[Slot]) -> frozenset[Loaded]:
+    def _loaded_by(self, workers: list[ProcessSlot]) -> frozenset[LoadedVersion]:
         return frozenset().union(*(worker.models.loaded for worker in workers))
 
     def _find_used(self) -> set[str]:
@@ -308,7 +317,7 @@ class Reloading:
                 version.digest[:12],
                 version.modified_at,
                 version is model.latest,
-                Loaded(model.name, version.number, version.digest) in loaded,
+                LoadedVersion(model.name, version.number, version.digest) in loaded,
             )
             for model, version in serving.versions()
         ]
@@ -348,3 +357,70 @@ class Reloading:
     def _is_candidate(self, key: tuple[str, str]) -> bool:
         model = self._candidate.by_name.get(key[0]) if self._candidate else None
         return model is not None and any(version.digest == key[1] for version in model.versions)
+
+
+def servable(target: Catalogue, bad: Collection[tuple[str, str]], serving: Catalogue | None) -> Catalogue:
+    """Return `target` without the contents in `bad`, pairs of (model, digest) that can't be loaded.
+
+    A version whose content is bad keeps the content being served. If there is none, it is omitted, and the next lower
+    version becomes the latest. A model without usable versions stays as it is served, or is omitted.
+    """
+    before = serving.by_name if serving else {}
+    models = []
+    for model in target.models:
+        old = before.get(model.name)
+        versions = tuple(_usable(model, bad, old))
+        if versions:
+            models.append(Model(model.name, versions, model.signature_key))
+        elif old is not None and (old.name, old.latest.digest) not in bad:
+            models.append(old)
+    return Catalogue(tuple(models), target.problems)
+
+
+def _usable(model: Model, bad: Collection[tuple[str, str]], old: Model | None) -> Iterable[Version]:
+    contents = {version.number: version for version in old.versions} if old else {}
+    for version in model.versions:
+        if (model.name, version.digest) not in bad:
+            yield version
+            continue
+        kept = contents.get(version.number)
+        if kept is not None and (model.name, kept.digest) not in bad:
+            yield kept
+
+
+def needs_new_process(serving: Catalogue, target: Catalogue, loaded: Collection[LoadedVersion]) -> bool:
+    """Return whether `target` changes a version that a process has loaded, or a latest version."""
+    for model in target.models:
+        before = serving.by_name.get(model.name)
+        if before is None or _content(before.latest) != _content(model.latest):
+            return True
+        if before.signature_key != model.signature_key:
+            return True
+    for version in loaded:
+        now = target.find(version.model, version.number)
+        if now is not None and now.digest != version.digest:
+            return True
+    return False
+
+
+def changed(serving: Catalogue | None, target: Catalogue) -> list[LoadedVersion]:
+    """Return the latest versions in `target` that `serving` lacks: the suspects if `target` can't be loaded."""
+    before = serving.by_name if serving else {}
+    return [
+        LoadedVersion(model.name, model.latest.number, model.latest.digest)
+        for model in target.models
+        if model.name not in before or _content(before[model.name].latest) != _content(model.latest)
+    ]
+
+
+def missing_model(target: Catalogue, names: Iterable[str]) -> str | None:
+    """Return the reason why none of the named models can be served yet; None if one can."""
+    wanted = list(names)
+    if not wanted or any(name in target.by_name for name in wanted):
+        return None
+    problems = [problem.message for problem in target.problems if problem.model in wanted]
+    return "; ".join(problems) or "the model path has no valid model"
+
+
+def _content(version: Version) -> tuple[str, str]:
+    return version.number, version.digest

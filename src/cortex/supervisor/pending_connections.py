@@ -1,7 +1,7 @@
-"""Where connections over TCP wait until they have shown the gateway's secret; only then are they a process's.
+"""TCP connections that have not presented the gateway's secret yet; a process receives only those that have.
 
-Heads are looked at and left in their sockets, so whoever serves the connection reads all of the first request. Nothing
-of anybody else's reaches a process, nor counts as a request that is inside one.
+Request heads are peeked at and stay in their sockets, so that the process that serves a connection reads the whole
+first request. Nothing else reaches a process or counts as one of its requests.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from enum import Enum, auto
 from cortex.replica.errors import error_answer
 from cortex.replica.response_head import SECRET_HEADER
 
-#: How long a connection may take to send its first head.
+#: Time limit for the first request head of a connection.
 HEAD_LIMIT_S = 10.0
-#: So many may be at it; with more, the first of them is closed.
-MAX_WAITING = 256
-#: The gateway's heads, which it bounds, are shorter.
+#: Maximum number of pending connections; beyond it, the oldest is closed.
+MAX_PENDING = 256
+#: The gateway limits its request heads to less.
 HEAD_MAX_BYTES = 160 * 1024
-#: How long a refused connection stays open, so that the answer is read before the close is seen.
+#: Time that a refused connection stays open, so that the client reads the response before the close.
 _LINGER_S = 2.0
-#: A head that is in pieces after so many looks is looked at once per tick: looking costs as much as all that it has.
-_QUICK_LOOKS = 8
-#: From here on the kernel is asked to keep a whole head, which it would not without anybody reading. It counts with
-#: what packets cost beside their contents.
+#: After so many peeks at an incomplete head, one peek per tick: each costs as much as all data received so far.
+_QUICK_PEEKS = 8
+#: From this size on the receive buffer is enlarged to hold a whole head, which the kernel does not do for unread data.
+#: The buffer also accounts for the overhead of packets.
 _LONG_BYTES = 16 * 1024
 _LONG_BUFFER_BYTES = 2 * HEAD_MAX_BYTES
 
@@ -46,9 +46,9 @@ _NO_SECRET = error_answer(401, "replicas take requests of their gateway only", "
 
 
 class Verdict(Enum):
-    """What the beginning of a connection says of it."""
+    """The result of a check of the first bytes of a connection."""
 
-    UNFINISHED = auto()
+    INCOMPLETE = auto()
     ADMITTED = auto()
     NO_SECRET = auto()
     NOT_HTTP = auto()
@@ -58,33 +58,33 @@ class Verdict(Enum):
 _REFUSALS = {Verdict.NO_SECRET: _NO_SECRET, Verdict.NOT_HTTP: _NOT_HTTP, Verdict.TOO_LONG: _TOO_LONG}
 
 
-def judge(data: bytes, secret: bytes) -> Verdict:
-    """Read the first head of a connection, or what has come of it; with an empty secret, any whole head will do."""
+def check_head(data: bytes, secret: bytes) -> Verdict:
+    """Check the received part of a connection's first head; an empty secret admits any complete head."""
     end = data.find(_HEAD_END)
     if not _METHOD_START.match(data) or (b"\r\n" in data and not _REQUEST_LINE.match(data)):
         return Verdict.NOT_HTTP
     if end < 0:
-        return Verdict.UNFINISHED if len(data) < HEAD_MAX_BYTES else Verdict.TOO_LONG
+        return Verdict.INCOMPLETE if len(data) < HEAD_MAX_BYTES else Verdict.TOO_LONG
     if not secret:
         return Verdict.ADMITTED
     fields = (line.partition(b":") for line in data[:end].split(b"\r\n")[1:])
-    shown = [value.strip(b" \t") for name, _, value in fields if name.lower() == SECRET_HEADER]
-    is_right = len(shown) == 1 and hmac.compare_digest(shown[0], secret)
+    values = [value.strip(b" \t") for name, _, value in fields if name.lower() == SECRET_HEADER]
+    is_right = len(values) == 1 and hmac.compare_digest(values[0], secret)
     return Verdict.ADMITTED if is_right else Verdict.NO_SECRET
 
 
 @dataclass
-class _Waiting:
+class _Pending:
     sock: socket.socket
     until: float  #: monotonic
-    size: int = 0  #: of what was looked at
-    looks: int = 0
+    size: int = 0  #: bytes seen
+    peeks: int = 0
     is_watched: bool = False
     is_refused: bool = False
 
 
-class Entrance:
-    """The new connections of one process, oldest first. `admit` gets each that is the gateway's."""
+class PendingConnections:
+    """The pending connections of one process, oldest first. `admit` receives those of the gateway."""
 
     def __init__(
         self,
@@ -92,104 +92,104 @@ class Entrance:
         admit: Callable[[socket.socket], None],
         watch: Callable[[int, Callable[[], object]], None],
         unwatch: Callable[[int], None],
-        limit: int = MAX_WAITING,
+        limit: int = MAX_PENDING,
     ) -> None:
         self._secret = secret.encode()
         self._admit = admit
         self._watch = watch
         self._unwatch = unwatch
         self._limit = limit
-        self._waiting: dict[int, _Waiting] = {}  # by descriptor
+        self._pending: dict[int, _Pending] = {}  # by descriptor
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._pending)
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether a head is looked at per tick."""
-        return any(not waiting.is_watched and not waiting.is_refused for waiting in self._waiting.values())
+        """Whether a head is peeked at in each tick."""
+        return any(not pending.is_watched and not pending.is_refused for pending in self._pending.values())
 
-    def receive(self, sock: socket.socket) -> None:
-        """Take a connection that was just accepted, and does not block."""
-        if len(self._waiting) >= self._limit:
-            self._drop(next(iter(self._waiting.values())))
-        waiting = _Waiting(sock, time.monotonic() + HEAD_LIMIT_S)
-        self._waiting[sock.fileno()] = waiting
-        self._look(waiting)  # most have sent it
+    def add(self, sock: socket.socket) -> None:
+        """Add a connection that was just accepted; it must be non-blocking."""
+        if len(self._pending) >= self._limit:
+            self._drop(next(iter(self._pending.values())))
+        pending = _Pending(sock, time.monotonic() + HEAD_LIMIT_S)
+        self._pending[sock.fileno()] = pending
+        self._peek(pending)  # most clients have sent the head already
 
     def tick(self, now: float) -> None:
-        """Look at what comes in pieces, and close what is late; `now` is monotonic."""
-        for waiting in list(self._waiting.values()):
-            if now >= waiting.until:
-                self._drop(waiting)
-            elif not waiting.is_watched and not waiting.is_refused:
-                self._look(waiting)
+        """Peek at incomplete heads and close connections that are late; `now` is monotonic."""
+        for pending in list(self._pending.values()):
+            if now >= pending.until:
+                self._drop(pending)
+            elif not pending.is_watched and not pending.is_refused:
+                self._peek(pending)
 
     def close(self) -> None:
-        """Close them all."""
-        for waiting in list(self._waiting.values()):
-            self._drop(waiting)
+        """Close all connections."""
+        for pending in list(self._pending.values()):
+            self._drop(pending)
 
-    def _look(self, waiting: _Waiting) -> None:
-        sock = waiting.sock
+    def _peek(self, pending: _Pending) -> None:
+        sock = pending.sock
         try:
-            if waiting.size and _unread_bytes(sock) <= waiting.size:
-                # Woken without news: the peer sends no more, or the kernel is short of memory.
+            if pending.size and _unread_bytes(sock) <= pending.size:
+                # Woken without new data: the client sends no more, or the kernel is short of memory.
                 if _is_established(sock):
-                    self._rest(waiting)
+                    self._unwatch_pending(pending)
                 else:
-                    self._drop(waiting)
+                    self._drop(pending)
                 return
             data = sock.recv(HEAD_MAX_BYTES, socket.MSG_PEEK)
             if not data:
-                self._drop(waiting)
+                self._drop(pending)
                 return
-            verdict = judge(data, self._secret)
-            if verdict is Verdict.UNFINISHED:
-                waiting.size = len(data)
-                waiting.looks += 1
-                self._await_more(waiting)
+            verdict = check_head(data, self._secret)
+            if verdict is Verdict.INCOMPLETE:
+                pending.size = len(data)
+                pending.peeks += 1
+                self._await_more(pending)
                 return
-            self._rest(waiting)
+            self._unwatch_pending(pending)
             if verdict is Verdict.ADMITTED:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-                del self._waiting[sock.fileno()]
+                del self._pending[sock.fileno()]
                 self._admit(sock)
             else:
-                self._refuse(waiting, _REFUSALS[verdict])
+                self._refuse(pending, _REFUSALS[verdict])
         except BlockingIOError:
-            self._await_more(waiting)
+            self._await_more(pending)
         except OSError:
-            self._drop(waiting)
+            self._drop(pending)
 
-    def _await_more(self, waiting: _Waiting) -> None:
-        """Have the descriptor readable once there is more than was seen: what is left unread makes it so already."""
-        if waiting.size >= _LONG_BYTES:
-            waiting.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _LONG_BUFFER_BYTES)  # grows the buffer
-        waiting.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, waiting.size + 1)
-        if waiting.looks > _QUICK_LOOKS:
-            self._rest(waiting)
-        elif not waiting.is_watched:
-            waiting.is_watched = True
-            self._watch(waiting.sock.fileno(), lambda: self._look(waiting))
+    def _await_more(self, pending: _Pending) -> None:
+        """Make the descriptor readable only once there is more data than was seen, as the seen data stays unread."""
+        if pending.size >= _LONG_BYTES:
+            pending.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _LONG_BUFFER_BYTES)  # grows the buffer
+        pending.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, pending.size + 1)
+        if pending.peeks > _QUICK_PEEKS:
+            self._unwatch_pending(pending)
+        elif not pending.is_watched:
+            pending.is_watched = True
+            self._watch(pending.sock.fileno(), lambda: self._peek(pending))
 
-    def _rest(self, waiting: _Waiting) -> None:
-        """Look no more but once per tick."""
-        if waiting.is_watched:
-            waiting.is_watched = False
-            self._unwatch(waiting.sock.fileno())
+    def _unwatch_pending(self, pending: _Pending) -> None:
+        """Peek at a connection in ticks only."""
+        if pending.is_watched:
+            pending.is_watched = False
+            self._unwatch(pending.sock.fileno())
 
-    def _refuse(self, waiting: _Waiting, answer: bytes) -> None:
-        waiting.is_refused = True
-        waiting.until = time.monotonic() + _LINGER_S
-        with contextlib.suppress(OSError):  # the peer is gone; it is closed when its time is over
-            waiting.sock.send(answer)
-            waiting.sock.shutdown(socket.SHUT_WR)
+    def _refuse(self, pending: _Pending, response: bytes) -> None:
+        pending.is_refused = True
+        pending.until = time.monotonic() + _LINGER_S
+        with contextlib.suppress(OSError):  # the client is gone; the connection is closed when its time is over
+            pending.sock.send(response)
+            pending.sock.shutdown(socket.SHUT_WR)
 
-    def _drop(self, waiting: _Waiting) -> None:
-        self._rest(waiting)
-        del self._waiting[waiting.sock.fileno()]
-        waiting.sock.close()
+    def _drop(self, pending: _Pending) -> None:
+        self._unwatch_pending(pending)
+        del self._pending[pending.sock.fileno()]
+        pending.sock.close()
 
 
 def _unread_bytes(sock: socket.socket) -> int:
@@ -197,5 +197,5 @@ def _unread_bytes(sock: socket.socket) -> int:
 
 
 def _is_established(sock: socket.socket) -> bool:
-    """Tell whether both ends may still send."""
+    """Return whether both ends may still send."""
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == 1

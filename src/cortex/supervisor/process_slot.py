@@ -1,6 +1,30 @@
-"""The slot of one process of a replica, as its supervisor holds it: fork, readiness, limits, death, successor.
+"""The slot of one worker process, as its supervisor manages it: fork, readiness, limits, death, restart.
 
-Processes come and go in a slot. What they do, and what of it outlives them, is the business of its subclasses.
+Processes come and go in a slot. Subclasses add the work: `request_worker` serves requests, `job_worker` runs batches.
+
+    BACKING_OFF <------------------------------+
+        | start                                | death (restart after a delay)
+        v                                      |
+    STARTING ---- "ready" ----> READY ---------+
+        |                         |
+        | stop: kill              | stop, or a successor takes over
+        v                         v
+    STOPPING -- drained, or the drain time has passed: killed --> STOPPED
+
+State         Process    Entered by                                  Left by
+-----------   --------   -----------------------------------------   ------------------------------------------------
+BACKING_OFF   none       a new slot; a death; a refused fork;        `start` after its delay (`tick`) -> STARTING;
+                         `wait` with a reason (no models yet)        `stop` -> STOPPED
+STARTING      yes (1)    `start`                                     message "ready" -> READY; death -> BACKING_OFF;
+                                                                     `stop` kills it -> STOPPING
+READY         yes        message "ready"                             death -> BACKING_OFF; `stop` -> STOPPING;
+                                                                     job worker: "constructing" -> STARTING
+STOPPING      yes        `stop`; a successor (`take_over`);          its death -> STOPPED
+                         job worker: "leaving"
+STOPPED       none       death while STOPPING; any death of a        -
+                         standby
+
+(1) None while the slot waits for models without an error.
 """
 
 from __future__ import annotations
@@ -27,29 +51,29 @@ from cortex.supervisor.exit_reasons import (
 )
 from cortex.supervisor.worker_models import WorkerModels
 
-#: A process that served for less than this before it died is counted as dying quickly.
+#: A process that dies within this time of being ready counts as a quick death.
 QUICK_DEATH_S = 1.0
-#: How long the user's exit hooks may take.
+#: Time limit for the user's exit hooks.
 EXIT_S = 2.0
-#: A process that dies closes its end of the channel a moment before its death is known.
+#: A dying process closes its end of the channel a moment before its death is reported.
 _CHANNEL_LOST_S = 1.0
 
 #: Forks; returns (pid, read end of stdout, read end of stderr) in the parent and never in the child.
-Fork = Callable[["Slot", Channel], tuple[int, int, int]]
+Fork = Callable[["ProcessSlot", Channel], tuple[int, int, int]]
 
 
-class Slot(ABC):
-    """One process and, once it has died, the next."""
+class ProcessSlot(ABC):
+    """One process at a time, and its successors."""
 
     def __init__(self, spec: ReplicaSpec, index: int, fork: Fork, is_standby: bool = False) -> None:
         self.index = index
-        self.is_standby = is_standby  #: a death is final
+        self.is_standby = is_standby  #: not restarted after a death
         self.models = WorkerModels()
         self.state = ProcessState.BACKING_OFF
         self.pid: int | None = None
         self.slots = spec.threads
         self.channel: Channel | None = None
-        self.outputs: dict[int, str] = {}  #: the read ends of what the process prints, and which stream each is
+        self.outputs: dict[int, str] = {}  #: stream by the read end of its pipe
         self._spec = spec
         self._fork = fork
         self._killed_for: Death | None = None
@@ -58,7 +82,7 @@ class Slot(ABC):
         self._restarts = 0
         self._failed_starts = 0
         self._quick_deaths = 0
-        self._is_forgiven = False  #: the last start failed, but another is about to follow that may not
+        self._is_forgiven = False  #: the last start failed, but one with other models is about to follow
         self._ready_at = 0.0
         self._start_at = 0.0
         self._oom_kills_before = 0
@@ -67,39 +91,36 @@ class Slot(ABC):
 
     @abstractmethod
     def run(self, channel: Channel) -> int:
-        """Be the process: called in the fork, returns its exit code."""
+        """Run the process: called in the fork, returns its exit code."""
 
     @property
     def inherited(self) -> tuple[int, ...]:
-        """Descriptors of the supervisor's that the process keeps open."""
+        """Descriptors of the supervisor that the process keeps open."""
         return ()
 
     @property
     @abstractmethod
     def is_busy(self) -> bool:
-        """Tell whether deadlines or limits have to be watched closely."""
+        """Whether deadlines or limits need frequent checks."""
 
     @abstractmethod
     def take_inside(self) -> str:
-        """Name what was inside the process that died, once; empty if nothing was."""
+        """Return the names of what ran in the process that died, once; empty if nothing did."""
 
     @property
     def status(self) -> ProcessStatus:
-        """Return what the engine is told."""
+        """The status reported to the engine."""
+        is_starting_again = self._is_forgiven and self.state is ProcessState.BACKING_OFF
         return ProcessStatus(
             index=self.index,
             socket=self._spec.sockets[self.index],
-            state=ProcessState.STARTING if self._is_starting_again else self.state,
+            state=ProcessState.STARTING if is_starting_again else self.state,
             pid=self.pid,
             restarts=self._restarts,
             failed_starts=self._failed_starts,
             death=self._death,
             failure=self._failure,
         )
-
-    @property
-    def _is_starting_again(self) -> bool:
-        return self._is_forgiven and self.state is ProcessState.BACKING_OFF
 
     # Start and messages.
 
@@ -118,12 +139,12 @@ class Slot(ABC):
             finally:
                 theirs.close()
         except OSError as error:  # no more processes, descriptors or memory: others may end
-            self._start_refused(error)
+            self._on_refused_start(error)
             return
         self.outputs = {stdout: "o", stderr: "e"}
         self.state = ProcessState.STARTING
 
-    def _start_refused(self, error: OSError) -> None:
+    def _on_refused_start(self, error: OSError) -> None:
         if self.channel is not None:
             self.channel.close()
             self.channel = None
@@ -133,7 +154,7 @@ class Slot(ABC):
         self.state = ProcessState.BACKING_OFF
 
     def on_message(self, message: dict[str, Any]) -> None:
-        """Take a message of the process. Raises: KeyError, TypeError, ValueError if our code did not write it."""
+        """Handle a message of the process. Raises: KeyError, TypeError, ValueError if user code wrote it."""
         kind = message["kind"]
         if kind == "ready" and self.state is ProcessState.STARTING:
             self._on_ready(message)
@@ -150,17 +171,17 @@ class Slot(ABC):
         self._ready_at = time.monotonic()
 
     def on_channel_lost(self) -> None:
-        """Learn that the process closed its end: it is dying, or the user's code closed what was not its own."""
+        """Handle the end of the channel: the process is dying, or the user's code closed its descriptor."""
         self._channel_lost_at = time.monotonic()
 
     def configure(self, spec: ReplicaSpec) -> None:
-        """Take changed limits over, and tell the process."""
+        """Apply changed limits, and send them to the process."""
         self._spec = spec
         if self.channel is not None:
             self.channel.send("configure", timeout_s=spec.timeout_s, max_body_bytes=spec.max_body_bytes)
 
     def refuse_start(self, reason: str) -> None:
-        """Take it that no process can be started, and try no more; `reason` is what users are told."""
+        """Mark the slot as permanently failed, with the reason shown to users."""
         self._failed_starts += 1
         self._failure = Failure(reason)
         self._start_at = math.inf
@@ -169,14 +190,14 @@ class Slot(ABC):
     # Waiting and models.
 
     def wait(self, reason: str | None) -> None:
-        """Put the first start off until `start` is called; `reason` is what is wrong, if anything is."""
+        """Postpone the first start until `start` is called; `reason` is the error, if there is one."""
         self._is_forgiven = False
         self._failure = Failure(reason) if reason else None
         self.state = ProcessState.BACKING_OFF if reason else ProcessState.STARTING
         self._start_at = math.inf
 
     def forgive_start(self) -> None:
-        """Take it that the start which just failed was none: it is repeated at once, with other models."""
+        """Discount the start that just failed: it is repeated at once with other models."""
         self._failed_starts = max(self._failed_starts - 1, 0)
         self._failure = None
         self._is_forgiven = True
@@ -184,16 +205,16 @@ class Slot(ABC):
     # Time.
 
     def tick(self, now: float) -> None:
-        """Enforce deadlines and limits, restart what is due, carry on with a stop."""
+        """Enforce deadlines and limits, start a process that is due, continue a stop."""
         if self.state is ProcessState.BACKING_OFF:
-            self._tend_without_process()
+            self._tick_without_process()
             if now >= self._start_at:
                 self.start()
             return
         if self.state in (ProcessState.READY, ProcessState.STOPPING):
-            self._tend(now)
+            self._tick_process(now)
             if self.channel is not None:
-                self.models.tell(self.channel)
+                self.models.send_changes(self.channel)
         if self._channel_lost_at is not None and now - self._channel_lost_at > _CHANNEL_LOST_S:
             self.kill(Death(DeathCause.KILLED, "killed: it closed the socket to its supervisor", time.time()))
         if self._spec.mem_limit_bytes and self.pid is not None:
@@ -201,12 +222,12 @@ class Slot(ABC):
             if used > self._spec.mem_limit_bytes:
                 self.kill(over_memory_limit(used, self._spec.mem_limit_bytes))
         if self.state is ProcessState.STOPPING:
-            self._carry_on_stop(now)
+            self._tick_stop(now)
 
     # Stop and death.
 
     def stop(self, now: float, drain_s: float) -> None:
-        """Finish what is inside, then end; whoever has not ended after `drain_s` is killed."""
+        """Drain the process and end it; it is killed if it takes longer than `drain_s`."""
         if self.state in (ProcessState.STOPPING, ProcessState.STOPPED):
             return
         if self.state is ProcessState.BACKING_OFF:
@@ -221,7 +242,7 @@ class Slot(ABC):
             self.kill()
 
     def kill(self, reason: Death | None = None) -> None:
-        """Kill the process and whatever it started; its death is handled when the kernel reports it."""
+        """Kill the process and its process group. Its death is handled when the kernel reports it."""
         if self.pid is None:
             return
         if self._killed_for is None:
@@ -231,10 +252,10 @@ class Slot(ABC):
                 kill(self.pid, signal.SIGKILL)
 
     def on_death(self, wait_status: int) -> Death:
-        """Name the death, see to what was inside, and plan the next start."""
+        """Determine the cause of a death, handle what was running, and schedule the next start."""
         assert self.pid is not None
         with contextlib.suppress(OSError):
-            os.killpg(self.pid, signal.SIGKILL)  # what the user's code started must not outlive it
+            os.killpg(self.pid, signal.SIGKILL)  # processes of the user's code must not outlive it
         oom_kills = count_kernel_oom_kills() - self._oom_kills_before
         death = replace(name_death(wait_status, oom_kills, self._killed_for), pid=self.pid)
         self.pid = None
@@ -250,22 +271,22 @@ class Slot(ABC):
             self._failed_starts += 1
             self._failure = self._failure or Failure(f"the process ended while it started: {death.message}")
             if death.cause is not DeathCause.EXITED:
-                self._note_death(death)
+                self._record_death(death)
         else:
-            self._note_death(death)
+            self._record_death(death)
             self._restarts += 1
             self._quick_deaths = self._quick_deaths + 1 if self._is_quick(death, now) else 0
         if self.is_standby:
             self._become_stopped()
             return death
-        delay = restart_delay_s(self._failed_starts, self._quick_deaths)
-        self._start_at = now + delay
+        delay_s = restart_delay_s(self._failed_starts, self._quick_deaths)
+        self._start_at = now + delay_s
         self.state = ProcessState.BACKING_OFF
-        if delay == 0:
+        if delay_s == 0:
             self.start()
         return death
 
-    def _note_death(self, death: Death) -> None:
+    def _record_death(self, death: Death) -> None:
         self._death = death
 
     def _is_quick(self, death: Death, now: float) -> bool:
@@ -274,24 +295,24 @@ class Slot(ABC):
     def _become_stopped(self) -> None:
         self.state = ProcessState.STOPPED
 
-    # What subclasses add.
+    # Hooks for subclasses.
 
     @abstractmethod
     def _on_start(self) -> None:
-        """Forget what was known of the process before."""
+        """Reset the state of the previous process."""
 
     @abstractmethod
-    def _tend_without_process(self) -> None:
-        """Do at each tick what a slot that backs off has to do."""
+    def _tick_without_process(self) -> None:
+        """Run the periodic work of a slot that backs off."""
 
     @abstractmethod
-    def _tend(self, now: float) -> None:
-        """Do at each tick what a process that is ready, or being stopped, needs."""
+    def _tick_process(self, now: float) -> None:
+        """Run the periodic work of a process that is ready or being stopped."""
 
     @abstractmethod
-    def _carry_on_stop(self, now: float) -> None:
-        """Take the next step of a stop."""
+    def _tick_stop(self, now: float) -> None:
+        """Continue a stop."""
 
     @abstractmethod
     def _on_dead(self, death: Death) -> Death:
-        """See to what was inside; returns the death with what is known of that."""
+        """Handle what was running in the process; return the death with details of that."""

@@ -1,8 +1,8 @@
 """The supervisor of one replica: a small process that outlives the operator and owns the replica's sockets.
 
-Run as `python -P -m cortex.supervisor.supervisor SPEC_FILE`. It is single-threaded, so that forking is safe, and it has
-imported all of our code that a worker needs, so that a worker starts in milliseconds. It knows nothing of the
-operator: whoever connects to the control socket is told the status and may ask for a stop.
+Run as `python -P -m cortex.supervisor.supervisor SPEC_FILE`. It is single-threaded, so that forking is safe. It has
+imported all code that a worker needs except the user's, so that a worker starts in milliseconds. Clients of the control
+socket receive the status after each change, as JSON lines, and may send the commands `stop` and `configure`.
 """
 
 from __future__ import annotations
@@ -22,45 +22,51 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cortex.engine.log_writer import LogWriter
+from cortex.engine.log_writer import SUPERVISOR, LogWriter
 from cortex.lifecycle import ProcessState
+from cortex.processes.jsonl import LineBuffer
 from cortex.processes.sockets import allow_descriptors
 from cortex.replica.channel import Channel
 from cortex.replica.shared_state import MAX_CONNECTIONS
 from cortex.replica.spec import Limits, ProcessStatus, ReplicaSpec, ReplicaStatus
 from cortex.supervisor.forking import fork
-from cortex.supervisor.listeners import Doors, UnixDoor
+from cortex.supervisor.listeners import ReplicaListeners, UnixListener
 from cortex.supervisor.metrics import SupervisorMetrics
-from cortex.supervisor.process_slot import Slot
-from cortex.supervisor.worker import Worker
+from cortex.supervisor.process_slot import ProcessSlot
+from cortex.supervisor.request_worker import RequestWorker
 
 if TYPE_CHECKING:
-    from cortex.supervisor.model_agent_client import AgentLink
-    from cortex.supervisor.model_rollout import Reloading
+    from cortex.supervisor.model_agent_client import ModelAgentClient
+    from cortex.supervisor.model_rollout import ModelRollout
 
-#: How often deadlines and limits are looked at while requests are inside, and while none is.
+#: Intervals of checks of deadlines and limits, with and without requests.
 BUSY_TICK_S = 0.05
 IDLE_TICK_S = 0.25
-#: Descriptors beside those of connections, the user's own included.
+#: Descriptors besides those of connections, including the user's own.
 _OTHER_DESCRIPTORS = 1024
 _OUTPUT_READ_BYTES = 64 * 1024
 
 
 class Supervisor:
-    """Runs one replica until it is told to stop."""
+    """Runs one replica until it receives a stop."""
 
     def __init__(self, spec: ReplicaSpec) -> None:
         self._spec = spec
         self._log = LogWriter(Path(spec.log_path))
         self._metrics = SupervisorMetrics(spec.metrics_dir)
         self._selector = selectors.DefaultSelector()
-        self._control: UnixDoor | None = None
-        self._clients: dict[socket.socket, bytes] = {}
-        self._doors = Doors(spec, lambda index, sock: self._serving(index).hold(sock), self._watch, self._unwatch)
-        self._workers: list[Slot] = []
-        self._others: list[Worker] = []  # standbys, and those that retire
-        self._reloading: Reloading | None = None
-        self._link: AgentLink | None = None
+        self._control: UnixListener | None = None
+        self._clients: dict[socket.socket, LineBuffer] = {}
+        self._listeners = ReplicaListeners(
+            spec,
+            admit=lambda index, sock: self._serving(index).add_connection(sock),
+            watch=self._watch,
+            unwatch=self._unwatch,
+        )
+        self._workers: list[ProcessSlot] = []
+        self._others: list[RequestWorker] = []  # standbys, and retiring workers
+        self._rollout: ModelRollout | None = None
+        self._model_agent: ModelAgentClient | None = None
         self._watched: dict[int, Callable[[], object]] = {}
         self._started_at = time.time()
         self._last_status: ReplicaStatus | None = None
@@ -84,12 +90,12 @@ class Supervisor:
         self._signals_write.setblocking(False)
         signal.set_wakeup_fd(self._signals_write.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, _remember)
+            signal.signal(number, _ignore)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._watch(self._signals_read.fileno(), self._on_signal)
-        self._control = UnixDoor(self._spec.control_socket, self._on_control, self._watch, self._unwatch)
+        self._control = UnixListener(self._spec.control_socket, self._on_control, self._watch, self._unwatch)
         try:
-            self._spec = self._doors.open()
+            self._spec = self._listeners.open()
         except OSError as error:
             self._refuse_start(f"can't listen on {error.filename or self._spec.listen_host}: {error.strerror or error}")
             return
@@ -97,42 +103,42 @@ class Supervisor:
         gc.collect()
         gc.freeze()  # keeps these pages shared with the workers
         if self._spec.models is not None and self._spec.model_agent_socket is not None:
-            # Others start sooner without.
-            from cortex.supervisor.model_agent_client import AgentLink  # noqa: PLC0415
-            from cortex.supervisor.model_rollout import Reloading  # noqa: PLC0415
+            # Lazy imports: replicas without models start sooner.
+            from cortex.supervisor.model_agent_client import ModelAgentClient  # noqa: PLC0415
+            from cortex.supervisor.model_rollout import ModelRollout  # noqa: PLC0415
 
-            self._reloading = Reloading(self._spec.models, Path(self._spec.run_dir), self._workers, self)
-            self._link = AgentLink(
+            self._rollout = ModelRollout(self._spec.models, Path(self._spec.run_dir), self._workers, self)
+            self._model_agent = ModelAgentClient(
                 self._spec.model_agent_socket,
                 self._spec.api,
                 self._spec.models,
                 self._watch,
                 self._unwatch,
-                self._reloading.on_catalogue,
+                self._rollout.on_catalogue,
             )
-            self._tend_models(time.monotonic())
+            self._tick_models(time.monotonic())
         else:
             for worker in self._workers:
                 self.start(worker)
 
     def _refuse_start(self, reason: str) -> None:
-        self._log.line(0, "s", reason)
+        self._log.line(0, SUPERVISOR, reason)
         for index in range(len(self._spec.sockets)):
-            worker = Worker(self._spec, index, self._doors, fork)
+            worker = RequestWorker(self._spec, index, self._listeners, fork)
             worker.refuse_start(reason)
             self._workers.append(worker)
 
-    def _create_worker(self, index: int) -> Slot:
+    def _create_worker(self, index: int) -> ProcessSlot:
         if self._spec.jobs_socket is not None:
-            from cortex.supervisor.job_worker import JobWorker  # noqa: PLC0415 - others start sooner without
+            from cortex.supervisor.job_worker import JobWorker  # noqa: PLC0415 - other replicas start sooner
 
             return JobWorker(self._spec, index, fork)
-        return Worker(self._spec, index, self._doors, fork, on_answer=self._metrics.answered)
+        return RequestWorker(self._spec, index, self._listeners, fork, on_answer=self._metrics.answered)
 
     def shutdown(self) -> None:
-        """Tell the last status, and leave no socket behind."""
-        self._tell_status()
-        self._doors.remove()
+        """Publish the last status, and remove the sockets."""
+        self._publish_status()
+        self._listeners.remove()
         if self._control is not None:
             self._control.remove()
         self._log.close()
@@ -140,13 +146,13 @@ class Supervisor:
     # The loop.
 
     def _run_once(self) -> None:
-        busy = any(worker.is_busy for worker in self._everyone()) or self._doors.is_busy
+        busy = any(worker.is_busy for worker in self._everyone()) or self._listeners.is_busy
         for key, _ in self._selector.select(BUSY_TICK_S if busy else IDLE_TICK_S):
             callback = self._watched.get(key.fd)
-            if callback is not None and callback is key.data:  # an earlier one may have closed or replaced it
+            if callback is not None and callback is key.data:  # an earlier callback may have closed or replaced it
                 callback()
         now = time.monotonic()
-        self._doors.tick(now)
+        self._listeners.tick(now)
         if self._control is not None:
             self._control.tick(now)
         for worker in self._everyone():
@@ -155,18 +161,18 @@ class Supervisor:
             if worker.pid != pid:
                 self._watch_worker(worker)
         self._others = [worker for worker in self._others if worker.state is not ProcessState.STOPPED]
-        self._tend_models(now)
-        self._tell_status()
+        self._tick_models(now)
+        self._publish_status()
 
-    def _everyone(self) -> list[Slot]:
+    def _everyone(self) -> list[ProcessSlot]:
         return [*self._workers, *self._others]
 
-    def _tend_models(self, now: float) -> None:
-        if self._reloading is None or self._link is None or self._is_stopping:
+    def _tick_models(self, now: float) -> None:
+        if self._rollout is None or self._model_agent is None or self._is_stopping:
             return
-        self._link.tick(now)
-        self._reloading.tick(now, self._link.lost_since)
-        self._link.using(self._reloading.using)
+        self._model_agent.tick(now)
+        self._rollout.tick(now, self._model_agent.lost_since)
+        self._model_agent.set_using(self._rollout.using)
 
     def _watch(self, fd: int, callback: Callable[[], object]) -> None:
         self._selector.register(fd, selectors.EVENT_READ, callback)
@@ -178,32 +184,36 @@ class Supervisor:
 
     # Workers.
 
-    def start(self, worker: Slot) -> None:
-        """Fork its process."""
+    def start(self, worker: ProcessSlot) -> None:
+        """Start the process of a slot."""
         worker.start()
         self._watch_worker(worker)
 
-    def create_standby(self, index: int) -> Slot:
-        """Make a worker without connections for a slot, and do not start it yet."""
-        worker = Worker(self._spec, index, self._doors, fork, is_standby=True, on_answer=self._metrics.answered)
+    def create_standby(self, index: int) -> ProcessSlot:
+        """Create a worker without connections, without starting it."""
+        worker = RequestWorker(
+            self._spec, index, self._listeners, fork, is_standby=True, on_answer=self._metrics.answered
+        )
         self._others.append(worker)
         return worker
 
-    def swap(self, old: Slot, new: Slot) -> None:
-        """Let `new` take connections instead of `old`, which retires."""
-        assert isinstance(old, Worker)
-        assert isinstance(new, Worker)
-        new.take_over(old, heir=partial(self._serving, new.index))
+    def swap(self, old: ProcessSlot, new: ProcessSlot) -> None:
+        """Let `new` serve instead of `old`, which retires."""
+        assert isinstance(old, RequestWorker)
+        assert isinstance(new, RequestWorker)
+        new.take_over(old, successor=partial(self._serving, new.index))
         self._others = [worker for worker in self._others if worker is not new] + [old]
         self._metrics.reloaded()
-        self._log.line(new.index, "s", f"process {new.pid} takes over from process {old.pid}: it has newer models")
+        self._log.line(
+            new.index, SUPERVISOR, f"process {new.pid} takes over from process {old.pid}: it has newer models"
+        )
 
-    def _serving(self, index: int) -> Worker:
+    def _serving(self, index: int) -> RequestWorker:
         worker = self._workers[index]
-        assert isinstance(worker, Worker)
+        assert isinstance(worker, RequestWorker)
         return worker
 
-    def _watch_worker(self, worker: Slot) -> None:
+    def _watch_worker(self, worker: ProcessSlot) -> None:
         if worker.channel is not None:
             channel = worker.channel
             channel.sock.setblocking(False)
@@ -212,14 +222,14 @@ class Supervisor:
             if fd not in self._watched:
                 self._watch(fd, lambda fd=fd: self._on_output(worker, fd))  # type: ignore[misc]
 
-    def _on_message(self, worker: Slot, channel: Channel) -> None:
+    def _on_message(self, worker: ProcessSlot, channel: Channel) -> None:
         while True:
             try:
                 received = channel.receive()
             except BlockingIOError:
                 return
             except (ValueError, RecursionError):
-                continue  # the user's code wrote into a descriptor that is not its own
+                continue  # the user's code wrote to the supervisor's descriptor
             if received is None:
                 self._unwatch(channel.fileno())
                 worker.on_channel_lost()
@@ -229,8 +239,8 @@ class Supervisor:
                     self._change_log(worker, Path(received[0]["path"]))
                 worker.on_message(received[0])
 
-    def _change_log(self, worker: Slot, path: Path) -> None:
-        """Write to another file from now on: the worker was given another job."""
+    def _change_log(self, worker: ProcessSlot, path: Path) -> None:
+        """Switch to another log file: the worker got another job."""
         if path != self._log.path:
             for fd in list(worker.outputs):
                 while self._on_output(worker, fd):
@@ -240,7 +250,7 @@ class Supervisor:
         if worker.channel is not None:
             worker.channel.send("log")
 
-    def _on_output(self, worker: Slot, fd: int) -> bool:
+    def _on_output(self, worker: ProcessSlot, fd: int) -> bool:
         try:
             data = os.read(fd, _OUTPUT_READ_BYTES)
         except BlockingIOError:
@@ -260,13 +270,13 @@ class Supervisor:
         for worker in self._everyone():
             self._reap(worker)
 
-    def _reap(self, worker: Slot) -> None:
+    def _reap(self, worker: ProcessSlot) -> None:
         if worker.pid is None:
             return
         pid, wait_status = os.waitpid(worker.pid, os.WNOHANG)
         if pid == 0:
             return
-        # What it said before it died comes first.
+        # First its last messages and output.
         if worker.channel is not None:
             channel = worker.channel
             self._on_message(worker, channel)
@@ -274,7 +284,7 @@ class Supervisor:
         for fd in list(worker.outputs):
             while self._on_output(worker, fd):
                 pass
-            if fd in worker.outputs:  # a process it started still holds the other end
+            if fd in worker.outputs:  # a process that it started still has the other end open
                 self._unwatch(fd)
                 os.close(fd)
         worker.outputs = {}
@@ -285,16 +295,16 @@ class Supervisor:
             self._metrics.died(death.cause)
         self._metrics.gather()
         inside = worker.take_inside()
-        words = f"{'stopped' if stopping else death.message}{', inside: ' if inside else ''}{inside}"
-        self._log.line(worker.index, "s", f"process {pid} {words}")
-        if self._reloading is not None and not stopping:
-            self._reloading.on_death(worker, starting)
+        reason = f"{'stopped' if stopping else death.message}{', inside: ' if inside else ''}{inside}"
+        self._log.line(worker.index, SUPERVISOR, f"process {pid} {reason}")
+        if self._rollout is not None and not stopping:
+            self._rollout.on_death(worker, starting)
         self._watch_worker(worker)
 
     def _stop(self, drain_s: float) -> None:
         now = time.monotonic()
         self._is_stopping = True
-        self._doors.close()
+        self._listeners.close()
         for worker in self._everyone():
             worker.stop(now, drain_s)
 
@@ -306,9 +316,9 @@ class Supervisor:
     # Control.
 
     def _on_control(self, client: socket.socket) -> None:
-        self._clients[client] = b""
+        self._clients[client] = LineBuffer()
         self._watch(client.fileno(), lambda: self._on_client(client))
-        self._tell(client, self._status().to_json())
+        self._send(client, self._status().to_json())
 
     def _on_client(self, client: socket.socket) -> None:
         try:
@@ -320,9 +330,8 @@ class Supervisor:
         if not data:
             self._drop(client)
             return
-        *lines, self._clients[client] = (self._clients[client] + data).split(b"\n")
-        for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):  # not ours to answer: ignored
+        for line in self._clients[client].feed(data):
+            with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):  # ignore malformed commands
                 command = json.loads(line)
                 if command["command"] == "stop":
                     self._stop(float(command["drain_s"]))
@@ -338,31 +347,33 @@ class Supervisor:
             started_at=self._started_at,
             processes=tuple(self._process_status(worker) for worker in self._workers),
             slots=min(worker.slots for worker in self._workers),
-            models=self._reloading.status if self._reloading else None,
+            models=self._rollout.status if self._rollout else None,
         )
 
-    def _process_status(self, worker: Slot) -> ProcessStatus:
-        """Count what is still inside processes that retire as lent: it takes no slot of the process that took over."""
+    def _process_status(self, worker: ProcessSlot) -> ProcessStatus:
+        """Return a status that counts requests of retiring processes as lent: they take no slot of the successor."""
         retiring = [other for other in self._others if other.index == worker.index and not other.is_standby]
         lent = sum(other.busy_connections for other in retiring)
         return replace(worker.status, lent=worker.status.lent + lent) if lent else worker.status
 
-    def _tell_status(self) -> None:
+    def _publish_status(self) -> None:
         status = self._status()
         if status != self._last_status:
             self._last_status = status
             text = status.to_json()
             for client in list(self._clients):
-                self._tell(client, text)
+                self._send(client, text)
 
-    def _tell(self, client: socket.socket, text: str) -> None:
+    def _send(self, client: socket.socket, text: str) -> None:
         data = text.encode() + b"\n"
         try:
             if client.send(data) == len(data):
                 return
-        except OSError:
+        except BlockingIOError:
             pass
-        self._drop(client)  # it does not read: it may connect again and is told all anew
+        except OSError:
+            return  # closed: its last command may still be unread, and the end of its data drops it
+        self._drop(client)  # it does not read; it may reconnect and receives the newest status then
 
     def _drop(self, client: socket.socket) -> None:
         self._unwatch(client.fileno())
@@ -370,12 +381,12 @@ class Supervisor:
         client.close()
 
 
-def _remember(number: int, frame: object) -> None:
-    """Exist, so that the signal reaches the wake-up descriptor."""
+def _ignore(number: int, frame: object) -> None:
+    """Do nothing: a handler is required for a signal to reach the wake-up descriptor."""
 
 
 def main() -> None:
-    """Run the supervisor of the spec file named on the command line."""
+    """Run the supervisor of the spec file given on the command line."""
     Supervisor(ReplicaSpec.read(Path(sys.argv[1]))).run()
 
 

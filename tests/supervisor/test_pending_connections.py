@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cortex.processes.sockets import accept_one, address_of, listen_over_tcp
 from cortex.supervisor import pending_connections as module
-from cortex.supervisor.pending_connections import HEAD_LIMIT_S, HEAD_MAX_BYTES, Entrance, Verdict, judge
+from cortex.supervisor.pending_connections import HEAD_LIMIT_S, HEAD_MAX_BYTES, PendingConnections, Verdict, check_head
 
 SECRET = "5ec2e7"
 HEAD = b"POST /x?y=1 HTTP/1.1\r\nhost: gateway\r\nx-cortex-gateway: 5ec2e7\r\ncontent-length: 3\r\n\r\n"
@@ -27,7 +27,7 @@ PATIENCE_S = 20.0
 
 @dataclass
 class Door:
-    """An entrance and a loop like the supervisor's."""
+    """An pending and a loop like the supervisor's."""
 
     limit: int = 256
     admitted: list[socket.socket] = field(default_factory=list)
@@ -35,7 +35,9 @@ class Door:
     def __post_init__(self) -> None:
         self.listener = listen_over_tcp("127.0.0.1")
         self.selector = selectors.DefaultSelector()
-        self.entrance = Entrance(SECRET, self.admitted.append, self._watch, self.selector.unregister, self.limit)
+        self.pending = PendingConnections(
+            SECRET, self.admitted.append, self._watch, self.selector.unregister, self.limit
+        )
         self._watch(self.listener.fileno(), self._accept)
         self.clients: list[socket.socket] = []
 
@@ -45,7 +47,7 @@ class Door:
     def _accept(self) -> None:
         while (sock := accept_one(self.listener)) is not None:
             sock.setblocking(False)
-            self.entrance.receive(sock)
+            self.pending.add(sock)
 
     def connect(self, data: bytes = b"") -> socket.socket:
         client = socket.create_connection(self.listener.getsockname())
@@ -63,13 +65,13 @@ class Door:
     def turn(self) -> None:
         for key, _ in self.selector.select(0.01):
             key.data()
-        self.entrance.tick(time.monotonic())
+        self.pending.tick(time.monotonic())
 
     def pass_time(self, seconds: float) -> None:
-        self.entrance.tick(time.monotonic() + seconds)
+        self.pending.tick(time.monotonic() + seconds)
 
     def close(self) -> None:
-        self.entrance.close()
+        self.pending.close()
         for sock in (*self.admitted, *self.clients, self.listener):
             sock.close()
         self.selector.close()
@@ -97,9 +99,9 @@ def read_all(sock: socket.socket) -> bytes:
         (HEAD, Verdict.ADMITTED),
         (HEAD + b"abc" + HEAD, Verdict.ADMITTED),
         (HEAD.replace(b"x-cortex-gateway: ", b"X-Cortex-Gateway:  "), Verdict.ADMITTED),
-        (HEAD[:-1], Verdict.UNFINISHED),
-        (b"P", Verdict.UNFINISHED),
-        (b"POST /x HTTP/1.1\r", Verdict.UNFINISHED),
+        (HEAD[:-1], Verdict.INCOMPLETE),
+        (b"P", Verdict.INCOMPLETE),
+        (b"POST /x HTTP/1.1\r", Verdict.INCOMPLETE),
         (BARE, Verdict.NO_SECRET),
         (BARE + HEAD, Verdict.NO_SECRET),
         (HEAD.replace(b"5ec2e7", b"5ec2e8"), Verdict.NO_SECRET),
@@ -120,18 +122,18 @@ def read_all(sock: socket.socket) -> bytes:
     ids=range(22),
 )
 def test_a_head_must_show_the_secret_once(data: bytes, verdict: Verdict) -> None:
-    assert judge(data, SECRET.encode()) is verdict
+    assert check_head(data, SECRET.encode()) is verdict
 
 
 def test_without_a_secret_any_whole_head_will_do() -> None:
-    assert judge(BARE, b"") is Verdict.ADMITTED
-    assert judge(BARE[:-1], b"") is Verdict.UNFINISHED
+    assert check_head(BARE, b"") is Verdict.ADMITTED
+    assert check_head(BARE[:-1], b"") is Verdict.INCOMPLETE
 
 
 @given(st.binary(max_size=2000) | st.binary(max_size=500).map(lambda data: b"GET / HTTP/1.1\r\n" + data + b"\r\n\r\n"))
 @settings(max_examples=500)
 def test_nothing_else_is_ever_admitted(data: bytes) -> None:
-    assert judge(data, SECRET.encode()) is not Verdict.ADMITTED or b"5ec2e7" in data
+    assert check_head(data, SECRET.encode()) is not Verdict.ADMITTED or b"5ec2e7" in data
 
 
 def test_what_is_admitted_is_unread_and_as_any_other_socket() -> None:
@@ -145,7 +147,7 @@ def test_what_is_admitted_is_unread_and_as_any_other_socket() -> None:
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < 60
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
-        assert len(made.entrance) == 0
+        assert len(made.pending) == 0
 
 
 @pytest.mark.parametrize("size", [1, 7, 40])
@@ -185,13 +187,13 @@ def test_a_head_that_fills_the_buffers_is_admitted() -> None:
 def test_who_is_refused_is_told_and_let_go(data: bytes, status: int) -> None:
     with door() as made:
         client = made.connect(data)
-        made.until(lambda: len(made.entrance))
+        made.until(lambda: len(made.pending))
         answer = read_all(client)
         assert answer.startswith(b"HTTP/1.1 %d " % status)
         assert b"connection: close" in answer
         assert b'{"error": "' in answer
         made.pass_time(HEAD_LIMIT_S)
-        assert not len(made.entrance)
+        assert not len(made.pending)
         assert not made.admitted
 
 
@@ -202,7 +204,7 @@ def test_a_tls_client_fails_at_once() -> None:
         with pytest.raises(ssl.SSLWantReadError):
             tls.do_handshake()
         client = made.connect(outgoing.read())
-        made.until(lambda: len(made.entrance))
+        made.until(lambda: len(made.pending))
         incoming.write(read_all(client))
         with pytest.raises(ssl.SSLError):
             tls.do_handshake()
@@ -211,11 +213,11 @@ def test_a_tls_client_fails_at_once() -> None:
 def test_who_sends_no_head_is_closed_after_its_time() -> None:
     with door() as made:
         silent, slow = made.connect(), made.connect(HEAD[:20])
-        made.until(lambda: len(made.entrance) == 2)
+        made.until(lambda: len(made.pending) == 2)
         made.pass_time(HEAD_LIMIT_S - 5)
-        assert len(made.entrance) == 2
+        assert len(made.pending) == 2
         made.pass_time(HEAD_LIMIT_S)
-        assert not len(made.entrance)
+        assert not len(made.pending)
         assert silent.recv(1) == b""
         with contextlib.suppress(ConnectionResetError):  # what it sent was not read
             assert slow.recv(1) == b""
@@ -225,19 +227,19 @@ def test_who_goes_is_forgotten() -> None:
     with door() as made:
         made.connect().close()
         half_open = made.connect(HEAD[:20])
-        made.until(lambda: len(made.entrance) == 1)
+        made.until(lambda: len(made.pending) == 1)
         half_open.shutdown(socket.SHUT_WR)
-        made.until(lambda: not len(made.entrance))
+        made.until(lambda: not len(made.pending))
 
 
 def test_of_too_many_the_first_go() -> None:
     with door(limit=3) as made:
         clients = [made.connect() for _ in range(3)]
-        made.until(lambda: len(made.entrance) == 3)
+        made.until(lambda: len(made.pending) == 3)
         made.connect(HEAD)
         made.until(lambda: made.admitted)
         assert clients[0].recv(1) == b""
-        made.until(lambda: len(made.entrance) == 2)
+        made.until(lambda: len(made.pending) == 2)
 
 
 def test_waiting_for_more_of_a_head_costs_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,12 +247,12 @@ def test_waiting_for_more_of_a_head_costs_no_time(monkeypatch: pytest.MonkeyPatc
 
     def counting(data: bytes, secret: bytes) -> Verdict:
         looks.append(data)
-        return judge(data, secret)
+        return check_head(data, secret)
 
-    monkeypatch.setattr(module, "judge", counting)
+    monkeypatch.setattr(module, "check_head", counting)
     with door() as made:
         client = made.connect(HEAD[:20])
-        made.until(lambda: len(made.entrance))
+        made.until(lambda: len(made.pending))
         for _ in range(20):
             made.turn()
         assert len(looks) == 1

@@ -7,15 +7,15 @@ import socket
 from cortex.lifecycle import DeathCause
 from cortex.replica.shared_state import ConnectionState
 from cortex.replica.spec import Death
-from cortex.supervisor.batch_bisection import Suspects
-from cortex.supervisor.connection_table import Holding
+from cortex.supervisor.batch_bisection import BatchBisection
+from cortex.supervisor.connection_table import ConnectionTable
 
 REQUEST = b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\n42"
 
 
 def test_requests_that_no_process_will_run_again_are_answered() -> None:
     statuses: list[int] = []
-    holding = Holding(statuses.append, keeps_requests=True)
+    holding = ConnectionTable(statuses.append, keeps_requests=True)
     ours, theirs = socket.socketpair()
     idle, _peer = socket.socketpair()
     index, other = holding.add(ours), holding.add(idle)
@@ -25,7 +25,7 @@ def test_requests_that_no_process_will_run_again_are_answered() -> None:
     holding.cells.begin(index, 2**62, b"a")
     holding.cells.set_state(index, ConnectionState.QUEUED)
 
-    holding.answer_inside(Death(DeathCause.SEGMENTATION_FAULT, "segmentation fault", 0.0), Suspects())
+    holding.answer_after_death(Death(DeathCause.SEGMENTATION_FAULT, "segmentation fault", 0.0), BatchBisection())
     assert holding.cells.state(index) is ConnectionState.AGAIN
     holding.answer_again()
 

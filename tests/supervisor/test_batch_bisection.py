@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from cortex.replica.channel import Channel
-from cortex.supervisor.batch_bisection import Suspects
+from cortex.supervisor.batch_bisection import BatchBisection
 
 
-def groups_of(found: Suspects) -> list[set[str]]:
+def groups_of(found: BatchBisection) -> list[set[str]]:
     groups: dict[int, set[str]] = {}
     for request_id, group in found.groups.items():
         groups.setdefault(group, set()).add(request_id)
@@ -16,7 +16,7 @@ def groups_of(found: Suspects) -> list[set[str]]:
 
 
 def test_a_single_batch_is_split_in_halves() -> None:
-    found = Suspects()
+    found = BatchBisection()
     found.blame([["a", "b", "c", "d", "e"]])
 
     assert groups_of(found) == [{"a", "b", "c"}, {"d", "e"}]
@@ -24,7 +24,7 @@ def test_a_single_batch_is_split_in_halves() -> None:
 
 
 def test_of_several_batches_each_is_called_apart_before_one_is_split() -> None:
-    found = Suspects()
+    found = BatchBisection()
     found.blame([["a", "b"], ["c"], ["d", "e"]])
 
     assert groups_of(found) == [{"a", "b"}, {"c"}, {"d", "e"}]
@@ -32,7 +32,7 @@ def test_of_several_batches_each_is_called_apart_before_one_is_split() -> None:
 
 @pytest.mark.parametrize("guilty", range(32))
 def test_the_guilty_one_is_alone_after_few_deaths(guilty: int) -> None:
-    found, group, deaths = Suspects(), [str(number) for number in range(32)], 0
+    found, group, deaths = BatchBisection(), [str(number) for number in range(32)], 0
     while len(group) > 1:
         found.blame([group])
         deaths += 1
@@ -43,7 +43,7 @@ def test_the_guilty_one_is_alone_after_few_deaths(guilty: int) -> None:
 
 
 def test_groups_of_different_deaths_are_not_mixed() -> None:
-    found = Suspects()
+    found = BatchBisection()
     found.blame([["a", "b"]])
     found.blame([["c", "d"]])
 
@@ -51,7 +51,7 @@ def test_groups_of_different_deaths_are_not_mixed() -> None:
 
 
 def test_those_that_were_answered_are_forgotten() -> None:
-    found = Suspects()
+    found = BatchBisection()
     found.blame([["a", "b", "c"]])
     found.keep({"b", "x"})
 
@@ -59,11 +59,11 @@ def test_those_that_were_answered_are_forgotten() -> None:
 
 
 def test_any_number_is_told_in_messages_that_arrive() -> None:
-    found = Suspects()
+    found = BatchBisection()
     found.blame([[f"{number:048}" for number in range(9000)]])
     ours, theirs = Channel.pair()
     told: dict[str, int] = {}
-    for groups in found.told():
+    for groups in found.messages():
         assert ours.send("suspects", groups=groups)
         received = theirs.receive()
         assert received is not None

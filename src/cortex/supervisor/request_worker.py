@@ -1,0 +1,259 @@
+"""The slot of a request worker: connections, deadlines, and its successor after a reload of models.
+
+The supervisor keeps a duplicate of every connection. When the process dies, the supervisor answers its requests with
+the cause; connections without a request go to the next process. A standby is a request worker without connections,
+which loads models while another one serves. Once it takes over, the other one retires: it finishes its requests and
+releases each connection that has none.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from cortex.lifecycle import ProcessState
+from cortex.replica.channel import Channel
+from cortex.replica.main import run_worker
+from cortex.replica.orphan import Estate
+from cortex.replica.shared_state import ConnectionState
+from cortex.replica.spec import Death, ProcessStatus, ReplicaSpec
+from cortex.supervisor.batch_bisection import BatchBisection
+from cortex.supervisor.connection_table import DEADLINE_STATES, ConnectionTable, StallDetector
+from cortex.supervisor.exit_reasons import timed_out
+from cortex.supervisor.listeners import ReplicaListeners
+from cortex.supervisor.process_slot import EXIT_S, Fork, ProcessSlot
+from cortex.supervisor.worker_output import WorkerOutput
+
+#: A process that is being stopped must be without requests for this long.
+IDLE_BEFORE_STOP_S = 0.2
+
+_CALL_STATES = (ConnectionState.RUNNING, ConnectionState.ANSWERING)
+
+
+class RequestWorker(ProcessSlot):
+    """A slot whose processes serve requests; its listeners and connections outlive them."""
+
+    def __init__(
+        self,
+        spec: ReplicaSpec,
+        index: int,
+        listeners: ReplicaListeners,
+        fork: Fork,
+        is_standby: bool = False,
+        on_answer: Callable[[int], None] = lambda status: None,
+    ) -> None:
+        """Create a slot; `on_answer` receives the status of each response sent by the supervisor."""
+        super().__init__(spec, index, fork, is_standby)
+        self._listeners = listeners
+        # TensorFlow models are batched below the calls: there, each request is a call of its own.
+        is_bisected = spec.max_batch_size > 0 and spec.isolates_failures and spec.type == "python"
+        self._bisection = BatchBisection() if is_bisected else None
+        self._connections = ConnectionTable(on_answer, is_bisected)
+        self._not_handed_over: list[int] = []
+        self._shares_loop = False
+        self._is_condemned = False
+        self._idle_since: float | None = None
+        self._exit_until: float | None = None
+        self._stall_detector = StallDetector()
+        self._successor: Callable[[], RequestWorker] | None = None
+        self._is_retire_sent = False
+
+    def run(self, channel: Channel) -> int:
+        """Run the process: called in the fork, returns its exit code."""
+        output = WorkerOutput(self._spec.log_path, self.index, self.outputs)
+        estate = Estate(output, self._listener)
+        models = self.models.start(self.is_standby)
+        return run_worker(self._spec, self.index, channel, self._connections.cells, models, estate)
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """The unix socket of its connections: waiting connections must survive a death of the supervisor."""
+        listener = self._listener
+        return (listener.fileno(),) if listener is not None else ()
+
+    @property
+    def _listener(self) -> socket.socket | None:
+        return None if self.is_standby else self._listeners.listener(self.index)
+
+    @property
+    def busy_connections(self) -> int:
+        """The number of connections with a request."""
+        return sum(state is not ConnectionState.IDLE for _, state in self._connections.states())
+
+    def take_inside(self) -> str:
+        """Return the ids of the requests answered by the supervisor since the last call."""
+        ids, self._connections.failed_requests = self._connections.failed_requests, []
+        return f"request {', '.join(ids)}" if ids else ""
+
+    @property
+    def status(self) -> ProcessStatus:
+        """The status reported to the engine."""
+        status = replace(super().status, lent=self._connections.lent)
+        address = self._listeners.address(self.index)
+        return replace(status, socket=address, near=status.socket) if address else status
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether deadlines or limits need frequent checks."""
+        if self.state is not ProcessState.READY or self._spec.mem_limit_bytes or self._not_handed_over:
+            return self.pid is not None or self.state is not ProcessState.STARTING
+        return self._connections.is_busy
+
+    # Start, messages, connections.
+
+    def _on_start(self) -> None:
+        self._is_condemned = False
+        self._stall_detector = StallDetector()
+        self._not_handed_over.clear()
+
+    def on_message(self, message: dict[str, Any]) -> None:
+        """Handle a message of the process. Raises: KeyError, TypeError, ValueError if user code wrote it."""
+        kind = message["kind"]
+        if kind == "closed":
+            self._connections.on_closed(int(message["index"]))
+        elif kind == "released":
+            self._pass_on(int(message["index"]))
+        else:
+            super().on_message(message)
+
+    def _on_ready(self, message: dict[str, Any]) -> None:
+        self.slots, self._shares_loop = int(message["slots"]), bool(message["shares_loop"])
+        super()._on_ready(message)
+        if self._bisection is not None and self.channel is not None:
+            for groups in self._bisection.messages():
+                self.channel.send("suspects", groups=groups)
+        for index in self._connections.held:
+            self._hand_over(index)
+
+    def add_connection(self, sock: socket.socket) -> None:
+        """Add a connection; the process receives it as soon as it is ready."""
+        if self.state is ProcessState.STOPPED:
+            sock.close()  # admitted too late
+            return
+        index = self._connections.add(sock)
+        if index is not None and self.state in (ProcessState.READY, ProcessState.STOPPING):
+            self._hand_over(index)
+
+    def _hand_over(self, index: int) -> None:
+        held = self._connections.held[index]
+        if self.channel is None:
+            return
+        again = self._connections.cells.state(index) is ConnectionState.AGAIN
+        if not self.channel.send("connection", fd=held.sock.fileno(), index=index, again=again):
+            self._not_handed_over.append(index)  # the process is busy and does not read: retry at the next tick
+
+    def _retry_hand_overs(self) -> None:
+        indexes, self._not_handed_over = self._not_handed_over, []
+        for index in indexes:
+            if index in self._connections.held:
+                self._hand_over(index)
+
+    # Successor.
+
+    def take_over(self, other: RequestWorker, successor: Callable[[], RequestWorker]) -> None:
+        """Serve instead of `other`, which finishes its requests and passes its connections to `successor`."""
+        self.is_standby = False
+        self._restarts, self._death = other._restarts, other._death
+        self._bisection = other._bisection
+        other._successor = successor
+        if other.state is ProcessState.READY:
+            other.state = ProcessState.STOPPING
+            other._drain_until = time.monotonic() + other._spec.timeout_s
+            other._send_retire()
+        else:
+            other.kill()
+            other.state = ProcessState.STOPPING
+            if other.pid is None:
+                other._become_stopped()
+
+    def _send_retire(self) -> None:
+        if self._successor is not None and not self._is_retire_sent and self.channel is not None:
+            self._is_retire_sent = self.channel.send("retire")
+
+    def _pass_on(self, index: int) -> None:
+        sock = self._connections.remove(index)
+        if sock is None:
+            return
+        if self._successor is None:
+            sock.close()
+        else:
+            self._successor().add_connection(sock)
+
+    # Time.
+
+    def tick(self, now: float) -> None:
+        """Enforce deadlines and limits, start a process that is due, continue a stop."""
+        self._connections.close_lingering(now)
+        super().tick(now)
+
+    def _tick_without_process(self) -> None:
+        if self._failed_starts:
+            self._connections.answer_waiting(self._failure.message if self._failure else "starting")
+
+    def _tick_process(self, now: float) -> None:
+        self._enforce_deadlines()
+        self._retry_hand_overs()
+        self._send_retire()
+        stalled_s = self._stall_detector.stalled_s(now, self._connections.held, self._connections.cells)
+        if stalled_s > self._spec.timeout_s:
+            self.kill(timed_out(self._spec.timeout_s))
+        self._connections.mark_slow_clients()
+
+    def _enforce_deadlines(self) -> None:
+        now_ns = time.monotonic_ns()
+        expired, running = [], False
+        for index, state in self._connections.states():
+            if state in DEADLINE_STATES and self._connections.cells.deadline_ns(index) < now_ns:
+                expired.append((index, state))
+            elif state in _CALL_STATES:
+                running = True
+        for index, _ in expired:
+            self._connections.end_late(index, timed_out(self._spec.timeout_s).message)
+        if not self._is_condemned and not any(state in _CALL_STATES for _, state in expired):
+            return
+        if running and not self._shares_loop and not self._connections.has_late_batch:
+            # Calls on other threads may finish first; the process accepts nothing new until then.
+            if not self._is_condemned and self.channel is not None:
+                self.channel.send("condemn")
+            self._is_condemned = True
+        else:
+            self.kill(timed_out(self._spec.timeout_s))
+
+    # Stop and death.
+
+    def _tick_stop(self, now: float) -> None:
+        assert self._drain_until is not None
+        if self._exit_until is not None:
+            if now > self._exit_until:
+                self.kill()
+            return
+        busy = self._connections.is_busy or bool(self._successor and self._connections.held)
+        if busy and now < self._drain_until:
+            self._idle_since = None
+            return
+        self._idle_since = self._idle_since or now
+        if (busy or now - self._idle_since > IDLE_BEFORE_STOP_S) and self.channel is not None:
+            self._exit_until = now + EXIT_S
+            self.channel.send("stop")
+
+    def _on_dead(self, death: Death) -> Death:
+        is_restarted = self.state is not ProcessState.STOPPING
+        self._connections.answer_after_death(death, self._bisection if is_restarted else None)
+        return death
+
+    def _is_quick(self, death: Death, now: float) -> bool:
+        if self._bisection is not None and self._bisection.has_new:
+            self._bisection.has_new = False  # the next process runs other batches
+            return False
+        return super()._is_quick(death, now)
+
+    def _become_stopped(self) -> None:
+        super()._become_stopped()
+        self._connections.answer_again()
+        if self._successor is not None:
+            for index in list(self._connections.held):
+                self._pass_on(index)
+        self._connections.close_all()
