@@ -82,7 +82,7 @@ _MAX_FETCHES = 1000
 _FOREGROUND_S = 1.0
 
 
-class ModelAgent:
+class ModelAgentServer:
     """The agent of one home; `run` serves until the end."""
 
     def __init__(
@@ -321,11 +321,12 @@ class ModelAgent:
 
 
 class ClientConnection(asyncio.Protocol):
-    """The connection of one client. If the client does not read, its requests are not read, and it misses all
-    catalogue updates but the newest.
+    """The connection of one client.
+
+    While the client does not read, its requests are not read, and of catalogue updates only the newest is kept.
     """
 
-    def __init__(self, agent: ModelAgent, logger: Logger) -> None:
+    def __init__(self, agent: ModelAgentServer, logger: Logger) -> None:
         self.monitors: set[SourceMonitor] = set()
         self.watched: SourceMonitor | None = None
         self.using: frozenset[str] = frozenset()
@@ -430,7 +431,7 @@ def main() -> None:
 
 
 async def _run(home: Home, is_node: bool) -> None:
-    await ModelAgent(home, os.environ, AgentLimits(), Logger("cortex.models"), is_node).run()
+    await ModelAgentServer(home, os.environ, AgentLimits(), Logger("cortex.models"), is_node).run()
 
 
 @contextlib.contextmanager

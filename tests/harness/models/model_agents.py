@@ -42,7 +42,7 @@ configure(home.logs_dir / "models.log")
 is_node = sys.argv[2] == "node"
 limits = agent.AgentLimits(**{name: float(value) for name, value in (item.split("=") for item in sys.argv[3:])})
 with agent.only_one(home):
-    asyncio.run(agent.ModelAgent(home, os.environ, limits, Logger("cortex.models"), is_node).run())
+    asyncio.run(agent.ModelAgentServer(home, os.environ, limits, Logger("cortex.models"), is_node).run())
 """
 
 
