@@ -69,7 +69,7 @@ def ask(made: Installation, certificate: Path, key: str) -> int:
 def test_bad_files_are_told_before_anything_is_started(secured: Installation, tmp_path: Path) -> None:
     certificate, key = write_pair(tmp_path, "localhost")
     _, other = write_pair(tmp_path, "other", stem="other")
-    assert "the key is not that of the certificate" in up(secured, certificate, other, check=False)
+    assert "the key does not match the certificate" in up(secured, certificate, other, check=False)
     assert "can't be read" in up(secured, tmp_path / "none.pem", key, check=False)
     assert secured.cortex("up", "--tls-cert", certificate, check=False).returncode == 2
     assert not list(secured.home.glob("run/*.json"))

@@ -1,6 +1,6 @@
 """Convert older file forms to the current one; every value keeps its position in the user's file.
 
-`convert` chooses the generation of each resource (`kinds.py`) and moves its values into a `Draft` by the tables in
+`convert` chooses the generation of each resource and moves its values into a `Draft` by the tables in
 `generations.py`. Types, defaults and ranges are checked later, by `schema.py`.
 """
 
@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from cortex.config.document import Document, Node, Path
 from cortex.config.generations import (
@@ -25,6 +25,7 @@ from cortex.config.generations import (
     NOT_YET,
     NOT_YET_KEYS,
     OLDER_MODEL_KEYS,
+    PREDICTOR,
     SHORT_FORMS,
     SPLITTER,
     TASK,
@@ -33,11 +34,15 @@ from cortex.config.generations import (
     is_within_unsupported,
     unsupported_key_fix,
 )
-from cortex.config.kinds import choose, find_key
 from cortex.config.values import dashed, nearest, quote
 from cortex.errors import Diagnostic
 from cortex.lifecycle import ApiKind
 
+_KINDS = frozenset(ApiKind)
+_WRITTEN = frozenset({*(kind.value for kind in ApiKind), "SyncAPI", "api"})
+#: Sections that determine the generation of a resource.
+_SHAPES = (("handler", HANDLER), ("predictor", PREDICTOR), ("definition", TASK), ("apis", SPLITTER))
+_TOP_KEYS = frozenset(name for generation in GENERATIONS for name in generation.keys_of(""))
 MODELS = "handler.models"
 MODEL_ENTRIES = "handler.models.paths"
 
@@ -159,7 +164,7 @@ class Conversion:
 
 def convert(document: Document) -> Conversion:
     """Convert every resource of a document to the current form."""
-    kinds = [find_key(item, "kind") for item in document.items]
+    kinds = [_find_key(item, "kind") for item in document.items]
     names = [kind.value if kind else None for kind in kinds]
     deployments = [item for item, kind in zip(document.items, names, strict=True) if kind == "deployment"]
     deployment, problems = _read_deployments(document, deployments)
@@ -167,7 +172,7 @@ def convert(document: Document) -> Conversion:
     for item, kind in zip(document.items, kinds, strict=True):
         if kind is not None and kind.value == "deployment":
             continue
-        chosen = choose(document, item, kind, in_deployment=bool(deployments))
+        chosen = _choose(document, item, kind, in_deployment=bool(deployments))
         problems += [chosen.problem] if chosen.problem else []
         if chosen.generation is None:
             continue
@@ -180,6 +185,85 @@ def convert(document: Document) -> Conversion:
         drafts.append(draft)
     problems += _check_deployment(document, kinds, deployments)
     return Conversion(tuple(drafts), tuple(problems), deployment)
+
+
+class _Choice(NamedTuple):
+    """The kind and generation chosen for a resource, and the problem with its `kind` key, if any."""
+
+    generation: FileGeneration | None  #: None if the resource cannot be read further
+    kind: ApiKind = ApiKind.REALTIME
+    problem: Diagnostic | None = None
+
+
+def _find_key(item: Node, key: str) -> Node | None:
+    """Return the node of a top-level key, or of a likely misspelling of it."""
+    assert isinstance(item.value, dict)
+    if key in item.value:
+        return item.value[key]
+    for written, node in item.value.items():
+        if written not in _TOP_KEYS and nearest(written, _TOP_KEYS) == key:
+            return node
+    return None
+
+
+def _choose(document: Document, item: Node, kind: Node | None, *, in_deployment: bool) -> _Choice:
+    """Choose the kind and the generation of a resource; `kind` is the node of its `kind` key."""
+    by_shape = _by_shape(item)
+    if kind is None:
+        if in_deployment:
+            return _Choice(_api_generation(item), problem=_missing_kind(document, item, "api"))
+        if by_shape is PREDICTOR:
+            return _Choice(KINDLESS)
+        likely = _kind_of(by_shape)
+        return _Choice(by_shape or HANDLER, likely, _missing_kind(document, item, likely))
+    if not isinstance(kind.value, str):
+        likely = _kind_of(by_shape)
+        return _Choice(by_shape, likely, document.wrong_type(kind, "a string", f'write "{likely}"'))
+    meant = kind.value if kind.value in _WRITTEN else _nearest_kind(item, kind.value)
+    generation = _generation_of(item, meant)
+    served = ApiKind(meant) if meant in _KINDS else _kind_of(generation)
+    if kind.value == meant:
+        return _Choice(generation, served)
+    fix = f"write {quote(meant or served)}"
+    return _Choice(generation, served, document.at_value(kind, f"unknown kind {quote(kind.value)}", fix))
+
+
+def _nearest_kind(item: Node, written: str) -> str | None:
+    return nearest(written, {*_WRITTEN, *(() if _by_shape(item) else ("deployment",))})
+
+
+def _generation_of(item: Node, kind: str | None) -> FileGeneration | None:
+    if kind == "api":
+        return _api_generation(item)
+    if kind == "SyncAPI":
+        return KINDLESS
+    if kind in (ApiKind.TASK, ApiKind.SPLITTER):
+        return TASK if kind == ApiKind.TASK else SPLITTER
+    by_shape = _by_shape(item)
+    if kind not in _WRITTEN:
+        return by_shape
+    return PREDICTOR if by_shape is PREDICTOR else HANDLER
+
+
+def _kind_of(generation: FileGeneration | None) -> ApiKind:
+    """Return the usual kind of a file generation."""
+    if generation is TASK:
+        return ApiKind.TASK
+    return ApiKind.SPLITTER if generation is SPLITTER else ApiKind.REALTIME
+
+
+def _missing_kind(document: Document, item: Node, kind: str) -> Diagnostic:
+    return document.diagnostic(item.line, item.column, (*item.path, "kind"), "must be defined", f'write "kind: {kind}"')
+
+
+def _by_shape(item: Node) -> FileGeneration | None:
+    return next((generation for section, generation in _SHAPES if _find_key(item, section) is not None), None)
+
+
+def _api_generation(item: Node) -> FileGeneration:
+    predictor = _find_key(item, "predictor")
+    keys = predictor.value if predictor is not None and isinstance(predictor.value, dict) else {}
+    return DEPLOYED_CLASS if any(key in keys for key in ("type", "config", "env")) else FUNCTIONS
 
 
 def _read_deployments(document: Document, deployments: list[Node]) -> tuple[str | None, list[Diagnostic]]:
@@ -198,7 +282,7 @@ def _read_deployments(document: Document, deployments: list[Node]) -> tuple[str 
             meant = nearest(key, ("name", "kind"))
             fix = f'did you mean "{meant}"?' if meant else "remove it; supported keys: name, kind"
             problems.append(document.at_key(node, f"key {quote(key)} is not supported", fix))
-    name = find_key(item, "name")
+    name = _find_key(item, "name")
     if name is None:
         path = (*item.path, "name")
         problems.append(

@@ -2,7 +2,7 @@
 
 A generation maps each key as written to a field of the current form, named by its dotted path in `schema.Api`
 ("handler.path"). `UNSUPPORTED_KEYS` lists the keys that a kind does not have although its generation has them for other
-kinds. `kinds.py` chooses the generation of a resource; `conversion.py` moves the values.
+kinds. `conversion.py` chooses the generation of a resource and moves the values.
 """
 
 from __future__ import annotations
