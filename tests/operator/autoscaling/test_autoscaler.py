@@ -1,4 +1,4 @@
-"""The formula: by a table, and by properties that hold for every policy and load."""
+"""Autoscaling decisions: a table, and properties of all policies and loads."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def recommended(*made: tuple[float, int]) -> ScalingHistory:
         ({"min_replicas": 0}, 1000.0, 0, 1),
     ],
 )
-def test_the_formula(changes: dict[str, object], load: float, current: int, expected: int) -> None:
+def test_recommendation(changes: dict[str, object], load: float, current: int, expected: int) -> None:
     assert decide(policy(**changes), OLD, flat(load), NOW, current).requested == expected
 
 
@@ -73,12 +73,12 @@ def test_the_formula(changes: dict[str, object], load: float, current: int, expe
     ("history", "load", "expected"),
     [
         (recommended((10, 7), (290, 9)), 4.0, 9),  # down: the highest of the period
-        (recommended((10, 7), (300, 9)), 4.0, 8),  # what is older does not count; one step is 10 × 0.75
+        (recommended((10, 7), (300, 9)), 4.0, 8),  # older ones do not count; one step is 10 × 0.75
         (recommended((10, 12)), 4.0, 10),  # holds, and never moves up instead
         (recommended((10, 14), (59, 12)), 60.0, 12),  # up: the lowest
         (recommended((10, 14), (60, 12)), 60.0, 14),
         (recommended((10, 3)), 60.0, 10),
-        (recommended((10, 3), (11, 30)), 40.0, 10),  # what is wanted is there
+        (recommended((10, 3), (11, 30)), 40.0, 10),  # nothing to change
         (ScalingHistory(NOW - 299), 4.0, 10),  # the first period of stabilisation
         (ScalingHistory(NOW - 300), 4.0, 8),
         (ScalingHistory(NOW - 59), 60.0, 10),
@@ -96,26 +96,26 @@ def test_only_the_window_counts() -> None:
     assert (decision.average, decision.samples, decision.requested) == (8.0, 60, 2)
 
 
-def test_without_figures_nothing_is_done() -> None:
+def test_changes_nothing_without_samples() -> None:
     decision = decide(policy(), OLD, [LoadSample(NOW - 61, 400.0)], NOW, 3)
     assert (decision.requested, decision.recommended, decision.average) == (3, None, None)
     assert OLD.after(decision, policy()) == OLD
     assert decision.reason == "no samples of the last 60 s"
 
 
-def test_the_last_replica_stays_until_a_whole_window_was_without_requests() -> None:
+def test_keeps_the_last_replica_until_a_whole_window_without_requests() -> None:
     idle = policy(min_replicas=0)
     assert decide(idle, OLD, flat(0.0, seconds=40), NOW, 1).requested == 1
     assert decide(idle, OLD, flat(0.0), NOW, 1).requested == 0
 
 
-def test_the_last_digits_of_an_average_are_no_load() -> None:
+def test_ignores_rounding_errors_of_the_average() -> None:
     exact = policy(target=0.7132937170744436, upscale_tolerance=0.0, downscale_tolerance=0.0)
     counts = {decide(exact, OLD, flat(exact.target * 3, seconds), NOW, 3).requested for seconds in range(1, 61)}
     assert counts == {3}
 
 
-def test_the_machine_bounds_what_is_added_and_takes_nothing_away() -> None:
+def test_the_ceiling_limits_only_upscaling() -> None:
     ceiling = Ceiling(3, "a replica needs 1 cores, but 0 of this machine's 4 are free")
     decision = decide(policy(), OLD, flat(400.0), NOW, 2, replace(ceiling, replicas=2))
     assert decision.requested == 2
@@ -136,7 +136,7 @@ def test_the_machine_bounds_what_is_added_and_takes_nothing_away() -> None:
         (0.0, 3, 1),
     ],
 )
-def test_cpu_is_judged_as_kubernetes_did(cores: float, current: int, expected: int) -> None:
+def test_cpu_policy_matches_kubernetes(cores: float, current: int, expected: int) -> None:
     found = ScalingPolicy.of(api(deployment="d"))
     assert (found.measure, found.target) == (Measure.CORES, pytest.approx(0.16))
     assert decide(found, OLD, flat(cores), NOW, current).requested == expected
@@ -148,7 +148,7 @@ def test_a_policy_is_read_from_the_api() -> None:
     assert ScalingPolicy.of(api(kind="AsyncAPI")).measure is Measure.WORKLOADS
 
 
-def test_every_step_of_the_reasoning_is_told() -> None:
+def test_the_reason_contains_every_rule_that_applied() -> None:
     history = recommended((10, 15), (20, 11))
     stable = replace(policy(), upscale_stabilization_s=60.0)
     assert decide(stable, history, flat(100.0), NOW, 10).reason == (
@@ -196,7 +196,7 @@ def within(chosen: ScalingPolicy, current: int) -> int:
 
 @each
 @given(policies(), histories(), LOADS, COUNTS)
-def test_bounds_hold_and_one_step_is_one_step(
+def test_decisions_respect_bounds_and_step_limits(
     chosen: ScalingPolicy, history: ScalingHistory, load: float, current: int
 ) -> None:
     current = within(chosen, current)
@@ -254,7 +254,7 @@ def test_a_recorded_trace_gives_identical_decisions_twice(chosen: ScalingPolicy,
 
 @each
 @given(policies(), LOADS)
-def test_a_constant_load_is_settled_once_and_for_all(chosen: ScalingPolicy, load: float) -> None:
+def test_a_constant_load_converges(chosen: ScalingPolicy, load: float) -> None:
     numbers = [decision.requested for decision in replay(chosen, [load] * 300)]
     moves = [after - before for before, after in zip(numbers, numbers[1:], strict=False) if after != before]
     assert all(move > 0 for move in moves) or all(move < 0 for move in moves)

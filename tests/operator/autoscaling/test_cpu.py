@@ -42,17 +42,17 @@ def cores(meter: CpuMeter, *statuses: ReplicaStatus) -> dict[str, float]:
     return dict(asyncio.run(meter.cores(statuses)))
 
 
-def test_what_runs_below_a_ready_replica_counts(supervisor: int) -> None:
+def test_counts_cpu_time_of_descendants_of_ready_replicas(supervisor: int) -> None:
     ready = replace(replica("a", READY).status, supervisor_pid=supervisor)
     starting = replace(replica("b", STARTING, name="other").status, supervisor_pid=supervisor)
     meter = CpuMeter()
-    assert cores(meter, ready, starting) == {}  # what came before does not count
+    assert cores(meter, ready, starting) == {}  # CPU time before the first call does not count
     used = wait_until(lambda: cores(meter, ready, starting).get("iris"))
     assert 0 < used < 2
     assert "other" not in cores(meter, ready, starting)
 
 
-def test_a_process_that_ended_is_no_error() -> None:
+def test_ignores_processes_that_have_ended() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     status = replace(replica("a", READY).status, supervisor_pid=gone.pid)
@@ -61,10 +61,10 @@ def test_a_process_that_ended_is_no_error() -> None:
     assert cores(meter, status) == {"iris": 0.0}
 
 
-def test_what_was_used_before_does_not_count_when_the_clock_of_the_machine_is_set(
+def test_ignores_a_change_of_the_machines_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # What the kernel says of the machine's start changes with its clock.
+    # The boot time reported by the kernel changes with the clock.
     process = subprocess.Popen([sys.executable, "-c", BUSY_THEN_IDLE])
     try:
         wait_until(lambda: sum(psutil.Process(process.pid).cpu_times()[:2]) > 0.1)

@@ -1,4 +1,4 @@
-"""Both models of a queue against what is known of queues, and against each other."""
+"""Both queue models compared with queueing theory and with each other."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def exact(service: ServiceTime, timeout_s: float = 60.0, seed: int = 1) -> Exact
     return ExactQueue(service, timeout_s, random.Random(seed))
 
 
-def test_one_server_with_equal_calls_waits_as_long_as_the_theory_says() -> None:
-    # M/D/1 at a load of 0.8: on average 2 service times are waited for.
+def test_matches_the_theoretical_waiting_time_of_md1() -> None:
+    # M/D/1 at a load of 0.8: the mean waiting time is 2 service times.
     latencies = run(exact(ServiceTime(0.01)), 80.0, 1, 2000)
     assert mean(latencies) == pytest.approx(0.03, rel=0.1)
 
 
-def test_service_times_have_the_mean_and_the_spread_that_were_asked_for() -> None:
+def test_service_times_have_the_given_mean_and_deviation() -> None:
     service, chance = ServiceTime(0.2, 0.7), random.Random(1)
     drawn = [service.draw(chance) for _ in range(20_000)]
     average = sum(drawn) / len(drawn)
@@ -47,12 +47,12 @@ def test_service_times_have_the_mean_and_the_spread_that_were_asked_for() -> Non
 
 
 @pytest.mark.parametrize("cv", [0.0, 0.5])
-def test_amounts_come_to_what_single_requests_do_where_servers_are_many(cv: float) -> None:
+def test_the_fluid_queue_approximates_the_exact_queue_for_many_servers(cv: float) -> None:
     service = ServiceTime(0.1, cv)
     found = []
     for queue in (exact(service), FluidQueue(service, 60.0)):
         latencies = run(queue, 800.0, 100, 20)
-        for second in range(20, 40):  # more comes than is served, then less
+        for second in range(20, 40):  # overload, then underload
             latencies.merge(queue.advance(second, second + 1, 1500.0, 100, ROOM).latencies)
         for second in range(40, 60):
             latencies.merge(queue.advance(second, second + 1, 400.0, 130, ROOM).latencies)
@@ -61,7 +61,7 @@ def test_amounts_come_to_what_single_requests_do_where_servers_are_many(cv: floa
 
 
 @pytest.mark.parametrize("queue", [exact(ServiceTime(0.1)), FluidQueue(ServiceTime(0.1), 60.0)], ids=["exact", "fluid"])
-def test_what_finds_no_room_is_refused_and_nothing_is_lost(queue: ServerQueue) -> None:
+def test_rejects_requests_beyond_the_limit_and_loses_none(queue: ServerQueue) -> None:
     steps = [queue.advance(second, second + 1, 100.0, 2, 50.0) for second in range(10)]
     began = sum(step.latencies.total for step in steps)
     refused = sum(step.refused for step in steps)
@@ -73,14 +73,14 @@ def test_what_finds_no_room_is_refused_and_nothing_is_lost(queue: ServerQueue) -
 @pytest.mark.parametrize(
     "queue", [exact(ServiceTime(0.1), 2.0), FluidQueue(ServiceTime(0.1), 2.0)], ids=["exact", "fluid"]
 )
-def test_who_waits_for_longer_than_the_timeout_leaves(queue: ServerQueue) -> None:
+def test_requests_time_out_in_the_queue(queue: ServerQueue) -> None:
     steps = [queue.advance(second, second + 1, 20.0, 0, ROOM) for second in range(4)]
     assert sum(step.timed_out for step in steps) > 0
     assert steps[-1].waiting == pytest.approx(40, abs=25)
     assert queue.advance(4, 5, 0.0, 1000, ROOM).waiting == 0
 
 
-def test_a_server_that_goes_finishes_its_call() -> None:
+def test_a_removed_server_finishes_its_call() -> None:
     queue = exact(ServiceTime(5.0))
     busy: list[QueueStep] = [queue.advance(0, 1, 100.0, 4, ROOM), queue.advance(1, 2, 0.0, 1, ROOM)]
     assert [step.busy for step in busy] == [4, 4]

@@ -1,4 +1,4 @@
-"""The autoscaler's loop: what it samples, when it decides, and what it stores."""
+"""Autoscaler loop: samples, decisions and stored numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from harness.replicas.fleet import READY, api, replica, target
 
 
 class World:
-    """A store, figures that the test sets, and a clock that it moves."""
+    """Real store, scripted loads and a scripted clock."""
 
     def __init__(self, folder: Path) -> None:
         self.database = folder / "state.db"
@@ -54,7 +54,7 @@ class World:
             self.store.mark_serving(spec.name, target(revision, spec))
 
     def live(self, seconds: float, step_s: float = 1.0) -> None:
-        """Let time pass."""
+        """Advance the clock step by step."""
 
         async def run() -> None:
             for _ in range(round(seconds / step_s)):
@@ -72,7 +72,7 @@ class World:
         return [decision.reason for decision in self.scaling.decisions(name)]
 
     def replicas_of(self, count: int, **changes: object) -> None:
-        """Have so many replicas run."""
+        """Add running replicas."""
         for number in range(count):
             made = replica(f"iris-{number}", READY)
             self.running[made.spec.id] = (replace(made.spec, **changes), made.status)  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ class World:
 
 
 class _Engine:
-    """What the loop asks of an engine, answered by a world."""
+    """The two engine methods that the loop calls."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -114,7 +114,7 @@ def scaled(**autoscaling: object) -> Api:
     return api(autoscaling={"window_s": 10, "upscale_stabilization_period_s": 0, **autoscaling})
 
 
-def test_load_makes_replicas_and_idleness_ends_them(world: World) -> None:
+def test_scales_up_under_load_and_down_when_idle(world: World) -> None:
     world.deploy(scaled(downscale_stabilization_period_s=0, max_replicas=3))
     world.requests = {"iris": 9}
     world.live(60)
@@ -124,7 +124,7 @@ def test_load_makes_replicas_and_idleness_ends_them(world: World) -> None:
     assert (world.replicas(), world.changes) == (1, 4)
 
 
-def test_a_gateway_that_does_not_answer_changes_nothing(world: World) -> None:
+def test_changes_nothing_while_the_gateway_is_unreachable(world: World) -> None:
     world.deploy(scaled())
     world.store.set_replicas("iris", 5)
     world.is_deaf = True
@@ -133,7 +133,7 @@ def test_a_gateway_that_does_not_answer_changes_nothing(world: World) -> None:
     assert set(world.reasons()) == {"no samples of the last 10 s"}
 
 
-def test_another_operator_keeps_the_number_and_begins_anew(world: World) -> None:
+def test_the_next_operator_keeps_the_number_and_restarts_stabilisation(world: World) -> None:
     world.deploy(scaled(downscale_stabilization_period_s=100))
     world.store.set_replicas("iris", 5)
     world.requests = {"iris": 0}
@@ -145,7 +145,7 @@ def test_another_operator_keeps_the_number_and_begins_anew(world: World) -> None
     assert world.replicas() == 4
 
 
-def test_a_deploy_begins_anew_with_the_load_that_is_known(world: World) -> None:
+def test_a_deploy_restarts_stabilisation_and_keeps_the_samples(world: World) -> None:
     world.deploy(scaled(downscale_stabilization_period_s=50))
     world.store.set_replicas("iris", 5)
     world.requests = {"iris": 0}
@@ -154,10 +154,10 @@ def test_a_deploy_begins_anew_with_the_load_that_is_known(world: World) -> None:
     assert world.replicas() == 4
     world.live(40)
     assert world.replicas() == 4
-    assert len(world.reasons()) == 8  # those before it are kept too
+    assert len(world.reasons()) == 8  # earlier decisions are kept
 
 
-def test_what_waits_at_no_replica_is_seen_at_once(world: World) -> None:
+def test_wakes_up_an_api_at_zero_replicas_at_once(world: World) -> None:
     world.deploy(scaled(min_replicas=0))
     world.store.set_replicas("iris", 0)
     world.requests = {"iris": 0}
@@ -197,7 +197,7 @@ def test_workloads_of_an_async_api_and_cores_count_in_place_of_requests(world: W
     assert (world.replicas("jobs"), world.replicas("old")) == (2, 3)
 
 
-def test_the_machine_bounds_the_number_and_says_so(world: World) -> None:
+def test_the_capacity_of_the_machine_limits_the_number(world: World) -> None:
     world.deploy(scaled(max_upscale_factor=10))
     world.inventory = Inventory(cores=1.0, memory_bytes=2**40)
     world.replicas_of(1, cpu=0.2)
@@ -208,7 +208,7 @@ def test_the_machine_bounds_the_number_and_says_so(world: World) -> None:
     assert world.reasons()[0].endswith(expected)
 
 
-def test_slow_clients_are_no_load(world: World) -> None:
+def test_ignores_requests_of_slow_clients(world: World) -> None:
     world.deploy(scaled())
     made = replica("iris-1", replace(READY, lent=50))
     world.running[made.spec.id] = (made.spec, made.status)
@@ -217,7 +217,7 @@ def test_slow_clients_are_no_load(world: World) -> None:
     assert world.replicas() == 1
 
 
-def test_cores_of_jobs_are_there_for_who_serves_and_their_memory_is_not(world: World) -> None:
+def test_cores_of_job_workers_count_as_free_but_their_memory_does_not(world: World) -> None:
     world.deploy(scaled(max_upscale_factor=10))
     world.inventory = Inventory(cores=1.0, memory_bytes=2**40)
     world.replicas_of(1, cpu=1.0, kind="BatchAPI", api="jobs")
@@ -226,7 +226,7 @@ def test_cores_of_jobs_are_there_for_who_serves_and_their_memory_is_not(world: W
     assert world.replicas() == 5
 
 
-def test_an_api_of_one_size_is_left_alone_and_decisions_are_bounded(world: World) -> None:
+def test_ignores_apis_with_a_fixed_size_and_keeps_a_limited_number_of_decisions(world: World) -> None:
     world.deploy(scaled(min_replicas=2, max_replicas=2))
     world.requests = {"iris": 50}
     world.live(30)
@@ -236,7 +236,7 @@ def test_an_api_of_one_size_is_left_alone_and_decisions_are_bounded(world: World
     assert len(world.reasons()) == KEPT_DECISIONS
 
 
-def test_an_api_that_is_gone_is_forgotten(world: World) -> None:
+def test_drops_the_state_of_deleted_apis(world: World) -> None:
     world.deploy(scaled())
     world.requests = {"iris": 1}
     world.live(20)
@@ -245,7 +245,7 @@ def test_an_api_that_is_gone_is_forgotten(world: World) -> None:
     assert world.reasons() == []
 
 
-def test_a_look_that_fails_is_made_again_after_a_pause(world: World) -> None:
+def test_retries_a_failed_step_after_a_pause(world: World) -> None:
     async def scenario() -> None:
         running = asyncio.create_task(world.operator(AutoscalerIntervals(sample_s=3600)).run())
         for _ in range(100):
@@ -258,7 +258,7 @@ def test_a_look_that_fails_is_made_again_after_a_pause(world: World) -> None:
     assert world.looks == 1
 
 
-def test_a_database_that_can_not_be_read_does_not_end_the_loop(world: World) -> None:
+def test_survives_an_unreadable_database(world: World) -> None:
     async def scenario() -> None:
         with contextlib.closing(sqlite3.connect(world.database, isolation_level=None)) as database:
             database.execute("ALTER TABLE apis RENAME TO elsewhere")

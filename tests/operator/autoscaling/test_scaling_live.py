@@ -1,4 +1,4 @@
-"""The number of replicas follows the load of real requests, and none of them fails. Time passes faster for it."""
+"""Autoscaling of real replicas under real requests, with accelerated time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ready(operator: RunningOperator) -> int:
     return sum(item["state"] == "ready" for item in operator.replicas())
 
 
-def test_a_step_of_load_makes_replicas_and_its_end_ends_them_without_a_failed_request(
+def test_scales_up_and_down_without_a_failed_request(
     operator: RunningOperator,
 ) -> None:
     operator.deploy(SCALED.format(low=1), HANDLER)
@@ -63,7 +63,7 @@ def test_a_step_of_load_makes_replicas_and_its_end_ends_them_without_a_failed_re
     assert up["reason"].startswith("in flight averaged over 10 s: ")
 
 
-def test_an_idle_api_ends_its_last_replica_and_a_burst_to_it_loses_no_request(operator: RunningOperator) -> None:
+def test_scales_to_zero_and_serves_a_burst_without_a_failed_request(operator: RunningOperator) -> None:
     operator.deploy(SCALED.format(low=0), HANDLER)
     operator.wait()
     assert operator.predict({})[0] == 200

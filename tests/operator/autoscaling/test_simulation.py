@@ -1,4 +1,4 @@
-"""What a simulation shows, and which traffic it can be given."""
+"""Simulations and traffic traces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def simulated(trace: Trace = STEP, startup_s: float = 5.0, seed: int = 1, **auto
     return simulate(found, trace, Assumptions(CALLS, startup_s, seed=seed))
 
 
-def test_replicas_follow_the_load_and_the_start_up_delays_them() -> None:
+def test_replicas_follow_the_load_with_the_start_up_delay() -> None:
     outcome = simulated()
     assert outcome.points[0].requested == outcome.points[-1].requested == 1
     assert 4 < outcome.most_replicas < 100
@@ -37,7 +37,7 @@ def test_the_same_arguments_give_the_same_outcome() -> None:
     assert simulated() != simulated(seed=2)
 
 
-def test_ten_thousand_replicas_are_no_more_work_than_ten() -> None:
+def test_ten_thousand_replicas_are_simulated_as_fast_as_ten() -> None:
     trace = shaped("diurnal", 5_000, 90_000, 10_800)
     outcome = simulated(trace, max_replicas=20_000, target_replica_concurrency=0.8)
     assert not outcome.is_exact
@@ -47,7 +47,7 @@ def test_ten_thousand_replicas_are_no_more_work_than_ten() -> None:
 
 
 def simulated_parts() -> list[tuple[float, float]]:
-    """Return the quantiles of the service times: nobody waits."""
+    """Return the quantiles of the service times, without waiting."""
     below, found = 0.0, []
     for time_s, share in CALLS.parts():
         below += share
@@ -55,7 +55,7 @@ def simulated_parts() -> list[tuple[float, float]]:
     return found
 
 
-def test_an_idle_api_goes_and_comes_back() -> None:
+def test_scales_to_zero_and_back() -> None:
     trace = Trace((0.0, 60.0, 300.0), (5.0, 0.0, 5.0), 400.0)
     outcome = simulated(trace, min_replicas=0)
     assert min(point.requested for point in outcome.points) == 0
@@ -66,14 +66,14 @@ def test_an_idle_api_goes_and_comes_back() -> None:
     assert waking.at < 303
 
 
-def test_room_bounds_the_replicas() -> None:
+def test_the_ceiling_limits_the_replicas() -> None:
     found = api(autoscaling={"upscale_stabilization_period_s": 0})
     outcome = simulate(found, STEP, Assumptions(CALLS, 5.0, ceiling=2))
     assert outcome.most_replicas == 2
     assert outcome.refused or outcome.timed_out
 
 
-def test_a_batch_is_worked_on_at_once_and_workloads_wait_for_as_long_as_it_takes() -> None:
+def test_a_batch_runs_at_once_and_workloads_have_no_timeout() -> None:
     handler = {"interface": "handler", "type": "python", "path": "handler.py"}
     batching = {"max_batch_size": 8, "batch_interval_s": 0.1}
     assert slots(api(processes=3)) == 3
@@ -95,7 +95,7 @@ def test_shapes_stay_between_base_and_peak_and_reach_both(shape: str) -> None:
 CSV = "time_s,requests_per_s\n100,1\n110,2.5\n120,0\n"
 
 
-def test_a_trace_begins_at_0_and_its_last_line_ends_it() -> None:
+def test_a_trace_starts_at_zero_and_ends_with_its_last_entry() -> None:
     expected = Trace((0.0, 10.0), (1.0, 2.5), 20.0)
     assert read_trace(CSV, "t.csv") == expected
     lines = '{"time_s": 100, "requests_per_s": 1}\n\n{"time_s": 110, "requests_per_s": 2.5}\n'
@@ -119,11 +119,11 @@ def test_a_trace_begins_at_0_and_its_last_line_ends_it() -> None:
         ('{"time_s": 1}', "t:1: .* must be numbers"),
     ],
 )
-def test_a_trace_that_can_not_be_read_is_refused_with_its_place(text: str, message: str) -> None:
+def test_rejects_an_invalid_trace_with_its_position(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_trace(text, "t")
 
 
-def test_a_shape_needs_sensible_numbers() -> None:
+def test_rejects_invalid_numbers_of_a_shape() -> None:
     with pytest.raises(InputError, match="peak"):
         shaped("spike", 2.0, 1.0, 10.0)

@@ -1,4 +1,4 @@
-"""How workers get their jobs, their batches and the last lease."""
+"""Assignments, leases and completion hooks of the dispatcher."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ORIGIN = JobOrigin("sum", "api-id", "spec-id", "r1", "project", "{}")
 
 
 class Scene:
-    """A job of some batches, and a dispatcher before a real store."""
+    """A job with batches, and a dispatcher with a real store."""
 
     def __init__(self, store: JobStore, job: JobRecord) -> None:
         self.store = store
@@ -75,7 +75,7 @@ def test_a_worker_that_joins_waits_for_its_job(tmp_path: Path) -> None:
     scene(test, tmp_path)
 
 
-def test_a_worker_that_is_not_needed_is_told_to_stop(tmp_path: Path) -> None:
+def test_a_worker_that_joins_a_stopping_session_gets_a_stop_signal(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
         scene.dispatcher.assign("w", None)
         joining = asyncio.create_task(scene.dispatcher.join("w", 1, 5))
@@ -87,7 +87,7 @@ def test_a_worker_that_is_not_needed_is_told_to_stop(tmp_path: Path) -> None:
     scene(test, tmp_path)
 
 
-def test_strangers_and_older_processes_are_refused(tmp_path: Path) -> None:
+def test_rejects_unknown_workers_and_older_processes(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
         with pytest.raises(NotFoundError):
             await scene.dispatcher.join("stranger", 1, 0)
@@ -99,7 +99,7 @@ def test_strangers_and_older_processes_are_refused(tmp_path: Path) -> None:
     scene(test, tmp_path)
 
 
-def test_a_worker_known_from_an_earlier_operator_goes_on_without_joining_again(tmp_path: Path) -> None:
+def test_a_worker_of_a_previous_operator_continues_without_joining(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
         scene.assign("w")
         assert (await scene.lease("w")).lease.batches[0].payload == b"[1]"
@@ -107,7 +107,7 @@ def test_a_worker_known_from_an_earlier_operator_goes_on_without_joining_again(t
     scene(test, tmp_path)
 
 
-def test_who_waits_gets_what_another_lets_go(tmp_path: Path) -> None:
+def test_a_polling_worker_gets_a_released_batch(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
         scene.assign("w1")
         scene.assign("w2")
@@ -122,7 +122,7 @@ def test_who_waits_gets_what_another_lets_go(tmp_path: Path) -> None:
     scene(test, tmp_path)
 
 
-def test_a_retry_that_comes_due_is_leased_by_who_waits(tmp_path: Path) -> None:
+def test_a_polling_worker_gets_a_retry_when_its_backoff_ends(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
         scene.assign("w")
         lease = (await scene.lease("w")).lease
@@ -133,7 +133,7 @@ def test_a_retry_that_comes_due_is_leased_by_who_waits(tmp_path: Path) -> None:
     scene(test, tmp_path, batches=1)
 
 
-def test_nothing_to_do_is_answered_after_the_wait(tmp_path: Path) -> None:
+def test_a_poll_without_work_ends_after_its_timeout(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
         scene.assign("w1")
         scene.assign("w2")
@@ -144,7 +144,7 @@ def test_nothing_to_do_is_answered_after_the_wait(tmp_path: Path) -> None:
     scene(test, tmp_path)
 
 
-def test_a_worker_that_has_another_job_reports_and_is_done_with_this_one(tmp_path: Path) -> None:
+def test_a_reassigned_worker_can_report_but_gets_no_lease(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
         scene.assign("w")
         lease = (await scene.lease("w")).lease
@@ -159,7 +159,7 @@ def test_a_worker_that_has_another_job_reports_and_is_done_with_this_one(tmp_pat
     scene(test, tmp_path)
 
 
-def test_exactly_one_worker_gets_the_last_lease(tmp_path: Path) -> None:
+def test_exactly_one_worker_gets_the_completion_hook(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
         scene.assign("w1")
         scene.assign("w2")
@@ -179,7 +179,7 @@ def test_exactly_one_worker_gets_the_last_lease(tmp_path: Path) -> None:
     scene(test, tmp_path)
 
 
-def test_a_worker_that_dies_with_the_last_lease_loses_it(tmp_path: Path) -> None:
+def test_a_worker_that_dies_loses_the_completion_hook(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
         scene.assign("w")
         await scene.resolve_all("w")
@@ -198,12 +198,12 @@ def test_a_worker_that_dies_with_the_last_lease_loses_it(tmp_path: Path) -> None
     scene(test, tmp_path)
 
 
-def test_a_lease_that_never_arrived_goes_to_another_worker_at_once(tmp_path: Path) -> None:
+def test_a_lease_whose_response_was_lost_is_released_at_once(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
         scene.assign("w1")
         scene.assign("w2")
         held = (await scene.lease("w1")).lease
-        await scene.lease("w1")  # the answer is lost on its way
+        await scene.lease("w1")  # the response is lost
         waiting = asyncio.create_task(scene.lease("w2", wait_s=5))
         await asyncio.sleep(0)
         assert (await scene.dispatcher.renew("w1", 1, (held.token,), is_all=True)).lost == ()
@@ -212,7 +212,7 @@ def test_a_lease_that_never_arrived_goes_to_another_worker_at_once(tmp_path: Pat
     scene(test, tmp_path)
 
 
-def test_as_many_as_there_is_something_for_are_woken(tmp_path: Path) -> None:
+def test_offer_wakes_one_worker_per_batch(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
         queue, dispatcher = await scene.store.workloads.open("greet"), scene.dispatcher
         scene.store.workloads.on_added = dispatcher.offer
@@ -232,7 +232,7 @@ def test_as_many_as_there_is_something_for_are_woken(tmp_path: Path) -> None:
     scene(test, tmp_path)
 
 
-def test_one_that_is_gone_passes_on_what_it_was_woken_for(tmp_path: Path) -> None:
+def test_a_cancelled_poll_passes_its_wake_up_on(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
         queue, dispatcher = await scene.store.workloads.open("greet"), scene.dispatcher
         for worker in ("a", "b"):
@@ -240,7 +240,7 @@ def test_one_that_is_gone_passes_on_what_it_was_woken_for(tmp_path: Path) -> Non
         first, second = (
             asyncio.create_task(dispatcher.exchange(worker, 1, queue.job_id, [], 8, 10_000, 5)) for worker in ("a", "b")
         )
-        await scene.store.renew("a", 1, [])  # both have asked by then, and wait
+        await scene.store.renew("a", 1, [])  # both are polling by then
         await asyncio.sleep(0)
         await scene.store.workloads.add("greet", Workload(uuid.uuid4(), "text/plain", b"hello"))
         dispatcher.offer(queue.job_id, 1)

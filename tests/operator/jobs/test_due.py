@@ -1,4 +1,4 @@
-"""When schedules are due: a table of moments, changes of the clock among them, and what holds for all."""
+"""Due times of cron expressions: a table that includes clock changes, and properties of all expressions."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def at(text: str, zone: str = "UTC", fold: int = 0) -> float:
         ("30 6 * * MON-FRI", "America/New_York", "2025-01-03 06:30", "2025-01-06 06:30"),
         ("0 0 1 * *", "Asia/Tokyo", "2025-01-31 12:00", "2025-02-01 00:00"),
         ("0 0 29 2 *", "UTC", "2025-01-01 00:00", "2028-02-29 00:00"),
-        # The hour that is left out: due at its end.
+        # The omitted hour: due at its end.
         ("30 2 * * *", BERLIN, "2025-03-30 01:59", "2025-03-30 03:00"),
         ("30 2 * * *", BERLIN, "2025-03-30 03:00", "2025-03-31 02:30"),
         ("0 * * * *", BERLIN, "2025-03-30 01:30", "2025-03-30 03:00"),
     ],
 )
-def test_next_time_is_the_one_that_the_clock_on_the_wall_shows(cron: str, zone: str, after: str, due: str) -> None:
+def test_next_run_follows_the_local_time(cron: str, zone: str, after: str, due: str) -> None:
     assert Cron(cron, zone).next_after(at(after, zone)) == at(due, zone)
 
 
-def test_what_names_an_hour_runs_once_in_the_hour_that_comes_twice() -> None:
+def test_a_daily_run_is_due_once_in_a_repeated_hour() -> None:
     cron = Cron("30 2 * * *", BERLIN)
     first, second = at("2025-10-26 02:30", BERLIN), at("2025-10-26 02:30", BERLIN, fold=1)
     assert second - first == 3600
@@ -49,7 +49,7 @@ def test_what_names_an_hour_runs_once_in_the_hour_that_comes_twice() -> None:
         assert cron.last_until(moment, since=first) is None
 
 
-def test_what_is_due_every_hour_runs_in_both_hours() -> None:
+def test_an_hourly_run_is_due_in_both_repeated_hours() -> None:
     cron = Cron("15 * * * *", BERLIN)
     moment = at("2025-10-26 02:00", BERLIN)
     for _ in range(3):
@@ -60,12 +60,12 @@ def test_what_is_due_every_hour_runs_in_both_hours() -> None:
     assert moment == at("2025-10-26 03:15", BERLIN)
 
 
-def test_after_a_long_pause_only_the_latest_is_due() -> None:
+def test_last_until_returns_the_latest_run() -> None:
     cron, since = Cron("* * * * *"), at("2024-01-01 00:00")
     assert cron.last_until(at("2025-06-01 12:00") + 30, since) == at("2025-06-01 12:00")
 
 
-def test_the_latest_is_found_however_long_ago_it_was() -> None:
+def test_last_until_finds_runs_of_any_age() -> None:
     cron = Cron("0 0 29 2 *")
     assert cron.last_until(at("2027-12-31 00:00"), since=0) == at("2024-02-29 00:00")
 
@@ -90,7 +90,7 @@ _CRONS = st.builds(
 
 
 @given(_CRONS, _MOMENTS)
-def test_next_is_later_and_is_then_the_last(cron: Cron, moment: float) -> None:
+def test_next_after_is_the_inverse_of_last_until(cron: Cron, moment: float) -> None:
     due = cron.next_after(moment)
     assert due is not None and due > moment
     assert cron.last_until(due, since=moment) == due
@@ -98,7 +98,7 @@ def test_next_is_later_and_is_then_the_last(cron: Cron, moment: float) -> None:
 
 
 @given(_CRONS, _MOMENTS, st.integers(1, 50))
-def test_last_is_the_end_of_all_that_came_next(cron: Cron, since: float, hours: int) -> None:
+def test_last_until_equals_repeated_next_after(cron: Cron, since: float, hours: int) -> None:
     until, last, moment = since + hours * 3600, None, since
     while (due := cron.next_after(moment)) is not None and due <= until:
         last = moment = due
@@ -106,8 +106,8 @@ def test_last_is_the_end_of_all_that_came_next(cron: Cron, since: float, hours: 
 
 
 @given(_MOMENTS)
-def test_a_daily_time_comes_once_per_day_of_its_zone(moment: float) -> None:
-    """Over every change of the clock: between two midnights of the zone lies one run."""
+def test_a_daily_run_is_due_once_per_local_day(moment: float) -> None:
+    """Between two local midnights there is exactly one run, across all clock changes."""
     zone = ZoneInfo(BERLIN)
     midnight = datetime.fromtimestamp(moment, zone).replace(hour=0, minute=0, second=0, microsecond=0)
     begin = midnight.timestamp() - 1

@@ -1,4 +1,4 @@
-"""The end of a job when the database can't be written for a while, or the operator dies just after it."""
+"""Completion of jobs during a database outage and across a crash of the operator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PRAGMAS = ("busy_timeout = 20", "journal_mode = WAL")
 
 @dataclass
 class Scene:
-    """An operator without an engine, and the worker `w`, process 7."""
+    """Dispatcher and completion without an engine, and the worker `w`, process 7."""
 
     folder: Path
     store: JobStore
@@ -83,7 +83,7 @@ def scene(test: Callable[[Scene], Awaitable[None]], folder: Path) -> None:
     asyncio.run(run())
 
 
-def test_job_whose_end_can_not_be_stored_is_ended_once_that_is_possible(tmp_path: Path) -> None:
+def test_stores_the_end_of_a_job_after_a_database_outage(tmp_path: Path) -> None:
     async def test(made: Scene) -> None:
         job = await made.resolved(JobOptions(1, output=str(tmp_path / "out")))
         with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
@@ -94,7 +94,7 @@ def test_job_whose_end_can_not_be_stored_is_ended_once_that_is_possible(tmp_path
             async with asyncio.timeout(PATIENCE_S):
                 while not part.exists():
                     await asyncio.sleep(0.01)
-            await asyncio.sleep(0.3)  # what it has written can't be noted, nor any end
+            await asyncio.sleep(0.3)  # neither marks nor statuses can be stored
             other.execute("ROLLBACK")
         assert (await made.ended(job)).status is JobStatus.SUCCEEDED
         assert json.loads(part.read_text())["result"] == "one"
@@ -103,7 +103,7 @@ def test_job_whose_end_can_not_be_stored_is_ended_once_that_is_possible(tmp_path
 
 
 async def told(folder: Path, webhook: Callable[[str], Awaitable[None]]) -> bytes:
-    """Run `webhook` with an address and return what is posted there."""
+    """Run `webhook` with a URL and return the request posted to it."""
     bodies: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -119,7 +119,7 @@ async def told(folder: Path, webhook: Callable[[str], Awaitable[None]]) -> bytes
             return await bodies.get()
 
 
-def test_webhook_of_a_job_that_ended_as_the_operator_died_is_told_by_the_next(tmp_path: Path) -> None:
+def test_the_next_operator_sends_an_unsent_webhook(tmp_path: Path) -> None:
     jobs: list[str] = []
 
     async def run() -> None:
@@ -137,7 +137,7 @@ def test_webhook_of_a_job_that_ended_as_the_operator_died_is_told_by_the_next(tm
     asyncio.run(run())
 
 
-def test_webhook_is_told_of_a_job_with_numbers_of_any_size(tmp_path: Path) -> None:
+def test_sends_a_webhook_with_integers_of_any_size(tmp_path: Path) -> None:
     async def run() -> None:
         async def webhook(url: str) -> None:
             made = await stack.enter_async_context(opened(tmp_path))

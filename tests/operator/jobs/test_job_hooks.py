@@ -1,4 +1,4 @@
-"""The last lease of a job: one process has it, also across operators, until it is done or dead."""
+"""Completion hooks: one process runs the hook, also across operators, until it ends or dies."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def scene(test: Test, folder: Path) -> None:
 async def begun(
     hooks: CompletionHooks, job: str, there: tuple[str, int] | None = None
 ) -> asyncio.Task[HookOutcome | HookLost]:
-    """Begin to wait for the end of a job; `there` is the one process that may still be at it."""
+    """Start to wait for a hook; `there` is the only process that may still run it."""
     opened = asyncio.Event()
     task = asyncio.create_task(hooks.run(job, lambda worker, pid: (worker, pid) == there, opened.set))
     await asyncio.wait([task, asyncio.create_task(opened.wait())], return_when=asyncio.FIRST_COMPLETED)
     return task
 
 
-def test_next_operator_waits_for_the_process_that_is_at_it(tmp_path: Path) -> None:
+def test_the_next_operator_waits_for_the_process_that_runs_the_hook(tmp_path: Path) -> None:
     async def test(store: JobStore, job: str) -> None:
         first = CompletionHooks(store)
         killed = await begun(first, job)
@@ -59,7 +59,7 @@ def test_next_operator_waits_for_the_process_that_is_at_it(tmp_path: Path) -> No
     scene(test, tmp_path)
 
 
-def test_end_that_is_told_before_the_next_operator_asks_is_not_repeated(tmp_path: Path) -> None:
+def test_a_stored_outcome_is_not_repeated_by_the_next_operator(tmp_path: Path) -> None:
     async def test(store: JobStore, job: str) -> None:
         first = CompletionHooks(store)
         killed = await begun(first, job)
@@ -74,7 +74,7 @@ def test_end_that_is_told_before_the_next_operator_asks_is_not_repeated(tmp_path
     scene(test, tmp_path)
 
 
-def test_process_that_is_gone_makes_way_for_another(tmp_path: Path) -> None:
+def test_a_lost_process_releases_the_hook(tmp_path: Path) -> None:
     async def test(store: JobStore, job: str) -> None:
         first = CompletionHooks(store)
         killed = await begun(first, job)
@@ -98,12 +98,12 @@ def test_process_that_is_gone_makes_way_for_another(tmp_path: Path) -> None:
     scene(test, tmp_path)
 
 
-def test_process_that_is_not_heard_of_makes_way_for_another(tmp_path: Path) -> None:
+def test_a_process_without_heartbeats_releases_the_hook(tmp_path: Path) -> None:
     async def test(store: JobStore, job: str) -> None:
         now = 0.0
         hooks = CompletionHooks(store, lambda: now)
         waiting = await begun(hooks, job)
-        hooks.expire()  # nobody has it
+        hooks.expire()  # without a holder
         token = await hooks.take(job, "w1", 7) or ""
         now = LEASE_S
         hooks.renew("w1", 7, [token])

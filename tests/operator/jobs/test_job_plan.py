@@ -1,4 +1,4 @@
-"""Which workers jobs get."""
+"""Planning of job workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_no_more_workers_are_started_than_there_are_batches() -> None:
     assert plan_jobs([job("a", 3, batches=2)], [], room(4), NOW) == [StartWorker("a")] * 2
 
 
-def test_what_is_there_already_is_not_started_again() -> None:
+def test_running_workers_are_not_started_again() -> None:
     assert plan_jobs([job("a", 2)], [worker("w1", "a"), worker("w2", "a")], room(2), NOW) == []
 
 
@@ -52,7 +52,7 @@ def test_each_job_gets_a_first_worker_before_any_gets_a_second() -> None:
     assert Counter(action.job_id for action in actions if isinstance(action, StartWorker)) == {"a": 2, "b": 1}
 
 
-def test_a_job_without_room_says_what_it_waits_for() -> None:
+def test_a_job_without_capacity_stores_what_it_waits_for() -> None:
     lack = "a worker needs 3 cores, but 1 of this machine's 4 are free; it starts once there is capacity"
     jobs, crew = [job("a", cpu=3), job("b", status=JobStatus.RUNNING)], [worker("w", "b")]
     assert plan_jobs(jobs, crew, room(1), NOW) == [SetMessage("a", lack)]
@@ -62,12 +62,12 @@ def test_a_job_without_room_says_what_it_waits_for() -> None:
     assert hopeless == SetMessage("a", "a worker needs 8 cores, but this machine has 4; lower its `compute`")
 
 
-def test_a_job_that_has_room_again_waits_for_nothing() -> None:
+def test_clears_the_message_once_there_is_capacity() -> None:
     waiting = job("a", cpu=1, message="a worker wants …")
     assert plan_jobs([waiting], [], room(4), NOW) == [StartWorker("a"), SetMessage("a", "")]
 
 
-def test_replicas_that_hold_all_cores_do_not_keep_the_first_job_waiting() -> None:
+def test_the_first_job_starts_although_replicas_hold_all_cores() -> None:
     served = replace(room(-1), replica_cores=5.0)
     assert plan_jobs([job("a", 2), job("b")], [], served, NOW)[0] == StartWorker("a")
     assert plan_jobs([job("unprepared", is_prepared=False), job("b")], [], served, NOW) == [StartWorker("b")]
@@ -94,12 +94,12 @@ def test_memory_that_replicas_hold_is_not_shared() -> None:
     ]
 
 
-def test_memory_counts_too() -> None:
+def test_memory_limits_the_number_of_workers() -> None:
     actions = plan_jobs([job("a", 2, mem=3 * 1024**3)], [], room(4, memory=4 * 1024**3), NOW)
     assert actions == [StartWorker("a")]
 
 
-def test_a_job_without_any_worker_takes_one_of_the_largest_crew() -> None:
+def test_a_job_without_workers_takes_one_from_the_largest_job() -> None:
     crew = [worker(f"w{number}", "a") for number in range(3)]
     jobs = [job("a", 3, status=JobStatus.RUNNING), job("b", 2)]
     stop, note = plan_jobs(jobs, crew, room(0), NOW)
@@ -107,18 +107,18 @@ def test_a_job_without_any_worker_takes_one_of_the_largest_crew() -> None:
     assert isinstance(note, SetMessage)
 
 
-def test_no_second_worker_has_to_leave_while_the_first_one_is_on_its_way() -> None:
+def test_stops_no_second_worker_while_the_first_one_is_draining() -> None:
     crew = [worker("w0", "a"), worker("w1", "a"), worker("w2", "a", is_leaving=True)]
     jobs = [job("a", 2, status=JobStatus.RUNNING), job("b", 1)]
     assert [type(action) for action in plan_jobs(jobs, crew, room(0), NOW)] == [SetMessage]
 
 
-def test_the_only_worker_of_a_job_is_left_to_it() -> None:
+def test_a_job_keeps_its_only_worker() -> None:
     jobs = [job("a", 1, status=JobStatus.RUNNING), job("b", 1)]
     assert [type(action) for action in plan_jobs(jobs, [worker("w", "a")], room(0), NOW)] == [SetMessage]
 
 
-def test_nobody_leaves_for_a_job_that_can_never_run() -> None:
+def test_stops_no_worker_for_a_job_that_can_never_run() -> None:
     crew = [worker("w0", "a"), worker("w1", "a")]
     jobs = [job("a", 2, status=JobStatus.RUNNING), job("b", 1, cpu=9)]
     assert [type(action) for action in plan_jobs(jobs, crew, room(0), NOW)] == [SetMessage]
@@ -135,7 +135,7 @@ def test_a_worker_with_models_waits_warm_and_is_stopped_after_a_while() -> None:
     assert plan_jobs([], [idle], room(4), NOW + WARM_S + 1) == [StopWorker("w")]
 
 
-def test_a_worker_whose_code_is_not_deployed_any_more_does_not_wait_warm() -> None:
+def test_a_worker_of_an_old_revision_does_not_wait_warm() -> None:
     outdated = replace(worker("w", None, models=True, idle_since=NOW), is_current=False)
     assert plan_jobs([], [outdated], room(4), NOW) == [StopWorker("w")]
     assert plan_jobs([job("b")], [outdated], room(0), NOW) == [AssignWorker("w", "b")]
@@ -148,12 +148,12 @@ def test_a_warm_worker_goes_to_the_next_job_of_its_revision_only() -> None:
 
 
 @pytest.mark.parametrize("other", [job("huge", cpu=64.0), job("building", is_prepared=False)])
-def test_a_job_that_can_not_be_served_does_not_keep_others_from_growing(other: PlannedJob) -> None:
+def test_a_job_that_can_not_start_does_not_block_others(other: PlannedJob) -> None:
     actions = plan_jobs([other, job("a", 3)], [worker("w", "a")], room(3), NOW)
     assert [action for action in actions if isinstance(action, StartWorker)] == [StartWorker("a"), StartWorker("a")]
 
 
-def test_a_warm_worker_makes_room_for_a_job_that_it_can_not_take() -> None:
+def test_stops_a_warm_worker_for_a_job_of_another_revision() -> None:
     warm = worker("w", None, models=True, idle_since=NOW)
     stop, _ = plan_jobs([job("b", revision="r2")], [warm], room(0), NOW)
     assert stop == StopWorker("w")
@@ -167,7 +167,7 @@ def test_a_job_none_of_whose_workers_can_start_fails_with_the_reason() -> None:
     assert stop == StopWorker("w")
 
 
-def test_a_job_whose_workers_run_out_of_memory_at_their_start_says_so() -> None:
+def test_a_job_whose_workers_run_out_of_memory_at_start_fails_as_oom() -> None:
     crew = [
         worker("w", "a", state=ProcessState.BACKING_OFF, failed_starts=3, failure="…", death=DeathCause.OUT_OF_MEMORY)
     ]
@@ -176,17 +176,17 @@ def test_a_job_whose_workers_run_out_of_memory_at_their_start_says_so() -> None:
     assert end.status is JobStatus.WORKER_OOM
 
 
-def test_a_worker_that_ran_before_has_more_starts() -> None:
+def test_a_worker_that_ran_before_gets_more_start_attempts() -> None:
     crew = [worker("w", "a", state=ProcessState.BACKING_OFF, failed_starts=9, restarts=1, failure="ValueError")]
     assert plan_jobs([job("a")], crew, room(4), NOW) == []
     crew = [worker("w", "a", state=ProcessState.BACKING_OFF, failed_starts=10, restarts=1, failure="ValueError")]
     assert isinstance(plan_jobs([job("a")], crew, room(4), NOW)[0], EndJob)
 
 
-def test_workers_that_die_again_and_again_outside_of_any_batch_end_their_job() -> None:
+def test_repeated_deaths_outside_of_any_batch_end_the_job() -> None:
     assert plan_jobs([job("a")], [worker("w", "a", deaths=("a:1", *[""] * 9))], room(4), NOW) == []
     after = worker("w", "a", deaths=[""] * 10, after="a:7")
-    assert plan_jobs([job("a")], [after], room(4), NOW) == []  # each costs that batch an attempt
+    assert plan_jobs([job("a")], [after], room(4), NOW) == []  # each death costs a batch an attempt
     end = plan_jobs([job("a")], [worker("w", "a", deaths=("a:1", *[""] * 10))], room(4), NOW)[0]
     assert end == EndJob("a", JobStatus.WORKER_ERROR, "no worker can run: segmentation fault")
 
@@ -198,25 +198,25 @@ def test_a_job_is_not_given_up_while_one_of_its_workers_may_still_start(others: 
 
 
 @pytest.mark.parametrize("status", [JobStatus.ENQUEUING, JobStatus.PENDING, JobStatus.RUNNING, JobStatus.COMPLETING])
-def test_a_late_job_times_out_whatever_it_is_at(status: JobStatus) -> None:
+def test_a_job_times_out_in_any_status(status: JobStatus) -> None:
     late = job("a", status=status, deadline_at=NOW)
     assert plan_jobs([late], [], room(4), NOW)[0] == EndJob("a", JobStatus.TIMED_OUT, "timed out after 60 s")
 
 
-def test_a_job_whose_environment_is_not_there_waits_for_it() -> None:
+def test_a_job_waits_for_its_environment() -> None:
     assert plan_jobs([job("a", is_prepared=False)], [], room(4), NOW) == []
     failing = job("a", is_prepared=False, waits_for="its environment can't be built: no such package")
     assert plan_jobs([failing], [], room(4), NOW) == [SetMessage("a", failing.waits_for)]
 
 
-def test_a_job_whose_environment_fails_again_and_again_fails_with_the_reason() -> None:
+def test_a_job_whose_environment_repeatedly_fails_to_build_fails_with_the_reason() -> None:
     failing = replace(job("a", is_prepared=False, waits_for="no such package"), failed_preparations=2)
     assert plan_jobs([failing], [], room(4), NOW) == [SetMessage("a", "no such package")]
     end = plan_jobs([replace(failing, failed_preparations=3)], [], room(4), NOW)
     assert end == [EndJob("a", JobStatus.WORKER_ERROR, "no such package")]
 
 
-def test_thousands_of_workers_without_room_are_decided_quickly() -> None:
+def test_plans_thousands_of_workers_without_capacity_quickly() -> None:
     jobs = [job(f"j{number}", 10_000, batches=10_000) for number in range(20)]
     started = time.process_time()
     plan_jobs(jobs, [], room(4), NOW)
@@ -227,7 +227,7 @@ def test_thousands_of_workers_without_room_are_decided_quickly() -> None:
     wishes=st.lists(st.tuples(st.integers(1, 6), st.sampled_from([0.2, 0.5, 1.0, 2.0])), max_size=6),
     cores=st.floats(0, 8),
 )
-def test_the_machine_is_never_overloaded_and_no_room_is_wasted(wishes: list[tuple[int, float]], cores: float) -> None:
+def test_never_exceeds_the_capacity_and_uses_all_of_it(wishes: list[tuple[int, float]], cores: float) -> None:
     jobs = [job(f"j{number}", workers, cpu=cpu) for number, (workers, cpu) in enumerate(wishes)]
     started = Counter(
         action.job_id for action in plan_jobs(jobs, [], room(cores, of=8), NOW) if isinstance(action, StartWorker)

@@ -1,4 +1,4 @@
-"""What callers without a token may name."""
+"""Local paths that untrusted callers may name."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def disallowed(*paths: str, folders: tuple[str, ...] = (), output: str | None = 
 
 
 @pytest.mark.parametrize("path", ["s3://bucket/data", "gs://bucket/etc/", "/data/images", "/data/", "/data/a/b.json"])
-def test_buckets_and_what_is_below_an_open_folder_may_be_named(path: str) -> None:
+def test_allows_buckets_and_paths_below_an_allowed_folder(path: str) -> None:
     assert disallowed(path, folders=("/data",)) == []
     assert disallowed(path, output=path, folders=("/data",)) == []
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/database/x", "/dat", "/"])
-def test_other_local_paths_are_refused(path: str) -> None:
+def test_rejects_other_local_paths(path: str) -> None:
     (message,) = disallowed(path, folders=("/data",))
     assert message == (
         f'file_path_lister: the local path "{path}" is not open to this endpoint; '
@@ -29,16 +29,16 @@ def test_other_local_paths_are_refused(path: str) -> None:
     assert len(disallowed(path, output=path)) == 2
 
 
-def test_an_open_folder_itself_is_named_with_its_slash_for_paths_are_prefixes() -> None:
+def test_an_allowed_folder_itself_needs_a_trailing_slash() -> None:
     (message,) = disallowed("/data", folders=("/data",))
     assert message.endswith('write "/data/"')
 
 
-def test_the_whole_disk_can_be_opened() -> None:
+def test_the_root_folder_allows_all_paths() -> None:
     assert disallowed("/etc/passwd", folders=("/",)) == []
 
 
-def test_the_section_is_named() -> None:
+def test_the_error_names_the_section() -> None:
     source = DelimitedFiles(("/etc/passwd",), 1)
     (message,) = disallowed_paths(Submission(source, JobOptions(workers=1)), ())
     assert message.startswith("delimited_files: ")

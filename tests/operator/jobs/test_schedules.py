@@ -1,4 +1,4 @@
-"""Jobs by the clock: each run once, whatever dies; of missed runs the latest; what can't be submitted is told."""
+"""Schedules: each run once in spite of crashes; the latest of missed runs; reported errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def play(folder: Path, test: Callable[[Scene, Clock], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-def test_a_run_is_submitted_when_it_is_due_and_once(tmp_path: Path) -> None:
+def test_submits_a_due_run_once(tmp_path: Path) -> None:
     async def test(made: Scene, clock: Clock) -> None:
         made.deploy(task_api(submission={"config": {"a": 1}, "timeout": 60}))
         for clock.now in (NOON, NOON + 59, NOON + 60, NOON + 61, NOON + 119, NOON + 121):
@@ -52,7 +52,7 @@ def test_a_run_is_submitted_when_it_is_due_and_once(tmp_path: Path) -> None:
     play(tmp_path, test)
 
 
-def test_of_runs_that_were_missed_the_latest_is_submitted(tmp_path: Path) -> None:
+def test_submits_only_the_latest_missed_run(tmp_path: Path) -> None:
     async def test(made: Scene, clock: Clock) -> None:
         made.deploy(task_api(cron="0 * * * *"))
         await made.submit_due()
@@ -64,7 +64,7 @@ def test_of_runs_that_were_missed_the_latest_is_submitted(tmp_path: Path) -> Non
     play(tmp_path, test)
 
 
-def test_an_operator_that_takes_over_goes_on_where_the_one_before_was(tmp_path: Path) -> None:
+def test_the_next_operator_continues_the_schedule(tmp_path: Path) -> None:
     async def before(made: Scene, clock: Clock) -> None:
         made.deploy(task_api(cron="0 * * * *"))
         clock.now = NOON + 3600
@@ -82,14 +82,14 @@ def test_an_operator_that_takes_over_goes_on_where_the_one_before_was(tmp_path: 
     play(tmp_path, after)
 
 
-def test_another_schedule_begins_with_its_deployment_and_the_same_one_goes_on(tmp_path: Path) -> None:
+def test_a_changed_schedule_starts_at_its_deployment_and_an_unchanged_one_continues(tmp_path: Path) -> None:
     async def test(made: Scene, clock: Clock) -> None:
         made.deploy(task_api(cron="0 * * * *"))
         await made.submit_due()
         clock.now = NOON + 5400
-        made.deploy(task_api(cron="0 * * * *", submission={"config": {"b": 2}}))  # what was missed counts still
+        made.deploy(task_api(cron="0 * * * *", submission={"config": {"b": 2}}))  # missed runs still count
         await made.submit_due()
-        made.deploy(task_api(cron="15 * * * *"))  # a quarter past was not a run of it
+        made.deploy(task_api(cron="15 * * * *"))  # 12:15 was not one of its runs
         await made.submit_due()
         clock.now = NOON + 2 * 3600 + 900
         await made.submit_due()
@@ -98,7 +98,7 @@ def test_another_schedule_begins_with_its_deployment_and_the_same_one_goes_on(tm
     play(tmp_path, test)
 
 
-def test_each_api_has_its_own_schedule_and_one_without_is_left_alone(tmp_path: Path) -> None:
+def test_each_api_has_its_own_schedule(tmp_path: Path) -> None:
     async def test(made: Scene, clock: Clock) -> None:
         plain = task_api("plain").model_copy(update={"schedule": None})
         made.deploy(task_api("one", cron="*/2 * * * *"), task_api("two", cron="*/3 * * * *"), plain)
@@ -115,7 +115,7 @@ def test_each_api_has_its_own_schedule_and_one_without_is_left_alone(tmp_path: P
     play(tmp_path, test)
 
 
-def test_a_run_is_skipped_while_one_before_is_not_over_where_that_is_wanted(tmp_path: Path) -> None:
+def test_overlap_skip_skips_a_run_while_an_earlier_one_is_not_over(tmp_path: Path) -> None:
     async def before(made: Scene, clock: Clock) -> None:
         made.deploy(task_api(overlap="skip"), task_api("cron", overlap="allow"))
         for clock.now in (NOON + 60, NOON + 120, NOON + 121):
@@ -135,7 +135,7 @@ def test_a_run_is_skipped_while_one_before_is_not_over_where_that_is_wanted(tmp_
         assert (told["last_run"], told["last_skipped"]) == ("2025-06-15T12:01:00+00:00", "2025-06-15T12:03:00+00:00")
         await made.store.change(job.id, JobStatus.STOPPED)
         await made.submit_due()
-        assert await made.runs() == [NOON + 60]  # what was skipped is not made up for
+        assert await made.runs() == [NOON + 60]  # a skipped run is not made up for
         clock.now = NOON + 240
         await made.submit_due()
         assert await made.runs() == [NOON + 60, NOON + 240]
@@ -144,7 +144,7 @@ def test_a_run_is_skipped_while_one_before_is_not_over_where_that_is_wanted(tmp_
     play(tmp_path, after)
 
 
-def test_what_can_not_be_submitted_is_told_and_the_next_run_is_tried(tmp_path: Path) -> None:
+def test_stores_a_permanent_error_and_continues_with_the_next_run(tmp_path: Path) -> None:
     async def test(made: Scene, clock: Clock) -> None:
         made.deploy(task_api(submission={"timeout": "soon"}))
         clock.now = NOON + 60
@@ -166,7 +166,7 @@ def test_what_can_not_be_submitted_is_told_and_the_next_run_is_tried(tmp_path: P
     play(tmp_path, test)
 
 
-def test_what_fails_for_now_is_tried_again_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_retries_a_temporary_error(tmp_path: Path) -> None:
     async def test(made: Scene, clock: Clock) -> None:
         source = {"items": [1], "batch_size": 1}
         blocked = tmp_path / "out"
@@ -179,7 +179,7 @@ def test_what_fails_for_now_is_tried_again_and_nothing_is_lost(tmp_path: Path) -
         assert ticks.error and ticks.handled_at == NOON
         blocked.unlink()
         await made.submit_due()
-        assert await made.runs("sum") == []  # it is not tried all the time
+        assert await made.runs("sum") == []  # not before the retry delay
         clock.now += 11
         await made.submit_due()
         assert await made.runs("sum") == [NOON + 60]
@@ -188,7 +188,7 @@ def test_what_fails_for_now_is_tried_again_and_nothing_is_lost(tmp_path: Path) -
     play(tmp_path, test)
 
 
-def test_a_clock_that_was_set_back_does_not_silence_a_schedule(tmp_path: Path) -> None:
+def test_a_schedule_restarts_after_the_clock_was_set_back(tmp_path: Path) -> None:
     async def test(made: Scene, clock: Clock) -> None:
         made.deploy(task_api())
         clock.now = NOON + 365 * 86400
@@ -202,7 +202,7 @@ def test_a_clock_that_was_set_back_does_not_silence_a_schedule(tmp_path: Path) -
     play(tmp_path, test)
 
 
-def test_a_job_of_many_batches_comes_with_its_run_or_not_at_all(tmp_path: Path) -> None:
+def test_stores_a_large_job_and_its_run_atomically(tmp_path: Path) -> None:
     async def test(made: Scene, clock: Clock) -> None:
         items = {"items": list(range(2500)), "batch_size": 1}
         made.deploy(batch_api({"workers": 1, "item_list": items}))
@@ -215,7 +215,7 @@ def test_a_job_of_many_batches_comes_with_its_run_or_not_at_all(tmp_path: Path) 
     play(tmp_path, test)
 
 
-def test_every_run_is_submitted_once_whenever_the_operator_is_killed(tmp_path: Path) -> None:
+def test_submits_every_run_once_if_the_operator_is_killed_at_any_time(tmp_path: Path) -> None:
     command = [sys.executable, str(TESTS / "harness" / "jobs" / "scheduling_crashes.py"), str(tmp_path), "7", "15", "6"]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(TESTS)}
@@ -240,11 +240,11 @@ def batch_api(submission: dict[str, object]) -> Api:
     )
 
 
-def test_a_time_zone_that_is_not_known_any_more_stops_no_other_schedule(tmp_path: Path) -> None:
+def test_an_unknown_time_zone_stops_no_other_schedule(tmp_path: Path) -> None:
     async def test(made: Scene, clock: Clock) -> None:
         lost = task_api("lost")
         assert lost.schedule is not None
-        elsewhere = lost.schedule.model_copy(update={"timezone": "Mars/Olympus"})  # where it was deployed, it was known
+        elsewhere = lost.schedule.model_copy(update={"timezone": "Mars/Olympus"})  # known when it was deployed
         made.deploy(lost.model_copy(update={"schedule": elsewhere}), task_api())
         for clock.now in (NOON, NOON + 60):
             await made.submit_due()
@@ -258,18 +258,18 @@ def test_a_time_zone_that_is_not_known_any_more_stops_no_other_schedule(tmp_path
     play(tmp_path, test)
 
 
-def test_time_zones_are_known_where_the_machine_has_no_files_of_them() -> None:
+def test_time_zones_work_without_a_system_database() -> None:
     command = [sys.executable, "-c", "import zoneinfo; print(zoneinfo.ZoneInfo('Europe/Berlin'))"]
     done = subprocess.run(command, env={**os.environ, "PYTHONTZPATH": ""}, capture_output=True, text=True, check=True)
     assert done.stdout == "Europe/Berlin\n"
 
 
-def test_a_job_whose_api_goes_before_it_is_stored_is_no_job(tmp_path: Path) -> None:
+def test_a_job_whose_api_is_deleted_while_it_is_stored_is_deleted(tmp_path: Path) -> None:
     async def test(made: Scene, clock: Clock) -> None:
         go = threading.Event()
         threads = ThreadPoolExecutor(1)
         threads.submit(go.wait)
-        asyncio.get_running_loop().set_default_executor(threads)  # in which items are cut into batches
+        asyncio.get_running_loop().set_default_executor(threads)  # used to cut items into batches
         made.deploy(batch_api({"workers": 1, "item_list": {"items": [1], "batch_size": 1}}))
         clock.now = NOON + 60
         (submitting,) = await made.schedules.submit_due()

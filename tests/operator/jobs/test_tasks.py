@@ -1,4 +1,4 @@
-"""How the job of a task ends, and what its worker is not."""
+"""Status and workers of tasks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def died(cause: str) -> str:
         (died(f"{DeathCause.OUT_OF_MEMORY} (killed by the kernel)"), JobStatus.WORKER_OOM),
     ],
 )
-def test_a_task_ends_as_its_call_did(error: str, status: JobStatus) -> None:
+def test_the_status_of_a_task_follows_its_error(error: str, status: JobStatus) -> None:
     assert task_end(record(), [letter(error, traceback="File task.py")]) == (status, error, "File task.py")
 
 
@@ -52,12 +52,12 @@ def test_a_task_without_a_dead_letter_succeeded() -> None:
     assert task_end(record(), []) == (JobStatus.SUCCEEDED, "", "")
 
 
-def test_a_task_with_several_attempts_says_how_many_it_had() -> None:
+def test_the_message_of_a_retried_task_contains_its_attempts() -> None:
     _, message, _ = task_end(record(max_attempts=3), [letter("ValueError: bad", attempts=3)])
     assert message == "ValueError: bad (attempt 3 of 3)"
 
 
-def test_a_task_that_completes_needs_no_worker() -> None:
+def test_a_completing_task_needs_no_worker() -> None:
     assert plan_jobs([task(status=JobStatus.COMPLETING)], [], room(4), NOW) == []
 
 

@@ -22,7 +22,7 @@ def telling(*versions: ServedVersion, problems: tuple[ModelProblem, ...] = (), l
     return replace(replica("a").status, models=models)
 
 
-def test_an_api_whose_replicas_have_no_models_shows_none() -> None:
+def test_returns_none_without_models() -> None:
     assert describe_models([replica("a").status]) is None
     assert describe_models([]) is None
 
@@ -36,7 +36,7 @@ def test_versions_are_in_the_order_of_their_numbers_and_the_highest_is_the_lates
     ]
 
 
-def test_while_one_replica_reloads_it_is_counted_how_many_have_the_new_version() -> None:
+def test_counts_the_replicas_that_have_the_new_version_during_a_reload() -> None:
     old = telling(served("1", latest=True), loading=True)
     new = telling(served("1"), served("2", latest=True))
     view = describe_models([old, new, new])
@@ -47,14 +47,14 @@ def test_while_one_replica_reloads_it_is_counted_how_many_have_the_new_version()
     assert (two["served"], two["latest"], two["is_latest"]) == (2, 2, True)
 
 
-def test_of_a_version_that_was_changed_in_place_the_newest_content_is_counted() -> None:
+def test_counts_the_newest_contents_of_a_version_that_was_changed_in_place() -> None:
     view = describe_models([telling(served("1", "old", 100)), telling(served("1", "new", 200))])
     assert view is not None
     (row,) = view["versions"]
     assert (row["served"], row["loaded"], row["edited_at"]) == (1, 1, "1970-01-01T00:03:20+00:00")
 
 
-def test_a_problem_of_several_replicas_is_told_once_since_it_was_first_seen() -> None:
+def test_reports_a_problem_of_several_replicas_once_with_its_first_time() -> None:
     first = ModelProblem("iris", "3", "no saved_model.pb", 200.0, "more")
     others = [replace(first, since=100.0, detail=""), ModelProblem("", None, "the model agent is away", 0.0)]
     view = describe_models([telling(problems=(first,)), telling(problems=tuple(others))])
@@ -66,7 +66,7 @@ def test_a_problem_of_several_replicas_is_told_once_since_it_was_first_seen() ->
     assert view["problems"][0]["detail"] == "more"
 
 
-def test_the_older_form_has_versions_and_timestamps_of_each_model() -> None:
+def test_legacy_metadata_has_versions_and_timestamps_of_each_model() -> None:
     view = describe_models([telling(served("1"), served("2", at=200.9, latest=True))])
     assert view is not None
     assert as_metadata(view) == {"iris": {"versions": ["1", "2"], "timestamps": [100, 200]}}

@@ -41,7 +41,7 @@ def retired(actions: list[ReplicaAction]) -> list[str]:
     return [action.replica_id for action in actions if isinstance(action, Retire)]
 
 
-def test_a_new_api_is_prepared_before_anything_starts() -> None:
+def test_prepares_a_new_api_before_starting_replicas() -> None:
     newest = target()
     assert decide(record(newest), [], r1=Preparation()) == [Prepare(newest)]
     assert decide(record(newest), [], r1=Preparation(Stage.RUNNING)) == []
@@ -51,7 +51,7 @@ def test_all_replicas_of_a_new_api_start_at_once() -> None:
     assert started(decide(record(target(spec=api(replicas=3))), [])) == ["r1"] * 3
 
 
-def test_what_runs_as_wanted_is_left_alone() -> None:
+def test_plans_nothing_if_the_desired_state_is_reached() -> None:
     assert decide(record(target(), target()), [replica("a")]) == []
 
 
@@ -66,7 +66,7 @@ def test_a_changed_spec_of_the_same_revision_is_promoted_and_restarts_nothing() 
     assert decide(record(newest, target()), [replica("a")]) == [Promote(newest)]
 
 
-def test_an_update_starts_the_new_before_the_old_goes() -> None:
+def test_an_update_starts_new_replicas_before_it_retires_old_ones() -> None:
     desired = record(target("r2"), target("r1"))
     assert decide(desired, [replica("old")]) == [Start(target("r2"))]
     assert decide(desired, [replica("old"), replica("new", STARTING, revision="r2")]) == []
@@ -74,12 +74,12 @@ def test_an_update_starts_the_new_before_the_old_goes() -> None:
     assert ready == [Promote(target("r2")), Retire("old")]
 
 
-def test_an_update_of_many_replaces_them_within_the_surge() -> None:
+def test_an_update_of_many_replicas_respects_max_surge() -> None:
     desired = record(target("r2", api(replicas=8)), target("r1", api(replicas=8)))
     assert len(started(decide(desired, [replica(f"o{i}") for i in range(8)]))) == 2
 
 
-def test_without_surge_old_replicas_make_room() -> None:
+def test_without_surge_old_replicas_are_retired_first() -> None:
     strategy = {"max_surge": "0", "max_unavailable": "50%"}
     desired = record(target("r2", api(replicas=4, update_strategy=strategy)), target("r1", api(replicas=4)))
     olds = [replica(f"o{i}", started_at=i) for i in range(4)]
@@ -89,14 +89,14 @@ def test_without_surge_old_replicas_make_room() -> None:
     assert started(actions) == ["r2", "r2"]
 
 
-def test_while_the_new_revision_fails_the_old_keeps_its_full_number() -> None:
+def test_the_old_revision_keeps_its_full_number_while_the_new_one_fails() -> None:
     desired = record(target("r2", api(replicas=3)), target("r1", api(replicas=3)))
     failing = replica("new", FAILED, revision="r2")
     assert decide(desired, [replica("a"), replica("b"), replica("c"), failing]) == []
     assert started(decide(desired, [replica("a"), replica("b"), failing])) == ["r1"]
 
 
-def test_while_the_new_environment_cannot_be_built_the_old_keeps_its_full_number() -> None:
+def test_the_old_revision_keeps_its_full_number_while_the_new_environment_fails_to_build() -> None:
     desired = record(target("r2"), target("r1"))
     broken = Preparation(Stage.NEEDED, BROKEN, hold_until=10)
     assert decide(desired, [replica("a")], r2=broken) == []
@@ -116,13 +116,13 @@ def test_only_one_failing_replica_is_kept() -> None:
     assert actions == [Retire("b"), Retire("c")]
 
 
-def test_a_failing_process_beside_ready_ones_is_no_reason_to_stop_them() -> None:
+def test_keeps_a_replica_with_one_failing_and_one_ready_process() -> None:
     desired = record(target(spec=api(replicas=2)))
     half = [replica("a", READY, FAILED), replica("b", READY, FAILED)]
     assert decide(desired, half) == []
 
 
-def test_scaling_down_keeps_the_oldest_ready_ones() -> None:
+def test_scaling_down_keeps_the_oldest_ready_replicas() -> None:
     desired = record(target(), target())
     replicas = [replica("a", STARTING), replica("b", started_at=2), replica("c", started_at=1)]
     assert retired(decide(desired, replicas)) == ["b", "a"]
@@ -139,24 +139,24 @@ def test_replicas_of_a_deleted_api_are_retired() -> None:
     assert plan([], [replica("a"), replica("b")], {}, 0) == [Retire("a"), Retire("b")]
 
 
-def test_a_start_that_a_newer_deploy_overtook_is_stopped() -> None:
+def test_retires_a_starting_replica_of_a_superseded_revision() -> None:
     desired = record(target("r3"), target("r1"))
     actions = decide(desired, [replica("old"), replica("mid", STARTING, revision="r2")], r3=DONE)
     assert retired(actions) == ["mid"]
     assert started(actions) == ["r3"]
 
 
-def test_an_old_process_that_is_being_started_again_is_kept() -> None:
+def test_keeps_an_old_replica_whose_process_restarts() -> None:
     desired = record(target("r2"), target("r1"))
     assert retired(decide(desired, [replica("old", RESTARTING), replica("new", STARTING, revision="r2")])) == []
 
 
-# Whole histories: a world in which replicas start, fail, vanish and recover while specs change.
+# Random sequences of events: replicas start, fail, vanish and recover while specs change.
 
 
 @dataclass
 class World:
-    """Applies actions as the reconciler would, and lets things happen to replicas."""
+    """Applies actions like the reconciler, and simulates events of replicas."""
 
     desired: ApiRecord
     replicas: dict[str, Replica] = field(default_factory=dict)
@@ -235,7 +235,7 @@ events = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(events, max_size=30), st.sets(revisions))
-def test_no_history_serves_less_than_before_and_every_history_converges(
+def test_no_sequence_of_events_reduces_ready_replicas_and_every_sequence_converges(
     history: list[tuple[str, ...]], broken: set[str]
 ) -> None:
     world = World(record(target("r1", api(replicas=2))), broken=broken)
@@ -273,23 +273,23 @@ def check_at_rest(world: World) -> None:
 
 
 @pytest.mark.parametrize("state", [ProcessState.BACKING_OFF, ProcessState.STARTING])
-def test_a_replica_that_keeps_dying_after_it_served_is_not_stopped(state: ProcessState) -> None:
+def test_keeps_a_replica_that_repeatedly_crashes_after_it_served(state: ProcessState) -> None:
     desired = record(target(spec=api(replicas=2)), target(spec=api(replicas=2)))
     dying = [replica(name, process(state=state, restarts=5)) for name in "ab"]
     assert decide(desired, dying) == []
 
 
-def test_a_splitter_has_nothing_to_prepare() -> None:
+def test_a_traffic_splitter_needs_no_preparation() -> None:
     split = Api.model_validate({"name": "iris", "kind": "TrafficSplitter", "apis": [{"name": "one", "weight": 100}]})
     newest = target(spec=split)
     assert plan([record(newest)], [], {}, 0.0) == [Promote(newest)]
     assert plan([record(newest, newest)], [], {}, 0.0) == []
 
 
-def test_an_api_without_replicas_has_one_while_its_revision_is_to_show_that_it_can_serve() -> None:
+def test_an_unproven_revision_gets_one_replica_even_at_zero_desired_replicas() -> None:
     newest = target("r2", api(autoscaling={"min_replicas": 0}))
     idle = record(newest, newest, replicas=0)
     assert wanted_replicas(idle) == 0
     assert wanted_replicas(replace(idle, serving=target("r1"))) == 1
-    # Callers read why it fails and are not held, so that none of them would wake it.
+    # Requests are answered with the failure instead of being held, so none of them would wake it up.
     assert wanted_replicas(replace(idle, failure=StoredFailure("ValueError: bad weights"))) == 1

@@ -35,18 +35,18 @@ def decide(desired: ApiRecord, replicas: list[Replica], free: int) -> list[Repli
     return plan([desired], replicas, preparations, 0.0, DeviceCapacity(gpus=free, total_gpus=8))
 
 
-def test_only_as_many_replicas_start_as_there_are_gpus_for() -> None:
+def test_starts_only_as_many_replicas_as_gpus_are_free() -> None:
     desired = record(wanting("r1", gpu=2, replicas=3))
     assert len(decide(desired, [], free=5)) == 2
     assert decide(desired, [], free=1) == []
 
 
-def test_an_update_with_a_gpu_to_spare_starts_the_new_before_the_old_goes() -> None:
+def test_an_update_with_a_free_gpu_starts_the_new_replica_first() -> None:
     desired = record(wanting("r2"), wanting("r1"))
     assert decide(desired, [holding("old", 1)], free=1) == [Start(desired.target)]
 
 
-def test_an_update_with_all_gpus_taken_retires_old_replicas_first_and_no_more_than_it_needs() -> None:
+def test_an_update_without_a_free_gpu_retires_only_as_many_old_replicas_as_necessary() -> None:
     desired = record(wanting("r2", replicas=2), wanting("r1", replicas=2))
     actions = decide(desired, [holding("a", 1), holding("b", 1)], free=0)
     assert actions == [Retire("b"), Start(desired.target)]
@@ -56,13 +56,13 @@ def test_an_update_with_all_gpus_taken_retires_old_replicas_first_and_no_more_th
     assert decide(desired, [holding("a", 1), ready], free=0) == [Retire("a"), Start(desired.target)]
 
 
-def test_an_update_to_more_gpus_per_replica_takes_those_of_several_old_ones() -> None:
+def test_an_update_to_more_gpus_per_replica_retires_several_old_replicas() -> None:
     desired = record(wanting("r2", gpu=2), wanting("r1", replicas=2))
     actions = decide(desired, [holding("a", 1), holding("b", 1)], free=0)
     assert actions == [Retire("a"), Retire("b"), Start(desired.target)]
 
 
-def test_no_old_replica_goes_in_vain() -> None:
+def test_retires_no_old_replica_if_the_new_one_would_still_not_fit() -> None:
     desired = record(wanting("r2", gpu=2), wanting("r1"))
     assert decide(desired, [holding("a", 1)], free=0) == []
     held = {("iris", "r2"): replace(DONE, hold_until=9.0)}
@@ -71,19 +71,19 @@ def test_no_old_replica_goes_in_vain() -> None:
     )
 
 
-def test_a_new_revision_that_fails_gives_its_gpu_back_to_the_one_that_served() -> None:
+def test_a_failed_revision_releases_its_gpu_to_the_previous_one() -> None:
     desired = record(wanting("r2"), wanting("r1"), failure=StoredFailure("ValueError: bad weights", ""))
     failing = holding("new", 1, FAILED, revision="r2")
     assert decide(desired, [failing], free=0) == [Retire("new"), Start(wanting("r1"))]
     assert decide(desired, [holding("old", 1)], free=0) == []
 
 
-def test_a_new_revision_that_fails_beside_the_old_is_left_to_its_retries() -> None:
+def test_a_failed_revision_that_blocks_nothing_keeps_retrying() -> None:
     desired = record(wanting("r2"), wanting("r1"), failure=StoredFailure("ValueError: bad weights", ""))
     assert decide(desired, [holding("old", 1), holding("new", 1, FAILED, revision="r2")], free=0) == []
 
 
-def test_what_an_update_sets_free_goes_to_no_other_api() -> None:
+def test_a_gpu_released_by_an_update_goes_to_no_other_api() -> None:
     updating = record(wanting("r2"), wanting("r1"))
     other = Target("r1", api("another", compute={"gpu": 1}), "project")
     waiting = [record(other), record(replace(other, spec=api("a", replicas=2, compute={"gpu": 1})), target("r1"))]
@@ -93,7 +93,7 @@ def test_what_an_update_sets_free_goes_to_no_other_api() -> None:
     assert [action for action in actions if isinstance(action, Start)] == [Start(updating.target)]
 
 
-def test_an_api_without_gpus_is_never_short_of_any() -> None:
+def test_an_api_without_gpus_has_no_shortage() -> None:
     assert decide(record(target("r1")), [], free=0) == [Start(target("r1"))]
     assert DeviceCapacity(gpus=-1).fits(Compute())
 
@@ -105,7 +105,7 @@ def state(desired: ApiRecord, replicas: list[Replica], room: DeviceCapacity) -> 
     return found.status, found.failure.message if found.failure else backend.unavailable
 
 
-def test_an_api_that_finds_no_gpu_is_stalled_and_says_why() -> None:
+def test_an_api_without_a_free_gpu_is_stalled_with_the_reason() -> None:
     desired = record(wanting("r1"))
     others = [holding("other", 1, name="other")]
     message = "a replica needs 1 GPU, but none of this machine's 1 is free; it starts once there is capacity"
@@ -118,17 +118,17 @@ def test_an_api_whose_own_older_replicas_hold_the_gpus_is_updating() -> None:
     assert state(desired, [holding("old", 1)], DeviceCapacity(total_gpus=1)) == (ApiStatus.UPDATING, "starting")
 
 
-def test_replicas_that_all_run_lack_nothing() -> None:
+def test_an_api_with_all_replicas_running_has_no_shortage() -> None:
     desired = record(wanting("r1"))
     assert state(desired, [holding("a", 1, STARTING)], DeviceCapacity(total_gpus=1)) == (ApiStatus.UPDATING, "starting")
 
 
-# Whole histories on a machine with few GPUs, where what is retired holds its own for a while.
+# Random sequences of events on a machine with few GPUs, which retired replicas hold for a while.
 
 
 @dataclass
 class Machine:
-    """Applies actions as reconciler and engine do."""
+    """Applies actions like the reconciler and the engine."""
 
     desired: ApiRecord
     inventory: Inventory
@@ -188,9 +188,11 @@ events = st.one_of(
 @example([("deploy", "r1", 1, 1), ("settle",), ("deploy", "r2", 1, 1)], {"r2"}, 1)
 @example([("settle",), ("settle",), ("deploy", "r2", 1, 2)], {"r2"}, 0)
 @example([("deploy", "r2", 2, 1), ("settle",), ("deploy", "r1", 1, 2)], {"r1"}, 4)
-def test_no_history_gets_stuck_for_want_of_gpus(history: list[tuple[object, ...]], broken: set[str], gpus: int) -> None:
+def test_no_sequence_of_events_gets_stuck_for_lack_of_gpus(
+    history: list[tuple[object, ...]], broken: set[str], gpus: int
+) -> None:
     inventory = Inventory(tuple(f"GPU-{number}" for number in range(gpus)))
-    # What a replica wants of the machine is part of its revision; how many there are is not.
+    # The compute of a replica is part of its revision; the number of replicas is not.
     broken = {f"{name}-{gpu}" for name in broken for gpu in (0, 1, 2)}
     machine = Machine(record(wanting("r1-0", gpu=0)), inventory, broken)
     for name, *arguments in history:
@@ -223,8 +225,8 @@ def check_at_rest(machine: Machine) -> None:
         assert len(ready) == len(machine.running) == wanted
     serving = machine.desired.serving
     if machine.desired.revision in machine.broken and serving and serving.revision != machine.desired.revision:
-        # Those of a revision that was overtaken while it took over serve beside it.
+        # Replicas of a revision that was superseded during its rollout serve beside it.
         back = [item for item in machine.running.values() if item.is_ready and item not in machine.newest()]
         needed = serving.spec.compute.gpu
-        count = min(wanted, serving.spec.autoscaling.init_replicas)  # it is kept at its own number
+        count = min(wanted, serving.spec.autoscaling.init_replicas)  # its own number of replicas
         assert len(back) >= min(count, gpus // needed if needed else count)

@@ -1,4 +1,4 @@
-"""Replicas whose place is not their own any more: they serve until others do."""
+"""Planning with replicas that must leave their place but serve until replaced."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def leaving(name: str) -> Replica:
     return Replica(stays.spec, replace(stays.status, is_leaving=True))
 
 
-def test_another_is_started_before_one_that_leaves_goes() -> None:
+def test_starts_a_replacement_before_it_retires_a_leaving_replica() -> None:
     assert decide(replica("a"), leaving("b")) == [Start(NEWEST)]
     assert decide(replica("a"), leaving("b"), replica("c", STARTING)) == []
     assert decide(replica("a"), leaving("b"), replica("c")) == [Retire("b")]
 
 
-def test_one_whose_place_is_its_own_again_stays_and_the_other_goes() -> None:
+def test_keeps_a_replica_that_no_longer_leaves_and_retires_the_replacement() -> None:
     assert decide(replica("a"), replica("b"), replica("c", STARTING)) == [Retire("c")]
 
 
-def test_all_that_leave_are_replaced_within_the_surge() -> None:
+def test_replaces_all_leaving_replicas_within_max_surge() -> None:
     assert decide(leaving("a"), leaving("b")) == [Start(NEWEST)]

@@ -19,7 +19,7 @@ PREPARED = Prepared("python", {})
 
 @dataclass
 class Desk:
-    """Preparations whose outcome and clock the test decides."""
+    """Preparations with scripted outcomes and clock."""
 
     outcomes: list[Prepared | Exception] = field(default_factory=list)
     now: float = 0.0
@@ -59,7 +59,7 @@ def run(test: Callable[[Desk], Awaitable[None]]) -> None:
     asyncio.run(scenario())
 
 
-def test_what_was_prepared_is_there_and_is_prepared_once() -> None:
+def test_a_revision_is_prepared_once() -> None:
     async def scenario(desk: Desk) -> None:
         desk.outcomes = [PREPARED]
         assert await desk.attempt() == Preparation(Stage.DONE)
@@ -84,7 +84,7 @@ def test_a_failure_is_kept_while_the_next_attempt_runs_and_delays_it_longer_each
     run(scenario)
 
 
-def test_lost_replicas_are_replaced_later_and_later_until_a_while_goes_well() -> None:
+def test_replacement_delays_grow_with_each_loss_and_reset_after_a_quiet_time() -> None:
     async def scenario(desk: Desk) -> None:
         delays = []
         for _ in range(9):
@@ -101,7 +101,7 @@ def test_lost_replicas_are_replaced_later_and_later_until_a_while_goes_well() ->
     run(scenario)
 
 
-def test_replicas_lost_at_one_blow_are_replaced_at_once() -> None:
+def test_replicas_lost_at_the_same_time_count_as_one_loss() -> None:
     async def scenario(desk: Desk) -> None:
         for _ in range(20):
             desk.preparations.lost(KEY, was_ready=True)
@@ -121,7 +121,7 @@ def test_a_replica_that_ends_before_it_is_ready_is_a_failure_until_one_becomes_r
     run(scenario)
 
 
-def test_a_revision_nobody_wants_is_forgotten_with_what_is_done_for_it() -> None:
+def test_dropping_a_revision_cancels_its_preparation() -> None:
     async def scenario(desk: Desk) -> None:
         desk.outcomes = [PREPARED]
         desk.preparations.begin(target())

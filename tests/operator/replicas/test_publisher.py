@@ -22,7 +22,7 @@ def table(name: str) -> RoutingTable:
 
 
 class Recorder:
-    """A gateway that takes tables when the test lets it."""
+    """Gateway that applies tables when its gate is open."""
 
     def __init__(self) -> None:
         self.applied: list[str] = []
@@ -52,7 +52,7 @@ def run(test: Callable[[Recorder, RoutePublisher], Awaitable[None]]) -> None:
     asyncio.run(scenario())
 
 
-def test_tables_that_are_overtaken_are_skipped() -> None:
+def test_skips_superseded_tables() -> None:
     async def scenario(gateway: Recorder, publisher: RoutePublisher) -> None:
         publisher.publish(table("a"))
         await asyncio.sleep(0)
@@ -67,7 +67,7 @@ def test_tables_that_are_overtaken_are_skipped() -> None:
     run(scenario)
 
 
-def test_the_same_table_is_applied_once_unless_it_may_be_lost() -> None:
+def test_applies_an_unchanged_table_only_on_publish_again() -> None:
     async def scenario(gateway: Recorder, publisher: RoutePublisher) -> None:
         gateway.gate.set()
         for _ in range(3):
@@ -80,7 +80,7 @@ def test_the_same_table_is_applied_once_unless_it_may_be_lost() -> None:
     run(scenario)
 
 
-def test_a_table_that_is_refused_is_tried_again() -> None:
+def test_retries_a_rejected_table() -> None:
     async def scenario(gateway: Recorder, publisher: RoutePublisher) -> None:
         gateway.errors = 1
         gateway.gate.set()
@@ -103,7 +103,7 @@ def test_an_unexpected_error_does_not_end_the_publishing_of_routes() -> None:
     run(scenario)
 
 
-def test_routes_that_are_refused_for_long_are_told_of_until_they_are_in_force() -> None:
+def test_reports_a_failure_that_lasts_until_routes_are_in_force() -> None:
     async def scenario() -> None:
         gateway, clock, told = Recorder(), Clock(), asyncio.Event()
         gateway.errors = 1_000_000
@@ -118,7 +118,7 @@ def test_routes_that_are_refused_for_long_are_told_of_until_they_are_in_force() 
         assert (publisher.is_late, publisher.failure) == (True, "")
         clock.now += FAILING_AFTER_S
         assert publisher.failure == "not now"
-        publisher.publish(table("b"))  # a newer table is not taken either
+        publisher.publish(table("b"))  # the newer table is rejected, too
         assert publisher.failure == "not now"
         gateway.errors = 0
         await asyncio.wait_for(publisher.applied(), PATIENCE_S)

@@ -334,7 +334,7 @@ def test_replicas_of_an_async_api_get_access_to_its_queue_and_finish_their_workl
     scene(test, tmp_path)
 
 
-def test_a_job_worker_is_none_of_the_reconcilers_replicas(tmp_path: Path) -> None:
+def test_the_reconciler_ignores_job_workers(tmp_path: Path) -> None:
     async def test(made: Scene) -> None:
         made.deploy()
         (replica,) = await made.ready()

@@ -22,7 +22,7 @@ def test_an_api_without_models_needs_no_model_agent(tmp_path: Path) -> None:
     assert (spec.models, spec.model_agent_socket, spec.type, spec.gpu, spec.inf) == (None, None, "python", 0, 0)
 
 
-def test_models_of_the_project_are_those_of_its_unpacked_folder(tmp_path: Path) -> None:
+def test_resolves_model_paths_in_the_project_folder(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, {"type": "onnx", "models": {"path": "models/iris"}})
     assert spec.models is not None
     assert spec.models.paths == (ModelPath(DEFAULT_MODEL, str(tmp_path / "projects/project-of-r1/models/iris")),)
@@ -30,7 +30,7 @@ def test_models_of_the_project_are_those_of_its_unpacked_folder(tmp_path: Path) 
     assert spec.type == "onnx"
 
 
-def test_a_replica_is_told_what_it_may_compute_with(tmp_path: Path) -> None:
+def test_the_spec_contains_the_compute_of_the_api(tmp_path: Path) -> None:
     handler = {"type": "tensorflow", "models": {"dir": "s3://bucket/models"}, "tensorflow_serving": "localhost:8500"}
     spec = spec_of(tmp_path, handler, compute={"gpu": 2})
     assert (spec.gpu, spec.gpu_ids, spec.tensorflow_serving) == (2, (), "localhost:8500")

@@ -30,17 +30,17 @@ def test_every_ready_process_of_every_revision_is_routed_under_a_stable_name() -
     assert names(backend(replicas)) == ["a-0", "b-0", "b-1"]
 
 
-def test_a_process_that_has_not_answered_yet_is_not_routed() -> None:
+def test_a_process_that_was_never_ready_is_not_routed() -> None:
     assert names(backend([replica("a", STARTING), replica("b", FAILED)])) == []
 
 
-def test_a_restarting_process_is_out_while_others_answer_and_kept_where_it_is_the_only_one() -> None:
+def test_a_restarting_process_is_routed_only_if_no_process_is_ready() -> None:
     assert names(backend([replica("a", RESTARTING), replica("b")])) == ["b-0"]
     assert names(backend([replica("a", RESTARTING)])) == ["a-0"]
     assert names(backend([replica("a", BACKING_OFF)])) == []
 
 
-def test_callers_read_why_nothing_answers() -> None:
+def test_the_backend_contains_the_reason_why_no_replica_is_ready() -> None:
     assert backend([]).unavailable == "starting"
     assert backend([replica("a", FAILED)]).unavailable == BROKEN.message
     assert backend([], Preparation(failure=BROKEN)).unavailable == BROKEN.message
@@ -60,11 +60,11 @@ def test_callers_read_why_nothing_answers() -> None:
         (1, 200, 1024, 3 + 304),
     ],
 )
-def test_capacity_is_a_few_more_than_run_and_what_is_lent(slots: int, lent: int, limit: int, expected: int) -> None:
+def test_capacity_is_slots_plus_a_few_plus_lent_connections(slots: int, lent: int, limit: int, expected: int) -> None:
     assert server_capacity(slots, lent, limit, only_process=False) == expected
 
 
-def test_the_only_process_is_given_more_ahead_as_nobody_else_could_take_it() -> None:
+def test_the_only_process_gets_more_queued_requests() -> None:
     assert server_capacity(1, 0, 1024, only_process=True) == 16
     assert server_capacity(1, 0, 4, only_process=True) == 4
     assert [server.capacity for server in backend([replica("a")]).servers] == [16]
@@ -82,21 +82,21 @@ def test_the_only_process_is_given_more_ahead_as_nobody_else_could_take_it() -> 
         (1, 5, 1024, 2, 2 + 16),
     ],
 )
-def test_gateways_share_a_process_out_of_which_each_may_fill_all_slots(
+def test_gateways_share_the_limit_of_a_process_and_each_may_fill_all_slots(
     slots: int, lent: int, limit: int, gateways: int, expected: int
 ) -> None:
     assert server_capacity(slots, lent, limit, False, gateways) == expected
 
 
 @pytest.mark.parametrize("gateways", [1, 2, 3, 7])
-def test_what_gateways_let_wait_and_run_is_what_the_api_allows(gateways: int) -> None:
+def test_queue_and_capacity_of_all_gateways_add_up_to_the_limit(gateways: int) -> None:
     desired = record(target(spec=api(autoscaling={"max_replica_concurrency": 100})))
     (found,) = routes_of([desired], [replica("a", slots=2)], {}, gateways=gateways).backends
     allowed = gateways * (found.max_queue + found.servers[0].capacity)
     assert 100 <= allowed < 100 + gateways
 
 
-def test_the_queue_is_what_the_api_allows_beyond_what_runs() -> None:
+def test_the_queue_is_the_limit_minus_the_capacity() -> None:
     spec = {"processes": 4, "autoscaling": {"max_replica_concurrency": 100}}
     assert backend([replica("a", *[READY] * 4, slots=5)], **spec).max_queue == 25 - 10
     assert backend([replica("a")], autoscaling={"max_replica_concurrency": 1}).max_queue == 0
@@ -117,7 +117,7 @@ def test_lent_connections_raise_the_capacity_of_their_process_only() -> None:
     assert [server.capacity for server in backend(replicas).servers] == [11, 3]
 
 
-def test_an_api_that_may_have_no_replica_holds_requests_unless_none_can_come() -> None:
+def test_an_api_at_zero_replicas_holds_requests_unless_none_can_start() -> None:
     idle = {"autoscaling": {"min_replicas": 0}}
     assert not backend([]).holds
     assert backend([], **idle).holds
@@ -126,12 +126,12 @@ def test_an_api_that_may_have_no_replica_holds_requests_unless_none_can_come() -
     assert not backend([], Preparation(shortage="no GPU"), **idle).holds
 
 
-def test_access_is_logged_where_asked() -> None:
+def test_access_log_follows_the_configuration() -> None:
     assert not backend([]).access_log
     assert backend([], networking={"access_log": True}).access_log
 
 
-def test_a_splitter_shares_its_requests_out_and_copies_some() -> None:
+def test_a_splitter_has_shares_and_a_shadow() -> None:
     shares = [
         {"name": "one", "weight": 30},
         {"name": "two", "weight": 70},

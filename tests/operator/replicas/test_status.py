@@ -78,7 +78,7 @@ def test_status(state: ApiState, expected: ApiStatus) -> None:
     assert state.status is expected
 
 
-def test_replicas_are_counted_by_what_they_do() -> None:
+def test_counts_replicas_by_state() -> None:
     replicas = [new(READY), new(STARTING), new(FAILED), OLD]
     state = status(replicas, wanted=5, leaving=[replica("leaving", revision="r1")])
     updated, stale = state.updated, state.stale
@@ -87,7 +87,7 @@ def test_replicas_are_counted_by_what_they_do() -> None:
     assert (state.requested, state.ready) == (5, 2)
 
 
-def test_the_users_error_comes_before_how_the_process_ended() -> None:
+def test_the_users_exception_has_precedence_over_the_cause_of_death() -> None:
     died = process(state=ProcessState.BACKING_OFF, failed_starts=1, failure=BROKEN, death=OOM.death)
     assert status([new(died)]).failure == BROKEN
     assert status([new(OOM)]).failure == Failure("out of memory")
@@ -119,7 +119,7 @@ def test_an_api_that_needs_no_replica_is_live_once_its_revision_has_served() -> 
         (FAILED, True, "no space", ApiStatus.ERROR, BROKEN.message),
     ],
 )
-def test_what_is_ready_is_live_once_its_routes_are(
+def test_a_ready_api_is_live_once_its_routes_are_in_force(
     own: object, is_late: bool, failure: str, expected: ApiStatus, reason: str | None
 ) -> None:
     seen = through_gateway(status([new(own)]), is_late, failure)
