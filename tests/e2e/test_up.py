@@ -173,7 +173,7 @@ def test_a_home_of_ray_without_its_modules_says_what_to_do_and_the_way_back(
     for command in (["up"], ["deploy", str(config)]):
         refused = cortex.cortex(*command, check=False)
         assert "--engine ray needs cryptography and ray" in refused.stderr
-        assert "`cortex up --engine local` goes back" in refused.stderr
+        assert "`cortex up --engine local` switches back" in refused.stderr
         assert refused.stderr.count("\n") == 1
     assert "Traceback" not in cortex.log()
     cortex.cortex("up", "--engine", "local", *ports(cortex))

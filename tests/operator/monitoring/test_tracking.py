@@ -72,7 +72,7 @@ class Operated:
         )  # fmt: skip
 
     def predict(self, replica: str, *results: Any, first: int = 0) -> None:
-        """Have a replica predict; the ids of the requests count from `first`."""
+        """Track predictions of a replica; request ids start at `first`."""
         if replica not in self.trackers:
             spec = self.spec(replica)
             self.trackers[replica] = Tracker(spec, MetricFile(process_file(spec.metrics_dir, 0, PID)))
