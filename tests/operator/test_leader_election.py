@@ -151,9 +151,9 @@ def test_the_leadership_survives_a_broken_connection_and_a_server_restart() -> N
 def who(server: Postgres) -> LeaderRecord | None:
     seat = LeaderLock(server.url("postgres"))
     try:
-        return seat.who()
+        return seat.leader()
     finally:
-        seat.leave()
+        seat.release()
 
 
 def restart(server: Postgres) -> None:

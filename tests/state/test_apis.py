@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Engine
 
 from cortex.config.schema import Api
-from cortex.state.apis import ApiStore, Change, StoredFailure, Target
+from cortex.state.apis import ApiChange, ApiStore, StoredFailure, Target
 from cortex.state.database import Where, open_state
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -38,8 +38,8 @@ def spec(name: str = "iris", **sections: object) -> Api:
     return Api.model_validate({"name": name, "handler": handler, **sections})
 
 
-def change(revision: str, api: Api | None = None) -> Change:
-    return Change(Target(revision, api or spec(), "project"), "nonce", f"spec-{revision}")
+def change(revision: str, api: Api | None = None) -> ApiChange:
+    return ApiChange(Target(revision, api or spec(), "project"), "nonce", f"spec-{revision}")
 
 
 def test_what_is_written_is_there_after_a_restart(open_store: Open) -> None:
@@ -72,7 +72,7 @@ def test_apis_are_listed_by_name(open_store: Open) -> None:
 def test_a_write_is_stored_whole_or_not_at_all(open_store: Open) -> None:
     store = open_store()
     store.write([change("r1")])
-    broken = Change(Target("r2", spec("other"), None), "nonce", "spec")  # type: ignore[arg-type]
+    broken = ApiChange(Target("r2", spec("other"), None), "nonce", "spec")  # type: ignore[arg-type]
     with pytest.raises(Exception, match="(?i)not.null"):
         store.write([change("r2"), broken], ["iris"])
     assert [record.revision for record in store.records()] == ["r1"]

@@ -10,7 +10,7 @@ import pytest
 
 from cortex.config.schema import Api
 from cortex.errors import DatabaseUnavailableError
-from cortex.state.apis import WRITE_S, ApiStore, Change, Target
+from cortex.state.apis import WRITE_S, ApiChange, ApiStore, Target
 from cortex.state.database import open_state
 from harness.servers.postgres import Postgres
 from harness.wait import wait_until
@@ -32,9 +32,9 @@ def store(server: Postgres) -> Iterator[ApiStore]:
     engine.dispose()
 
 
-def change(revision: str) -> Change:
+def change(revision: str) -> ApiChange:
     api = Api.model_validate({"name": "iris", "handler": {"interface": "handler", "type": "python", "path": "h.py"}})
-    return Change(Target(revision, api, "project"), "nonce", f"spec-{revision}")
+    return ApiChange(Target(revision, api, "project"), "nonce", f"spec-{revision}")
 
 
 def revisions(store: ApiStore) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine
 
 from cortex.config.schema import Api
-from cortex.state.apis import ApiStore, Change, Target
+from cortex.state.apis import ApiChange, ApiStore, Target
 from cortex.state.database import Where, open_state
 from cortex.state.predictions import MAX_ERROR, ErrorSums, GroundTruth, PredictionStore
 
@@ -26,7 +26,7 @@ def database(where: Where) -> Iterator[Engine]:
 
 def deploy(engine: Engine) -> None:
     api = Api.model_validate({"name": "iris", "handler": {"interface": "handler", "type": "python", "path": "h.py"}})
-    ApiStore(engine).write([Change(Target("r", api, "project"), "nonce", "spec")])
+    ApiStore(engine).write([ApiChange(Target("r", api, "project"), "nonce", "spec")])
 
 
 def test_truth_that_is_told_again_replaces_what_was_told(database: Engine) -> None:

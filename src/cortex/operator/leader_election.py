@@ -58,7 +58,7 @@ class Leadership:
     """
 
     def __init__(self, url: str, me: LeaderRecord, logger: Logger, timing: ElectionTiming = ElectionTiming()) -> None:  # noqa: B008 - frozen
-        self._seat = LeaderLock(url, timing.session_s, timing.answer_s)
+        self._lock = LeaderLock(url, timing.session_s, timing.answer_s)
         self._me = me
         self._logger = logger
         self._timing = timing
@@ -86,12 +86,12 @@ class Leadership:
             asked_at = time.monotonic()
             try:
                 if not is_prepared:
-                    await asyncio.to_thread(self._seat.prepare)
+                    await asyncio.to_thread(self._lock.prepare)
                     is_prepared = True
-                epoch = await asyncio.to_thread(self._seat.take, self._me)
+                epoch = await asyncio.to_thread(self._lock.acquire, self._me)
                 if epoch is not None:
                     return self._begin(epoch, asked_at)
-                self.leader = await asyncio.to_thread(self._seat.who)
+                self.leader = await asyncio.to_thread(self._lock.leader)
                 self.problem = ""
                 message, detail = "standing by: another operator leads", str(self.leader)
             except (DatabaseUnreachableError, DatabaseAddressError) as error:
@@ -124,7 +124,7 @@ class Leadership:
         self._changed.set()
         if self._checker is not None:
             await asyncio.to_thread(self._checker.join)
-        await asyncio.to_thread(self._seat.leave)
+        await asyncio.to_thread(self._lock.release)
 
     def _begin(self, epoch: int, asked_at: float) -> int:
         self._epoch = epoch
@@ -142,7 +142,7 @@ class Leadership:
         while not self._ended.wait(pause_s):
             asked_at = time.monotonic()
             try:
-                if not self._seat.keep(self._epoch):
+                if not self._lock.confirm(self._epoch):
                     self._logger.error("leadership lost: another operator leads", epoch=self._epoch)
                     self._ended.set()
                     loop.call_soon_threadsafe(self._changed.set)

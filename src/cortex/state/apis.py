@@ -1,8 +1,8 @@
-"""The desired state of each API: the only reader and writer of its rows. Knows nothing of what runs.
+"""Desired state of each API: its newest revision, the last revision that served, and its number of replicas.
 
-Calls are short and synchronous and all come from the operator's event loop, their one owner: a write takes
-about a millisecond, and no request of a user ever waits for one. While a database server is away writes fail, the first
-after `WRITE_S` at most, and what was read before is what there is.
+Only the operator's event loop calls the store, synchronously: a write takes about a millisecond, and no user's request
+waits for one. While a database server is unreachable, writes fail, the first one after `WRITE_S`, and reads return the
+cached records.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cortex.state.tables import api_versions, apis, serving_revisions
 #: Milliseconds from which an api_id counts down, so that the newest sorts first (the year 2286).
 _TIME_ID_ORIGIN_MS = 10_000_000_000_000
 
-#: How long a server may take for a transaction.
+#: Deadline of a transaction.
 WRITE_S = 3.0
 
 
@@ -40,7 +40,7 @@ class Target:
 
 @dataclass(frozen=True)
 class StoredFailure:
-    """Why the newest revision did not become ready the last time that was tried."""
+    """Reason why the newest revision did not become ready at the last attempt."""
 
     message: str
     traceback: str = ""
@@ -48,7 +48,7 @@ class StoredFailure:
 
 @dataclass(frozen=True)
 class ApiRecord:
-    """What is wanted of one API."""
+    """Desired state of one API."""
 
     name: str
     kind: str
@@ -61,7 +61,7 @@ class ApiRecord:
     updated_at: datetime
     serving: Target | None = None  #: the last revision that became ready
     failure: StoredFailure | None = None
-    replicas: int | None = None  #: as many are wanted, within the spec's bounds; None: as many as a new API has
+    replicas: int | None = None  #: desired number within the spec's bounds; None: that of a new API
 
     @property
     def spec(self) -> Api:
@@ -83,7 +83,7 @@ class ApiVersion:
 
 
 @dataclass(frozen=True)
-class Change:
+class ApiChange:
     """An API to create or to update."""
 
     target: Target
@@ -92,9 +92,9 @@ class Change:
 
 
 class ApiStore:
-    """Stores desired APIs. `now` is the clock, injected for tests.
+    """Stored APIs. `now` is the clock, injected for tests.
 
-    Records are read once and kept until the next write: the reconciler asks each second, and nobody else writes.
+    Records are cached until the next write: the reconciler reads them each second, and nobody else writes.
     """
 
     def __init__(self, engine: Engine, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
@@ -118,8 +118,8 @@ class ApiStore:
         self._load()
         return self._versions.get(name, ())
 
-    def write(self, changes: Sequence[Change], deletions: Sequence[str] = (), keep_history: bool = True) -> None:
-        """Store `changes` and delete the APIs named in `deletions`, all of it or nothing."""
+    def write(self, changes: Sequence[ApiChange], deletions: Sequence[str] = (), keep_history: bool = True) -> None:
+        """Store `changes` and delete the APIs named in `deletions`, all or nothing."""
         with self._writing() as connection:
             for name in deletions:
                 connection.execute(delete(apis).where(apis.c.name == name))
@@ -129,7 +129,7 @@ class ApiStore:
                 self._store(connection, change)
 
     def mark_serving(self, name: str, target: Target) -> None:
-        """Record that `target` became ready, which ends its failure. Ignored where the API is gone."""
+        """Record that `target` became ready and clear its failure; ignored if the API was deleted."""
         with self._writing() as connection:
             if connection.execute(select(apis.c.name).where(apis.c.name == name)).one_or_none() is None:
                 return
@@ -146,7 +146,7 @@ class ApiStore:
             )
 
     def mark_failed(self, name: str, revision: str, failure: StoredFailure) -> None:
-        """Record why `revision` can't become ready. Ignored once a newer revision is wanted."""
+        """Record why `revision` can't become ready; ignored if there is a newer revision."""
         with self._writing() as connection:
             connection.execute(
                 update(apis)
@@ -155,7 +155,7 @@ class ApiStore:
             )
 
     def set_replicas(self, name: str, replicas: int) -> None:
-        """Record how many replicas are wanted. Ignored where the API is gone."""
+        """Record the desired number of replicas; ignored if the API was deleted."""
         with self._writing() as connection:
             connection.execute(update(apis).where(apis.c.name == name).values(replicas=replicas))
 
@@ -178,11 +178,11 @@ class ApiStore:
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        self._is_stale = True  # whatever comes of it: what is not known to have been written may have been
+        self._is_stale = True  # even if the transaction fails: its commit may have happened
         with self._engine.begin() as connection:
             yield connection
 
-    def _store(self, connection: Connection, change: Change) -> None:
+    def _store(self, connection: Connection, change: ApiChange) -> None:
         spec, now = change.target.spec, self._now()
         columns = select(apis.c.revision, apis.c.created_at)
         before = connection.execute(columns.where(apis.c.name == spec.name)).one_or_none()
@@ -202,15 +202,15 @@ class ApiStore:
             if before.revision != change.target.revision:
                 values |= {"failure_message": None, "failure_traceback": None}
             connection.execute(update(apis).where(apis.c.name == spec.name).values(**values))
-        # The versions of the API that there is are those since then, also where the clock was set back meanwhile.
+        # Versions since the API's creation belong to it, also if the clock was set back since.
         deployed_at = now.timestamp() if before is None else max(now.timestamp(), before.created_at)
         connection.execute(insert(api_versions).values(api_id=api_id, api=spec.name, deployed_at=deployed_at))
 
 
 def revision_prefixes(connection: Connection, name: str) -> frozenset[str]:
-    """Return how the revisions begin that an API has had, in 8 characters; none of an API of its name that was deleted.
+    """Return the first 8 characters of each revision of an API, without those of a deleted API of the same name.
 
-    A revision is never that of another API: a new one brings a nonce.
+    Two APIs never share a revision, because each new API has another nonce.
     """
     began = select(apis.c.created_at).where(apis.c.name == name).scalar_subquery()
     query = select(api_versions.c.api_id).where(api_versions.c.api == name, api_versions.c.deployed_at >= began)
@@ -226,13 +226,13 @@ _SELECT = select(
 
 
 def _time_id(now: datetime) -> str:
-    # Random digits part two writes within one millisecond; the ids are primary keys.
+    # The random digits make ids unique within one millisecond; they are primary keys.
     return f"{_TIME_ID_ORIGIN_MS - int(now.timestamp() * 1000):013x}{secrets.token_hex(2)}"
 
 
 def _target_values(target: Target) -> dict[str, str]:
     spec = target.spec.model_dump_json()
-    # What can't be read back would be in the way of every later reading, of all APIs.
+    # A spec that can't be read back would make every later read of all APIs fail.
     Api.read_stored(spec)
     return {"revision": target.revision, "spec": spec, "project_hash": target.project_hash}
 

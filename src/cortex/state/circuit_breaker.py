@@ -1,7 +1,7 @@
-"""Whether a database server answers: what is asked of one that does not must fail soon, for many ask.
+"""Circuit breaker and watchdog for a database server: fail fast while it is unreachable. Contains no SQL.
 
-Knows nothing of SQL. A server that was found away is asked again by a thread of its own, and until it answers nobody
-else waits for it; a server that keeps a connection open and says nothing is hung up on.
+SQLAlchemy's `pool_pre_ping` and libpq's timeouts do not replace it. They detect a dead host or connection, but not a
+server that keeps a connection open and never answers, and with them each caller would wait for its own timeout.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from collections.abc import Callable, Iterator
 
 from cortex.errors import DatabaseUnavailableError
 
-#: Between two attempts to reach a server that is away.
+#: Interval between two attempts to reach a server.
 _PROBE_EVERY_S = 0.2
-#: How exact the watchdog is, and how long it stays when there is nothing to watch.
-_LOOK_S, _LINGER_S = 0.1, 5.0
+#: Interval between two checks of the watchdog, and the time after which its idle thread ends.
+_CHECK_EVERY_S, _IDLE_S = 0.1, 5.0
 
 
 class DatabaseUnreachableError(DatabaseUnavailableError):
-    """The connection to a database broke, or none can be made; nothing is known of a commit that was under way."""
+    """A database connection broke or cannot be made; a commit in progress may or may not have happened."""
 
 
 class CircuitBreaker:
-    """Remembers that a server is away. `probe` connects to it, or raises; any thread may call this."""
+    """Fails every use of a server while it is unreachable; a thread of its own probes it until it answers.
+
+    `probe` connects to the server, or raises. All methods are thread-safe.
+    """
 
     def __init__(self, probe: Callable[[], None]) -> None:
         self._probe = probe
@@ -35,26 +38,26 @@ class CircuitBreaker:
         self._closed = threading.Event()
 
     def check(self) -> None:
-        """Do nothing, unless the server is away. Raises: DatabaseAwayError."""
+        """Raise DatabaseUnreachableError while the circuit is open."""
         if reason := self._reason:
             raise DatabaseUnreachableError(reason)
 
-    def begin(self, reason: str) -> None:
-        """Note that the server is away, until it can be connected to again."""
+    def trip(self, reason: str) -> None:
+        """Open the circuit until the server can be reached again."""
         with self._lock:
             is_new, self._reason = not self._reason, reason
         if is_new and not self._closed.is_set():
-            threading.Thread(target=self._watch, name="database-probe", daemon=True).start()
+            threading.Thread(target=self._probe_until_reachable, name="database-probe", daemon=True).start()
 
-    def close(self) -> None:
-        """End what looks for the server."""
+    def shutdown(self) -> None:
+        """Stop probing the server."""
         self._closed.set()
 
-    def _watch(self) -> None:
+    def _probe_until_reachable(self) -> None:
         while not self._closed.is_set():
             try:
                 self._probe()
-            except Exception:  # whatever it is, it is away
+            except Exception:  # any error means that the server is still unreachable
                 self._closed.wait(_PROBE_EVERY_S)
             else:
                 break
@@ -63,17 +66,17 @@ class CircuitBreaker:
 
 
 class Watchdog:
-    """Hangs up on servers that do not answer in time: who waits for one is told that the connection broke."""
+    """Shuts down sockets on which an answer is overdue, so that the waiting thread gets a connection error."""
 
-    def __init__(self, on_silence: Callable[[], None]) -> None:
-        self._on_silence = on_silence
+    def __init__(self, on_timeout: Callable[[], None]) -> None:
+        self._on_timeout = on_timeout
         self._changed = threading.Condition()
-        self._watched: dict[int, tuple[float, int]] = {}  #: by key: until when, and a descriptor of the socket
+        self._watched: dict[int, tuple[float, int]] = {}  #: by key: the deadline, and a descriptor of the socket
         self._is_running = self._is_idle = False
 
     def watch(self, key: int, descriptor: int, seconds: float) -> None:
-        """Hang up on a socket in so many seconds, unless `leave` is called for `key` first."""
-        # A copy: the number of a socket that is closed meanwhile may be given to another.
+        """Shut down a socket after `seconds`, unless `unwatch` is called for `key` first."""
+        # A duplicate: the number of a closed descriptor may be given to another socket.
         entry = time.monotonic() + seconds, os.dup(descriptor)
         with self._changed:
             known = self._watched.pop(key, None)
@@ -86,7 +89,7 @@ class Watchdog:
         if known:
             os.close(known[1])
 
-    def leave(self, key: int) -> None:
+    def unwatch(self, key: int) -> None:
         """End a watch, if there is one."""
         with self._changed:
             known = self._watched.pop(key, None)
@@ -95,20 +98,20 @@ class Watchdog:
 
     @contextlib.contextmanager
     def watching(self, descriptor: int, seconds: float) -> Iterator[None]:
-        """Hang up on a socket if what is inside takes longer."""
-        key = -descriptor - 1  # no id of an object
+        """Shut down a socket if the body of the context takes longer than `seconds`."""
+        key = -descriptor - 1  # never equal to the id of an object
         self.watch(key, descriptor, seconds)
         try:
             yield
         finally:
-            self.leave(key)
+            self.unwatch(key)
 
     def _run(self) -> None:
         while True:
             with self._changed:
                 self._is_idle = not self._watched
-                is_told = self._changed.wait(_LINGER_S if self._is_idle else _LOOK_S)
-                if self._is_idle and not is_told and not self._watched:
+                is_notified = self._changed.wait(_IDLE_S if self._is_idle else _CHECK_EVERY_S)
+                if self._is_idle and not is_notified and not self._watched:
                     self._is_running = False
                     return
                 now = time.monotonic()
@@ -116,10 +119,10 @@ class Watchdog:
                 for key in late:
                     del self._watched[key]
             for descriptor in late.values():
-                _hang_up(descriptor)
-                self._on_silence()
+                _shut_down(descriptor)
+                self._on_timeout()
 
 
-def _hang_up(descriptor: int) -> None:
+def _shut_down(descriptor: int) -> None:
     with socket.socket(fileno=descriptor) as copy, contextlib.suppress(OSError):
         copy.shutdown(socket.SHUT_RDWR)

@@ -1,6 +1,6 @@
-"""Opens the databases, SQLite files or PostgreSQL, and brings their schema up to date; knows nothing of what is stored.
+"""Open and migrate the two databases, state and jobs: SQLite files, or two schemas of one PostgreSQL database.
 
-With PostgreSQL both are schemas of one database. Operators that open it at once take turns.
+Operators that open a PostgreSQL database at the same time migrate it one after the other.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from sqlalchemy import Connection, Engine, insert, inspect, select, update
 from sqlalchemy.exc import DatabaseError
 
 from cortex.errors import CortexError
-from cortex.state import fencing as fence
-from cortex.state import postgresql
+from cortex.state import fencing, postgresql
 from cortex.state.fencing import READ_ONLY
 from cortex.state.migrations import JOB_MIGRATIONS, MIGRATIONS, Migration
 from cortex.state.postgresql import DatabaseAddressError
 from cortex.state.sqlite import JOB_PRAGMAS, PRAGMAS, sqlite_engine
 from cortex.state.tables import schema_version
 
-#: Where a database is: a file, or the URL of a PostgreSQL database.
+#: Location of a database: a file, or the URL of a PostgreSQL database.
 Where = Path | str
 
 STATE_SCHEMA, JOBS_SCHEMA = "cortex_state", "cortex_jobs"
@@ -29,16 +28,16 @@ _SCHEMES = ("postgresql://", "postgres://")
 
 
 class DatabaseVersionError(CortexError):
-    """The database was written by a newer version of cortex, or is not one of ours."""
+    """The database was written by a newer version of cortex, or is not a database of cortex."""
 
     code = "database_version"
 
 
 def open_state(where: Where, epoch: int | None = None) -> Engine:
-    """Open (and make) the database of what is wanted, migrated to this version's schema.
+    """Open the state database, created and migrated if needed.
 
-    With an `epoch`, PostgreSQL takes no writes any more of an operator that has an older one, and of this one only
-    until there is a newer one. Raises: DatabaseAddressError, DatabaseVersionError.
+    With an `epoch`, PostgreSQL rejects writes of operators with an older epoch, and those of this one as soon as there
+    is a newer epoch. Raises: DatabaseAddressError, DatabaseVersionError.
     """
     if isinstance(where, Path):
         return open_sqlite(where)
@@ -46,14 +45,14 @@ def open_state(where: Where, epoch: int | None = None) -> Engine:
 
 
 def open_jobs(where: Where, epoch: int | None = None) -> Engine:
-    """Open (and make) the database of jobs; otherwise as `open_state`."""
+    """Open the database of jobs; otherwise as `open_state`."""
     if isinstance(where, Path):
         return open_jobs_sqlite(where)
     return open_postgresql(where, JOBS_SCHEMA, JOB_MIGRATIONS, epoch)
 
 
 def parse_where(text: str) -> Where:
-    """Read what a user gave as a database. Raises: DatabaseAddressError."""
+    """Parse the location of a database. Raises: DatabaseAddressError."""
     if text.startswith(_SCHEMES):
         return text
     if "://" in text:
@@ -62,12 +61,12 @@ def parse_where(text: str) -> Where:
 
 
 def shown(where: Where) -> str:
-    """Return where a database is, without passwords: for people to read."""
+    """Return a location without passwords, for messages."""
     return str(where) if isinstance(where, Path) else postgresql.shown(where)
 
 
 def open_sqlite(path: Path, migrations: Sequence[Migration] = MIGRATIONS, pragmas: Sequence[str] = PRAGMAS) -> Engine:
-    """Open (and make) the SQLite database at `path`, migrated to this version's schema.
+    """Open the SQLite database at `path`, created and migrated if needed.
 
     Raises: DatabaseVersionError if it is newer than this code or can't be read as a database.
     """
@@ -82,48 +81,48 @@ def open_sqlite(path: Path, migrations: Sequence[Migration] = MIGRATIONS, pragma
 
 
 def open_jobs_sqlite(path: Path) -> Engine:
-    """Open (and make) the SQLite database of jobs at `path`; otherwise as `open_sqlite`."""
+    """Open the SQLite database of jobs at `path`; otherwise as `open_sqlite`."""
     return open_sqlite(path, JOB_MIGRATIONS, JOB_PRAGMAS)
 
 
 def open_postgresql(url: str, schema: str, migrations: Sequence[Migration], epoch: int | None = None) -> Engine:
-    """Open (and make) a schema of a PostgreSQL database; see `open_state`."""
+    """Open a schema of a PostgreSQL database; see `open_state`."""
     engine = postgresql.postgresql_engine(url, schema)
     try:
         with engine.begin() as connection:
-            _take_turns(connection, schema)
+            _lock_schema(connection, schema)
             if not inspect(connection).has_table("fence"):
-                fence.create_fence(connection)
+                fencing.create_fence(connection)
             if epoch is not None:
-                fence.raise_fence(connection, epoch)
+                fencing.raise_fence(connection, epoch)
         migrate(engine, migrations, schema)
     except BaseException:
         engine.dispose()
         raise
-    fence.keep_fence(engine, epoch)
+    fencing.keep_fence(engine, epoch)
     return engine
 
 
 def reading(engine: Engine) -> Engine:
-    """Return the same database for transactions that only read: they wait for no writer, and see one moment."""
+    """Return the engine for transactions that only read: they wait for no writer, and read a consistent snapshot."""
     if engine.dialect.name != "postgresql":
         return engine.execution_options(**{READ_ONLY: True})
     return engine.execution_options(**{READ_ONLY: True}, isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
 
 def migrate(engine: Engine, migrations: Sequence[Migration] = MIGRATIONS, name: str = "") -> None:
-    """Apply the migrations that are missing, each in its own transaction. Repeating it changes nothing.
+    """Apply the missing migrations, each in its own transaction.
 
-    Whoever migrates the database of that `name` at the same time takes turns.
+    Concurrent migrations of the database with that `name` run one after the other.
     """
     while _migrate_once(engine, migrations, name):
         pass
 
 
 def _migrate_once(engine: Engine, migrations: Sequence[Migration], name: str) -> bool:
-    """Apply the next migration; False if there is none."""
+    """Apply the next migration; return False if there is none."""
     with engine.begin() as connection:
-        _take_turns(connection, name)
+        _lock_schema(connection, name)
         if not inspect(connection).has_table(schema_version.name):
             schema_version.create(connection)
             connection.execute(insert(schema_version).values(version=0))
@@ -140,6 +139,6 @@ def _migrate_once(engine: Engine, migrations: Sequence[Migration], name: str) ->
         return True
 
 
-def _take_turns(connection: Connection, name: str) -> None:
-    if connection.dialect.name == "postgresql":  # SQLite has but one writer
+def _lock_schema(connection: Connection, name: str) -> None:
+    if connection.dialect.name == "postgresql":  # SQLite has only one writer
         connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('cortex'), hashtext(%s))", (name,))

@@ -1,8 +1,10 @@
-"""What every writing transaction on PostgreSQL begins with: one row of its own schema is changed.
+"""Fencing on PostgreSQL: every writing transaction first updates the one row of the table `fence` in its schema.
 
-That one statement does three things. Until the transaction ends no other one writes, as SQLite has it: what reads
-before it writes needs no further locks. An operator that another has taken over from changes no row, and so nothing
-else. And the row tells, after a connection broke in the middle of a commit, whether the commit was made.
+This one statement does three things:
+
+- It serializes writers, as SQLite does: a transaction that reads before it writes needs no further locks.
+- It checks this leader's epoch: an operator that was superseded updates no row, and its transaction fails.
+- It leaves a token: after a connection broke during a commit, the token shows if the commit happened.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from sqlalchemy import Connection, Engine, event
 
 from cortex.errors import DatabaseUnavailableError
 
-#: Execution options of connections: they only read; they look at the fence itself.
+#: Execution options of connections that only read, and that query the fence itself.
 READ_ONLY, UNFENCED = "cortex_read_only", "cortex_unfenced"
 
 _TOKEN, _EPOCH = "cortex_token", "cortex_epoch"
@@ -24,24 +26,24 @@ _CREATE = (
 
 
 class SupersededError(DatabaseUnavailableError):
-    """Another operator leads now: what this one wants to write is refused."""
+    """Another operator is the leader now; writes of this one are rejected."""
 
 
 def create_fence(connection: Connection) -> None:
-    """Make the row; of another schema each time, and only once."""
+    """Create the fence of a schema."""
     for statement in _CREATE:
         connection.exec_driver_sql(statement)
 
 
 def raise_fence(connection: Connection, epoch: int) -> None:
-    """Shut out whoever has an older epoch; waits for what they are writing. Raises: SupersededError."""
+    """Reject all older epochs from here on; waits for their transactions. Raises: SupersededError."""
     raised = connection.exec_driver_sql("UPDATE fence SET epoch = %s WHERE epoch <= %s", (epoch, epoch))
     if not raised.rowcount:
-        raise SupersededError("another operator leads now")
+        raise SupersededError("another operator is the leader now")
 
 
 def keep_fence(engine: Engine, epoch: int | None) -> None:
-    """Begin every transaction of an engine that writes with the fence; without an epoch nobody is shut out."""
+    """Begin every writing transaction of an engine with the fence; without an epoch it rejects nobody."""
     mine, more = ("", ()) if epoch is None else (" WHERE epoch = %s", (epoch,))
     engine.update_execution_options(**{_EPOCH: epoch})
 
@@ -52,26 +54,27 @@ def keep_fence(engine: Engine, epoch: int | None) -> None:
             return
         token = secrets.token_hex(8)
         if not connection.exec_driver_sql(f"UPDATE fence SET token = %s{mine}", (token, *more)).rowcount:
-            raise SupersededError("another operator leads now; this one may not write any more")
+            raise SupersededError("another operator is the leader now; this one can no longer write")
         connection.info[_TOKEN] = token
 
     event.listen(engine, "begin", begin)
 
 
 def token_of(connection: Connection) -> str | None:
-    """Return what the transaction leaves in the fence; None where there is none."""
+    """Return the token that the transaction leaves in the fence; None without a fence."""
     token: str | None = connection.info.get(_TOKEN)
     return token
 
 
 def was_committed(engine: Engine, token: str) -> bool:
-    """Tell whether the last transaction of this writer was committed; waits while the server is still at it.
+    """Return True if the last transaction of this writer was committed; waits while the server still works on it.
 
-    The next one must not have begun. Raises: SupersededError if another has written since: nobody knows then.
+    The next transaction must not have begun. Raises: SupersededError if another operator has written since, so that
+    the outcome is unknown.
     """
     query = "SELECT token, epoch FROM fence FOR UPDATE"
     with engine.connect().execution_options(**{UNFENCED: True}) as connection:
         found, epoch = connection.exec_driver_sql(query).one()
     if found != token and engine.get_execution_options()[_EPOCH] not in (None, epoch):
-        raise SupersededError("another operator leads now; whether this one's last change was made is not known")
+        raise SupersededError("another operator is the leader now; the outcome of this one's last change is unknown")
     return bool(found == token)

@@ -1,4 +1,4 @@
-"""Small facts about the installation, most of them settled once: the only reader and writer of these rows."""
+"""Key-value settings of the installation (its secret, for example); most are set once. Table `facts`."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from cortex.state.tables import facts, insert_for
 
 
 class KeyValueStore:
-    """Any thread may call it."""
+    """Key-value settings. Thread-safe."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._reading = reading(engine)
 
     def get(self, name: str) -> str | None:
-        """Return a fact, or None."""
+        """Return a value, or None."""
         with self._reading.connect() as connection:
             return connection.execute(select(facts.c.value).where(facts.c.name == name)).scalar_one_or_none()
 
     def put(self, name: str, value: str) -> None:
-        """Change a fact, or settle it: for what one operator at a time keeps."""
+        """Set a value that only one operator at a time changes."""
         with self._engine.begin() as connection:
             row = insert_for(connection, facts).values(name=name, value=value)
             connection.execute(row.on_conflict_do_update(index_elements=[facts.c.name], set_={"value": value}))
 
     def put_if_absent(self, name: str, value: str) -> str:
-        """Settle a fact, unless that was done; return what holds from now on, of all that try at once the same."""
+        """Set a value unless it is set; return the stored value, which is the same for all concurrent callers."""
         with self._engine.begin() as connection:
             connection.execute(insert_for(connection, facts).values(name=name, value=value).on_conflict_do_nothing())
-            holds: str = connection.execute(select(facts.c.value).where(facts.c.name == name)).scalar_one()
-            return holds
+            stored: str = connection.execute(select(facts.c.value).where(facts.c.name == name)).scalar_one()
+            return stored

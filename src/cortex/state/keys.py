@@ -1,4 +1,4 @@
-"""What is stored of API keys: their hashes, and what they open. The only reader and writer of these rows."""
+"""Stored API keys: their hashes, and the APIs they give access to."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from cortex.state.tables import api_keys
 
 @dataclass(frozen=True)
 class StoredKey:
-    """One key, which itself is not stored."""
+    """One key; the key itself is not stored."""
 
     id: str
     name: str
-    apis: tuple[str, ...]  #: sorted; none: all
+    apis: tuple[str, ...]  #: sorted; empty: all
     digest: str  #: SHA-256 of the key in hexadecimal, lower case
     created_at: datetime
 
 
 class KeyStore:
-    """Any thread may call it."""
+    """Stored API keys. Thread-safe."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -59,6 +59,6 @@ class KeyStore:
             connection.execute(insert(api_keys).values(row))
 
     def remove(self, key_id: str) -> bool:
-        """Forget a key; return whether there was one."""
+        """Delete a key; return False if there is none with that id."""
         with self._engine.begin() as connection:
             return connection.execute(delete(api_keys).where(api_keys.c.id == key_id)).rowcount > 0

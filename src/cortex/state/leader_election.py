@@ -1,7 +1,11 @@
-"""Who of several operators with one PostgreSQL database leads: a lock that a session holds, and a row that tells.
+"""Leader election among operators that share a PostgreSQL database: an advisory lock, and a row with the leader.
 
-The lock goes with its session: at once when the process ends, within `SESSION_S` when its machine vanishes or the
-process stands still. Each leader has an epoch of its own, by which `fence.py` refuses what an earlier one still writes.
+    standby ── acquire: the lock is free, epoch + 1 ──> leader ── confirm ──> leader
+       ^                                                  │
+       └── its session ended, or another has the epoch ───┘
+
+The lock is released with its session: at once when the process ends, within `SESSION_S` when its machine is lost or the
+process is stopped. Each leader has a new epoch, and `fencing` rejects writes of earlier epochs.
 """
 
 from __future__ import annotations
@@ -16,30 +20,30 @@ from cortex.state.postgresql import PostgresqlServer, prepare_schema
 if TYPE_CHECKING:
     import psycopg
 
-#: How long a leader's session lasts of which nothing is heard.
+#: Time after which the server ends an idle session of the leader.
 SESSION_S = 7.0
-#: How long a statement may take here.
+#: Deadline of a statement.
 ANSWER_S = 3.0
 
 _LOCK = "hashtext('cortex'), hashtext('leader')"
-#: Operators of every version read and write this table before they migrate anything: it can only grow.
+#: Operators of every version use this table before they migrate anything, so columns can only be added.
 _CREATE = f"""
 CREATE TABLE IF NOT EXISTS {STATE_SCHEMA}.leader (
     id INTEGER PRIMARY KEY, epoch BIGINT NOT NULL, host TEXT NOT NULL, pid BIGINT NOT NULL,
     url TEXT NOT NULL, gateway_url TEXT NOT NULL, since DOUBLE PRECISION NOT NULL
 )"""
-_TAKE = f"""
+_BECOME_LEADER = f"""
 INSERT INTO {STATE_SCHEMA}.leader AS before VALUES (1, 1, %s, %s, %s, %s, %s)
 ON CONFLICT (id) DO UPDATE SET epoch = before.epoch + 1, host = excluded.host, pid = excluded.pid,
     url = excluded.url, gateway_url = excluded.gateway_url, since = excluded.since
 RETURNING epoch"""
-_WHO = f"SELECT host, pid, url, gateway_url, since, epoch FROM {STATE_SCHEMA}.leader"
-_END = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_start = %s"
+_LEADER = f"SELECT host, pid, url, gateway_url, since, epoch FROM {STATE_SCHEMA}.leader"
+_TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_start = %s"
 
 
 @dataclass(frozen=True)
 class LeaderRecord:
-    """An operator that leads, or did last."""
+    """The operator that is the leader, or was the last one."""
 
     host: str
     pid: int
@@ -53,7 +57,7 @@ class LeaderRecord:
 
 
 class LeaderLock:
-    """A database's one place for a leader. All methods block, for some seconds at most; one thread at a time."""
+    """The leader lock of a database. Methods block for some seconds at most; only one thread may call them."""
 
     def __init__(self, url: str, session_s: float = SESSION_S, answer_s: float = ANSWER_S) -> None:
         self._server = PostgresqlServer(url)
@@ -61,51 +65,51 @@ class LeaderLock:
         self._answer_s = answer_s
         self._watchdog = Watchdog(lambda: None)
         self._connection: psycopg.Connection[Any] | None = None
-        self._has_lock = False  #: and its session lives, as far as is known
-        self._session: tuple[Any, ...] = ()  #: of the last connection that had the lock
+        self._has_lock = False  #: and its session is not known to be broken
+        self._session: tuple[Any, ...] = ()  #: the server process of the last connection that had the lock
 
     def prepare(self) -> None:
-        """Make what is needed in the database. Raises: DatabaseAddressError."""
+        """Create the schema and the table. Raises: DatabaseAddressError."""
         prepare_schema(self._server, STATE_SCHEMA, _CREATE)
 
-    def take(self, me: LeaderRecord) -> int | None:
-        """Take the seat and return the epoch; None where another has it. Raises: DatabaseAwayError."""
+    def acquire(self, me: LeaderRecord) -> int | None:
+        """Become the leader and return the epoch; None if another operator leads. Raises: DatabaseUnreachableError."""
         if not self._lock():
             return None
-        epoch: int = self._ask(_TAKE, me.host, me.pid, me.url, me.gateway_url, me.since)[0]
+        epoch: int = self._fetch(_BECOME_LEADER, me.host, me.pid, me.url, me.gateway_url, me.since)[0]
         return epoch
 
-    def keep(self, epoch: int) -> bool:
-        """Tell whether this one still leads; a session that broke is made anew. Raises: DatabaseAwayError."""
+    def confirm(self, epoch: int) -> bool:
+        """Return True if this operator still leads; replaces a broken session. Raises: DatabaseUnreachableError."""
         has_lock = self._has_lock or self._lock()
-        leader = self.who()
+        leader = self.leader()
         if leader is None or leader.epoch != epoch:
             return False
         if not has_lock:
-            self._ask(_END, *self._session)  # the server has not noticed yet that our connection broke
-            raise DatabaseUnreachableError("the session that held the lock is still being ended")
+            self._fetch(_TERMINATE, *self._session)  # the server has not detected yet that the connection broke
+            raise DatabaseUnreachableError("the session that held the lock is still being terminated")
         return True
 
-    def who(self) -> LeaderRecord | None:
-        """Return who leads, or did last. Raises: DatabaseAwayError."""
-        row = self._ask(_WHO)
+    def leader(self) -> LeaderRecord | None:
+        """Return the leader, or the last one; None if there never was one. Raises: DatabaseUnreachableError."""
+        row = self._fetch(_LEADER)
         return LeaderRecord(*row) if row else None
 
-    def leave(self) -> None:
-        """Give up the seat, or what was done to get it."""
+    def release(self) -> None:
+        """Release the lock and close the connection."""
         connection, self._connection, self._has_lock = self._connection, None, False
         if connection is not None:
             connection.close()
 
     def _lock(self) -> bool:
-        if not self._ask(f"SELECT pg_try_advisory_lock({_LOCK})")[0]:
+        if not self._fetch(f"SELECT pg_try_advisory_lock({_LOCK})")[0]:
             return False
-        self._ask(f"SELECT set_config('idle_session_timeout', '{self._session_ms}', false)")
-        self._session = self._ask("SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()")
+        self._fetch(f"SELECT set_config('idle_session_timeout', '{self._session_ms}', false)")
+        self._session = self._fetch("SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()")
         self._has_lock = True
         return True
 
-    def _ask(self, statement: str, *values: object) -> Any:
+    def _fetch(self, statement: str, *values: object) -> Any:
         try:
             if self._connection is None:
                 self._connection = self._server.connect()
@@ -114,5 +118,5 @@ class LeaderLock:
         except DatabaseUnreachableError:
             raise
         except Exception as error:
-            self.leave()
-            raise DatabaseUnreachableError(self._server.words(error)) from error
+            self.release()
+            raise DatabaseUnreachableError(self._server.message(error)) from error

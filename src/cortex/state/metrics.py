@@ -1,4 +1,4 @@
-"""What replicas counted that ended: the only reader and writer of these rows. Knows nothing of what is counted."""
+"""Totals of the metrics of replicas that ended, by API and series."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from cortex.state.tables import folded_replicas, metric_totals
 
 Numbers = Mapping[str, float]
 
-#: How long a server may take for a transaction; the operator's loop waits for some of them.
+#: Deadline of a transaction; the operator's event loop waits for some of them.
 DEADLINE_S = 6.0
 
 
 class MetricStore:
-    """Stores one set of numbers per API. Any thread may call it."""
+    """Metric totals by API. Thread-safe."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine.execution_options(**{DEADLINE: DEADLINE_S})
         self._reading = reading(self._engine)
 
     def totals(self, api: str) -> dict[str, float]:
-        """Return an API's numbers, sorted by key."""
+        """Return an API's totals, sorted by key."""
         query = select(metric_totals.c.key, metric_totals.c.value).where(metric_totals.c.api == api)
         with self._reading.connect() as connection:
             return {row.key: row.value for row in connection.execute(query.order_by(metric_totals.c.key))}
 
     def folded(self) -> frozenset[str]:
-        """Return the replicas whose numbers are part of the totals."""
+        """Return the replicas whose metrics are part of the totals."""
         with self._reading.connect() as connection:
             return frozenset(connection.execute(select(folded_replicas.c.replica)).scalars())
 
     def revision_prefixes(self, api: str) -> frozenset[str]:
-        """Return how the revisions of an API begin: see `apis.revision_prefixes`."""
+        """Return the prefixes of an API's revisions; see `apis.revision_prefixes`."""
         with self._reading.connect() as connection:
             return revision_prefixes(connection, api)
 
@@ -49,11 +49,10 @@ class MetricStore:
         combine: Callable[[Numbers, Numbers], Numbers],
         gone: Collection[str] = (),
     ) -> None:
-        """Make `combine(totals, numbers)` the API's numbers, once per replica; ignored where the API is gone.
+        """Set the API's totals to `combine(totals, numbers)`, once per replica; ignored if the API was deleted.
 
-        So it is where the revision is none of the API's: then another API had the name, and was deleted.
-
-        What `gone` replicas left is removed, so it can't be folded again: that they were is forgotten.
+        Also ignored if the revision belongs to a deleted API of the same name. `gone` replicas have no files left, so
+        their metrics cannot be added again, and the record that they were added is deleted.
         """
         of_api = metric_totals.c.api == api
         with self._engine.begin() as connection:

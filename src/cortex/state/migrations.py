@@ -1,4 +1,4 @@
-"""The steps that bring a database from its first schema to this version's; each runs once, in a transaction."""
+"""Migrations from the first schema to the current one; each runs once, in a transaction."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _create_projects(connection: Connection) -> None:
 
 Migration = Callable[[Connection], None]
 
-#: Migration N is item N-1. Append only; what was released never changes.
+#: Migration N is item N-1. Append only: a released migration never changes.
 MIGRATIONS: tuple[Migration, ...] = (
     _create_apis,
     _add_replicas,

@@ -1,7 +1,7 @@
-"""Connections to PostgreSQL; knows nothing of what is stored there. The one module that needs psycopg.
+"""Engines for PostgreSQL; the only module that needs psycopg.
 
-Each engine works in a schema of its own. A connection that broke is made anew when it is next wanted; a server that
-does not answer is told of as DatabaseAwayError within some seconds, then at once (`outages.py`).
+Each engine works in a schema of its own. A broken connection is replaced at its next use. A server that does not answer
+raises DatabaseUnreachableError within some seconds, then at once (`circuit_breaker`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from cortex.state.circuit_breaker import CircuitBreaker, DatabaseUnreachableErro
 if TYPE_CHECKING:
     import psycopg
 
-#: How long it takes at most to learn that no connection can be made, and that one of old is dead.
+#: Timeouts of a new connection, and of the check that a pooled one is alive.
 CONNECT_S, _PING_S = 3, 1.5
-#: An execution option, and what holds without it: how long a transaction may take, all waiting included.
+#: Execution option: the deadline of a transaction, including all waiting; and its default.
 DEADLINE, _DEADLINE_S = "cortex_deadline_s", 30.0
 
-#: A host that is gone is noticed in six seconds, by both sides; libpq counts `tcp_user_timeout` in milliseconds.
+#: Both sides detect a dead host within six seconds; libpq counts `tcp_user_timeout` in milliseconds.
 _KEEPALIVES = {"keepalives": 1, "keepalives_idle": 3, "keepalives_interval": 1, "keepalives_count": 3}
 _DEFAULTS = {**_KEEPALIVES, "tcp_user_timeout": 5000, "application_name": "cortex", "client_encoding": "utf8"}
-_OLDEST = 140_000  #: it ends sessions of which nothing is heard
+_OLDEST = 140_000  #: the first version with `idle_session_timeout`
 
-#: Of every session. What a role or a database has set otherwise must not weaken what was acknowledged.
+#: Settings of every session; those of a role or a database must not weaken the durability of acknowledged writes.
 _SETTINGS = (
     "synchronous_commit = on",
     "tcp_keepalives_idle = 3",
@@ -41,83 +41,83 @@ _SETTINGS = (
 
 
 class DatabaseAddressError(InputError):
-    """A database can't be opened as it was asked for: its address, the password or the server's set-up is wrong."""
+    """A database can't be opened: its address, the password or the configuration of the server is wrong."""
 
     code = "database_address"
 
 
 class PostgresqlServer:
-    """Makes connections to the database that a URL names. The URL's password is in no message."""
+    """Makes connections to the database at a URL. No message contains the URL's password."""
 
     def __init__(self, url: str) -> None:
         self._driver = _driver()
         try:
             given = {key: str(value) for key, value in self._driver.conninfo.conninfo_to_dict(url).items()}
-        except self._driver.Error:  # its words repeat what could be a part of the password
+        except self._driver.Error:  # its message may contain a part of the password
             raise DatabaseAddressError(
                 "the URL of the database can't be read; it must look like "
                 "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, "
                 "with % and two hexadecimal digits in the place of each special character"
             ) from None
         self._arguments: dict[str, Any] = {**_DEFAULTS, **given, "connect_timeout": CONNECT_S, "autocommit": True}
-        self._arguments["target_session_attrs"] = "read-write"  # of several hosts, the one that takes writes
+        self._arguments["target_session_attrs"] = "read-write"  # selects the primary among several hosts
         user, host, port = (given.get(name, "") for name in ("user", "host", "port"))
         self.place = f"postgresql://{user and user + '@'}{host}{port and ':' + port}/{given.get('dbname', '')}"
 
     def connect(self) -> psycopg.Connection[Any]:
-        """Connect, to a server that takes writes. Raises: DatabaseAwayError."""
+        """Connect to a server that accepts writes. Raises: DatabaseUnreachableError."""
         try:
             connection: psycopg.Connection[Any] = self._driver.connect(**self._arguments)
             connection.execute("".join(f"SET {setting};" for setting in _SETTINGS))
         except (self._driver.Error, OSError) as error:
-            raise DatabaseUnreachableError(self.words(error, "can't be reached")) from error
+            raise DatabaseUnreachableError(self.message(error, "can't be reached")) from error
         return connection
 
-    def words(self, error: BaseException, what: str = "can't be used now") -> str:
-        """Say in one line what is wrong with the database."""
+    def message(self, error: BaseException, what: str = "can't be used now") -> str:
+        """Return a message of one line for a database error."""
         return f"the database {self.place} {what}: {' '.join(str(error).split())}"
 
-    def is_passing(self, error: BaseException) -> bool:
-        """Tell whether an error is the server's, not the statement's: it may pass."""
+    def is_transient(self, error: BaseException) -> bool:
+        """Return True for an error of the server or the connection, False for one of the statement."""
         driver = self._driver
         return isinstance(error, driver.OperationalError | driver.InterfaceError | driver.errors.ReadOnlySqlTransaction)
 
 
 def shown(url: str) -> str:
-    """Return a database's URL without anything that is secret. Raises: DatabaseAddressError."""
+    """Return a database's URL without secrets. Raises: DatabaseAddressError."""
     return PostgresqlServer(url).place
 
 
 def postgresql_engine(url: str, schema: str) -> Engine:
-    """Return connections that work in a schema, which is made. Raises: DatabaseAddressError."""
+    """Return an engine that works in a schema, which is created. Raises: DatabaseAddressError."""
     server = PostgresqlServer(url)
     prepare_schema(server, schema)
-    outage = CircuitBreaker(lambda: server.connect().close())
-    watchdog = Watchdog(lambda: outage.begin(f"the database {server.place} can't be used now: it does not answer"))
+    breaker = CircuitBreaker(lambda: server.connect().close())
+    watchdog = Watchdog(lambda: breaker.trip(f"the database {server.place} can't be used now: it does not answer"))
 
     def connect() -> psycopg.Connection[Any]:
-        outage.check()
+        breaker.check()
         try:
             connection = server.connect()
         except DatabaseUnreachableError as error:
-            outage.begin(str(error))
+            breaker.trip(str(error))
             raise
         connection.execute(f"SET search_path = {schema}")
         connection.autocommit = False
         return connection
 
-    # The engine's own URL has no part in it: whatever prints that shows nothing.
+    # The real URL is only in `connect`, so that no representation of the engine contains it.
     engine = create_engine("postgresql+psycopg://", creator=connect, pool_size=8, isolation_level="READ COMMITTED")
-    _keep_watch(engine, watchdog)
+    _enforce_deadlines(engine, watchdog)
 
-    def name_error(context: ExceptionContext) -> BaseException | None:
+    def convert_error(context: ExceptionContext) -> BaseException | None:
         error = context.original_exception
         if context.is_disconnect:
-            return DatabaseUnreachableError(server.words(error))
-        return DatabaseUnavailableError(server.words(error)) if server.is_passing(error) else None
+            return DatabaseUnreachableError(server.message(error))
+        return DatabaseUnavailableError(server.message(error)) if server.is_transient(error) else None
 
-    event.listen(engine, "handle_error", name_error, retval=True)
-    event.listen(engine, "engine_disposed", lambda _: outage.close())
+    event.listen(engine, "handle_error", convert_error, retval=True)
+    event.listen(engine, "engine_disposed", lambda _: breaker.shutdown())
     return engine
 
 
@@ -133,7 +133,7 @@ def _driver() -> Any:
 
 
 def prepare_schema(server: PostgresqlServer, schema: str, *statements: str) -> None:
-    """Make the schema, and do in it what has to be done by one at a time; what is wrong with the address shows here.
+    """Check the database, create the schema, and run `statements`, all while no other operator does so.
 
     Raises: DatabaseAddressError.
     """
@@ -159,12 +159,15 @@ def prepare_schema(server: PostgresqlServer, schema: str, *statements: str) -> N
                     connection.execute(statement)
         except server._driver.Error as error:
             raise DatabaseAddressError(
-                server.words(error, "can't be set up") + "; grant its user CREATE on the database"
+                server.message(error, "can't be set up") + "; grant its user CREATE on the database"
             ) from error
 
 
-def _keep_watch(engine: Engine, watchdog: Watchdog) -> None:
-    """Have no use of a connection last for longer than it may, and none begin that is dead."""
+def _enforce_deadlines(engine: Engine, watchdog: Watchdog) -> None:
+    """End transactions at their deadline, and check a pooled connection before its use.
+
+    `pool_pre_ping` is not enough here: its ping has no timeout of its own.
+    """
 
     def check_out(connection: psycopg.Connection[Any], entry: ConnectionPoolEntry, _: Any) -> None:
         if "cortex_used" not in entry.info:  # new
@@ -172,11 +175,11 @@ def _keep_watch(engine: Engine, watchdog: Watchdog) -> None:
             return
         try:
             with watchdog.watching(connection.fileno(), _PING_S):
-                connection.autocommit = True  # nothing but the question is sent
+                connection.autocommit = True  # without a BEGIN, the ping is one round trip
                 connection.execute("")
                 connection.autocommit = False
         except Exception as error:
-            raise DisconnectionError(str(error)) from error  # the pool makes another
+            raise DisconnectionError(str(error)) from error  # the pool opens another connection
 
     def begin(connection: Connection) -> None:
         seconds = connection.get_execution_options().get(DEADLINE, _DEADLINE_S)
@@ -185,10 +188,10 @@ def _keep_watch(engine: Engine, watchdog: Watchdog) -> None:
 
     def check_in(connection: psycopg.Connection[Any] | None, _: ConnectionPoolEntry) -> None:
         if connection is not None:
-            watchdog.leave(id(connection))
+            watchdog.unwatch(id(connection))
 
     event.listen(engine, "checkout", check_out)
     event.listen(engine, "begin", begin)
     event.listen(engine, "checkin", check_in)
-    event.listen(engine, "close", lambda connection, _: watchdog.leave(id(connection)))
-    event.listen(engine, "close_detached", lambda connection: watchdog.leave(id(connection)))
+    event.listen(engine, "close", lambda connection, _: watchdog.unwatch(id(connection)))
+    event.listen(engine, "close_detached", lambda connection: watchdog.unwatch(id(connection)))

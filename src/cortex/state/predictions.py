@@ -1,4 +1,4 @@
-"""What is stored of tracked predictions: drift, and truth that came later. The only reader and writer of these rows."""
+"""Stored state of tracked predictions: drift, and the ground truth that feedback reports later."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from cortex.state.tables import apis, drifts, insert_for, truth_hours, truths
 
 Item = TypeVar("Item")
 
-#: Errors of numbers are kept within plus and minus this: the sum of their squares must be a number too.
+#: Numeric errors are clipped to plus and minus this, so that the sum of their squares stays finite.
 MAX_ERROR = 1e150
-#: Rows in one transaction: others who write wait for no longer.
+#: Maximum number of rows in one transaction, so that other writers do not wait long.
 _CHUNK = 500
 
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """What was right, of one prediction."""
+    """Ground truth of one prediction."""
 
     request_id: str
     hour: int  #: of the prediction, in hours of UNIX time
@@ -31,7 +31,7 @@ class GroundTruth:
 
 @dataclass(frozen=True)
 class ErrorSums:
-    """Sums over truths."""
+    """Sums of prediction errors."""
 
     told: int = 0
     error: float = 0.0
@@ -49,26 +49,26 @@ class ErrorSums:
 
 
 class PredictionStore:
-    """Any thread may call it."""
+    """Stored drift and ground truth. Thread-safe."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._reading = reading(engine)
 
     def drift(self, api: str) -> str | None:
-        """Return what `set_drift` stored."""
+        """Return the value stored by `set_drift`, or None."""
         with self._reading.connect() as connection:
             return connection.execute(select(drifts.c.data).where(drifts.c.api == api)).scalar_one_or_none()
 
     def set_drift(self, api: str, data: str) -> None:
-        """Store what is known of an API's drift; ignored where the API is gone."""
+        """Store the drift of an API; ignored if the API was deleted."""
         with self._engine.begin() as connection:
             if _exists(connection, api):
                 statement = insert_for(connection, drifts).values(api=api, data=data)
                 connection.execute(statement.on_conflict_do_update(index_elements=["api"], set_={"data": data}))
 
     def predictions(self, api: str, model_type: str, request_ids: Collection[str]) -> dict[str, str]:
-        """Return the predictions of those requests whose truth is stored."""
+        """Return the predictions of those requests that have a stored ground truth."""
         found: dict[str, str] = {}
         with self._reading.connect() as connection:
             for chunk in _chunks(request_ids):
@@ -79,7 +79,7 @@ class PredictionStore:
         return found
 
     def add_truths(self, api: str, model_type: str, told: Collection[GroundTruth]) -> None:
-        """Store truths, at most one per request, in place of what was told before; ignored where the API is gone."""
+        """Store ground truth, at most one per request, replacing earlier ones; ignored if the API was deleted."""
         for chunk in _chunks(told):
             with self._engine.begin() as connection:
                 if _exists(connection, api):
@@ -93,7 +93,7 @@ class PredictionStore:
             return {row.hour: ErrorSums(row.told, row.error, row.absolute, row.squared) for row in rows if row.told}
 
     def forget_before(self, hour: int) -> None:
-        """Forget all truth about predictions that are older."""
+        """Delete the ground truth of predictions before that hour."""
         with self._engine.begin() as connection:
             connection.execute(delete(truths).where(truths.c.hour < hour))
             connection.execute(delete(truth_hours).where(truth_hours.c.hour < hour))
@@ -123,7 +123,7 @@ def _add(connection: Connection, api: str, model_type: str, told: Sequence[Groun
 
 
 def _change(changes: dict[tuple[str, int], ErrorSums], key: tuple[str, int], error: float, sign: int) -> None:
-    error = min(max(error, -MAX_ERROR), MAX_ERROR)  # infinities of old: less infinity, a sum would be no number
+    error = min(max(error, -MAX_ERROR), MAX_ERROR)  # old rows may contain infinities; their difference is not a number
     more = ErrorSums(sign, sign * error, sign * abs(error), sign * error * error)
     changes[key] = changes.get(key, ErrorSums()) + more
 

@@ -1,4 +1,4 @@
-"""Archives of projects, so that an operator on another machine has them: the only reader and writer of these rows."""
+"""Archives of projects in the database, for operators on other machines."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _PART_BYTES = 1024 * 1024
 
 
 class ProjectStore:
-    """Any thread may call it."""
+    """Stored project archives. Thread-safe."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._reading = reading(engine)
 
     def hashes(self) -> frozenset[str]:
-        """Return which projects are stored."""
+        """Return the hashes of the stored projects."""
         with self._reading.connect() as connection:
             return frozenset(connection.execute(select(project_parts.c.hash).distinct()).scalars())
 
     def put(self, project_hash: str, archive: Path) -> None:
-        """Store a project, unless it is stored: all of it or nothing."""
+        """Store a project unless it is stored, all or nothing."""
         if project_hash in self.hashes():
             return
         with self._engine.begin() as connection, archive.open("rb") as file:
@@ -37,7 +37,7 @@ class ProjectStore:
                 number += 1
 
     def get(self, project_hash: str) -> Iterator[bytes]:
-        """Return the archive in parts; none if it is not stored."""
+        """Yield the parts of an archive; nothing if it is not stored."""
         query = select(project_parts.c.data).where(project_parts.c.hash == project_hash)
         with self._reading.connect() as connection:
             number = 0
@@ -46,8 +46,8 @@ class ProjectStore:
                 number += 1
 
     def keep_only(self, hashes: Collection[str]) -> None:
-        """Remove all others."""
-        doomed = self.hashes() - set(hashes)
-        if doomed:
+        """Delete all other projects."""
+        unused = self.hashes() - set(hashes)
+        if unused:
             with self._engine.begin() as connection:
-                connection.execute(delete(project_parts).where(project_parts.c.hash.in_(doomed)))
+                connection.execute(delete(project_parts).where(project_parts.c.hash.in_(unused)))

@@ -1,4 +1,4 @@
-"""Connections to SQLite files; knows nothing of what is stored in them."""
+"""Engines for SQLite files: pragmas, permissions, and explicit transactions."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from cortex.state.fencing import READ_ONLY
 
-#: How long a statement waits for another process's write before it fails.
+#: Time that a statement waits for another process's write before it fails.
 BUSY_TIMEOUT_MS = 10_000
 
-#: Of every connection. A write that was acknowledged survives a power cut.
+#: Pragmas of every connection. An acknowledged write survives a power cut.
 PRAGMAS = (f"busy_timeout = {BUSY_TIMEOUT_MS}", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON")
 
-#: Space of deleted payloads goes back to the disk; has effect only before anything is written.
+#: Pragmas that also return the space of deleted payloads to the disk; `auto_vacuum` must precede the first write.
 JOB_PRAGMAS = ("auto_vacuum = INCREMENTAL", *PRAGMAS, f"journal_size_limit = {64 * 2**20}", "cache_size = -16384")
 
 
 def sqlite_engine(path: Path, pragmas: Sequence[str]) -> Engine:
-    """Return connections to the file at `path`, which is made, readable by its owner only."""
-    with contextlib.suppress(OSError):  # SQLite says it better
-        path.touch(mode=0o600)  # the files that SQLite puts beside it get its mode
+    """Return an engine for the file at `path`, which is created readable by its owner only."""
+    with contextlib.suppress(OSError):  # SQLite raises a better error
+        path.touch(mode=0o600)  # SQLite gives the files beside it the same mode
     engine = create_engine(URL.create("sqlite", database=str(path)))
     event.listen(engine, "connect", partial(_configure, pragmas))
     event.listen(engine, "begin", _begin)
@@ -36,7 +36,7 @@ def sqlite_engine(path: Path, pragmas: Sequence[str]) -> Engine:
 
 
 def _configure(pragmas: Sequence[str], connection: sqlite3.Connection, _: ConnectionPoolEntry) -> None:
-    # The driver's own implicit BEGIN leaves DDL outside the transaction; `_begin` sends ours.
+    # The driver's implicit BEGIN leaves DDL outside the transaction; `_begin` sends an explicit one.
     connection.isolation_level = None
     cursor = connection.cursor()
     for pragma in pragmas:
@@ -45,6 +45,6 @@ def _configure(pragmas: Sequence[str], connection: sqlite3.Connection, _: Connec
 
 
 def _begin(connection: Connection, *_: Any) -> None:
-    # A transaction that reads first fails at its write if another wrote meanwhile; one that takes the lock waits.
+    # BEGIN IMMEDIATE waits for the write lock. A transaction that reads first would fail if another wrote meanwhile.
     is_reading = connection.get_execution_options().get(READ_ONLY, False)
     connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")

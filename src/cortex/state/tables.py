@@ -31,14 +31,14 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-#: SQLite has one integer type that can be a table's own order; elsewhere 32 bits would be too few.
+#: Only INTEGER can be a rowid in SQLite, where it has 64 bits; in other databases it has 32, which is too few.
 Key = BigInteger().with_variant(Integer, "sqlite")
 
 
 class PortableText(TypeDecorator[str]):
-    """Text, sorted by code point. SQLite takes any length and any character, and so must PostgreSQL.
+    """Text sorted by code point, of any length in every database, as SQLite has it.
 
-    That has no character 0 in texts; what stands in its place is what decoders put for bytes that are no text.
+    PostgreSQL cannot store the character 0 in text; it is replaced by U+FFFD.
     """
 
     impl = String
@@ -49,23 +49,23 @@ class PortableText(TypeDecorator[str]):
         self.length = length
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """Return the type of a dialect."""
+        """Return the type for a dialect."""
         if dialect.name == "postgresql":
             return dialect.type_descriptor(Text(collation="C"))
         return dialect.type_descriptor(String(self.length) if self.length else Text())
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """Return what is stored."""
+        """Return the value to store."""
         if value is not None and dialect.name == "postgresql" and "\0" in value:
             return value.replace("\0", "\ufffd")
         return value
 
 
 def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert many rows with the same columns, none of them text."""
+    """Insert rows with the same columns, none of which is text."""
     if connection.dialect.name != "postgresql":
         connection.execute(insert(table), rows)
-    elif rows:  # as arrays, one for each column: one short statement, however many there are
+    elif rows:  # one array per column: a short statement for any number of rows
         names = tuple(rows[0])
         connection.exec_driver_sql(
             _unnesting(table, names, connection.dialect), tuple([row[name] for row in rows] for name in names)
@@ -80,7 +80,7 @@ def _unnesting(table: Table, names: tuple[str, ...], dialect: Dialect) -> str:
 
 
 def insert_for(connection: Connection, table: Table) -> Any:
-    """Return an INSERT that can say what is done where there is such a row; `on_conflict_…` are its methods."""
+    """Return the dialect's INSERT with its `on_conflict_…` methods."""
     return (postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert)(table)
 
 
@@ -106,10 +106,10 @@ apis = Table(
     Column("updated_at", Float, nullable=False),
     Column("failure_message", PortableText),
     Column("failure_traceback", PortableText),
-    Column("replicas", Integer),  # how many are wanted; NULL until the autoscaler or a patch has said so
+    Column("replicas", Integer),  # desired number; NULL until the autoscaler or a patch sets it
 )
 
-#: The last revision of an API that became ready: what is kept running while a newer one can't start.
+#: The last revision of an API that became ready; it keeps running while a newer one can't start.
 serving_revisions = Table(
     "serving_revisions",
     metadata,
@@ -129,7 +129,7 @@ api_versions = Table(
     Index("api_versions_by_api", "api"),
 )
 
-#: Keys that callers of APIs show; of each only its hash.
+#: API keys, only their hashes.
 api_keys = Table(
     "api_keys",
     metadata,
@@ -140,7 +140,7 @@ api_keys = Table(
     Column("created_at", Float, nullable=False),  # UNIX seconds
 )
 
-#: What replicas of an API counted that ended, one row per series.
+#: Metric totals of an API's replicas that ended, one row per series.
 metric_totals = Table(
     "metric_totals",
     metadata,
@@ -150,18 +150,18 @@ metric_totals = Table(
     sqlite_with_rowid=False,
 )
 
-#: Replicas whose numbers are in the totals though their files may still be there.
+#: Replicas whose metrics are in the totals although their files may still exist.
 folded_replicas = Table("folded_replicas", metadata, Column("replica", PortableText(128), primary_key=True))
 
-#: What is known of the drift of an API's predictions.
+#: Drift of an API's predictions.
 drifts = Table(
     "drifts",
     metadata,
     Column("api", PortableText(64), ForeignKey("apis.name", ondelete="CASCADE"), primary_key=True),
-    Column("data", PortableText, nullable=False),  # control.drift.Drift as JSON
+    Column("data", PortableText, nullable=False),  # Drift as JSON
 )
 
-#: What was right, of predictions of which somebody has told.
+#: Ground truth of predictions, from feedback.
 truths = Table(
     "truths",
     metadata,
@@ -182,14 +182,14 @@ truth_hours = Table(
     Column("api", PortableText(64), ForeignKey("apis.name", ondelete="CASCADE"), primary_key=True),
     Column("model_type", PortableText(16), primary_key=True),
     Column("hour", Integer, primary_key=True),
-    Column("told", Integer, nullable=False),  # how many
+    Column("told", Integer, nullable=False),  # number of truths
     Column("error", Float, nullable=False),
     Column("absolute", Float, nullable=False),
     Column("squared", Float, nullable=False),
     sqlite_with_rowid=False,
 )
 
-#: Small facts about the installation that are settled once, as its secret is.
+#: Key-value settings of the installation, such as its secret.
 facts = Table(
     "facts",
     metadata,
@@ -197,7 +197,7 @@ facts = Table(
     Column("value", PortableText, nullable=False),
 )
 
-#: Archives of projects in parts, where several operators share the database.
+#: Archives of projects in parts, used if several operators share the database.
 project_parts = Table(
     "project_parts",
     metadata,
@@ -209,8 +209,8 @@ project_parts = Table(
 
 job_metadata = MetaData()
 
-#: The rows of one job's batches, results and dead letters lie side by side: their key is the job's number times this,
-#: plus the batch's number in its job.
+#: The key of a batch, its result or its dead letter is the job's number times this plus the batch's number, so that the
+#: rows of a job are adjacent.
 KEYS_PER_JOB = 2**32
 
 
@@ -219,14 +219,14 @@ def first_key(number: int) -> int:
     return number * KEYS_PER_JOB
 
 
-#: What changes of a job, a narrow row that is written with every report.
+#: The changing part of a job: a narrow row that every report updates.
 jobs = Table(
     "jobs",
     job_metadata,
     Column("number", Integer, primary_key=True),
     Column("id", PortableText(16), nullable=False, unique=True),
     Column("api", PortableText(64), nullable=False),
-    Column("presence", PortableText(16), nullable=False),  # Presence
+    Column("presence", PortableText(16), nullable=False),  # Visibility
     Column("is_emptied", Boolean, nullable=False, default=False),  # over, and its payloads are gone
     Column("status", PortableText(32), nullable=False),  # JobStatus
     Column("created_at", Float, nullable=False),  # UNIX seconds, as all times here
@@ -249,10 +249,10 @@ jobs = Table(
     Column("traceback", PortableText, nullable=False, default=""),
     Index("jobs_by_api", "api", "number"),
     Index("jobs_by_status", "status"),
-    sqlite_autoincrement=True,  # the number of a deleted job, whose rows may still be there, is never given again
+    sqlite_autoincrement=True,  # numbers of deleted jobs, whose rows may still exist, are never reused
 )
 
-#: What a job was submitted with; never changes.
+#: The immutable part of a job.
 job_inputs = Table(
     "job_inputs",
     job_metadata,
@@ -269,11 +269,10 @@ batches = Table(
     Column("key", Key, primary_key=True, autoincrement=False),
     Column("items", Integer, nullable=False),
     Column("first_item", BigInteger, nullable=False),
-    Column("payload", LargeBinary, nullable=False),  # last: sums over the others don't read it
+    Column("payload", LargeBinary, nullable=False),  # last, so that sums over the other columns don't read it
 )
 
-#: Batches that nobody works at, as ranges: the next to be leased first. A batch with attempts, or a part, is a range
-#: of one.
+#: Ranges of unleased batches, ordered by their lease order. A batch with attempts, or a part, is a range of one.
 pending = Table(
     "pending",
     job_metadata,
@@ -286,7 +285,7 @@ pending = Table(
     sqlite_with_rowid=False,
 )
 
-#: Ranges that workers work at, the oldest with the lowest id; what is before `next` was resolved.
+#: Leased ranges, the oldest with the lowest id; batches before `next` are resolved.
 leases = Table(
     "leases",
     job_metadata,
@@ -302,7 +301,7 @@ leases = Table(
     Column("expires_at", Float, nullable=False),
 )
 
-#: What batches returned. Position and number of items are repeated here: the batch goes when the job is over.
+#: Results of batches. Position and number of items are copied, since the batch is deleted when the job is over.
 results = Table(
     "results",
     job_metadata,
@@ -312,7 +311,7 @@ results = Table(
     Column("value", LargeBinary, nullable=False),  # JSON
 )
 
-#: Batches that were given up.
+#: Batches whose attempts are used up.
 dead_letters = Table(
     "dead_letters",
     job_metadata,
@@ -326,20 +325,20 @@ dead_letters = Table(
     Column("payload", LargeBinary, nullable=False),
 )
 
-#: What was sent to an AsyncAPI, until some days after its end; a batch of the API's standing job has the same key.
+#: Workloads of AsyncAPIs, until some days after their end. The batch in the API's queue has the same key.
 workloads = Table(
     "workloads",
     job_metadata,
     Column("key", Key, primary_key=True, autoincrement=False),
     Column("id", LargeBinary(16), nullable=False, unique=True),  # the bytes of its UUID
     Column("created_at", Float, nullable=False),
-    Column("status", PortableText(16)),  # WorkloadStatus of its end; until then it is in what its batch is in
+    Column("status", PortableText(16)),  # final WorkloadStatus; NULL while the batch is open
     Column("ended_at", Float),
-    Column("value", LargeBinary),  # the result as JSON, or the words of the error
+    Column("value", LargeBinary),  # the result as JSON, or the error message
     Index("workloads_by_end", "ended_at"),
 )
 
-#: Small facts about a job that its supervisor must not forget.
+#: Marks: named values that the operator keeps with a job.
 job_marks = Table(
     "job_marks",
     job_metadata,
@@ -348,7 +347,7 @@ job_marks = Table(
     Column("value", PortableText, nullable=False),
 )
 
-#: Which worker works for which job.
+#: Assignment of job workers to jobs.
 assignments = Table(
     "assignments",
     job_metadata,
@@ -356,7 +355,7 @@ assignments = Table(
     Column("job_id", PortableText(16), nullable=False),
 )
 
-#: How far the schedule of each API is: what is due up to `handled_at` was submitted, or is not wanted.
+#: State of each API's schedule: runs that were due up to `handled_at` are submitted, skipped or failed.
 schedules = Table(
     "schedules",
     job_metadata,

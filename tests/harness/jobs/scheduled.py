@@ -20,7 +20,7 @@ from cortex.operator.jobs.schedules import Schedules
 from cortex.operator.jobs.service import JobService
 from cortex.operator.jobs.supervisor import JobSupervisor
 from cortex.operator.replicas.preparations import Preparations
-from cortex.state.apis import ApiStore, Change, Target
+from cortex.state.apis import ApiChange, ApiStore, Target
 from cortex.state.database import open_jobs_sqlite, open_sqlite
 from cortex.telemetry import Logger
 
@@ -52,7 +52,7 @@ class Scene:
         self.schedules = Schedules(self.apis, self.store, self.jobs, logger, clock)
 
     def deploy(self, *apis: Api) -> None:
-        self.apis.write([Change(Target(f"r-{api.name}", api, "p1"), "n", "s1") for api in apis])
+        self.apis.write([ApiChange(Target(f"r-{api.name}", api, "p1"), "n", "s1") for api in apis])
 
     async def submit_due(self) -> None:
         """Submit what is due, to the end."""

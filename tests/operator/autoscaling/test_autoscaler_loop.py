@@ -17,7 +17,7 @@ from cortex.errors import GatewayError
 from cortex.operator.autoscaling.sampler import KEPT_DECISIONS, Autoscaler, AutoscalerIntervals, LoadSources
 from cortex.operator.replicas.plan import wanted_replicas
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
-from cortex.state.apis import ApiStore, Change
+from cortex.state.apis import ApiChange, ApiStore
 from cortex.state.database import open_sqlite
 from cortex.telemetry import Logger
 from harness.replicas.fleet import READY, api, replica, target
@@ -49,7 +49,7 @@ class World:
         )
 
     def deploy(self, spec: Api, revision: str = "r1", is_proven: bool = True) -> None:
-        self.store.write([Change(target(revision, spec), "nonce", "spec")])
+        self.store.write([ApiChange(target(revision, spec), "nonce", "spec")])
         if is_proven:
             self.store.mark_serving(spec.name, target(revision, spec))
 

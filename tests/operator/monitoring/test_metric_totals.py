@@ -12,7 +12,7 @@ from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.replica.metric_file import MetricFile
 from cortex.replica.metric_folder import process_file
 from cortex.replica.series import SeriesKind, series_key
-from cortex.state.apis import ApiStore, Change, Target
+from cortex.state.apis import ApiChange, ApiStore, Target
 from cortex.state.database import open_sqlite
 from cortex.state.metrics import MetricStore
 from cortex.telemetry import Logger
@@ -28,7 +28,7 @@ def database(tmp_path: Path) -> Engine:
     engine = open_sqlite(tmp_path / "state.db")
     handler = {"interface": "handler", "type": "python", "path": "handler.py"}
     apis = [Api.model_validate({"name": name, "handler": handler}) for name in ("iris", "iris-two")]
-    ApiStore(engine).write([Change(Target("aaaaaaaa-and-more", api, "project"), "nonce", "spec") for api in apis])
+    ApiStore(engine).write([ApiChange(Target("aaaaaaaa-and-more", api, "project"), "nonce", "spec") for api in apis])
     return engine
 
 
@@ -125,8 +125,8 @@ def test_a_new_api_does_not_inherit_the_numbers_of_a_deleted_one(database: Engin
     write(folder, "iris-aaaaaaaa-000001", requests=3)  # drains
     write(folder, "iris-aaaaaaaa-000002", requests=3)
     apis.write([], ["iris"])
-    apis.write([Change(Target("bbbbbbbb-and-more", record.spec, "project"), "another", "spec")])
-    apis.write([Change(Target("cccccccc-and-more", record.spec, "project"), "another", "spec")])
+    apis.write([ApiChange(Target("bbbbbbbb-and-more", record.spec, "project"), "another", "spec")])
+    apis.write([ApiChange(Target("cccccccc-and-more", record.spec, "project"), "another", "spec")])
     write(folder, "iris-bbbbbbbb-000001", requests=1)
     write(folder, "iris-cccccccc-000001", requests=1)
     removed: list[tuple[str, Path]] = []
@@ -144,7 +144,7 @@ def test_recognizes_revisions_after_the_clock_was_set_back(database: Engine, tmp
     record = ApiStore(database).get("iris")
     assert record is not None
     past = ApiStore(database, now=lambda: record.created_at - timedelta(hours=1))
-    past.write([Change(Target("bbbbbbbb-and-more", record.spec, "project"), "nonce", "spec")])
+    past.write([ApiChange(Target("bbbbbbbb-and-more", record.spec, "project"), "nonce", "spec")])
     write(tmp_path / "m", "iris-bbbbbbbb-000001", requests=1)
 
     assert totals_of(database, tmp_path / "m").of("iris") == {REQUESTS: 1}

@@ -24,7 +24,7 @@ from cortex.replica.metric_folder import process_file
 from cortex.replica.prediction_series import RELATIVE_ERROR, bucket_of, class_key
 from cortex.replica.spec import ReplicaSpec
 from cortex.replica.tracker import Tracker
-from cortex.state.apis import ApiRecord, ApiStore, Change, Target
+from cortex.state.apis import ApiChange, ApiRecord, ApiStore, Target
 from cortex.state.database import open_sqlite
 from cortex.state.metrics import MetricStore
 from cortex.state.predictions import MAX_ERROR, PredictionStore
@@ -56,7 +56,7 @@ class Operated:
     def deploy(self, project: str = "project", **tracker: Any) -> None:
         handler = {"interface": "handler", "type": "python", "path": "handler.py"}
         api = Api.model_validate({"name": "iris", "handler": handler, "tracker": tracker or None})
-        self.apis.write([Change(Target("aaaaaaaa-and-more", api, project), "nonce", "spec")])
+        self.apis.write([ApiChange(Target("aaaaaaaa-and-more", api, project), "nonce", "spec")])
 
     @property
     def record(self) -> ApiRecord:

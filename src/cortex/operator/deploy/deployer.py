@@ -22,7 +22,7 @@ from cortex.errors import ConfigError, ConflictError, Diagnostic, InputError, No
 from cortex.lifecycle import ApiKind
 from cortex.operator.deploy.diagnose import Diagnosis, Machine, diagnose, diagnose_project
 from cortex.operator.deploy.projects import ProjectFolders
-from cortex.state.apis import ApiRecord, ApiStore, Change, Target
+from cortex.state.apis import ApiChange, ApiRecord, ApiStore, Target
 
 _OVERRIDE = "(override with --force)"
 #: Name of the file in diagnostics of a patch.
@@ -91,7 +91,7 @@ class Deployer:
             records = {record.name: record for record in self._store.records()}
             machine = await self._machine()
             apis = await asyncio.to_thread(_diagnose_patch, config, records, self._projects, machine)
-            changes: list[Change] = []
+            changes: list[ApiChange] = []
             results: list[DeployResult] = []
             for api in apis:
                 if (record := records.get(api.name)) is None:
@@ -138,17 +138,17 @@ class Deployer:
             raise NotFoundError(f"{name} is not deployed")
         return record
 
-    def _write(self, changes: Sequence[Change], deletions: Sequence[str]) -> None:
+    def _write(self, changes: Sequence[ApiChange], deletions: Sequence[str]) -> None:
         if changes or deletions:
             self._store.write(changes, deletions)
             self._on_change()
 
     def _compare(
         self, apis: Sequence[Api], project_hash: str, force: bool
-    ) -> tuple[list[DeployResult], list[Change], list[str]]:
+    ) -> tuple[list[DeployResult], list[ApiChange], list[str]]:
         """Compare with the store; return results to show, changes to store, APIs to delete."""
         results: list[DeployResult] = []
-        changes: list[Change] = []
+        changes: list[ApiChange] = []
         for api in apis:
             result, change = self._compare_one(api, self._store.get(api.name), project_hash, force)
             results.append(result)
@@ -167,7 +167,7 @@ class Deployer:
 
     def _compare_one(
         self, api: Api, record: ApiRecord | None, project_hash: str, force: bool
-    ) -> tuple[DeployResult, Change | None]:
+    ) -> tuple[DeployResult, ApiChange | None]:
         label = _label(api)
         if record is None:
             return DeployResult(api.name, f"creating {label}"), _change(api, project_hash, secrets.token_hex(8))
@@ -235,10 +235,10 @@ def revision_of(api: Api, project_hash: str, nonce: str) -> str:
     return _digest(parts)
 
 
-def _change(api: Api, project_hash: str, nonce: str) -> Change:
+def _change(api: Api, project_hash: str, nonce: str) -> ApiChange:
     target = Target(revision_of(api, project_hash, nonce), api, project_hash)
     spec_id = _digest({"revision": target.revision, "spec": api.model_dump(mode="json")})
-    return Change(target, nonce, spec_id)
+    return ApiChange(target, nonce, spec_id)
 
 
 def _digest(parts: dict[str, Any]) -> str:
