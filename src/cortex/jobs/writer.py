@@ -1,15 +1,17 @@
-"""One thread that owns one connection: what waits for it together shares one transaction, and so one wait for the disk.
+"""Group commit: a thread with one connection runs all waiting operations in one transaction, with one disk flush.
 
-Knows nothing of what its operations do.
+If the connection to a server breaks:
 
-A connection to a server can break. Before the commit was sent, nothing of the transaction is left, and it is made
-again on a new connection: for some seconds from the beginning of an outage, then each one is tried once. In the
-middle of the commit it may have been made or not; the fence (`state/fencing.py`), where the transaction left a token,
-is asked as soon as the server answers again, and only a transaction that was not made is made again. So an operation
-may run more than once, of which one is kept: what it does outside of the database must bear that. Where the server
-stays away, or another operator writes by then, callers get DatabaseUnavailableError and must look for themselves.
-They can: reports name their lease, a lease that did not arrive ends at the next renewal, ticks and changes of status
-are taken once. A submission that is sent again may be a second job, as after any answer that got lost.
+    before the commit was sent   nothing was stored: the transaction runs again on a new connection, for `PATIENCE_S`
+                                 from the beginning of an outage, and once after that
+    during the commit            the outcome is unknown: the fence (`state/fencing.py`), in which the transaction left a
+                                 token, is queried once the server answers; an uncommitted transaction runs again
+
+So an operation may run more than once, with one run kept: its effects outside of the database must tolerate that. If
+the server stays unreachable or another operator becomes the leader, callers get DatabaseUnavailableError and do not
+know the outcome. They can recover: a report names its lease, a lease whose reply was lost ends at the next renewal,
+scheduled runs and status changes are idempotent. A submission that is sent again may create a second job, as after
+any lost response.
 """
 
 from __future__ import annotations
@@ -32,25 +34,25 @@ from cortex.state.fencing import token_of, was_committed
 
 T = TypeVar("T")
 
-#: Operations that share a transaction at most: the first of them waits for the last.
+#: Maximum number of operations in one transaction: the first of them waits for the last.
 MAX_GROUP = 64
 
-#: From the beginning of an outage on: how long transactions are made again, and how long it is asked whether one was.
+#: From the beginning of an outage: time for which transactions are repeated, and an unknown outcome is queried.
 PATIENCE_S, DOUBT_S = 3.0, 10.0
 _PAUSE_S = 0.05
 
 
 @dataclass
-class _Progress:
-    """How far a transaction is."""
+class _Transaction:
+    """Progress of a transaction."""
 
     outcomes: list[_Outcome] = field(default_factory=list)
-    token: str | None = None  #: once the commit is being sent, where there is a fence
+    token: str | None = None  #: set before the commit is sent, if there is a fence
 
 
 @dataclass(frozen=True)
 class _Operation(Generic[T]):
-    """Something to do, and who waits for it."""
+    """A function to run, and the future of its caller."""
 
     work: Callable[[Connection], T]
     future: asyncio.Future[T]
@@ -58,14 +60,14 @@ class _Operation(Generic[T]):
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What an operation returned or raised."""
+    """Result or exception of an operation."""
 
     future: asyncio.Future[Any]
     value: Any = None
     error: Exception | None = None
 
-    def tell(self) -> None:
-        """Wake who waits; on the event loop."""
+    def resolve(self) -> None:
+        """Resolve the caller's future; called on the event loop."""
         if self.future.done():
             return
         if self.error is not None:
@@ -75,10 +77,10 @@ class _Outcome:
 
 
 class TransactionThread:
-    """Runs operations on a thread of its own, in the order in which they came.
+    """Runs operations on a thread of its own, in the order of their submission.
 
-    All methods belong to one event loop. An operation that raises leaves no trace in the database and does not hurt
-    those that share its transaction. What was awaited is on the disk.
+    All methods belong to one event loop. An operation that raises is rolled back without an effect on the others in
+    its transaction. An awaited operation is on the disk.
     """
 
     def __init__(self, engine: Engine, name: str) -> None:
@@ -94,19 +96,19 @@ class TransactionThread:
         self._thread.start()
 
     async def shutdown(self) -> None:
-        """Finish what is waiting, then end the thread."""
+        """Run the waiting operations, then end the thread."""
         if self._is_open:
             self._is_open = False
             self._queue.put(None)
             await asyncio.to_thread(self._thread.join)
 
     async def run(self, work: Callable[[Connection], T]) -> T:
-        """Do `work` in a transaction and return its result once that is committed.
+        """Run `work` in a transaction and return its result once the transaction is committed.
 
-        One that is cancelled before it began is left out; later it happens all the same.
+        Cancelling has an effect only before the operation begins.
         """
         if not self._is_open:
-            raise RuntimeError("the writer does not run")
+            raise RuntimeError("the transaction thread is not running")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._queue.put(_Operation(work, future))
         return await future
@@ -116,13 +118,13 @@ class TransactionThread:
             group, is_last = self._next_group()
             if group:
                 outcomes = self._commit(group)
-                with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
-                    group[0].future.get_loop().call_soon_threadsafe(_tell_all, outcomes)
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    group[0].future.get_loop().call_soon_threadsafe(_resolve_all, outcomes)
             if is_last:
                 return
 
     def _next_group(self) -> tuple[list[_Operation[Any]], bool]:
-        """Wait for an operation; return it with all that wait behind it, and whether nothing follows them."""
+        """Wait for an operation; return it with all waiting ones, and True if the thread ends after them."""
         group: list[_Operation[Any]] = []
         operation = self._queue.get()
         while operation is not None:
@@ -137,10 +139,10 @@ class TransactionThread:
         return group, True
 
     def _commit(self, group: list[_Operation[Any]]) -> list[_Outcome]:
-        """Run a group in one transaction. Where the transaction itself fails, all of it failed."""
+        """Run a group in one transaction. If the transaction itself fails, all its operations fail."""
         try:
             while True:
-                progress = _Progress()
+                progress = _Transaction()
                 try:
                     outcomes = self._transact(group, progress)
                 except DatabaseUnreachableError as error:
@@ -153,11 +155,11 @@ class TransactionThread:
                 self._away_since = None
                 return outcomes
         except Exception as error:
-            return [_Outcome(operation.future, error=_named(error)) for operation in group]
+            return [_Outcome(operation.future, error=_converted(error)) for operation in group]
 
-    def _transact(self, group: list[_Operation[Any]], progress: _Progress) -> list[_Outcome]:
+    def _transact(self, group: list[_Operation[Any]], progress: _Transaction) -> list[_Outcome]:
         with self._engine.connect() as connection, connection.begin() as transaction:
-            if len(group) == 1:  # what it leaves if it raises goes with the transaction
+            if len(group) == 1:  # needs no savepoint: an error rolls the transaction back
                 progress.outcomes = [_Outcome(group[0].future, group[0].work(connection))]
             else:
                 progress.outcomes = [_attempt(connection, operation) for operation in group]
@@ -166,7 +168,7 @@ class TransactionThread:
         return progress.outcomes
 
     def _was_committed(self, token: str) -> bool:
-        """Find out what became of a commit. Raises: DatabaseUnavailableError if that can't be known."""
+        """Return True if a commit happened. Raises: DatabaseUnavailableError if its outcome stays unknown."""
         while True:
             try:
                 return was_committed(self._engine, token)
@@ -174,7 +176,7 @@ class TransactionThread:
                 self._pause(error, DOUBT_S)
 
     def _pause(self, error: DatabaseUnreachableError, patience_s: float) -> None:
-        """Wait a moment before another attempt. Raises: `error` if the server has been away for too long."""
+        """Wait before another attempt. Raises: `error` if the outage has lasted too long."""
         now = time.monotonic()
         self._away_since = now if self._away_since is None else self._away_since
         if now - self._away_since > patience_s:
@@ -189,22 +191,24 @@ def _attempt(connection: Connection, operation: _Operation[Any]) -> _Outcome:
     except Exception as error:
         try:
             connection.exec_driver_sql("ROLLBACK TO SAVEPOINT operation")
-        except Exception:  # the database has given up the whole transaction
+        except Exception:  # the database aborted the whole transaction
             raise error from None
-        outcome = _Outcome(operation.future, error=_named(error))
+        outcome = _Outcome(operation.future, error=_converted(error))
     connection.exec_driver_sql("RELEASE SAVEPOINT operation")
     return outcome
 
 
-def _named(error: Exception) -> Exception:
-    """Say of a full disk and the like that it is not the operation's fault, and may pass."""
+def _converted(error: Exception) -> Exception:
+    """Convert errors of the database itself, such as a full disk, which are transient, not the operation's fault."""
     if not isinstance(error, OperationalError):
         return error
-    named = DatabaseUnavailableError(f"the database of jobs can't be used now: {error.orig}; free its disk or its lock")
-    named.__cause__ = error
-    return named
+    converted = DatabaseUnavailableError(
+        f"the database of jobs can't be used now: {error.orig}; free its disk or its lock"
+    )
+    converted.__cause__ = error
+    return converted
 
 
-def _tell_all(outcomes: list[_Outcome]) -> None:
+def _resolve_all(outcomes: list[_Outcome]) -> None:
     for outcome in outcomes:
-        outcome.tell()
+        outcome.resolve()

@@ -108,7 +108,7 @@ def test_receiver_that_never_answers_costs_the_timeout_and_no_more() -> None:
 def test_nobody_there_and_no_tls_are_named() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        with pytest.raises(WebhookError, match="can't be told"):
+        with pytest.raises(WebhookError, match="can't be reached"):
             asyncio.run(send_webhook(f"http://127.0.0.1:{unused.getsockname()[1]}/", BODY, "7fff"))
 
     async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -31,7 +31,7 @@ from cortex.operator.jobs.service import JobService
 from cortex.operator.jobs.supervisor import JobSupervisor
 from cortex.operator.replicas.preparations import Preparations
 from cortex.replica.spec import Death
-from cortex.state.apis import ApiStore, Change, Target
+from cortex.state.apis import ApiChange, ApiStore, Target
 from cortex.state.database import open_jobs_sqlite, open_sqlite
 from cortex.telemetry import Logger
 from harness.replicas.scripted import ScriptedEngine, until
@@ -75,7 +75,7 @@ class Scene:
         self.service = JobService(self.apis, self.store, self.supervisor, {}, lambda api: api.networking.endpoint)
 
     def deploy(self, revision: str = "r1") -> None:
-        self.apis.write([Change(Target(revision, batch_api(), "project"), "nonce", "spec")])
+        self.apis.write([ApiChange(Target(revision, batch_api(), "project"), "nonce", "spec")])
 
     async def submit(self, *items: int, **options: int) -> JobRecord:
         submission = Submission(ItemList(list(items) or [1], 1), JobOptions(**{"workers": 1, **options}))

@@ -23,7 +23,7 @@ from cortex.operator.replicas.preparations import Preparations
 from cortex.operator.replicas.reconciler import Reconciler
 from cortex.operator.replicas.routing import server_name
 from cortex.operator.replicas.status import ApiState
-from cortex.state.apis import ApiRecord, ApiStore, Change, Target
+from cortex.state.apis import ApiChange, ApiRecord, ApiStore, Target
 from cortex.state.database import open_jobs_sqlite, open_sqlite
 from cortex.telemetry import Logger
 from harness.replicas.fleet import api, target
@@ -71,7 +71,7 @@ class Scene:
         self.engine.on_change = self._wake
 
     def deploy(self, revision: str = "r1", spec: Api | None = None) -> None:
-        self.apis.write([Change(target(revision, spec), "nonce", "spec")])
+        self.apis.write([ApiChange(target(revision, spec), "nonce", "spec")])
         self.reconciler.wake()
 
     def delete(self) -> None:

@@ -1,7 +1,7 @@
-"""The results of a job as lines of JSON: for those who read them over HTTP, and as files under the job's `output`.
+"""Results of a job as lines of JSON, streamed over HTTP or written to files under the job's `output`.
 
-`<output>/<job id>/part-00000.ndjson` and so on hold the results in the order of the input, `dead-letters.ndjson` the
-batches that were given up, and `_SUCCESS`, which is written last, the counts.
+`<output>/<job id>/part-00000.ndjson` and following contain the results in the order of the input,
+`dead-letters.ndjson` the dead letters, and `_SUCCESS`, which is written last, the counts.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from cortex.jobs.store import JobStore
 from cortex.storage.client import write
 from cortex.storage.streams import upload
 
-#: A part is as long as this, or one line longer; all of it is in memory while it is written.
+#: Minimum size of a part, which is in memory while it is written.
 PART_BYTES = 32 * 1024 * 1024
-#: The mark of a job that says how far its results are written.
+#: Mark of a job with the progress of its output.
 MARK = "output"
 
 
 @dataclass(frozen=True)
 class OutputProgress:
-    """How far the results of a job are written."""
+    """Progress of a job's output."""
 
     parts: int = 0
     results: int = 0
@@ -35,10 +35,10 @@ class OutputProgress:
 
 
 async def write_results(store: JobStore, job: JobRecord, environ: Mapping[str, str]) -> int:
-    """Write what a resolved job returned below its `output`; return the number of results.
+    """Write the results of a resolved job below its `output`; return their number.
 
-    Begun anew after a crash it goes on with the part it was at: names and content of the files depend on nothing but
-    the results, so that a part that is written twice replaces itself. Raises: StorageError.
+    After a crash it continues with the part that was being written. Names and content of the files depend only on the
+    results, so a part that is written twice is the same. Raises: StorageError.
     """
     if job.options.output is None:
         return 0
@@ -51,21 +51,21 @@ async def write_results(store: JobStore, job: JobRecord, environ: Mapping[str, s
 
 
 async def result_lines(store: JobStore, job_id: str, after: int = -1) -> AsyncIterator[list[bytes]]:
-    """Read all results of a job by seq, as lines, in groups of a few megabytes."""
+    """Yield the results of a job by seq, as lines, in groups of a few megabytes."""
     while found := await store.read(read_results, job_id, after):
         yield [result_line(job_id, each) for each in found]
         after = found[-1].seq
 
 
 async def dead_letter_lines(store: JobStore, job_id: str, after: int = -1) -> AsyncIterator[list[bytes]]:
-    """Read all dead letters of a job by seq, as lines, in groups."""
+    """Yield the dead letters of a job by seq, as lines, in groups."""
     while found := await store.read(read_dead_letters, job_id, after, _DEAD_LETTERS_AT_ONCE):
         yield [dead_letter_line(job_id, each) for each in found]
         after = found[-1].seq
 
 
 def result_line(job_id: str, result: BatchResult) -> bytes:
-    """Write a result as one line of JSON, its line break included."""
+    """Return a result as one line of JSON with its line break."""
     return _line(
         {
             "batch_id": batch_id(job_id, result.seq),
@@ -78,7 +78,7 @@ def result_line(job_id: str, result: BatchResult) -> bytes:
 
 
 def dead_letter_line(job_id: str, letter: DeadLetter) -> bytes:
-    """Write a dead letter as one line of JSON, its line break included."""
+    """Return a dead letter as one line of JSON with its line break."""
     return _line(
         {
             "batch_id": batch_id(job_id, letter.seq),
@@ -94,7 +94,7 @@ def dead_letter_line(job_id: str, letter: DeadLetter) -> bytes:
     )
 
 
-#: With the biggest payloads that the defaults allow, 25 MB.
+#: With the largest payloads that the defaults allow, this is 25 MB.
 _DEAD_LETTERS_AT_ONCE = 100
 
 
@@ -103,7 +103,7 @@ def _line(values: Mapping[str, object]) -> bytes:
 
 
 async def _write_parts(store: JobStore, job: JobRecord, folder: str, environ: Mapping[str, str]) -> OutputProgress:
-    done = _remembered(await store.read(read_marks, job.id))
+    done = _progress(await store.read(read_marks, job.id))
     lines: list[bytes] = []
     size_bytes, after = 0, done.after
     while found := await store.read(read_results, job.id, after):
@@ -127,7 +127,7 @@ async def _write_part(
     return done
 
 
-def _remembered(marks: Mapping[str, str]) -> OutputProgress:
+def _progress(marks: Mapping[str, str]) -> OutputProgress:
     return OutputProgress(**orjson.loads(marks[MARK])) if MARK in marks else OutputProgress()
 
 

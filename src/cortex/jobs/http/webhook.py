@@ -1,6 +1,6 @@
-"""Tells an address of the user's that a job is over: one POST, by hand, so that no answer can hold or lead us astray.
+"""Send a webhook when a job is over: one POST with strict limits on time and size, and without redirects or a proxy.
 
-Nothing of the answer is used but its status. It is asked for directly, without a proxy.
+Only the status of the response is used.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from cortex.errors import CortexError
 
 TIMEOUT_S = 10.0
 MAX_BODY_BYTES = 1024 * 1024
-#: Of the head of an answer, and there may be a few informational ones before it.
+#: Size of a response's head, and number of heads, since informational ones may precede it.
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_HEADS = 5
-#: What may stand in the target of a request as it is.
+#: Characters that need no escape in the target of a request.
 _SAFE = "/%:@!$&'()*+,;=~-._?"
 
 
 class WebhookError(CortexError):
-    """A webhook could not be told; the message names its host alone, since the rest of an address may be a secret."""
+    """A webhook could not be sent; the message contains only its host, since the rest of the URL may be a secret."""
 
     code = "webhook"
 
 
 def retry_delays() -> tuple[float, ...]:
-    """Return the pauses between attempts, in seconds: five more after the first, over a quarter of an hour."""
+    """Return the pauses between the six attempts, in seconds: about a quarter of an hour together."""
     return (2.0, 10.0, 60.0, 240.0, 600.0)
 
 
 async def send_webhook(url: str, body: bytes, job_id: str, timeout_s: float = TIMEOUT_S) -> None:
-    """POST a job's JSON to `url`, once; redirects are not followed, any 2xx is success.
+    """POST a job's JSON to `url` once. Redirects are not followed; any 2xx is success.
 
     Raises: WebhookError.
     """
-    target = _Target.of(url)
+    target = _WebhookTarget.of(url)
     if len(body) > MAX_BODY_BYTES:
         raise WebhookError(f"{target}: the job has {len(body)} bytes of JSON, which is too much for a webhook")
     try:
@@ -49,15 +49,15 @@ async def send_webhook(url: str, body: bytes, job_id: str, timeout_s: float = TI
     except ssl.SSLError as error:
         raise WebhookError(f"{target}: no secure connection: {error.reason or error}") from error
     except (OSError, ValueError, EOFError) as error:
-        raise WebhookError(f"{target} can't be told: {error}") from error
+        raise WebhookError(f"{target} can't be reached: {error}") from error
     if not 200 <= status < 300:
         note = "; redirects are not followed" if 300 <= status < 400 else ""
         raise WebhookError(f"{target} answered {status}{note}")
 
 
 @dataclass(frozen=True)
-class _Target:
-    """An address taken apart; as text it shows no secret."""
+class _WebhookTarget:
+    """A parsed URL; its text form shows no secret."""
 
     scheme: str
     host: str
@@ -66,13 +66,13 @@ class _Target:
     authorization: str = field(repr=False)
 
     @classmethod
-    def of(cls, url: str) -> _Target:
+    def of(cls, url: str) -> _WebhookTarget:
         try:
             parts = urlsplit(url)
             port = parts.port or (443 if parts.scheme == "https" else 80)
             host = (parts.hostname or "").encode("idna").decode("ascii")
-        except ValueError:  # also what is no host name
-            raise WebhookError("the webhook is not an address that can be read") from None
+        except ValueError:  # also raised for an invalid host name
+            raise WebhookError("the webhook is not a valid URL") from None
         if parts.scheme not in ("http", "https") or not host:
             raise WebhookError("the webhook must be an http:// or https:// address with a host")
         path = quote(parts.path or "/", safe=_SAFE) + (f"?{quote(parts.query, safe=_SAFE)}" if parts.query else "")
@@ -94,7 +94,7 @@ def _authorization(parts: SplitResult) -> str:
     return f"authorization: Basic {b64encode(pair.encode()).decode()}\r\n"
 
 
-async def _post(target: _Target, body: bytes, job_id: str) -> int:
+async def _post(target: _WebhookTarget, body: bytes, job_id: str) -> int:
     context = ssl.create_default_context() if target.scheme == "https" else None
     reader, writer = await asyncio.open_connection(target.host, target.port, ssl=context, limit=_MAX_HEAD_BYTES)
     try:
