@@ -15,7 +15,6 @@ import queue
 import re
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -42,6 +41,7 @@ from cortex.cluster.node.start import (
 )
 from cortex.errors import CortexError
 from cortex.processes.identity import Identity
+from cortex.processes.peer import peer_of
 
 #: Share of a node group's resource that one reservation takes: small enough for a thousand replicas per node.
 GROUP_SHARE = 0.001
@@ -339,12 +339,12 @@ def _token_advice() -> str:
 def _local_raylet() -> Identity | None:
     """Return Ray's process on this machine; None if it is unknown, or if we use Ray's client server."""
     node = getattr(_untyped._private.worker.global_worker, "node", None)
-    if node is None or not hasattr(socket, "SO_PEERCRED"):
+    if node is None:
         return None
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
         client.connect(node.raylet_socket_name)
-        peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        return Identity.of(struct.unpack("3i", peer)[0])
+        peer = peer_of(client)
+        return Identity.of(peer.pid) if peer is not None else None
     return None
 
 

@@ -28,6 +28,7 @@ from cortex.cluster.placement import (
     Resources,
     choose_group,
 )
+from cortex.processes.backoff import Backoff
 from cortex.telemetry import Logger
 
 STARTUP_TIMEOUT_S = 20.0
@@ -40,8 +41,7 @@ CONNECT_TIMEOUT_S = 60.0
 _SLOW_START_S = 10.0
 _PROBE_TIMEOUT_S = 3.0
 _STOP_TIMEOUT_S = 3.0
-_FIRST_BACKOFF_S = 0.5
-_MAX_BACKOFF_S = 5.0
+_BACKOFF = Backoff(0.5, 5.0)
 _CLIENT_PORT = 10001
 _PORT = 6379
 #: One line lists all reservations.
@@ -162,7 +162,7 @@ class RayPlacer:
             self._is_connected = False
             self._set_away(reason)
             self._has_tried.set()
-            await asyncio.sleep(min(_FIRST_BACKOFF_S * 2.0 ** min(max(failures - 1, 0), 10), _MAX_BACKOFF_S))
+            await asyncio.sleep(_BACKOFF.delay_s(failures))
 
     async def _probe(self) -> str:
         """Return why Ray can't be reached, or "". Cheaper than with Ray's library, which takes seconds to start."""

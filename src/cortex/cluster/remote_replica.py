@@ -29,6 +29,7 @@ from pathlib import Path
 from cortex.cluster.node_client import SILENCE_S, NodeClient
 from cortex.cluster.placement import NodeAddress, Placement, Placer, Resources, seems_free, unschedulable_reason
 from cortex.engine.devices import Inventory
+from cortex.processes.backoff import Backoff
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 
 #: A running replica that lost its reservation may go on for this long while the reservation is requested again.
@@ -40,8 +41,7 @@ UNSCHEDULABLE_AFTER_S = 3.0
 #: A placed replica is moved if its node has not answered the operator for this long.
 UNREACHABLE_S = 30.0
 #: Backoff between requests after the second loss.
-_RETRY_S = 1.0
-_MAX_RETRY_S = 30.0
+_BACKOFF = Backoff(1.0, 30.0)
 #: A cluster may grow while a replica waits, so the number of devices limits nothing.
 _UNLIMITED_DEVICES = 4096
 
@@ -63,7 +63,7 @@ class RemoteReplica:
 
     def lost(self, reason: str, now: float) -> None:
         """Record the loss of a place before the replica started there. The first retry is immediate."""
-        self.retry_at = now + min(_RETRY_S * 2.0 ** (self._losses - 1), _MAX_RETRY_S) if self._losses else now
+        self.retry_at = now + _BACKOFF.delay_s(self._losses) if self._losses else now
         self._losses += 1
         self.problem = reason if self._losses > 1 else ""
         self.status = replace(self.status, lack=self.problem)

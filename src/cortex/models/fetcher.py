@@ -17,11 +17,11 @@ from pathlib import Path
 from cortex.errors import ModelError
 from cortex.models.protocol import MAX_LINE_BYTES, Fetch, Fetched, FetchFailed, Release, Request, read_answer, write
 from cortex.models.spec import DEFAULT_MODEL, ModelSource, Version
+from cortex.processes.backoff import Backoff
 
 #: Pending fetches fail when the agent is unreachable for this long; a killed agent restarts within two seconds.
 UNREACHABLE_S = 10.0
-_FIRST_RETRY_S = 0.02
-_MAX_RETRY_S = 0.5
+_BACKOFF = Backoff(0.02, 0.5)
 _READ_BYTES = 65536
 _Socket = socket.socket  # a parameter of `__init__` has the name of the module
 
@@ -104,19 +104,19 @@ class AgentFetcher:
 
     def _run(self) -> None:
         """Stay connected while a fetch is pending or a lease is held."""
-        lost_at, retry_s = time.monotonic(), _FIRST_RETRY_S
+        lost_at, failures = time.monotonic(), 0
         while self._is_needed():
             if sock := self._connect():
                 with sock:
                     self._read_answers(sock)
-                lost_at, retry_s = time.monotonic(), _FIRST_RETRY_S
-                time.sleep(retry_s)
+                lost_at, failures = time.monotonic(), 0
+                time.sleep(_BACKOFF.first_s)
             else:
                 now = time.monotonic()
                 if now - lost_at > UNREACHABLE_S:
                     self._fail_pending(now - UNREACHABLE_S, _unreachable(self._path))
-                time.sleep(retry_s)
-                retry_s = min(retry_s * 2, _MAX_RETRY_S)
+                failures += 1
+                time.sleep(_BACKOFF.delay_s(failures))
 
     def _is_needed(self) -> bool:
         with self._lock:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Protocol
 
 from cortex.errors import StorageError
 from cortex.models.listing import Listing, Prefix
+from cortex.processes.backoff import Backoff
 from cortex.telemetry import Logger
 
 ListPrefix = Callable[[Prefix], Awaitable[Listing]]
@@ -41,7 +41,7 @@ SLOW_LISTING_S = 1.0
 _SLOW_SHARE = 0.1
 #: Maximum delay before a failed listing is retried.
 MAX_RETRY_S = 10.0
-_FIRST_RETRY_S = 1.0
+_BACKOFF = Backoff(1.0, MAX_RETRY_S, jitter=0.1)
 #: Maximum age of a remote listing where watchers want a single one.
 _FRESH_S = 1.0
 
@@ -122,8 +122,8 @@ class Poller:
             error, store_s = await self._list_once()
             if error is not None:
                 # However long the failure took: a store that is back should be noticed soon.
-                pause_s = min(_FIRST_RETRY_S * 2**failures, MAX_RETRY_S) * random.uniform(0.9, 1.1)
-                failures = min(failures + 1, 10)
+                failures += 1
+                pause_s = _BACKOFF.delay_s(failures)
                 self._soon_at = 0.0
             else:
                 pause_s = store_s / _SLOW_SHARE - store_s if store_s > SLOW_LISTING_S else 0.0

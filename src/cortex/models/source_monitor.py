@@ -54,6 +54,7 @@ from cortex.models.loaded_models import VersionKey
 from cortex.models.poller import Poller
 from cortex.models.protocol import CatalogueUpdate
 from cortex.models.spec import Catalogue, Model, ModelProblem, ModelSource, Version
+from cortex.processes.backoff import Backoff
 from cortex.telemetry import Logger
 
 # Debounce: pure functions from one state and a listing to the next state.
@@ -316,7 +317,7 @@ DownloadVersion = Callable[[str, str, Path], Awaitable[None]]
 #: A catalogue file is deleted this long after it was replaced.
 FILE_GRACE_S = 60.0
 _FIRST_RETRY_S = 1.0
-_MAX_RETRY_S = 30.0
+_DOWNLOAD_BACKOFF = Backoff(_FIRST_RETRY_S, 30.0)
 
 
 @dataclass
@@ -485,7 +486,7 @@ class SourceMonitor:
                 self._logger.error("download failed", error, api=self.api, url=version.url)
             before = self._failed.get(digest)
             times, since = (before.times + 1, before.problem.since) if before else (1, time.time())
-            retry_at = time.monotonic() + min(_FIRST_RETRY_S * 2 ** min(times - 1, 10), _MAX_RETRY_S)
+            retry_at = time.monotonic() + _DOWNLOAD_BACKOFF.delay_s(times)
             problem = ModelProblem("", version.number, f"can't be downloaded: {message}", since)
             self._failed[digest] = _FailedDownload(problem, times, retry_at)
             self._logger.warning("model can't be downloaded", api=self.api, url=version.url, reason=message)

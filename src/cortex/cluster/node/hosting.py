@@ -28,11 +28,11 @@ from cortex.engine.log_writer import STDOUT, LogWriter
 from cortex.engine.logs import prune
 from cortex.errors import CortexError, EngineError, InputError
 from cortex.home import Home
+from cortex.processes.backoff import Backoff
 from cortex.replica.spec import Failure, Limits, ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
 
-FIRST_RETRY_S = 5.0
-MAX_RETRY_S = 300.0
+_BACKOFF = Backoff(5.0, 300.0)
 #: An unused project is kept for this long: a rollback often needs it again.
 _UNUSED_PROJECT_S = 3600.0
 #: A project is requested again after this time; another operator may lead by then.
@@ -201,7 +201,7 @@ class Hosting:
                 self._preparing.pop(spec.id, None)
                 self._report_changes()
                 return
-            await asyncio.sleep(min(FIRST_RETRY_S * 2.0 ** min(attempts - 1, 10), MAX_RETRY_S))
+            await asyncio.sleep(_BACKOFF.delay_s(attempts))
 
     async def _wait_for_project(self, project_dir: str) -> None:
         place = Path(project_dir)

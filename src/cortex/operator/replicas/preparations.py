@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from cortex.engine.environment import Prepared
 from cortex.errors import CortexError
 from cortex.operator.replicas.plan import Preparation, RevisionKey, Stage
+from cortex.processes.backoff import Backoff
 from cortex.replica.spec import Failure
 from cortex.state.apis import Target
 from cortex.telemetry import Logger
 
-_FIRST_RETRY_S = 10.0
-_MAX_RETRY_S = 300.0
+_BACKOFF = Backoff(10.0, 300.0)
 _MAX_LOSS_DELAY_S = 60.0
 #: Losses older than this don't delay the next start.
 _LOSSES_FORGOTTEN_AFTER_S = 300.0
@@ -73,7 +73,9 @@ class Preparations:
         revision = self._revision(_key(target))
         revision.attempts += 1
         revision.prepared = None
-        revision.state = Preparation(Stage.NEEDED, Failure(str(error)), self._clock() + _retry_s(revision.attempts))
+        revision.state = Preparation(
+            Stage.NEEDED, Failure(str(error)), self._clock() + _BACKOFF.delay_s(revision.attempts)
+        )
 
     def lost(self, key: RevisionKey, was_ready: bool) -> None:
         """Record that a replica vanished. The first one is replaced at once, later ones after a growing delay."""
@@ -127,13 +129,9 @@ class Preparations:
 
     def _fail(self, revision: _RevisionState, error: Exception) -> None:
         failure = Failure(str(error) or type(error).__name__)
-        hold_until = self._clock() + _retry_s(revision.attempts)
+        hold_until = self._clock() + _BACKOFF.delay_s(revision.attempts)
         revision.state = Preparation(Stage.NEEDED, failure, hold_until, revision.attempts)
 
 
 def _key(target: Target) -> RevisionKey:
     return target.spec.name, target.revision
-
-
-def _retry_s(attempts: int) -> float:
-    return min(_FIRST_RETRY_S * 2.0 ** min(attempts - 1, 10), _MAX_RETRY_S)
