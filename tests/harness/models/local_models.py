@@ -47,7 +47,7 @@ class Store:
         shutil.rmtree(self.folder / model / number if number else self.folder / model)
 
     def catalogue(self, has_paths: bool = False) -> Catalogue:
-        """List everything; `has_paths` says that it is all on this machine already, as without caching."""
+        """Return the catalogue; with `has_paths` all files are on this machine, as without caching."""
         models = []
         for path in sorted(self.folder.iterdir()):
             folders = sorted(path.iterdir(), key=lambda folder: int(folder.name))
@@ -86,7 +86,7 @@ class FolderFetcher:
 
 @dataclass
 class PickleLoader:
-    """Loads the files of a store, and remembers which of its models live; `before` runs at the start of each load."""
+    """Loads the files of a store and tracks its live models; `before` runs at the start of each load."""
 
     before: Callable[[LoadRequest], object] = lambda request: None
     loads: Counter[str] = field(default_factory=Counter)

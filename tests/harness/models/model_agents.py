@@ -66,7 +66,7 @@ class RunningAgent:
         return self.process.pid
 
     def start(self) -> Self:
-        """Start it; returns once it listens."""
+        """Start the agent; return once it listens."""
         self.home.create()
         limits = [f"{name}={value}" for name, value in self.limits.items()]
         self.process = subprocess.Popen(
@@ -97,7 +97,7 @@ class RunningAgent:
         return (self.home.logs_dir / "models.log").read_text()
 
     def contents(self) -> list[str]:
-        """Name the contents that are on disk."""
+        """Return the digests of the contents on disk."""
         folder = self.home.models_dir / "content"
         return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
@@ -148,7 +148,7 @@ class AgentClient:
         self.say(Fetch(number_of_fetch, "iris", source, model, number, digest))
 
     def listen(self) -> None:
-        """Take what has come."""
+        """Process received messages."""
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             while data := self._sock.recv(65536):
                 self._unread += data

@@ -1,6 +1,6 @@
-"""Makes tiny models, and big ones on demand: each is the files of one version, by their names below its folder.
+"""Make the files of one version of a model, by their names: tiny ones, or big ones on demand.
 
-Every model answers with its input plus a number of its own, so that an answer tells which version gave it.
+Every model returns its input plus a number of its own, so that a result identifies the version.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SAVED_MODEL = TESTS / "fixtures" / "saved_model_add"
 
 
 def python_model(number: int, size_bytes: int = 0) -> Files:
-    """Return two files that belong together, and with a size a numpy array of zeros."""
+    """Return two files that belong together; with a size, also a numpy array of zeros."""
     files = {name: json.dumps({"number": number}).encode() for name in ("first.json", "second.json")}
     if size_bytes:
         buffer = io.BytesIO()

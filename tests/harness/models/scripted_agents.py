@@ -48,7 +48,7 @@ class ScriptedAgent:
                 client.shutdown(socket.SHUT_RDWR)
 
     def content(self, digest: str, text: str) -> Version:
-        """Put a content of one file, `model.txt`, on disk; `number` and the like are for the caller to replace."""
+        """Write a content with one file, `model.txt`; the caller replaces `number` and other fields."""
         folder = self._folder / "content" / digest
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "model.txt").write_text(text)

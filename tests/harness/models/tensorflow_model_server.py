@@ -1,7 +1,7 @@
-"""Stands in for `tensorflow_model_server`, of which no package registry has a build: TensorFlow behind gRPC.
+"""A substitute for `tensorflow_model_server`, which no package registry distributes: TensorFlow behind gRPC.
 
-Its messages and services are the official stubs, so it understands nothing but what the real one does on the wire. It
-takes those of the real one's flags that are given to it, and refuses others.
+It uses the official stubs of messages and services, so its wire format is the real one. It accepts those flags of the
+real server that the code under test passes, and rejects others.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Servables:
         self.by_name: dict[str, tuple[str, Servable]] = {}
 
     def configure(self, config: model_server_config_pb2.ModelServerConfig) -> str:
-        """Load what is new and drop what is not named; return the first error."""
+        """Load new versions and unload those that are not configured; return the first error."""
         with self._turn:
             wanted = {model.name: model.base_path for model in config.model_config_list.config}
             for name in set(self.by_name) - set(wanted):

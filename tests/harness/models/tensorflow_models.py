@@ -1,7 +1,7 @@
-"""Makes SavedModels, and what TensorFlow itself answers when they are called: `python tensorflow_models.py FOLDER`.
+"""Make SavedModels and the results that TensorFlow itself computes with them: `python tensorflow_models.py FOLDER`.
 
-Run as a process of its own, for TensorFlow takes seconds to import and half a gigabyte. `make` runs it once per test
-session, whichever process of the session comes first.
+This is a separate process, as TensorFlow takes seconds to import and half a gigabyte of memory. `make` runs it once per
+test session, in whichever process of the session calls it first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness import TESTS
 
 @dataclass(frozen=True)
 class Case:
-    """One call, and the arrays that TensorFlow answered with."""
+    """One call and the arrays that TensorFlow returned."""
 
     model: str
     signature_key: str
@@ -47,7 +47,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read_cases(folder: Path) -> list[Case]:
-    """Return every call that was made."""
+    """Return all recorded calls."""
     cases: list[Case] = pickle.loads((folder / "cases").read_bytes())  # noqa: S301 - just written by us
     return cases
 
@@ -143,7 +143,7 @@ def _main(folder: Path) -> None:
 
 
 def _plain(value):
-    """Return an array that can be read without TensorFlow."""
+    """Return an array that is readable without TensorFlow."""
     import numpy as np
 
     array = np.asarray(value, object if isinstance(value, bytes) else None)
