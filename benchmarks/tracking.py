@@ -27,10 +27,9 @@ from benchmarks.tools.load import closed_loop, require_wrk
 from benchmarks.tools.systems import START_LIMIT_S
 from benchmarks.tools.workloads import NOOP
 from cortex.operator.monitoring.drift import DriftSettings, begin, compare, observe
-from cortex.replica.metric_file import MetricFile
-from cortex.replica.prediction_series import bucket_of
+from cortex.replica.metrics import MetricFile
 from cortex.replica.spec import ReplicaSpec
-from cortex.replica.tracker import Tracker
+from cortex.replica.tracker import PredictionTracker, bucket_of
 
 _APIS = ("untracked", "classes", "numbers")
 _WINDOW = 1000
@@ -140,7 +139,9 @@ def _own_costs() -> dict[str, float]:
                 "a-1-1", "a", "1", "handler", "", "", "", "", (), "", "", metrics_dir=folder,
                 tracker_key="y", tracker_type=model_type,
             )  # fmt: skip
-            track = partial(Tracker(spec, MetricFile(Path(folder) / "0-1")).track, {"y": 1}, b"1763690000000-4711-1")
+            track = partial(
+                PredictionTracker(spec, MetricFile(Path(folder) / "0-1")).track, {"y": 1}, b"1763690000000-4711-1"
+            )
             found[model_type] = min(timeit.repeat(track, number=_CALLS, repeat=7)) / _CALLS * 1e6
     return found
 

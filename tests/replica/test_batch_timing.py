@@ -14,7 +14,7 @@ def after(*calls: tuple[int, int, int], interval_s: float = 0.1, max_size: int =
     timing, now_ns = BatchTiming(max_size, interval_s), 0
     for size, waiting, duration_ms in calls:
         now_ns += duration_ms * MS
-        timing.called(size, waiting, duration_ms * MS, now_ns)
+        timing.record(size, waiting, duration_ms * MS, now_ns)
     return timing, now_ns
 
 
@@ -105,7 +105,7 @@ def test_waits_that_were_in_vain_become_rare() -> None:
         if left_ns:
             assert timing.wait_ns(1, now_ns, now_ns + left_ns) == 0
         now_ns += left_ns + 40 * MS
-        timing.called(8, 0, 40 * MS, now_ns)
+        timing.record(8, 0, 40 * MS, now_ns)
     assert waited_ns[0] > 15 * MS
     assert max(waited_ns[10:]) < 5 * MS
 
@@ -115,10 +115,10 @@ def test_calls_of_one_are_made_where_a_batch_takes_longer_than_they_do() -> None
     assert timing.size(2) == 1
     assert timing.size(16) == 16
     assert timing.size(100) == 64, "what is not known is tried"
-    timing.called(2, 2, 8 * MS, now_ns)
+    timing.record(2, 2, 8 * MS, now_ns)
     assert timing.expected == 4
     assert timing.wait_ns(1, now_ns, now_ns) > 0
-    timing.called(4, 0, 8 * MS, now_ns)
+    timing.record(4, 0, 8 * MS, now_ns)
     assert timing.wait_ns(1, now_ns, now_ns) == 0, "nobody waits for a batch that is not made"
 
 

@@ -16,9 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.replica.batches import Parts
-from cortex.replica.metric_file import read_metrics
-from cortex.replica.series import SeriesKind, series_key
+from cortex.replica.batching import Bisection
+from cortex.replica.metrics import SeriesKind, read_metrics, series_key
 from harness.replicas.replicas import Answer, Replica, new_request_id, read, running_replica
 from harness.wait import wait_until
 
@@ -335,9 +334,9 @@ def test_slots_make_room_for_the_next_batch() -> None:
 
 
 @given(st.integers(1, 200), st.data())
-def test_bisection_fails_just_the_guilty(size: int, data: st.DataObject) -> None:
+def test_bisection_fails_exactly_the_requests_that_raise(size: int, data: st.DataObject) -> None:
     guilty = data.draw(st.sets(st.integers(0, size - 1), max_size=3))
-    parts, calls, failed, done = Parts(range(size), isolates=True), 0, set(), []
+    parts, calls, failed, done = Bisection(range(size), is_enabled=True), 0, set(), []
     while (part := parts.next()) is not None:
         calls += 1
         if guilty.isdisjoint(part):

@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.replica.response_head import _date
+from cortex.replica.http import _date
 from harness.replicas.replicas import running_replica
 
 ECHO = "def predict(sample, metadata):\n    return sample\n"

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.replica import metric_file
-from cortex.replica.metric_file import MetricFile, read_metrics
+from cortex.replica import metrics
+from cortex.replica.metrics import MetricFile, read_metrics
 
 
 def test_what_one_writes_another_reads(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_a_file_that_is_opened_again_goes_on(tmp_path: Path) -> None:
 
 def test_what_was_counted_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path; from cortex.replica.metric_file import MetricFile\n"
+        "import os, signal, sys; from pathlib import Path; from cortex.replica.metrics import MetricFile\n"
         "file = MetricFile(Path(sys.argv[1])); file.cells[file.index_of('requests')] += 5\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -60,7 +60,7 @@ def test_any_keys_and_values_are_read_back(tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_full_file_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metric_file, "FILE_BYTES", os.sysconf("SC_PAGE_SIZE"))
+    monkeypatch.setattr(metrics, "FILE_BYTES", os.sysconf("SC_PAGE_SIZE"))
     file = MetricFile(tmp_path / "a")
 
     indexes = [file.index_of(f"series {number}") for number in range(1000)]
@@ -84,7 +84,7 @@ def test_a_file_that_is_gone_holds_nothing(tmp_path: Path) -> None:
 def test_a_file_takes_space_before_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = MetricFile(tmp_path / "a")
     blocks = (tmp_path / "a").stat().st_blocks * 512
-    assert metric_file.RESERVED_BYTES <= blocks < metric_file.FILE_BYTES
+    assert metrics.RESERVED_BYTES <= blocks < metrics.FILE_BYTES
     for number in range(1000):
         assert file.index_of(f"series {number} {'x' * 100}") is not None
     used = sum(len(key) for key in read_metrics(tmp_path / "a"))
@@ -93,7 +93,7 @@ def test_a_file_takes_space_before_it_writes(tmp_path: Path, monkeypatch: pytest
     def full(*_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(metric_file.os, "posix_fallocate", full)
+    monkeypatch.setattr(metrics.os, "posix_fallocate", full)
     found = [file.index_of(f"more {number} {'x' * 100}") for number in range(1000)]
     assert found[0] is not None and found[-1] is None
     with pytest.raises(OSError, match="No space left"):

@@ -7,9 +7,15 @@ import sys
 import threading
 from pathlib import Path
 
-from cortex.replica.metric_file import MetricFile
-from cortex.replica.metric_folder import SUPERVISOR, gather_ended, process_file, read_folder
-from cortex.replica.series import SeriesKind, series_key
+from cortex.replica.metrics import (
+    SUPERVISOR,
+    MetricFile,
+    SeriesKind,
+    compact_ended,
+    process_file,
+    read_folder,
+    series_key,
+)
 
 REQUESTS = series_key(SeriesKind.COUNTER, "requests", {"code": "200"})
 
@@ -41,14 +47,14 @@ def test_files_of_processes_that_ended_become_one_and_nothing_is_lost(tmp_path: 
     pids = ended_pids(6)
     for number, pid in enumerate(pids[:3]):
         count(process_file(str(tmp_path), 0, pid), 10**number)
-    gather_ended(tmp_path)
+    compact_ended(tmp_path)
     assert len(list(tmp_path.iterdir())) == 4, "a few may stay"
     for number, pid in enumerate(pids[3:], start=3):
         count(process_file(str(tmp_path), 0, pid), 10**number)
-    gather_ended(tmp_path)
+    compact_ended(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {f"0-{os.getpid()}", "ended.json", "ended.lock"}
     assert read_folder(tmp_path) == {REQUESTS: 111_211}
-    gather_ended(tmp_path, kept_files=0)
+    compact_ended(tmp_path, max_files=0)
     assert read_folder(tmp_path) == {REQUESTS: 111_211}
 
 
@@ -58,7 +64,7 @@ def test_a_file_that_was_moved_but_not_removed_yet_counts_once(tmp_path: Path) -
     count(file, 5)
     (tmp_path / "ended.json").write_text(json.dumps({"moved": [file.name], "series": {REQUESTS: 5}}))
     assert read_folder(tmp_path) == {REQUESTS: 5}
-    gather_ended(tmp_path, kept_files=0)
+    compact_ended(tmp_path, max_files=0)
     assert read_folder(tmp_path) == {REQUESTS: 5}
     count(file, 2)  # a process with the same number
     assert read_folder(tmp_path) == {REQUESTS: 7}
@@ -78,7 +84,7 @@ def test_who_reads_while_files_are_moved_sees_all_of_them(tmp_path: Path) -> Non
     reader = threading.Thread(target=read)
     reader.start()
     for turn in range(50):
-        gather_ended(tmp_path, kept_files=0)
+        compact_ended(tmp_path, max_files=0)
         count(process_file(str(tmp_path), turn % 2, pids[0]), 0)
     is_over.set()
     reader.join()

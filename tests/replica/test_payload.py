@@ -285,7 +285,7 @@ for _ in range(100_000):
         ([np.timedelta64(3, "s")], "result[0]: numpy.timedelta64 is not JSON serializable"),
         (np.array([b"a"]), "result[0]: bytes is not JSON serializable"),
         (np.array([{1, 2}], object), "result[0]: set is not"),
-        ({(1, 2): 3}, "result has a key that JSON can't hold: (1, 2) (tuple); use str(key)"),
+        ({(1, 2): 3}, "result has a key that is not valid in JSON: (1, 2) (tuple); use str(key)"),
         (Point(1, {1}), "result['y']: set is not"),
         (looped, "result[0]['x'] contains itself"),
         (deep, "nested too deeply"),
@@ -321,7 +321,7 @@ def test_a_functions_str_is_a_json_string():
 
 
 def test_text_that_utf8_cannot_hold_is_a_clear_error():
-    with pytest.raises(UserError, match="can't be sent as UTF-8"):
+    with pytest.raises(UserError, match="cannot be encoded as UTF-8"):
         encode("\ud800")
 
 

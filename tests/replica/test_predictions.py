@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cortex.replica import predictions
-from cortex.replica.predictions import PredictionKind, PredictionRing, find_predictions
+from cortex.replica import tracker
+from cortex.replica.tracker import PredictionKind, PredictionRing, find_predictions
 
 NUMBER, CLASS = PredictionKind.NUMBER, PredictionKind.CLASS
 
@@ -32,7 +32,7 @@ def test_a_prediction_is_found_by_its_request(tmp_path: Path, asked: int) -> Non
 
 
 def test_the_oldest_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictions, "KEPT_PREDICTIONS", 8)
+    monkeypatch.setattr(tracker, "RING_SIZE", 8)
     ring = PredictionRing(tmp_path, CLASS)
     for number in range(20):
         ring.append(request_id(number).encode(), 2**64 - 1 - number)
@@ -43,7 +43,7 @@ def test_the_oldest_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_next_process_goes_on_where_one_ended(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path; from cortex.replica.predictions import *\n"
+        "import os, signal, sys; from pathlib import Path; from cortex.replica.tracker import *\n"
         "PredictionRing(Path(sys.argv[1]), PredictionKind.NUMBER).append(sys.argv[2].encode(), float(sys.argv[3]))\n"
         "print(*sorted(path.name for path in Path(sys.argv[1]).iterdir()))\n"
         "os.kill(os.getpid(), signal.SIGKILL) if sys.stdout.flush() is None else None"

@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from cortex.replica.metric_file import MetricFile, read_metrics
-from cortex.replica.series import Histogram, Series, SeriesKind, merge, parse_key, series_key
+from cortex.replica.metrics import (
+    Histogram,
+    MetricFile,
+    Series,
+    SeriesKind,
+    merge_series,
+    parse_key,
+    read_metrics,
+    series_key,
+)
 
 
 def test_a_key_is_taken_apart_again() -> None:
@@ -19,7 +27,7 @@ def test_a_key_is_taken_apart_again() -> None:
 @pytest.mark.parametrize("key", ["", "x", "[]", '["nothing","a",[]]', '["counter","a",3]', "[" * 100_000])
 def test_what_is_no_key_is_left_out(key: str) -> None:
     assert parse_key(key) is None
-    assert merge([{key: 1.0}]) == {}
+    assert merge_series([{key: 1.0}]) == {}
 
 
 @pytest.mark.parametrize(
@@ -36,7 +44,7 @@ def test_what_is_no_key_is_left_out(key: str) -> None:
 def test_each_kind_is_merged_in_its_way(kind: SeriesKind, merged: float) -> None:
     key = series_key(kind, "a")
 
-    assert merge([{key: 2}, {key: 3}]) == {key: merged}
+    assert merge_series([{key: 2}, {key: 3}]) == {key: merged}
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -44,7 +52,7 @@ def test_of_gauges_the_one_that_was_set_last_counts(turned: bool) -> None:
     value, moment = series_key(SeriesKind.GAUGE, "a"), series_key(SeriesKind.SET_AT, "a")
     files = [{value: 7.0, moment: 10.0}, {value: 8.0, moment: 9.0}]
 
-    assert merge(reversed(files) if turned else files) == {value: 7.0, moment: 10.0}
+    assert merge_series(reversed(files) if turned else files) == {value: 7.0, moment: 10.0}
 
 
 def test_a_histogram_counts_each_value_once(tmp_path: Path) -> None:

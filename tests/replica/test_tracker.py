@@ -13,26 +13,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.replica.metric_file import MetricFile, read_metrics
-from cortex.replica.prediction_series import (
+from cortex.replica.metrics import MetricFile, parse_key, read_metrics
+from cortex.replica.spec import ReplicaSpec
+from cortex.replica.tracker import (
     BUCKETS,
     COUNT_KEY,
     LARGEST,
+    MAX_CLASSES,
     MAX_KEY,
     MIN_KEY,
     OTHER,
+    PREDICTIONS_FOLDER,
     RELATIVE_ERROR,
     SMALLEST,
     SUM_KEY,
     UNTRACKED_KEY,
+    PredictionKind,
+    PredictionTracker,
     bucket_of,
+    bucket_value,
+    class_hash,
     class_key,
-    value_of,
+    find_predictions,
 )
-from cortex.replica.predictions import FOLDER, PredictionKind, class_hash, find_predictions
-from cortex.replica.series import parse_key
-from cortex.replica.spec import ReplicaSpec
-from cortex.replica.tracker import MAX_CLASSES, Tracker
 
 ID = b"1753000000000-7-1"
 
@@ -48,14 +51,14 @@ class Tracked:
             "iris-1-1", "iris", "1", "handler", "", "", "", "", (), "", "", metrics_dir=str(folder),
             tracker_key=key, tracker_type=model_type,
         )  # fmt: skip
-        self.tracker = Tracker(spec, MetricFile(folder / "numbers"), now)
+        self.tracker = PredictionTracker(spec, MetricFile(folder / "numbers"), now)
 
     @property
     def counts(self) -> dict[str, float]:
         return read_metrics(self.folder / "numbers")
 
     def found(self, kind: PredictionKind, *ids: str) -> dict[str, float | int]:
-        return find_predictions(self.folder / FOLDER / "0", kind, ids)
+        return find_predictions(self.folder / PREDICTIONS_FOLDER / "0", kind, ids)
 
 
 def test_classes_are_counted_by_name(tmp_path: Path) -> None:
@@ -171,7 +174,7 @@ def test_the_log_is_not_filled(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert lines[1].endswith("; so are 4 since the last such line")
+    assert lines[1].endswith(" (4 more since the last warning)")
     assert tracked.counts[UNTRACKED_KEY] == 6
 
 
@@ -187,12 +190,12 @@ def test_classes_without_end_are_counted_together(tmp_path: Path, capsys: pytest
     assert counts[class_key("c0")] == 2
     assert counts[class_key(OTHER)] == 6
     assert list(tracked.found(PredictionKind.CLASS, "1753000000001-7-1").values()) == [class_hash("long" * 100)]
-    assert capsys.readouterr().err.count("counted together") == 1
+    assert capsys.readouterr().err.count("are counted as") == 1
 
 
 @given(st.floats(min_value=SMALLEST, max_value=LARGEST) | st.floats(min_value=-LARGEST, max_value=-SMALLEST))
 def test_a_bucket_knows_its_numbers_within_the_stated_error(value: float) -> None:
-    assert math.isclose(value_of(bucket_of(value)), value, rel_tol=RELATIVE_ERROR * 1.0001)
+    assert math.isclose(bucket_value(bucket_of(value)), value, rel_tol=RELATIVE_ERROR * 1.0001)
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2))
@@ -200,7 +203,7 @@ def test_buckets_are_ordered_as_their_numbers_are(values: list[float]) -> None:
     buckets = [bucket_of(value) for value in sorted(values)]
 
     assert buckets == sorted(buckets)
-    assert bucket_of(0.0) == 0 == value_of(0)
+    assert bucket_of(0.0) == 0 == bucket_value(0)
 
 
 def test_each_key_can_be_read() -> None:

@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 
 from cortex.replica import user_metrics
-from cortex.replica.metric_file import MetricFile, read_metrics
-from cortex.replica.metric_folder import process_file, read_folder
-from cortex.replica.series import SeriesKind, parse_key, series_key
+from cortex.replica.metrics import (
+    MetricFile,
+    SeriesKind,
+    parse_key,
+    process_file,
+    read_folder,
+    read_metrics,
+    series_key,
+)
 from cortex.replica.user_metrics import MetricsClient
 
 
@@ -152,7 +158,7 @@ def test_tags_that_are_long_leave_room_for_what_is_not_the_users(
         client.histogram("sizes", 1, {"text": "é" * 900, "number": number})
     for number in range(600):
         client.increment("hits", tags={"text": "é" * 1000, "number": number})
-    assert file.left_bytes >= user_metrics.KEPT_BYTES
+    assert file.left_bytes >= user_metrics.RESERVED_FILE_BYTES
     assert file.index_of("ours") is not None
     assert capsys.readouterr().err.count("too many combinations") == 1
     kinds = Counter(series.kind for key in read_metrics(tmp_path / "0-1") if (series := parse_key(key)))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cortex.replica.metric_folder import SUPERVISOR, read_folder
-from cortex.replica.series import SeriesKind, series_key
+from cortex.replica.metrics import SUPERVISOR, SeriesKind, read_folder, series_key
 from harness.replicas.replicas import new_request_id, running_replica
 from harness.wait import wait_until
 
@@ -73,6 +72,6 @@ def test_without_a_place_for_numbers_requests_are_served(tmp_path: Path) -> None
     with running_replica(HANDLER, metrics_dir=str(tmp_path / "m")) as replica:
         replica.wait_ready()
         assert replica.request({"do": "add"}).status == 200
-        assert "what this process does is not counted" in replica.log()
+        assert "cannot record metrics of this process" in replica.log()
         assert replica.request({"do": "exit"}).status == 500
         assert replica.request({"do": "add"}).status == 200

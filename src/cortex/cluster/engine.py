@@ -37,7 +37,7 @@ from cortex.engine.devices import Inventory
 from cortex.engine.local import first_status
 from cortex.errors import EngineError
 from cortex.home import Home
-from cortex.replica.spec import Limits, ReplicaSpec, ReplicaStatus
+from cortex.replica.spec import ReplicaSpec, ReplicaStatus, RequestLimits
 from cortex.telemetry import Logger
 
 #: At startup, known nodes have this long to connect before new replicas are placed.
@@ -154,7 +154,7 @@ class ClusterEngine:
         else:
             replica.node.stop(replica_id, drain_s)
 
-    async def configure(self, replica_id: str, limits: Limits) -> None:
+    async def configure(self, replica_id: str, limits: RequestLimits) -> None:
         """Change the limits of a running replica, from its next request on."""
         replica = self._replicas.get(replica_id)
         if replica is None:

@@ -31,7 +31,7 @@ from cortex.errors import CortexError
 from cortex.gateway.addresses import host_of, is_address, numeric
 from cortex.home import Home
 from cortex.processes.identity import Identity
-from cortex.replica.spec import Limits, ReplicaSpec, ReplicaStatus
+from cortex.replica.spec import ReplicaSpec, ReplicaStatus, RequestLimits
 from cortex.telemetry import Logger
 
 #: Three heartbeats of a node.
@@ -148,7 +148,7 @@ class NodeClient:
         """Stop a replica."""
         self._send({"command": "stop", "id": replica_id, "drain_s": drain_s})
 
-    def configure(self, replica_id: str, limits: Limits) -> None:
+    def configure(self, replica_id: str, limits: RequestLimits) -> None:
         """Change the limits of a replica."""
         message = {"timeout_s": limits.timeout_s, "max_body_bytes": limits.max_body_bytes}
         self._send({"command": "configure", "id": replica_id, **message})

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from cortex.engine.devices import Inventory
-from cortex.replica.spec import Limits, ReplicaSpec, ReplicaStatus
+from cortex.replica.spec import ReplicaSpec, ReplicaStatus, RequestLimits
 
 
 class Engine(Protocol):
@@ -45,7 +45,7 @@ class Engine(Protocol):
         Unknown ids are ignored. Returns at once; `replicas()` no longer contains the replica when it has ended.
         """
 
-    async def configure(self, replica_id: str, limits: Limits) -> None:
+    async def configure(self, replica_id: str, limits: RequestLimits) -> None:
         """Change the limits of a running replica; they apply from its next request on. Unknown ids are ignored."""
 
     def replicas(self) -> dict[str, tuple[ReplicaSpec, ReplicaStatus]]:

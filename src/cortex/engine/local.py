@@ -35,10 +35,10 @@ from cortex.processes.jsonl import encode
 from cortex.replica.devices import gpu_environ
 from cortex.replica.spec import (
     ORPHAN_UNTENDED_S,
-    Limits,
     ProcessStatus,
     ReplicaSpec,
     ReplicaStatus,
+    RequestLimits,
     orphan_limit_s,
 )
 from cortex.telemetry import Logger
@@ -167,7 +167,7 @@ class LocalEngine:
         watchers = [running.watcher for running in self._orphaned.values() if running.watcher]
         await asyncio.gather(*watchers, return_exceptions=True)
 
-    async def configure(self, replica_id: str, limits: Limits) -> None:
+    async def configure(self, replica_id: str, limits: RequestLimits) -> None:
         """Change the limits of a running replica; they apply from its next request on."""
         running = self._running.get(replica_id)
         if running is None:

@@ -1,4 +1,4 @@
-"""One call of the user's method: arguments from the request, the result as an outcome. It runs on any thread."""
+"""One call of a user's method: parse its arguments from the request, call it, encode the result. Runs on any thread."""
 
 from __future__ import annotations
 
@@ -6,50 +6,46 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from reprlib import Repr
+from typing import Any
 
 from cortex.errors import ModelError, UserError
 from cortex.predictor.loader import BoundMethod, BoundPredictor, Kind, result_kind, split_callback
 from cortex.predictor.tracebacks import format_user_traceback
-from cortex.replica.errors import write_log
 from cortex.replica.http import Connection
 from cortex.replica.payload import BadBody, Encoded, encode, make_headers, make_query_params, parse
-from cortex.replica.request_log import REQUEST
-from cortex.replica.short_repr import shortened
+from cortex.replica.request_log import REQUEST, write_log
+from cortex.replica.tracker import PredictionTracker
+
+#: Limits of a logged value: items of each list and dict on each level, and characters in total.
+MAX_ITEMS = 10
+MAX_CHARACTERS = 500
 
 _PLAIN = frozenset({dict, list, str, bytes, int, float, bool, tuple, type(None)})
 
-
-#: Payload, query parameters and headers of a request, each None where the user's method does not ask for it.
+#: Payload, query parameters and headers of a request; None where the user's method has no such parameter.
 Arguments = tuple[Any, Any, Any]
 
 
-class Tracks(Protocol):
-    """What is told each result that is sent."""
-
-    def track(self, result: Any, request_id: bytes) -> None:
-        """Count a prediction; on any thread. Never raises."""
-
-
 @dataclass(slots=True)
-class Failed:
-    """The answer is an error."""
+class FailedCall:
+    """A call whose response is an error."""
 
     status: int
     message: str
 
 
 @dataclass(slots=True)
-class Answered:
-    """The answer is there, whole."""
+class CompletedCall:
+    """A call whose result is complete and encoded."""
 
     encoded: Encoded
-    after: Callable[[], Any] | None = None
+    background: Callable[[], Any] | None = None  #: runs after the response
 
 
 @dataclass(slots=True)
-class Unfinished:
-    """The user's method returned something that has yet to run: to be awaited or iterated."""
+class UnfinishedCall:
+    """A call that returned an awaitable, a generator or an async generator, which has yet to run."""
 
     kind: Kind
     value: Any
@@ -57,13 +53,13 @@ class Unfinished:
     arguments: Arguments
 
 
-Outcome = Failed | Answered | Unfinished
+Outcome = FailedCall | CompletedCall | UnfinishedCall
 
 
 class Caller:
-    """Calls the methods of one predictor; stateless, so that threads may share it."""
+    """Calls the methods of one predictor. Stateless and thread-safe."""
 
-    def __init__(self, api: str, predictor: BoundPredictor, tracker: Tracks | None = None) -> None:
+    def __init__(self, api: str, predictor: BoundPredictor, tracker: PredictionTracker | None = None) -> None:
         self._api = api
         self._json_only = predictor.generation.json_only
         self._logs_on_demand = predictor.generation.logs_on_demand
@@ -71,22 +67,22 @@ class Caller:
         self._tracker = tracker
 
     def call(self, connection: Connection, method: BoundMethod) -> Outcome:
-        """Parse, call, encode. Never raises."""
+        """Parse the arguments, call the method and encode its result. Never raises."""
         REQUEST.set(connection.request_id)
         try:
-            arguments = self.arguments(connection, method)
+            arguments = self.parse_arguments(connection, method)
             result = method.call(*arguments)
             if method.kind != "sync":
-                return Unfinished(method.kind, result, method, arguments)
+                return UnfinishedCall(method.kind, result, method, arguments)
             if type(result) not in _PLAIN and (kind := result_kind(result)) != "sync":
-                return Unfinished(kind, result, method, arguments)
+                return UnfinishedCall(kind, result, method, arguments)
             connection.returned_ns = time.monotonic_ns()
-            return self.answered(connection, method, result, arguments)
-        except BaseException as error:  # the edge of the user's code: what it raises ends the request, not us
-            return self.failed(connection, method.name, error)
+            return self.complete(connection, method, result, arguments)
+        except BaseException as error:  # the edge of the user's code: its exceptions end the request, not the process
+            return self.fail(connection, method.name, error)
 
-    def arguments(self, connection: Connection, method: BoundMethod) -> Arguments:
-        """Return what the method asks for. Raises: BadBody."""
+    def parse_arguments(self, connection: Connection, method: BoundMethod) -> Arguments:
+        """Return the arguments that the method has parameters for. Raises: BadBody."""
         payload = query_params = headers = None
         if method.needs_payload:
             payload = parse(connection.content_type, connection.body, self._json_only)
@@ -94,66 +90,99 @@ class Caller:
             query_params = make_query_params(connection.url.partition(b"?")[2])
         if method.needs_headers:
             headers = make_headers(connection.headers)
-        if self._logs_on_demand and _asks_for_log(connection):
+        if self._logs_on_demand and _requests_logging(connection):
             _log_value(connection, "sample", payload)
         return payload, query_params, headers
 
-    def finished(self, connection: Connection, unfinished: Unfinished, result: Any) -> Outcome:
-        """Return the outcome for what awaiting `unfinished` gave. Never raises."""
+    def finish(self, connection: Connection, unfinished: UnfinishedCall, result: Any) -> Outcome:
+        """Return the outcome of an unfinished call whose awaitable returned `result`. Never raises."""
         try:
             kind = result_kind(result)
             if kind != "sync":
-                return Unfinished(kind, result, unfinished.method, unfinished.arguments)
+                return UnfinishedCall(kind, result, unfinished.method, unfinished.arguments)
             connection.returned_ns = time.monotonic_ns()
-            return self.answered(connection, unfinished.method, result, unfinished.arguments)
-        except BaseException as error:  # as in call
-            return self.failed(connection, unfinished.method.name, error)
+            return self.complete(connection, unfinished.method, result, unfinished.arguments)
+        except BaseException as error:  # as in `call`
+            return self.fail(connection, unfinished.method.name, error)
 
-    def failed(self, connection: Connection, name: str, error: BaseException) -> Failed:
-        """Return the answer for an exception; the traceback goes to the log, not to the caller."""
-        if isinstance(error, BadBody):
-            return Failed(400, str(error))
-        self.log(connection, error)
-        if isinstance(error, UserError):  # a result that can't be sent, or no such model: the message is for the caller
-            return Failed(500, f"internal server error: {error}")
-        what = f"{type(error).__name__} in {name}()"
-        return Failed(500, f"internal server error: {what}; `cortex logs {self._api}` shows the traceback")
-
-    def log(self, connection: Connection, error: BaseException) -> None:
-        """Write the user's frames to the log, or what is wrong with the result."""
-        has_frames = isinstance(error, ModelError) or not isinstance(error, UserError)
-        text = format_user_traceback(error) if has_frames else f"{error}\n"
-        write_log(f"request {_id(connection)} failed:\n{text}")
-
-    def answered(self, connection: Connection, method: BoundMethod, result: Any, arguments: Arguments) -> Answered:
-        """Return the answer for a result. Raises: UserError if it can't be sent."""
-        result, after = split_callback(result, self._generation)
-        if self._logs_on_demand and _asks_for_log(connection):
+    def complete(self, connection: Connection, method: BoundMethod, result: Any, arguments: Arguments) -> CompletedCall:
+        """Encode and track a result. Raises: UserError if it cannot be encoded."""
+        result, background = split_callback(result, self._generation)
+        if self._logs_on_demand and _requests_logging(connection):
             _log_value(connection, "prediction", result)
         if method.after is not None:
-            after = partial(method.after, result, *arguments)
+            background = partial(method.after, result, *arguments)
         encoded = encode(result, self._json_only)
         if self._tracker is not None:
             self._tracker.track(result, connection.request_id)
         if encoded.background is not None:
-            after = encoded.background if after is None else partial(_both, after, encoded.background)
-        return Answered(encoded, after)
+            background = (
+                encoded.background if background is None else partial(_run_both, background, encoded.background)
+            )
+        return CompletedCall(encoded, background)
+
+    def fail(self, connection: Connection, name: str, error: BaseException) -> FailedCall:
+        """Return the outcome for an exception; the traceback is logged, not sent to the caller."""
+        if isinstance(error, BadBody):
+            return FailedCall(400, str(error))
+        self.log_error(connection, error)
+        if isinstance(
+            error, UserError
+        ):  # a result that cannot be encoded, or an unknown model: callers see the message
+            return FailedCall(500, f"internal server error: {error}")
+        what = f"{type(error).__name__} in {name}()"
+        return FailedCall(500, f"internal server error: {what}; `cortex logs {self._api}` shows the traceback")
+
+    def log_error(self, connection: Connection, error: BaseException) -> None:
+        """Log the frames of the user's code, or the message of an error about the result."""
+        has_frames = isinstance(error, ModelError) or not isinstance(error, UserError)
+        text = format_user_traceback(error) if has_frames else f"{error}\n"
+        write_log(f"request {_id(connection)} failed:\n{text}")
+
+
+def short_repr(value: Any) -> str:
+    """Return the repr of a value, truncated to one line of `MAX_CHARACTERS`. Never raises."""
+    try:
+        text = _REPR.repr(value).replace("\n", "\\n")
+    except BaseException as error:  # `__repr__` may be user code, which may call sys.exit()
+        text = f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
+    return _truncate(text, is_longer=False)
+
+
+class _ShortRepr(Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = self.maxdeque = MAX_ITEMS
+        self.maxstring = self.maxother = self.maxlong = MAX_CHARACTERS
+
+    def repr_bytes(self, value: bytes, level: int) -> str:
+        # The inherited method formats the whole value first, which takes four times the memory of the body.
+        return _truncate(repr(value[:MAX_CHARACTERS]), is_longer=len(value) > MAX_CHARACTERS)
+
+    repr_bytearray = repr_bytes
+
+
+_REPR = _ShortRepr()
+
+
+def _truncate(text: str, is_longer: bool) -> str:
+    return f"{text[: MAX_CHARACTERS - 1]}…" if is_longer or len(text) > MAX_CHARACTERS else text
 
 
 def _id(connection: Connection) -> str:
     return connection.request_id.decode("latin-1")
 
 
-def _asks_for_log(connection: Connection) -> bool:
+def _requests_logging(connection: Connection) -> bool:
     query = connection.url.partition(b"?")[2]
     return b"debug=" in query and make_query_params(query).get("debug", "").lower() == "true"
 
 
 def _log_value(connection: Connection, name: str, value: Any) -> None:
-    """Log a value shortened: a caller can ask for this, and must not be able to fill the log."""
-    write_log(f"request {_id(connection)} {name}: {shortened(value)}\n")
+    """Log a truncated value; any caller can request this, and must not be able to fill the log."""
+    write_log(f"request {_id(connection)} {name}: {short_repr(value)}\n")
 
 
-async def _both(after: Callable[[], Any], background: Callable[[], Any]) -> None:
-    after()
-    await background()
+async def _run_both(first: Callable[[], Any], second: Callable[[], Any]) -> None:
+    first()
+    await second()

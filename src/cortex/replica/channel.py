@@ -1,4 +1,4 @@
-"""Messages between a supervisor and its workers: small JSON datagrams, connections travel as file descriptors."""
+"""Messages between a supervisor and its workers: small JSON datagrams, with connections as file descriptors."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _MAX_TRACEBACK_CHARS = 32 * 1024
 
 
 class Channel:
-    """One end of the pair. Messages are never merged or split; `receive` returns None when the peer is gone."""
+    """One end of a socket pair. Messages are never merged or split."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
-        """Make both ends."""
+        """Create both ends."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * _MAX_MESSAGE_BYTES)
         return cls(ours), cls(theirs)
 
     def send(self, kind: str, fd: int | None = None, **fields: Any) -> bool:
-        """Send one message, with a file descriptor where given; False if the peer is gone."""
+        """Send a message, optionally with a file descriptor; return False if that failed."""
         data = json.dumps({"kind": kind, **fields}).encode()
         try:
             if fd is None:
@@ -37,11 +37,15 @@ class Channel:
         return True
 
     def send_failure(self, message: str, traceback: str) -> None:
-        """Tell why the user's code could not be started."""
-        self.send("failed", message=encodable(message[-4096:]), traceback=encodable(traceback[-_MAX_TRACEBACK_CHARS:]))
+        """Report why user code could not be started."""
+        self.send(
+            "failed",
+            message=replace_surrogates(message[-4096:]),
+            traceback=replace_surrogates(traceback[-_MAX_TRACEBACK_CHARS:]),
+        )
 
     def receive(self) -> tuple[dict[str, Any], int | None] | None:
-        """Read one message. Raises: BlockingIOError if there is none and the socket does not block."""
+        """Receive a message; None if the peer has closed. Raises: BlockingIOError if a non-blocking socket has none."""
         try:
             data, fds, _, _ = socket.recv_fds(self.sock, _MAX_MESSAGE_BYTES, 1)
         except BlockingIOError:
@@ -53,7 +57,7 @@ class Channel:
         return json.loads(data), fds[0] if fds else None
 
     def fileno(self) -> int:
-        """Return the descriptor, for selectors."""
+        """Return the file descriptor, for selectors."""
         return self.sock.fileno()
 
     def close(self) -> None:
@@ -61,6 +65,6 @@ class Channel:
         self.sock.close()
 
 
-def encodable(text: str) -> str:
-    """Return the user's words such that they can be sent and written: half a character in them is a question mark."""
+def replace_surrogates(text: str) -> str:
+    """Return text that can be encoded as UTF-8: lone surrogates become question marks."""
     return text.encode(errors="replace").decode()

@@ -1,19 +1,19 @@
-"""Which accelerators the processes of a replica see, as environment variables of CUDA and the Neuron runtime. Pure."""
+"""Environment variables that assign GPUs and NeuronCores to the processes of a replica. Pure."""
 
 from __future__ import annotations
 
 from cortex.replica.spec import ReplicaSpec
 
 NEURON_CORES_PER_CHIP = 4
-#: What CUDA goes by, and what the NVIDIA container tools go by.
+#: Read by CUDA, and by the NVIDIA container tools.
 CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
 _CONTAINER_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 
 
 def gpu_environ(spec: ReplicaSpec, has_gpus: bool) -> dict[str, str]:
-    """Return the variables for all processes of a replica: the GPUs it was given, or none of those there are.
+    """Return the variables of all processes of a replica, which show it the GPUs assigned to it and hide all others.
 
-    A replica without `gpu` keeps what its API's own `env` says. `has_gpus` tells whether the machine has any.
+    A replica without `gpu` keeps the variable of its API's own `env`. `has_gpus` is whether the machine has any.
     """
     if spec.gpu_ids:
         return {CUDA_DEVICES: ",".join(spec.gpu_ids), _CONTAINER_DEVICES: ",".join(spec.gpu_ids)}
@@ -23,7 +23,7 @@ def gpu_environ(spec: ReplicaSpec, has_gpus: bool) -> dict[str, str]:
 
 
 def process_environ(spec: ReplicaSpec, index: int) -> dict[str, str]:
-    """Return the variables of process `index`: its share of the NeuronCores, of which no two processes see the same."""
+    """Return the variables of process `index`, which assign it an exclusive share of the NeuronCores."""
     if not spec.inf_ids:
         return {}
     cores = [chip * NEURON_CORES_PER_CHIP + core for chip in spec.inf_ids for core in range(NEURON_CORES_PER_CHIP)]
@@ -32,5 +32,5 @@ def process_environ(spec: ReplicaSpec, index: int) -> dict[str, str]:
     return {
         "NEURON_RT_VISIBLE_CORES": ",".join(map(str, mine)),
         "NEURON_RT_NUM_CORES": str(share),
-        "NEURONCORE_GROUP_SIZES": str(share),  # of runtimes before 1.14
+        "NEURONCORE_GROUP_SIZES": str(share),  # for runtimes before 1.14
     }

@@ -1,69 +1,208 @@
-"""HTTP/1.1 for one trusted peer, the gateway: reads requests from a connection, writes answers to it.
+r"""HTTP/1.1 server for one trusted client, the gateway, which has parsed, bounded and normalised each request.
 
-The gateway has already parsed, bounded and normalised each request. Connections are accepted by the supervisor, which
-keeps a duplicate of each: what this process leaves unread in a socket, its successor can read.
+A request takes one direction: its connection parses it, passes itself to the application in one call, `handle`, and
+writes the response that the application then or later gives to `respond` or to `start_stream` … `end_stream`.
+
+Connections are accepted by the supervisor, which keeps a duplicate of each: bytes that this process leaves unread in a
+socket are read by its successor. The state of each connection is in memory shared with the supervisor (`shared_state`):
+
+                 .--------------------------.
+                 |                          v   first chunk
+    IDLE ---> READING ---> QUEUED <---> RUNNING ---------> ANSWERING
+     ^           |            |             |                  |
+     |           v            v             v                  v
+     +-------- the response is written, and taken by the gateway
+     |                        | if some of it is unsent
+     `-------------------- DRAINING
+
+    from                        event                                               to
+    IDLE                        the first bytes of a request arrive                 READING
+    READING                     the request is complete, a slot is free             RUNNING
+    READING                     the request is complete, no slot is free            QUEUED
+    READING                     the request waits for a batch                       QUEUED
+    READING                     refused: body too large, or not valid HTTP          DRAINING, then closed
+    QUEUED                      a slot is free, or its batch begins                 RUNNING
+    QUEUED                      timed out                                           IDLE or DRAINING
+    RUNNING                     its batch failed or timed out, it will be retried   QUEUED
+    RUNNING                     first chunk of a streaming response                 ANSWERING
+    READING RUNNING ANSWERING   response complete and taken by the gateway          IDLE
+    READING RUNNING ANSWERING   response complete, bytes are unsent                 DRAINING
+    DRAINING                    the gateway has taken the rest                      IDLE
+    any                         the gateway closes, an error, a stream cut off      closed
+    IDLE                        the process retires                                 released, stays open
+    READING QUEUED RUNNING      the process dies, the journal has the request       AGAIN (by the supervisor)
+    AGAIN                       the next process receives the connection            READING
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
+from http import HTTPStatus
 
 from httptools import HttpRequestParser
 
-from cortex.replica.application import Application
-from cortex.replica.gateway_clock import GatewayClock
-from cortex.replica.response_head import BODILESS, SECRET_HEADER, Header, head
-from cortex.replica.shared_state import Cells, ConnectionState
+from cortex.replica.metrics import RequestRecorder
+from cortex.replica.shared_state import ConnectionState, SharedConnectionState
 
-#: Size of the buffer that all connections of a process read into; a fresh one per read would cost page faults.
+Header = tuple[bytes, bytes]
+
+#: Header by which the gateway authenticates itself over TCP. The supervisor checks it; user code never sees it.
+SECRET_HEADER = b"x-cortex-gateway"
+
+#: Size of the receive buffer that all connections share; a new buffer per read would cost page faults.
 READ_BYTES = 256 * 1024
 _LINGER_S = 2.0
-#: Above this the body is sent beside its head instead of copied behind it.
+#: Larger bodies are sent separately from the head, smaller ones are copied behind it.
 _JOIN_BYTES = 64 * 1024
+#: Statuses whose responses have no body, whatever their headers are.
+_BODILESS = frozenset({204, 304})
 
-
-# Looked up for each request: attributes of an enumeration are slow.
+# Globals, because each access to a member of an enumeration takes time on the path of every request.
 _IDLE, _READING, _RUNNING = ConnectionState.IDLE, ConnectionState.READING, ConnectionState.RUNNING
 _DRAINING = ConnectionState.DRAINING
 
 
+class ConnectionPool:
+    """The connections of this process. Event-loop thread only."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        shared: SharedConnectionState,
+        recorder: RequestRecorder,
+        handle: Callable[[Connection], None],
+        max_body_bytes: int,
+    ) -> None:
+        """Create a pool; `handle` is called with each connection that has received a complete request."""
+        self.loop = loop
+        self.shared = shared
+        self.recorder = recorder
+        self.handle = handle
+        self.max_body_bytes = max_body_bytes
+        self.buffer = memoryview(bytearray(READ_BYTES))
+        self.served = 0  #: responses written completely
+        #: The least recently served first: they are the first to be read when a slot is free again.
+        self._connections: dict[Connection, None] = {}
+        self.is_paused = False  #: no request is read at the moment
+        self._is_closed = False
+        self._on_release: Callable[[Connection], None] | None = None
+        self._clocks: dict[str, GatewayClock] = {}  #: by the address of the gateway
+
+    @property
+    def has_requests(self) -> bool:
+        """Return whether any connection has a request."""
+        return any(not connection.is_idle for connection in self._connections)
+
+    def add(self, sock: socket.socket, index: int, on_close: Callable[[Connection], None], again: bool = False) -> None:
+        """Serve a connection; with `again`, begin with the request that a previous process had when it died."""
+        sock.setblocking(False)
+        connection = Connection(sock, index, self, self._clock_of(sock), on_close)
+        self._connections[connection] = None
+        if self._on_release is not None:
+            self._release(connection)
+        elif not self.is_paused:
+            connection.resume()
+        if again:
+            connection.read_again()
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Stop or resume reading requests: they stay in their sockets, where this process cannot take them down."""
+        is_paused = is_paused or self._is_closed
+        if is_paused == self.is_paused:
+            return
+        self.is_paused = is_paused
+        for connection in self._connections:
+            if not is_paused:
+                connection.resume()
+            elif connection.is_idle:
+                connection.pause()
+
+    def stop_reading(self) -> None:
+        """Read no request from now on."""
+        self._is_closed = True
+        self.set_paused(True)
+
+    def retire(self, on_release: Callable[[Connection], None]) -> None:
+        """Release each connection once it has no request; another process serves it from then on."""
+        self._on_release = on_release
+        for connection in [connection for connection in self._connections if connection.is_idle]:
+            self._release(connection)
+
+    def move_to_end(self, connection: Connection) -> None:
+        """Mark a connection as the most recently served."""
+        self._connections.pop(connection, None)
+        self._connections[connection] = None
+
+    def on_idle(self, connection: Connection) -> None:
+        """Count a request, and read the next one from its connection if requests are read."""
+        self.served += 1
+        if self._on_release is not None:
+            self._release(connection)
+        elif self.is_paused:
+            connection.pause()
+
+    def remove(self, connection: Connection) -> None:
+        """Forget a connection that was closed or released."""
+        self._connections.pop(connection, None)
+
+    def _release(self, connection: Connection) -> None:
+        assert self._on_release is not None
+        connection.release()
+        self._on_release(connection)
+
+    def _clock_of(self, sock: socket.socket) -> GatewayClock | None:
+        """Return the clock of the gateway at the other end; None if it is on this machine."""
+        if sock.family == socket.AF_UNIX:
+            return None
+        try:
+            host = sock.getpeername()[0]
+        except OSError:  # the gateway has disconnected
+            return None
+        return self._clocks.setdefault(host, GatewayClock())
+
+
 class Connection:
-    """One connection from the gateway, and the request that is inside."""
+    """One connection from the gateway, and its current request. Its state machine is in the module's docstring."""
 
     __slots__ = (
         "_abandoned",
-        "_app",
         "_backlog",
         "_body",
         "_body_bytes",
-        "_cells",
+        "_buffer",
+        "_clock",
         "_close_after",
         "_fd",
         "_flushed",
+        "_handle",
+        "_headers_read",
+        "_journal",
         "_loop",
         "_on_close",
-        "_headers_read",
-        "_kept",
         "_parser",
+        "_pool",
         "_reading",
-        "_buffer",
+        "_recorder",
         "_recv_into",
         "_refused",
+        "_shared",
         "_sock",
         "_state",
         "arrived_ns",
-        "asks_for_info",
         "batched_ns",
-        "clock",
         "content_type",
         "headers",
         "index",
         "open",
         "request_id",
+        "requests_info",
         "returned_ns",
         "started_ns",
         "task",
@@ -74,26 +213,25 @@ class Connection:
         self,
         sock: socket.socket,
         index: int,
-        app: Application,
-        cells: Cells,
-        loop: asyncio.AbstractEventLoop,
-        buffer: memoryview,
+        pool: ConnectionPool,
+        clock: GatewayClock | None,
         on_close: Callable[[Connection], None],
     ) -> None:
         self.index = index
         self.open = True
-        self.clock: GatewayClock | None = None  #: of the gateway, where that is on another machine
-        self.content_type: bytes | None = None
-        self.task: asyncio.Task[None] | None = None  #: what answers the request, where that takes a task
+        self.task: asyncio.Task[None] | None = None  #: the task of the current request; cancelled if the client leaves
         self._sock = sock
         self._fd = sock.fileno()
-        self._buffer = buffer
         self._recv_into = sock.recv_into
-        self._kept = cells.kept
-        self._app = app
-        self._cells = cells
-        self._loop = loop
+        self._clock = clock
         self._on_close = on_close
+        self._pool = pool
+        self._loop = pool.loop
+        self._shared = pool.shared
+        self._journal = pool.shared.journal
+        self._recorder = pool.recorder
+        self._handle = pool.handle
+        self._buffer = pool.buffer
         self._parser = HttpRequestParser(self)
         self._state = _IDLE
         self._backlog: deque[memoryview] = deque()
@@ -103,63 +241,95 @@ class Connection:
         self._abandoned = False
         self._reset()
 
-    # What the application reads.
+    # The request.
 
     @property
     def method(self) -> str:
-        """The verb in upper case."""
+        """Return the HTTP method in upper case."""
         return str(self._parser.get_method().decode("latin-1"))
 
     @property
     def body(self) -> bytes:
-        """The whole body."""
+        """Return the complete body."""
         return self._body[0] if len(self._body) == 1 else b"".join(self._body)
 
-    # Life of the connection.
+    def gateway_wait_ns(self, now_ns: int) -> int:
+        """Return how long the request has been in the gateway, whose request id begins with the arrival time.
+
+        That is UNIX time in milliseconds (13 digits) or in microseconds (16 digits).
+        """
+        request_id = self.request_id
+        try:
+            if request_id[13:14].isdigit():
+                came_ns = int(request_id[:16]) * 1000
+            else:
+                came_ns = int(request_id[:13]) * 1_000_000
+        except ValueError:
+            return 0
+        waited_ns = time.time_ns() - came_ns
+        if self._clock is not None:
+            waited_ns = self._clock.waited_ns(waited_ns, now_ns)
+        return max(waited_ns, 0)
+
+    # State.
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether the connection has no request."""
+        return self._state is _IDLE
+
+    def queue(self, deadline_ns: int) -> None:
+        """Mark the request as waiting for a slot or a batch, until `deadline_ns` (monotonic)."""
+        self._shared.begin(self.index, deadline_ns, self.request_id)
+        self._set_state(ConnectionState.QUEUED)
+
+    def begin(self, deadline_ns: int) -> None:
+        """Mark the request as running in user code, until `deadline_ns` (monotonic)."""
+        self._state = _RUNNING
+        self._shared.begin(self.index, deadline_ns, self.request_id)
+
+    def begin_batch(self, batch: int, deadline_ns: int) -> None:
+        """Mark a queued request as running in the batch of this number."""
+        self._state = _RUNNING
+        self._shared.extend(self.index, deadline_ns)
+        self._shared.set_batch(self.index, batch)
+
+    def set_batch(self, batch: int) -> None:
+        """Move the request to another batch; 0: it waits for one. On any thread."""
+        self._shared.set_batch(self.index, batch)
+
+    def extend(self, deadline_ns: int) -> None:
+        """Move the deadline of a streaming response."""
+        self._shared.extend(self.index, deadline_ns)
+
+    def call_over(self) -> None:
+        """Note that user code has finished with the request, which the client may have abandoned meanwhile."""
+        if self._abandoned:
+            self._abandoned = False
+            self._body.clear()
+            self._on_close(self)
 
     def resume(self) -> None:
-        """Read requests as they come."""
+        """Read requests as they arrive."""
         if not self._reading and self.open:
             self._reading = True
             self._loop.add_reader(self._fd, self._on_readable)
 
     def pause(self) -> None:
-        """Leave the next request in the socket, where a successor of this process could read it."""
+        """Leave the next request in the socket, where a successor of this process can read it."""
         if self._reading:
             self._reading = False
             self._loop.remove_reader(self._fd)
 
-    @property
-    def is_idle(self) -> bool:
-        """Tell whether no request is inside."""
-        return self._state is _IDLE
-
-    def set_state(self, state: ConnectionState) -> None:
-        """Say what the request is at, here and in the cell."""
-        self._state = state
-        self._cells.set_state(self.index, state)
-
-    def begin(self, deadline_ns: int) -> None:
-        """Say that the user's code gets the request, until `deadline_ns` (monotonic)."""
-        self._state = _RUNNING
-        self._cells.begin(self.index, deadline_ns, self.request_id)
-
-    def join(self, batch: int, deadline_ns: int) -> None:
-        """Say that the user's code gets the request, which has begun, with the others of its batch."""
-        self._state = _RUNNING
-        self._cells.extend(self.index, deadline_ns)
-        self._cells.join(self.index, batch)
-
-    def rejoin(self, batch: int) -> None:
-        """Say on any thread that it gets it in another batch now; with 0, that it does not have it at the moment."""
-        self._cells.join(self.index, batch)
-
-    def extend(self, deadline_ns: int) -> None:
-        """Give a streaming answer more time."""
-        self._cells.extend(self.index, deadline_ns)
+    def release(self) -> None:
+        """Stop serving an idle connection without closing it: another process continues with it."""
+        self.open = False
+        self.pause()
+        self._sock.close()
+        self._pool.remove(self)
 
     def close(self) -> None:
-        """Close at once; the peer sees it although the supervisor keeps a duplicate."""
+        """Close immediately, by a shutdown that the peer sees although the supervisor has a duplicate."""
         if not self.open:
             return
         self.open = False
@@ -167,45 +337,43 @@ class Connection:
         self._loop.remove_writer(self._fd)
         if self._flushed is not None:
             self._flushed.set()
-        with contextlib.suppress(OSError):  # the peer was faster
+        with contextlib.suppress(OSError):  # the peer has closed already
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
-        # The supervisor enforces the deadline of a call for as long as it knows the connection.
+        # The supervisor enforces the deadline of a running call only while it has the connection.
         self._abandoned = self._state in (_RUNNING, ConnectionState.ANSWERING)
-        # This object and its parser refer to each other, so it is freed some time later: the big things go now.
+        # A reference cycle with the parser delays the destruction of this object: free large buffers now.
         self._backlog.clear()
         if not self._abandoned:
             self._body.clear()
             self._on_close(self)
-        self._app.gone(self)
+        self._pool.remove(self)
+        if self.task is not None:
+            self.task.cancel()
 
-    def release(self) -> None:
-        """Let go of an idle connection and leave it open: another process carries on with it."""
-        self.open = False
-        self.pause()
-        self._sock.close()
-        self._app.gone(self)
-
-    def call_over(self) -> None:
-        """Learn that the user's code is done with a request of this connection, which may have closed meanwhile."""
-        if self._abandoned:
-            self._abandoned = False
-            self._body.clear()
-            self._on_close(self)
+    def _set_state(self, state: ConnectionState) -> None:
+        self._state = state
+        self._shared.set_state(self.index, state)
 
     # Reading. The parser calls the on_… methods.
+
+    def read_again(self) -> None:
+        """Begin with the request that a previous process had when it died."""
+        if self._journal is not None:
+            self._set_state(_READING)
+            self._feed(self._journal.restore(self.index, self._buffer))
 
     def _on_readable(self) -> None:
         is_new = self._state is _IDLE
         if is_new:
-            if self._kept is not None:
-                self._kept.begin(self.index)
-            self.set_state(_READING)  # first: a process that dies from here on has not left the connection idle
+            if self._journal is not None:
+                self._journal.begin(self.index)
+            self._set_state(_READING)  # before the read: if the process dies in between, the connection was not idle
         try:
             size = self._recv_into(self._buffer)
         except (BlockingIOError, InterruptedError):
             if is_new:
-                self.set_state(_IDLE)
+                self._set_state(_IDLE)
             return
         except OSError:
             size = 0
@@ -213,127 +381,132 @@ class Connection:
             self.close()
             return
         if self._refused:
-            return  # the rest of what was refused
+            return  # discard the rest of a refused request
         if self._state is not _READING:
             self.close()  # the gateway never pipelines
             return
-        if self._kept is not None:
-            self._kept.keep(self.index, self._buffer[:size])
+        if self._journal is not None:
+            self._journal.append(self.index, self._buffer[:size])
         self._feed(size)
-
-    def read_again(self) -> None:
-        """Begin with the request that a process before this one had when it died."""
-        if self._kept is not None:
-            self.set_state(_READING)
-            self._feed(self._kept.restore(self.index, self._buffer))
 
     def _feed(self, size: int) -> None:
         try:
             self._parser.feed_data(self._buffer[:size])
-        except Exception:  # httptools raises its own kinds and re-raises ours
+        except Exception:  # of httptools, or raised by one of the callbacks
             if self.open and self._state is _READING and not self._refused:
-                self._refuse(self._app.malformed)
+                self._refuse(400, "the request is not valid HTTP")
 
     def on_url(self, url: bytes) -> None:
-        """Take (a part of) the request target."""
+        """Append a part of the request target."""
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take one header; names come in any case. Trailers are not headers: the gateway has not looked at them."""
+        """Append a header. Trailers are ignored, because the gateway does not check them."""
         name = name.lower()
-        if name != SECRET_HEADER and not self._headers_read:  # the supervisor has looked at that one
+        if name != SECRET_HEADER and not self._headers_read:
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Read what we need of the headers; let a waiting client send its body."""
+        """Extract the headers that matter here, and let a waiting client send its body."""
         self._headers_read = True
         headers = dict(self.headers)
         self.content_type = headers.get(b"content-type")
         self.request_id = headers.get(b"x-cortex-request-id", b"")
-        self.asks_for_info = b"x-cortex-info" in headers
+        self.requests_info = b"x-cortex-info" in headers
         if b"expect" in headers:
             self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, data: bytes) -> None:
-        """Take a part of the body."""
+        """Append a part of the body."""
         if self._refused:
             return
         self._body_bytes += len(data)
-        if self._body_bytes > self._app.max_body_bytes:
-            self._refuse(self._app.too_large)
+        if self._body_bytes > self._pool.max_body_bytes:
+            self._refuse(413, f"the request body is larger than {self._pool.max_body_bytes} bytes")
             return
         self._body.append(data)
 
     def on_message_complete(self) -> None:
-        """Hand the request over."""
+        """Pass the complete request to the application."""
         if not self._refused:
-            self._app.handle(self)
+            self._handle(self)
 
-    def _refuse(self, answer: Callable[[Connection], None]) -> None:
+    def _refuse(self, status: int, message: str) -> None:
+        """Respond with an error before the request is complete; the connection closes after it."""
         self._refused = self._close_after = True
         self._body.clear()
-        answer(self)
+        self.respond_error(status, message)
 
-    def _reset(self) -> None:  # the moments are those of `recorder.Timed`
+    def _reset(self) -> None:
         self.url = b""
         self.content_type = None
         self.request_id = b""
-        self.asks_for_info = False
+        self.requests_info = False
         self.headers: list[Header] = []
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._headers_read = False
         self._refused = False
+        # Times of the request, monotonic; see `RequestRecorder.finish`.
         self.arrived_ns = self.batched_ns = self.started_ns = self.returned_ns = 0
 
     # Writing.
 
-    def answer(
-        self, status: int, media_type: bytes | None, body: bytes, headers: tuple[Header, ...] = (), timing: bytes = b""
-    ) -> None:
-        """Write a whole answer and make the connection ready for the next request; `timing` is a line of its head."""
+    def respond(self, status: int, media_type: bytes | None, body: bytes, headers: tuple[Header, ...] = ()) -> None:
+        """Write a complete response; the connection is then ready for the next request."""
         if not self.open:
             return
-        if status in BODILESS:
+        if status in _BODILESS:
             body = b""
-        start = b"%b%bcontent-length: %d\r\n\r\n" % (head(status, media_type, headers), timing, len(body))
+        start = b"%b%bcontent-length: %d\r\n\r\n" % (
+            _head(status, media_type, headers),
+            self._timing(status),
+            len(body),
+        )
         if len(body) < _JOIN_BYTES:
             self._send(start + body)
         else:
             self._send(start)
             self._send(body)
-        self._finish()
+        self._finish_response()
 
-    def start_stream(
-        self, status: int, media_type: bytes | None, headers: tuple[Header, ...] = (), timing: bytes = b""
-    ) -> None:
-        """Begin an answer whose length is not known."""
+    def respond_error(self, status: int, message: str, headers: tuple[Header, ...] = ()) -> None:
+        """Write a JSON error response."""
+        self.respond(status, b"application/json", error_body(message, self.request_id.decode("latin-1")), headers)
+
+    def start_stream(self, status: int, media_type: bytes | None, headers: tuple[Header, ...] = ()) -> None:
+        """Begin a response of unknown length."""
         if self.open:
-            self._close_after = status in BODILESS  # what chunks it has must not be taken for the next answer
-            self.set_state(ConnectionState.ANSWERING)
-            self._send(head(status, media_type, headers) + timing + b"transfer-encoding: chunked\r\n\r\n")
+            self._close_after = status in _BODILESS  # its chunks must not be parsed as the next response
+            timing = self._timing(status)
+            self._set_state(ConnectionState.ANSWERING)
+            self._send(_head(status, media_type, headers) + timing + b"transfer-encoding: chunked\r\n\r\n")
 
     def stream(self, chunk: bytes) -> None:
-        """Write a piece of such an answer."""
+        """Write a chunk of a response of unknown length."""
         if self.open and chunk:
             self._send(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
     def end_stream(self) -> None:
-        """End such an answer."""
+        """End a response of unknown length."""
         if self.open:
             self._send(b"0\r\n\r\n")
-            self._finish()
+            self._finish_response()
 
     @property
     def unsent_bytes(self) -> int:
-        """How much waits here for the gateway to take it."""
+        """Return the number of bytes that the gateway has not taken yet."""
         return sum(map(len, self._backlog))
 
     async def flushed(self) -> None:
-        """Wait until the gateway has taken everything, or is gone."""
+        """Wait until the gateway has taken everything or disconnected."""
         if self._backlog and self.open:
             self._flushed = asyncio.Event()
             await self._flushed.wait()
+
+    def _timing(self, status: int) -> bytes:
+        """Count the response; return its `Server-Timing` header line."""
+        return self._recorder.finish(status, self.arrived_ns, self.batched_ns, self.started_ns, self.returned_ns)
 
     def _send(self, data: bytes) -> None:
         if not self.open:
@@ -373,11 +546,11 @@ class Connection:
         if self._state is _DRAINING:
             self._next_request()
 
-    def _finish(self) -> None:
+    def _finish_response(self) -> None:
         if not self.open:
             return
         if self._backlog:
-            self.set_state(_DRAINING)
+            self._set_state(_DRAINING)
         else:
             self._next_request()
 
@@ -387,13 +560,87 @@ class Connection:
             return
         self._reset()
         self._state = _IDLE
-        self._cells.set_state(self.index, _IDLE)
-        self._app.idle(self)
+        self._shared.set_state(self.index, _IDLE)
+        self._pool.on_idle(self)
 
     def _linger(self) -> None:
-        """Close once the peer has read the answer: closing over unread bytes would reset the connection."""
+        """Close after the peer has read the response: a close with unread input would reset the connection."""
         self._refused = True
-        self.set_state(_DRAINING)
+        self._set_state(_DRAINING)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
         self._loop.call_later(_LINGER_S, self.close)
+
+
+#: Clocks drift or are adjusted: minima older than two windows are discarded.
+_CLOCK_WINDOW_NS = 30_000_000_000
+_INFINITE_NS = 1 << 64
+
+
+class GatewayClock:
+    """Estimate of the clock offset of a gateway on another machine.
+
+    Of the requests of the last 30 to 60 seconds, the one with the smallest apparent wait is assumed not to have waited,
+    so its apparent wait is the clock offset. If every request waited, waits are underestimated: callers get more time
+    than their timeout, never less.
+    """
+
+    def __init__(self) -> None:
+        self._minimum_ns = _INFINITE_NS
+        self._previous_minimum_ns = _INFINITE_NS
+        self._offset_ns = 0  #: the smaller of both
+        self._window_ends_ns = 0
+
+    def waited_ns(self, apparent_ns: int, now_ns: int) -> int:
+        """Return the actual wait of a request that arrived `apparent_ns` ago by both clocks; `now_ns` is monotonic."""
+        if now_ns >= self._window_ends_ns:
+            self._previous_minimum_ns, self._minimum_ns = self._minimum_ns, apparent_ns
+            self._window_ends_ns = now_ns + _CLOCK_WINDOW_NS
+            self._offset_ns = min(self._minimum_ns, self._previous_minimum_ns)
+        elif apparent_ns < self._minimum_ns:
+            self._minimum_ns = apparent_ns
+            self._offset_ns = min(self._minimum_ns, self._previous_minimum_ns)
+        return apparent_ns - self._offset_ns
+
+
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+def error_body(message: str, request_id: str) -> bytes:
+    """Return the JSON body of an error response, `{"error", "request_id"}`."""
+    return json.dumps({"error": message, "request_id": request_id}).encode()
+
+
+def error_response(status: int, message: str, request_id: str) -> bytes:
+    """Return a complete error response that closes its connection."""
+    body = error_body(message, request_id)
+    retry = b"retry-after: 1\r\n" if status == 503 else b""
+    return b"%bcontent-type: application/json\r\n%bcontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
+        _STATUS_LINES[status],
+        retry,
+        len(body),
+        body,
+    )
+
+
+def _head(status: int, media_type: bytes | None, headers: tuple[Header, ...]) -> bytes:
+    """Return the head of a response without its framing headers and its final empty line."""
+    plain = _plain_head(status, media_type, int(time.time()))
+    return plain + b"".join(b"%b: %b\r\n" % header for header in headers) if headers else plain
+
+
+@lru_cache(maxsize=16)
+def _plain_head(status: int, media_type: bytes | None, second: int) -> bytes:
+    line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
+    content_type = b"content-type: %b\r\n" % media_type if media_type else b""
+    return line + _date(second) + content_type
+
+
+def _date(second: int) -> bytes:
+    # Not strftime, whose names follow the locale; not email.utils, which is slow to import.
+    year, month, day, hour, minute, second, weekday, *_ = time.gmtime(second)
+    date = f"{_DAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year} {hour:02}:{minute:02}:{second:02} GMT"
+    return f"date: {date}\r\n".encode()

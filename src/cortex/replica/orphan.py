@@ -1,8 +1,14 @@
-"""A worker whose supervisor died: it finishes what is inside it, and serves for as long as the gateway still sends.
+"""A request worker that outlives its supervisor: it finishes its requests, and serves while the gateway still sends.
 
-The gateway keeps its connections to a process open, and the operator needs a moment to take the route away. After that
-this process has no purpose: it ends once nothing came for a while. Nobody enforces deadlines on it any more, so it
-sets itself one.
+The gateway keeps its connections to a process open, and the operator needs a moment to remove the route. After that the
+process has no purpose, so it ends once no request has arrived for a while. No supervisor enforces deadlines any more,
+so the process limits its own remaining life, by three mechanisms of increasing quality:
+
+    when                                    what limits the process
+    the supervisor dies                     SIGALRM after 64 s, set by kernel and libc alone (`outlive_supervisor`)
+    the event loop notices the death        faulthandler ends the process at the orphan limit, from its own thread;
+                                            SIGALRM is postponed to the same time
+    no request for `_QUIET_CHECKS` checks   the event loop stops the process
 """
 
 from __future__ import annotations
@@ -21,18 +27,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cortex.replica.app import App
+from cortex.replica.shared_state import MAX_CONNECTIONS
 from cortex.replica.spec import ORPHAN_SERVES_S, ORPHAN_UNTENDED_S, orphan_limit_s
 
-#: Without a request for so many looks in a row, it ends.
-_QUIET_LOOKS = 5
-_LOOK_S = 0.05
-#: A process that dies closes its sockets a moment before it stops being a parent.
-_LOST_S = 1.0
-_CONFIRM_S = 0.01
+#: The process ends after this many checks in a row without a request.
+_QUIET_CHECKS = 5
+_CHECK_S = 0.05
+#: A dying process closes its sockets a moment before it stops being the parent of its children.
+_PARENT_EXIT_S = 1.0
+_PARENT_CHECK_S = 0.01
 
 _PR_SET_PDEATHSIG = 1
-#: The last real-time signal, which nothing else uses; its number is also a time, see `outlive_supervisor`.
-_DEATH_SIGNAL = ORPHAN_UNTENDED_S
+#: SIGRTMAX, which nothing else uses. Its number is the alarm's time in seconds: see `outlive_supervisor`.
+_PARENT_DEATH_SIGNAL = 64
+assert _PARENT_DEATH_SIGNAL == ORPHAN_UNTENDED_S
 _STDERR = 2
 
 _libc = ctypes.CDLL(None)
@@ -40,102 +48,116 @@ _libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
 _libc.signal.restype = ctypes.c_void_p
 
 
-class Output(Protocol):
-    """What this process prints, which its supervisor reads and logs for as long as it lives."""
+class InheritedOutput(Protocol):
+    """The output of this process, which its supervisor reads and logs while it lives."""
 
     def take_over(self) -> None:
-        """Log it from now on."""
+        """Log the output in this process from now on."""
 
     def finish(self) -> None:
-        """Log the rest, if it was taken over."""
+        """Log the rest, if the output was taken over."""
 
 
 @dataclass(frozen=True)
-class Estate:
-    """What a process needs of its supervisor's once that is dead."""
+class Inheritance:
+    """Resources of the supervisor that a worker takes over if the supervisor dies."""
 
-    output: Output
-    listener: socket.socket | None  #: where its connections come in, if it may accept them
+    output: InheritedOutput
+    listener: socket.socket | None  #: accepts the worker's connections; None if the worker may not accept any
 
 
 def outlive_supervisor() -> None:
-    """Have the supervisor's death not end this process at once. Call it on the thread that came out of the fork."""
-    # A handler gets the number of its signal, and so does `alarm` as one: from the supervisor's death on, SIGALRM ends
-    # this process after 64 seconds. The kernel and libc do that alone: it works in a call that keeps the interpreter
-    # lock for ever. `Orphan` sets a better limit as soon as Python runs; where user code handles SIGALRM, the only one.
-    _libc.signal(_DEATH_SIGNAL, ctypes.cast(_libc.alarm, ctypes.c_void_p))
-    _libc.prctl(_PR_SET_PDEATHSIG, _DEATH_SIGNAL)
+    """Survive the supervisor's death for at most 64 s. Call it on the thread that returned from the fork.
+
+    The limit must hold even if this process is stuck in C code and never runs Python again, so no Python handler can
+    set it. Instead, libc's `alarm` itself is the signal handler:
+
+    1. `prctl(PR_SET_PDEATHSIG, 64)`: when the supervisor dies, the kernel sends signal 64.
+    2. `signal(64, alarm)`: the handler is `alarm`. Its argument is the signal number, so this calls `alarm(64)`.
+    3. After 64 s the kernel sends SIGALRM, whose default action ends the process.
+
+    `Orphan` replaces this limit as soon as Python runs. If user code handles SIGALRM, only the limit of `Orphan` holds.
+    """
+    _libc.signal(_PARENT_DEATH_SIGNAL, ctypes.cast(_libc.alarm, ctypes.c_void_p))
+    _libc.prctl(_PR_SET_PDEATHSIG, _PARENT_DEATH_SIGNAL)
 
 
 class Orphan:
-    """What a process does once its supervisor is gone; all of it on the event loop's thread but `finish`."""
+    """The behaviour of a process after its supervisor's death. Event-loop thread only, except for `finish`."""
 
     def __init__(
-        self,
-        app: App,
-        loop: asyncio.AbstractEventLoop,
-        output: Output,
-        take_waiting: Callable[[], None],
-        stop: Callable[[], None],
+        self, app: App, loop: asyncio.AbstractEventLoop, inheritance: Inheritance, stop: Callable[[], None]
     ) -> None:
-        """Make it before the supervisor may die.
-
-        `take_waiting` accepts what the supervisor would have, `stop` ends the process as its supervisor's word would.
-        """
+        """Create it while the supervisor is alive; `stop` ends the process in order."""
         self._app = app
         self._loop = loop
-        self._output = output
-        self._take_waiting = take_waiting
+        self._output = inheritance.output
+        self._listener = inheritance.listener
         self._stop = stop
         self._supervisor = os.getppid()
         self._lost_at = 0.0
         self._is_orphan = False
         self._retires_at = math.inf
-        self._answered = 0
-        self._quiet = 0
+        self._served = 0
+        self._quiet_checks = 0
 
-    def on_channel_lost(self) -> None:
-        """Learn that nothing will come from the supervisor any more."""
+    def begin(self) -> None:
+        """Begin once the channel to the supervisor is closed."""
         self._lost_at = time.monotonic()
-        self._confirm()
+        self._confirm_death()
 
-    def _confirm(self) -> None:
+    def finish(self) -> None:
+        """Log the rest of the output, at the end of the process."""
+        if self._is_orphan:
+            self._output.finish()
+
+    def _confirm_death(self) -> None:
         if os.getppid() != self._supervisor:
-            self._begin()
-        elif time.monotonic() - self._lost_at > _LOST_S:
-            os._exit(1)  # it lives, and gives the connections to another: the user's code broke the channel
+            self._serve_alone()
+        elif time.monotonic() - self._lost_at > _PARENT_EXIT_S:
+            os._exit(
+                1
+            )  # the supervisor lives and passes the connections to another process: user code broke the channel
         else:
-            self._loop.call_later(_CONFIRM_S, self._confirm)
+            self._loop.call_later(_PARENT_CHECK_S, self._confirm_death)
 
-    def _begin(self) -> None:
+    def _serve_alone(self) -> None:
         self._is_orphan = True
         limit_s = orphan_limit_s(self._app.timeout_s)
-        # Ends the process from a thread that needs no interpreter lock, and says where it hangs.
+        # Runs on a thread that needs no interpreter lock, and logs where the process hangs.
         faulthandler.dump_traceback_later(limit_s, exit=True, file=_STDERR)
-        _libc.signal(_DEATH_SIGNAL, signal.SIG_IGN)  # it may be about to come
+        _libc.signal(_PARENT_DEATH_SIGNAL, signal.SIG_IGN)  # it may not have been delivered yet
         if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
             _libc.alarm(math.ceil(limit_s) + 1)
-        self._take_waiting()
-        with contextlib.suppress(Exception):  # serving goes first
+        self._accept_waiting()
+        with contextlib.suppress(Exception):  # serving has priority
             self._output.take_over()
         self._retires_at = time.monotonic() + ORPHAN_SERVES_S
-        self._answered = self._app.answered
-        self._loop.call_later(_LOOK_S, self._look)
+        self._served = self._app.connections.served
+        self._loop.call_later(_CHECK_S, self._check)
 
-    def _look(self) -> None:
-        """End, or look again. Between two looks the event loop has read whatever lay in the sockets."""
-        answered, before = self._app.answered, self._answered
-        self._answered = answered
-        self._quiet = 0 if self._app.has_requests or answered != before else self._quiet + 1
-        if self._quiet >= _QUIET_LOOKS:
+    def _accept_waiting(self) -> None:
+        """Serve the connections that wait at the dead supervisor's socket, and refuse further ones."""
+        if self._listener is None:
+            return
+        with contextlib.suppress(OSError):  # no more connections are waiting
+            self._listener.shutdown(socket.SHUT_RDWR)
+            for number in range(MAX_CONNECTIONS):
+                # The supervisor assigned indexes from the other end; nothing reads the rows any more.
+                sock = self._listener.accept()[0]
+                self._app.connections.add(sock, MAX_CONNECTIONS - 1 - number, on_close=lambda connection: None)
+        self._listener.close()
+
+    def _check(self) -> None:
+        """Stop if there are no requests. Between two checks, the event loop reads whatever is in the sockets."""
+        connections = self._app.connections
+        served, before = connections.served, self._served
+        self._served = served
+        self._quiet_checks = 0 if connections.has_requests or served != before else self._quiet_checks + 1
+        if self._quiet_checks >= _QUIET_CHECKS:
             self._stop()
             return
         if time.monotonic() > self._retires_at:
             self._retires_at = math.inf
-            self._app.retire(lambda connection: None)  # letting go of a connection closes it: nobody else has it
-        self._loop.call_later(_LOOK_S, self._look)
-
-    def finish(self) -> None:
-        """Do what is left at the end of the process."""
-        if self._is_orphan:
-            self._output.finish()
+            connections.retire(lambda connection: None)  # no other process has it, so a released connection is closed
+        self._loop.call_later(_CHECK_S, self._check)

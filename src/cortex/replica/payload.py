@@ -1,19 +1,26 @@
-"""Turn a request's body into a payload, and what the user's code returned into a body.
+"""Bodies: parse the body of a request into a payload, encode a result of user code into a body.
 
-It knows content types and JSON, not connections. starlette is imported only once a request or a result needs it.
+The fast path is one call of orjson. Values that orjson rejects (numpy values, integers beyond 64 bits, other keys than
+strings) take a slow path, which either converts them or names the value that JSON cannot hold. numpy and starlette are
+slow to import: numpy is never imported here, starlette only once a request or a result needs it.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 import re
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+from datetime import date, datetime, time
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
 
 import orjson
 
 from cortex.errors import UserError
-from cortex.replica.json_values import dumps_slowly, from_numpy
 
 if TYPE_CHECKING:
     from starlette.datastructures import FormData, Headers, QueryParams
@@ -24,40 +31,61 @@ TEXT = b"text/plain; charset=utf-8"
 BYTES = b"application/octet-stream"
 JSON_LINES = b"application/x-ndjson"
 
-#: Parts of one form; more is an attack on the parser, not a form.
+#: Maximum number of parts of a form, against attacks on the parser.
 MAX_FORM_PARTS = 1000
 
 _FORM = b"application/x-www-form-urlencoded"
 _MULTIPART = b"multipart/form"
-_SERVERS_HEADERS = frozenset(
+_CONNECTION_HEADERS = frozenset(
     (b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"proxy-connection", b"upgrade")
 )
 _HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NOT_IN_HEADER = re.compile(rb"[\0\r\n]")
 _UTF8_BOM = b"\xef\xbb\xbf"
 
+_KEYS = orjson.OPT_NON_STR_KEYS
+
+#: Advice for types that JSON cannot hold, by `<top-level module>.<type name>`.
+_FIXES = {
+    "builtins.set": "return a list: list(value)",
+    "builtins.frozenset": "return a list: list(value)",
+    "builtins.bytes": "decode it, or encode it with base64",
+    "builtins.complex": "return its real and imaginary parts",
+    "decimal.Decimal": "return float(value) or str(value)",
+    "pandas.DataFrame": 'return value.to_dict("records")',
+    "pandas.Series": "return value.tolist()",
+    "torch.Tensor": "return value.tolist()",
+    "tensorflow.EagerTensor": "return value.numpy()",
+    "PIL.Image": "save it to bytes and return those",
+}
+_NUMBERS = frozenset(
+    ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
+    + ("bool", "bool_")  # numpy 2 and numpy 1
+)
+_ITEM_LIMIT = 60
+
 
 class BadBody(Exception):
-    """The body is not what its content type says: status 400; `str(error)` is for the caller."""
+    """A body that does not match its content type: status 400; `str(error)` is sent to the caller."""
 
 
 class Encoded(NamedTuple):
-    """An answer. `headers` leave out content-type and content-length, which the server writes."""
+    """An encoded result. `headers` exclude content-type and content-length, which the connection writes."""
 
     status: int
     media_type: bytes | None
     body: bytes
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    background: Callable[[], Awaitable[None]] | None = None  #: to be awaited once the answer is sent
-    response: Response | None = None  #: a starlette response that sends its own body: see `open_response`
+    background: Callable[[], Awaitable[None]] | None = None  #: runs after the response is sent
+    response: Response | None = None  #: a starlette response that sends its own body: see `streaming.open_response`
 
 
-#: Encoded(…) without the call of its Python-level constructor, which takes as long as encoding a small result.
+#: Bypasses the Python-level constructor of Encoded, which takes as long as encoding a small result.
 _new_encoded = tuple.__new__
 
 
 def parse(content_type: bytes | None, body: bytes, json_only: bool = False) -> Any:
-    """Return the payload: JSON, FormData, str, or bytes by content type; with `json_only`, JSON or None.
+    """Parse a body by its content type into JSON, FormData, str or bytes; with `json_only`, JSON or None.
 
     Raises: BadBody.
     """
@@ -77,8 +105,8 @@ def parse(content_type: bytes | None, body: bytes, json_only: bool = False) -> A
 
 
 def make_query_params(query: bytes) -> QueryParams:
-    """Return what follows the `?` as a multi-dict."""
-    from starlette.datastructures import QueryParams  # noqa: PLC0415 - slow to import, most methods don't ask
+    """Parse a query string into a multi-dict."""
+    from starlette.datastructures import QueryParams  # noqa: PLC0415 - slow to import, and few methods use it
 
     return QueryParams(query)
 
@@ -91,10 +119,10 @@ def make_headers(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def encode(result: Any, json_strings: bool = False) -> Encoded:
-    """Return the answer for what the user's method returned; with `json_strings`, a str is a JSON string.
+    """Encode a result of user code; with `json_strings`, a str becomes a JSON string instead of plain text.
 
-    numpy scalars and arrays become numbers and lists; NaN and infinities, which JSON lacks, become null.
-    Raises: UserError, naming the place of a value that JSON can't hold.
+    numpy scalars and arrays become numbers and lists; NaN and infinities become null.
+    Raises: UserError, which names the path of a value that JSON cannot hold.
     """
     kind = type(result)
     if kind is dict or kind is list:
@@ -103,23 +131,23 @@ def encode(result: Any, json_strings: bool = False) -> Encoded:
         return Encoded(200, TEXT, _encode_text(result))
     if isinstance(result, bytes | bytearray | memoryview):
         return Encoded(200, BYTES, bytes(result))
-    responses = sys.modules.get("starlette.responses")  # not imported: then no result can be one
+    responses = sys.modules.get("starlette.responses")  # if it is not imported, no result can be a response
     if responses is not None and isinstance(result, responses.Response):
         return _encode_response(result, responses.Response)
     return Encoded(200, JSON, encode_json(result))
 
 
 def encode_json(result: Any) -> bytes:
-    """Return JSON; one call of orjson for whatever it can do, the slow way for the rest."""
+    """Encode a value as JSON: one call of orjson if possible, the slow way otherwise."""
     try:
-        return orjson.dumps(result, from_numpy)
+        return orjson.dumps(result, _encode_numpy)
     except TypeError:
-        pass  # what is raised from here on must not look like a consequence of this
-    return dumps_slowly(result)
+        pass  # leave the handler first: exceptions of the slow way must not have this one as context
+    return _encode_json_slowly(result)
 
 
 def encode_chunk(item: Any) -> bytes:
-    """Return one item of a stream: bytes and str as they are, anything else as a line of JSON."""
+    """Encode one item of a stream: bytes and str unchanged, anything else as a line of JSON."""
     if isinstance(item, str):
         return _encode_text(item)
     if isinstance(item, bytes | bytearray | memoryview):
@@ -128,16 +156,16 @@ def encode_chunk(item: Any) -> bytes:
 
 
 def stream_media_type(first: Any) -> bytes:
-    """Return the content type of a stream by its first item."""
+    """Return the content type of a stream, which its first item determines."""
     if isinstance(first, str):
         return TEXT
     return BYTES if isinstance(first, bytes | bytearray | memoryview) else JSON_LINES
 
 
-def checked_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the headers of an answer, in lower case, less those that are the server's own business.
+def validate_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[bytes, bytes], ...]:
+    """Validate the head of a response; return its headers in lower case, without those the connection writes itself.
 
-    Raises: UserError for what is not HTTP: the gateway would wait for more, or take a part for another answer.
+    Raises: UserError for a status or header that is not valid HTTP, which would desynchronize the gateway.
     """
     if not isinstance(status, int) or not 200 <= status <= 599:
         raise UserError(f"the response has the status {status!r}; use one from 200 to 599")
@@ -147,7 +175,7 @@ def checked_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> tuple[t
             raise UserError(f"the response has a header with the name {name!r}; use letters, digits and dashes")
         if not isinstance(value, bytes) or _NOT_IN_HEADER.search(value):
             raise UserError(f"the value of the response's header {name.decode()!r} is not one line of text")
-        if (name := name.lower()) not in _SERVERS_HEADERS:
+        if (name := name.lower()) not in _CONNECTION_HEADERS:
             kept.append((name, value))
     return tuple(kept)
 
@@ -170,7 +198,7 @@ def _parse_text(content_type: bytes, body: bytes) -> str:
             charset = value.strip().strip(b"\"'").decode("ascii", "replace")
     try:
         return body.decode(charset)
-    except (LookupError, ValueError):  # ValueError: undecodable, or a NUL in the charset's name
+    except (LookupError, ValueError):  # ValueError: undecodable body, or a NUL in the charset name
         raise BadBody(f"the body is not {charset[:40]!r} text") from None
 
 
@@ -178,18 +206,18 @@ def _parse_form(kind: bytes, content_type: bytes, body: bytes) -> FormData:
     from starlette.datastructures import Headers  # noqa: PLC0415 - slow to import, most requests are JSON
     from starlette.formparsers import FormParser, MultiPartException, MultiPartParser  # noqa: PLC0415 - as above
 
-    async def whole_body() -> AsyncGenerator[bytes, None]:
+    async def body_chunks() -> AsyncGenerator[bytes, None]:
         yield body
 
     headers = Headers(raw=[(b"content-type", content_type)])
-    # The body is in memory, and bounded, already: a size limit of one part, or a spill to disk, would add nothing.
+    # The body is in memory and bounded already, so a size limit per part or spooling to disk would gain nothing.
     size = len(body) + 1
     parser: FormParser | MultiPartParser
     if kind == _FORM:
-        parser = FormParser(headers, whole_body(), max_fields=MAX_FORM_PARTS, max_part_size=size)
+        parser = FormParser(headers, body_chunks(), max_fields=MAX_FORM_PARTS, max_part_size=size)
     else:
         parser = MultiPartParser(
-            headers, whole_body(), max_files=MAX_FORM_PARTS, max_fields=MAX_FORM_PARTS, max_part_size=size
+            headers, body_chunks(), max_files=MAX_FORM_PARTS, max_fields=MAX_FORM_PARTS, max_part_size=size
         )
         parser.spool_max_size = size
     try:
@@ -199,7 +227,7 @@ def _parse_form(kind: bytes, content_type: bytes, body: bytes) -> FormData:
 
 
 def _run_without_loop(coroutine: Coroutine[Any, Any, FormData]) -> FormData:
-    """Finish a coroutine that never waits, which lets a form be parsed in any thread, without a loop."""
+    """Run a coroutine that never waits, on any thread, without an event loop."""
     try:
         coroutine.send(None)
     except StopIteration as stop:
@@ -212,17 +240,153 @@ def _encode_text(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as exc:
-        raise UserError(f"the text that was returned can't be sent as UTF-8: {exc.reason}") from None
+        raise UserError(f"the returned text cannot be encoded as UTF-8: {exc.reason}") from None
 
 
 def _encode_response(response: Response, plain: type[Response]) -> Encoded:
     headers: list[tuple[bytes, bytes]] = []
     media_type = None
-    for name, value in checked_head(response.status_code, response.raw_headers):
+    for name, value in validate_head(response.status_code, response.raw_headers):
         if name == b"content-type":
             media_type = value
         else:
             headers.append((name, value))
-    if type(response).__call__ is not plain.__call__:  # streams, files, and subclasses that send by themselves
+    if type(response).__call__ is not plain.__call__:  # streams, files, and subclasses that send their own body
         return Encoded(response.status_code, media_type, b"", tuple(headers), None, response)
     return Encoded(response.status_code, media_type, bytes(response.body), tuple(headers), response.background)
+
+
+def _encode_numpy(value: Any) -> orjson.Fragment:
+    """Return the JSON of a plain numpy number or array; the `default` hook of orjson.
+
+    `OPT_SERIALIZE_NUMPY` is not used for the whole result, because it writes wrong dates and invalid JSON for NaT in
+    arrays of datetime64. Raises: TypeError for everything else, which `_encode_json_slowly` handles.
+    """
+    name = type(value).__name__
+    if type(value).__module__ != "numpy" or (name != "ndarray" and name not in _NUMBERS):
+        raise TypeError
+    if name == "ndarray":
+        if value.dtype.kind not in "biuf":
+            raise TypeError
+        value = value if value.flags.c_contiguous else value.copy(order="C")
+    return orjson.Fragment(orjson.dumps(value, None, orjson.OPT_SERIALIZE_NUMPY))
+
+
+def _encode_json_slowly(value: Any) -> bytes:
+    """Return JSON for a value that orjson rejects, by visiting every value in it.
+
+    Raises: UserError, which names the path of the first value that JSON cannot hold.
+    """
+    try:
+        return orjson.dumps(value, _encode_numpy, _KEYS)
+    except TypeError:
+        pass
+    try:
+        plain = _PlainCopy().convert(value, "result")
+        try:
+            return orjson.dumps(plain)
+        except TypeError:  # numbers beyond 64 bits, lone surrogates, deeper than orjson goes
+            return json.dumps(plain, separators=(",", ":"), allow_nan=False).encode()
+    except RecursionError:
+        raise UserError("the result is nested too deeply for JSON") from None
+
+
+def _describe_type(value: Any) -> str:
+    """Return the name of a value's type, with its module unless it is a built-in."""
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+class _PlainCopy:
+    """Conversion of a value into plain dicts, lists, strings and numbers."""
+
+    def __init__(self) -> None:
+        self._inside: set[int] = set()
+        numpy: Any = sys.modules.get("numpy")
+        self._numpy: Any = numpy if hasattr(numpy, "ndarray") else None
+
+    def convert(self, value: Any, path: str) -> Any:
+        if value is None or isinstance(value, bool | str):
+            return value.value if isinstance(value, Enum) else value
+        if isinstance(value, Enum):
+            return self.convert(value.value, path)
+        if isinstance(value, int):
+            return int(value)
+        if isinstance(value, float):
+            return float(value) if math.isfinite(value) else None
+        if isinstance(value, dict):
+            return self._nested(value, path, self._convert_dict)
+        if isinstance(value, list | tuple):
+            return self._nested(value, path, self._convert_list)
+        return self._convert_other(value, path)
+
+    def _nested(self, value: Any, path: str, convert: Callable[[Any, str], Any]) -> Any:
+        if id(value) in self._inside:
+            raise UserError(f"{path} contains itself, which JSON cannot represent")
+        self._inside.add(id(value))
+        try:
+            return convert(value, path)
+        finally:
+            self._inside.discard(id(value))
+
+    def _convert_dict(self, value: dict[Any, Any], path: str) -> dict[str, Any]:
+        return {self._key(key, path): self.convert(item, f"{path}[{_shorten(key)}]") for key, item in value.items()}
+
+    def _convert_list(self, value: list[Any], path: str) -> list[Any]:
+        return [self.convert(item, f"{path}[{index}]") for index, item in enumerate(value)]
+
+    def _convert_other(self, value: Any, path: str) -> Any:
+        if self._numpy is not None and isinstance(value, self._numpy.ndarray | self._numpy.generic):
+            return self._convert_numpy(value, path)
+        if isinstance(value, datetime | date | time | UUID):
+            return str(value) if isinstance(value, UUID) else value.isoformat()
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+            return self._nested(fields, path, self._convert_dict)
+        raise _not_serializable(value, path)
+
+    def _convert_numpy(self, value: Any, path: str) -> Any:
+        numpy = self._numpy
+        if value.dtype.kind == "m":
+            raise _not_serializable(value, path)
+        if value.dtype.kind == "M":
+            unit = numpy.datetime_data(value.dtype)[0]
+            shown = "s" if unit in ("Y", "M", "W", "D", "h", "m") else unit  # orjson shows at least seconds, too
+            return _nulls(numpy.datetime_as_string(value, unit=None if unit == "generic" else shown).tolist())
+        if value.dtype.char == "g":  # longdouble has no corresponding Python type
+            return self.convert(value.astype(numpy.float64).tolist(), path)
+        return self.convert(value.tolist(), path)
+
+    def _key(self, key: Any, path: str) -> str:
+        if self._numpy is not None and isinstance(key, self._numpy.generic):
+            key = key.item()
+        if isinstance(key, Enum):
+            key = key.value
+        if isinstance(key, str):
+            return str(key)
+        if key is None or isinstance(key, bool | int | float | datetime | date | time | UUID):
+            try:
+                return str(next(iter(orjson.loads(orjson.dumps({key: None}, None, _KEYS)))))
+            except TypeError:
+                return str(key)  # beyond 64 bits
+        raise UserError(
+            f"{path} has a key that is not valid in JSON: {_shorten(key)} ({_describe_type(key)}); use str(key)"
+        )
+
+
+def _nulls(texts: Any) -> Any:
+    """Replace NaT by null in nested lists."""
+    if isinstance(texts, list):
+        return [_nulls(text) for text in texts]
+    return None if texts == "NaT" else texts
+
+
+def _not_serializable(value: Any, path: str) -> UserError:
+    kind = type(value)
+    fix = _FIXES.get(f"{kind.__module__.partition('.')[0]}.{kind.__name__}", "return numbers, strings, lists and dicts")
+    return UserError(f"{path}: {_describe_type(value)} is not JSON serializable; {fix}")
+
+
+def _shorten(key: Any) -> str:
+    text = repr(key)
+    return text if len(text) <= _ITEM_LIMIT else text[: _ITEM_LIMIT - 1] + "…"

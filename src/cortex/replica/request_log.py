@@ -1,11 +1,13 @@
-"""Joins what user code prints to the request that it is printed for: the streams of a worker mark their lines.
+"""Log of a worker process: lines that user code prints carry the id of the request they were printed for.
 
-A line of a request begins with MARK, the request's id and END, which the supervisor takes off. MARK can't be guessed:
-callers whose input user code prints can't have a line pass for one of another request. Standard library only.
+Standard output and error of a worker prefix each line of a request with MARK, the request id and END, which the
+supervisor removes. MARK cannot be guessed, so a caller whose input is printed cannot forge a line of another request.
+Standard library only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -14,34 +16,34 @@ import sys
 import threading
 from contextvars import ContextVar
 
-#: The id of the request that the current call is for; empty outside of calls. Calls set it and nobody resets it: only
+#: The id of the request of the current call; empty outside of calls. Calls set it and never reset it, because only
 #: calls run in those contexts.
 REQUEST: ContextVar[bytes] = ContextVar("cortex_request", default=b"")
-#: Around the id, at the start of a line. Each supervisor has its own; its workers know it because they are forked.
+#: Delimiters of the id at the start of a line. Random per supervisor; its workers inherit them by being forked.
 MARK, END = f"\x1e{secrets.token_hex(8)}:", "\x1f"
 
-#: What an id may be; others are not written.
+#: Pattern of a request id; other ids are not written.
 ID = "[!-~]{1,64}"
 _ID = re.compile(ID.encode())
-#: So many cut lines are remembered.
+#: Requests with an interrupted line that are tracked.
 _MAX_CUT = 1000
 
 
 class RequestStream(io.TextIOWrapper):
-    """Standard output or error of a worker. Threads and tasks may print at once: each line is of one request."""
+    """Standard output or error of a worker. Threads and tasks may print concurrently; each line is of one request."""
 
-    _owner = b""  #: whose line it is that is not complete
-    _is_open = False  #: a line is not complete
+    _owner = b""  #: request id of the incomplete line
+    _is_open = False  #: the last line is incomplete
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
         encoding, errors = stream.encoding, stream.errors
         super().__init__(stream.detach(), encoding, errors, newline="\n", line_buffering=True)
-        self._cut: set[bytes] = set()  #: requests whose incomplete line was ended for another's
+        self._cut: set[bytes] = set()  #: requests whose incomplete line was ended for a line of another
         self._renew_lock()
         os.register_at_fork(after_in_child=self._renew_lock)
 
     def write(self, text: str) -> int:
-        """Write, and say of each line whose it is."""
+        """Write text and prefix each of its lines with the id of the current request."""
         owner = REQUEST.get()
         if owner and not _ID.fullmatch(owner):
             owner = b""
@@ -62,7 +64,7 @@ class RequestStream(io.TextIOWrapper):
             self._is_open = False
         if not self._is_open and owner in self._cut:
             self._cut.discard(owner)
-            text = text.removeprefix("\n")  # its line was ended already
+            text = text.removeprefix("\n")  # the line was ended already
         if len(self._cut) > _MAX_CUT:
             self._cut.clear()
         if not text:
@@ -75,14 +77,20 @@ class RequestStream(io.TextIOWrapper):
         return marked
 
     def _renew_lock(self) -> None:
-        self._lock = threading.RLock()  # a signal's handler may print while its thread does
+        self._lock = threading.RLock()  # a signal handler may print while its thread prints
+
+
+def write_log(text: str) -> None:
+    """Write to the replica's log. Never raises, even if user code has replaced `sys.stderr`."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(text)
 
 
 def mark_streams() -> None:
-    """Have standard output and error of this process say whose their lines are."""
+    """Replace standard output and error of this process by streams that prefix lines with request ids."""
     for name in ("stdout", "stderr"):
         inherited = getattr(sys, name)
-        # Made anew, as the inherited one knows whether its descriptor can seek from when that was another file.
+        # A new object: the inherited one has cached whether its descriptor is seekable, which was another file then.
         fresh = open(inherited.fileno(), "w", encoding=inherited.encoding, errors=inherited.errors, closefd=False)  # noqa: PTH123, SIM115
         stream = RequestStream(fresh)
         setattr(sys, name, stream)

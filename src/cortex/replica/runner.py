@@ -1,7 +1,7 @@
-"""Where the user's synchronous code runs: inline on the event loop while it is quick, on threads once it is slow.
+"""Execution of synchronous user code: inline on the event loop while calls are quick, on threads once they are slow.
 
-The user's code stays on the main thread in both cases (libraries keep state per thread); it is the event loop that
-moves to a thread of its own. It knows nothing of requests.
+User code stays on the main thread in both modes, because libraries keep state per thread; the event loop moves to a
+thread of its own instead.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 
-#: A call that averages more than this leaves the event loop.
+#: Inline mode ends once the average call takes longer than this.
 SLOW_NS = 1_000_000
-#: Calls must average less than this to come back, so that the mode does not flap.
+#: Inline mode returns once the average call takes less than this, so that the mode does not flap …
 QUICK_NS = 500_000
-#: … over at least so many calls.
+#: … and after at least this many calls.
 QUICK_CALLS = 64
 #: Weight of the newest call in the average: 1/8.
 _AVERAGE_SHIFT = 3
 
-Task = Callable[[], None]
+RunnerTask = Callable[[], None]
 
 
 class Runner:
-    """Owns the main thread: `run` returns only after `stop`.
+    """Runs the event loop and synchronous calls; owns the main thread.
 
-    `submit` and `record` belong to the event loop's thread; `wake` may be called from any thread.
+    `submit` and `record` are for the event-loop thread; `wake` may be called from any thread.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, threads: int, always_threads: bool = False) -> None:
@@ -35,12 +35,12 @@ class Runner:
         self._may_inline = not always_threads
         self._loop = loop
         self._threads = threads
-        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
+        self._tasks: SimpleQueue[RunnerTask | None] = SimpleQueue()
         self._average_ns = 0
         self._calls_in_mode = 0
         self._stopping = False
         self._leaving = False
-        self._done: deque[Task] = deque()
+        self._done: deque[RunnerTask] = deque()
         self._wake_pending = False
 
     def run(self) -> None:
@@ -54,20 +54,20 @@ class Runner:
             else:
                 self._run_threads()
                 self._run_rest()
-                # Only now is the loop this thread's; until here calls were queued.
+                # Only now does the loop run on this thread; calls were queued until here.
                 self.inline = self._may_inline
 
     def stop(self) -> None:
-        """End `run` once the calls already submitted are done; called on the event loop."""
+        """Make `run` return after the calls already submitted; on the event-loop thread."""
         self._stopping = True
         self._leave()
 
-    def submit(self, task: Task) -> None:
+    def submit(self, task: RunnerTask) -> None:
         """Queue a call for the threads; only while not `inline`."""
         self._tasks.put(task)
 
     def record(self, duration_ns: int, may_switch: bool) -> None:
-        """Count a finished call; leave or enter inline mode where the average says so and `may_switch` allows."""
+        """Record the duration of a call; change the mode if the average requires it and `may_switch` allows it."""
         self._average_ns += (duration_ns - self._average_ns) >> _AVERAGE_SHIFT
         self._calls_in_mode += 1
         if self.inline:
@@ -82,8 +82,8 @@ class Runner:
         if self.inline:
             self._leave()
 
-    def wake(self, task: Task) -> None:
-        """Run `task` on the event loop; calls from threads that finish together are woken together."""
+    def wake(self, task: RunnerTask) -> None:
+        """Run `task` on the event loop; tasks of threads that finish together share one wakeup."""
         self._done.append(task)
         if not self._wake_pending:
             self._wake_pending = True
@@ -95,7 +95,7 @@ class Runner:
             self._done.popleft()()
 
     def _leave(self) -> None:
-        """End the present mode after this turn of the loop; what still comes in the turn is queued."""
+        """End the current mode after this iteration of the loop; calls that begin in the rest of it are queued."""
         if self._leaving:
             return
         self._leaving = True

@@ -1,7 +1,7 @@
-"""The shared memory in which a worker writes, per connection, what it is doing; its supervisor reads it.
+"""Memory that a request worker shares with its supervisor: the state of each connection, and its current request.
 
-It survives the worker's death, so the supervisor knows which requests were inside, and it is written with plain
-stores, so it is right even while the worker is stuck in C code and holds the interpreter lock.
+It survives the worker, so that the supervisor finds out which requests were running when it died. It is written with
+plain stores, so that it is correct even while the worker is stuck in C code and holds the interpreter lock.
 """
 
 from __future__ import annotations
@@ -9,86 +9,137 @@ from __future__ import annotations
 import mmap
 from enum import IntEnum
 
-from cortex.replica.request_journal import KeptRequests
-
-#: Connections that one process can hold, those of slow clients included.
+#: Connections that one process can have, including those of slow clients.
 MAX_CONNECTIONS = 8192
+#: Larger requests, head and body together, are not kept in the journal.
+MAX_JOURNAL_BYTES = 256 * 1024
 
+_WORD = 8
+# Words of a row, then the bytes of the request id.
+_STATE, _DEADLINE, _ID_BYTES, _BATCH = range(4)
 _ROW_BYTES = 80
-_ROW_CELLS = _ROW_BYTES // 8
+_ROW_WORDS = _ROW_BYTES // _WORD
 _ID_OFFSET = 32
 _ID_MAX_BYTES = _ROW_BYTES - _ID_OFFSET
+#: Pages that are never written take no memory; MAP_NORESERVE keeps the kernel from reserving all of them.
+_MAP_NORESERVE = 0x4000
 
 
 class ConnectionState(IntEnum):
-    """What the request on one connection is at."""
+    """State of the request on a connection. `replica.http` has the transitions."""
 
-    IDLE = 0  #: no byte of a request was read; whatever lies in the socket can be read by a successor
-    READING = 1  #: part of a request was read
-    QUEUED = 2  #: read whole; waits for its turn
-    RUNNING = 3  #: the user's code has it, and no byte of the answer was written
-    ANSWERING = 4  #: the answer has begun and the user's code still produces it
-    DRAINING = 5  #: the user's code is done; the client has yet to take the answer
-    AGAIN = 6  #: a process died with a request inside, which is kept; the next one is to begin with it
+    IDLE = 0  #: no byte of a request has been read; a successor can read what is in the socket
+    READING = 1  #: part of a request has been read
+    QUEUED = 2  #: a complete request waits for a slot or a batch
+    RUNNING = 3  #: user code runs, and no byte of the response has been written
+    ANSWERING = 4  #: user code produces a streaming response that has begun
+    DRAINING = 5  #: user code has finished, and the client has yet to take the rest of the response
+    AGAIN = 6  #: a process died with the request, which is in the journal: the next process begins with it
 
 
-#: Plain numbers: an enumeration's member would have to be turned into one for each request.
+#: Plain integers, because converting a member of an enumeration takes time on the path of every request.
 _QUEUED, _RUNNING = int(ConnectionState.QUEUED), int(ConnectionState.RUNNING)
 
 
-class Cells:
-    """Rows of one process: state, deadline (monotonic ns), batch, request id; one row per connection index."""
+class SharedConnectionState:
+    """One row per connection index: state, deadline (monotonic ns), batch number, request id."""
 
-    def __init__(self, keeps_requests: bool = False) -> None:
-        #: The requests themselves, for APIs that batch.
-        self.kept = KeptRequests(MAX_CONNECTIONS) if keeps_requests else None
+    def __init__(self, has_journal: bool = False) -> None:
+        """Allocate the memory; APIs that batch have a journal."""
+        self.journal = RequestJournal(MAX_CONNECTIONS) if has_journal else None
         self._memory = mmap.mmap(-1, MAX_CONNECTIONS * _ROW_BYTES)
         self._bytes = memoryview(self._memory)
-        self._cells = self._bytes.cast("q")
+        self._words = self._bytes.cast("q")
 
     def clear(self, index: int) -> None:
-        """Make a row that of a new, idle connection."""
-        self._cells[index * _ROW_CELLS] = ConnectionState.IDLE
+        """Initialize the row of a new connection."""
+        self._words[index * _ROW_WORDS] = ConnectionState.IDLE
 
     def state(self, index: int) -> ConnectionState:
-        """Return what the connection is at."""
-        return ConnectionState(self._cells[index * _ROW_CELLS])
+        """Return the state of a connection."""
+        return ConnectionState(self._words[index * _ROW_WORDS])
 
     def set_state(self, index: int, state: int) -> None:
-        """Say what the connection is at."""
-        self._cells[index * _ROW_CELLS] = state
+        """Set the state of a connection."""
+        self._words[index * _ROW_WORDS] = state
 
     def begin(self, index: int, deadline_ns: int, request_id: bytes) -> None:
-        """Say that the user's code gets this request now, and until when (monotonic ns) it may keep it."""
-        base = index * _ROW_CELLS
-        self._cells[base + 1] = deadline_ns
+        """Set the request id and the deadline of a connection, and its state to RUNNING."""
+        base = index * _ROW_WORDS
+        self._words[base + _DEADLINE] = deadline_ns
         length = min(len(request_id), _ID_MAX_BYTES)
-        self._cells[base + 2] = length
-        self._cells[base + 3] = 0
+        self._words[base + _ID_BYTES] = length
+        self._words[base + _BATCH] = 0
         start = index * _ROW_BYTES + _ID_OFFSET
         self._bytes[start : start + length] = request_id[:length]
-        self._cells[base] = _RUNNING
+        self._words[base] = _RUNNING
 
-    def join(self, index: int, batch: int) -> None:
-        """Say that the user's code gets this request now, with the others of a batch; 0: it does not have it now."""
-        base = index * _ROW_CELLS
-        self._cells[base + 3] = batch
-        self._cells[base] = _RUNNING if batch else _QUEUED
+    def set_batch(self, index: int, batch: int) -> None:
+        """Set the batch in which a request runs; 0: it runs in none and is QUEUED."""
+        base = index * _ROW_WORDS
+        self._words[base + _BATCH] = batch
+        self._words[base] = _RUNNING if batch else _QUEUED
 
     def batch(self, index: int) -> int:
-        """Return the number of the batch in which the request runs; 0 if it runs in none."""
-        return self._cells[index * _ROW_CELLS + 3]
+        """Return the number of the batch in which a request runs; 0 for none."""
+        return self._words[index * _ROW_WORDS + _BATCH]
 
     def extend(self, index: int, deadline_ns: int) -> None:
-        """Move the deadline of a streaming answer."""
-        self._cells[index * _ROW_CELLS + 1] = deadline_ns
+        """Move the deadline of a request."""
+        self._words[index * _ROW_WORDS + _DEADLINE] = deadline_ns
 
     def deadline_ns(self, index: int) -> int:
-        """Return until when (monotonic ns) the call may run; meaningless unless RUNNING or ANSWERING."""
-        return self._cells[index * _ROW_CELLS + 1]
+        """Return the deadline of a call; meaningless unless RUNNING or ANSWERING."""
+        return self._words[index * _ROW_WORDS + _DEADLINE]
 
     def request_id(self, index: int) -> str:
-        """Return the id of the last request that ran on the connection."""
+        """Return the id of the last request that ran on a connection."""
         start = index * _ROW_BYTES + _ID_OFFSET
-        length = self._cells[index * _ROW_CELLS + 2]
+        length = self._words[index * _ROW_WORDS + _ID_BYTES]
         return bytes(self._bytes[start : start + length]).decode("latin-1")
+
+
+class RequestJournal:
+    """The bytes of the last request of each connection, from which the next process can run it again.
+
+    APIs that batch have one: when a batch kills its process, any of its requests may be the cause.
+    """
+
+    def __init__(self, connections: int) -> None:
+        flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        self._memory = memoryview(mmap.mmap(-1, connections * (_WORD + MAX_JOURNAL_BYTES), flags=flags))
+        self._lengths = self._memory[: connections * _WORD].cast("q")  #: -1: the request is too large
+        self._requests = self._memory[connections * _WORD :]
+
+    def is_complete(self, index: int) -> bool:
+        """Return whether the journal has every byte that was read of the last request."""
+        return self._lengths[index] > 0
+
+    def is_empty(self, index: int) -> bool:
+        """Return whether no byte of the last request has been read."""
+        return self._lengths[index] == 0
+
+    def begin(self, index: int) -> None:
+        """Discard the last request, before the next one is read."""
+        self._lengths[index] = 0
+
+    def append(self, index: int, data: memoryview) -> None:
+        """Append bytes of the current request."""
+        used = self._lengths[index]
+        if used < 0:
+            return
+        if used + len(data) > MAX_JOURNAL_BYTES:
+            self._lengths[index] = -1
+            return
+        self._slice(index, used, len(data))[:] = data
+        self._lengths[index] = used + len(data)
+
+    def restore(self, index: int, buffer: memoryview) -> int:
+        """Copy the last request into a buffer, which must be large enough, and return its size."""
+        size = self._lengths[index]
+        buffer[:size] = self._slice(index, 0, size)
+        return size
+
+    def _slice(self, index: int, start: int, size: int) -> memoryview:
+        base = index * MAX_JOURNAL_BYTES + start
+        return self._requests[base : base + size]

@@ -1,4 +1,4 @@
-"""What a replica is told and what it tells: plain data that crosses processes as JSON."""
+"""Specification and status of a replica: plain data that crosses processes as JSON."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from cortex.lifecycle import ApiKind, DeathCause, ProcessState
 from cortex.models.spec import HOME_PATH, ModelProblem, ModelSource
 
-#: For so long a worker takes requests once its supervisor is dead. The route is gone much sooner, if an operator runs.
+#: How long a worker accepts requests after its supervisor died. A running operator removes its route much sooner.
 ORPHAN_SERVES_S = 3.0
 _EXIT_HOOKS_S = 2.0
-#: Seconds after which the kernel ends such a worker if it did not even come to notice that; see `replica.orphan`.
+#: Seconds after which the kernel ends such a worker even if it never runs Python again; see `replica.orphan`.
 ORPHAN_UNTENDED_S = 64
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a replica enforces on requests; a change of it reaches running replicas and restarts nothing."""
+class RequestLimits:
+    """Limits of each request; changes apply to running replicas without a restart."""
 
     timeout_s: float
     max_body_bytes: int
@@ -27,23 +27,23 @@ class Limits:
 
 @dataclass(frozen=True)
 class Setup:
-    """What has to be there before a replica can start, where whoever starts it has to see to that."""
+    """What the node that starts a replica must prepare first: the project, its environment, its model."""
 
     project_hash: str
-    pip: str  #: files of the project that say what to install; any of them may not be there
+    pip: str  #: project files that define the environment; each of them is optional
     conda: str
     shell: str
-    env: dict[str, str]  #: the configuration's variables, without those of `.env`
+    env: dict[str, str]  #: variables of the configuration, without those of `.env`
     model: str | None = None  #: a path in the project, or a location in a store, for `init(model_path, …)`
 
 
 @dataclass(frozen=True)
 class ReplicaSpec:
-    """Everything that a supervisor needs to run one replica; nothing is looked up elsewhere."""
+    """Everything that a supervisor needs to run one replica."""
 
-    id: str  #: `<api>-<8 hex of the revision>-<6 random hex>`, unique for ever
+    id: str  #: `<api>-<8 hex of the revision>-<6 random hex>`, never reused
     api: str
-    revision: str  #: hash of all that, when changed, needs new processes
+    revision: str  #: hash of everything that requires new processes when it changes
     interface: str  #: key of `predictor.interface.GENERATIONS`: "functions", "predictor" or "handler"
     project_dir: str = field(metadata=HOME_PATH)  #: the unpacked project; the process's working directory
     path: str  #: the user's file, relative to `project_dir`
@@ -54,50 +54,56 @@ class ReplicaSpec:
     log_path: str = field(metadata=HOME_PATH)
     python_path: str | None = None  #: relative to `project_dir`
     config: dict[str, Any] = field(default_factory=dict)
-    model_path: str | None = field(default=None, metadata=HOME_PATH)  #: local path handed to `init(model_path, …)`
+    model_path: str | None = field(default=None, metadata=HOME_PATH)  #: local path passed to `init(model_path, …)`
     env: dict[str, str] = field(default_factory=dict)  #: `env:` and `.env`, already merged
     threads: int = 1
-    max_concurrency: int = 1024  #: calls that one process may hold at once when the user's methods are `async def`
+    max_concurrency: int = 1024  #: concurrent calls of a process whose methods are `async def`
     timeout_s: float = 60.0
     max_body_bytes: int = 100 * 1024 * 1024
     mem_limit_bytes: int | None = None
     log_level: str = "info"
     type: str = "python"  #: "python", "tensorflow" or "onnx"
-    models: ModelSource | None = None  #: None: the API has no models that we load
+    models: ModelSource | None = None  #: None: the API has no models that cortex loads
     model_agent_socket: str | None = field(default=None, metadata=HOME_PATH)  #: None: another server loads `models`
-    tensorflow_serving: str | None = None  #: `host:port` of a server, "local" to start one, None to choose
-    cpu: float = 0.0  #: cores that were asked for; nothing holds it to them
-    mem_bytes: int = 0  #: memory that was asked for; `mem_limit_bytes` is the limit
-    gpu: int = 0  #: GPUs that this replica wants for itself
-    gpu_ids: tuple[str, ...] = ()  #: those that the engine gave it
-    inf: int = 0  #: Inferentia chips that this replica wants for itself
-    inf_ids: tuple[int, ...] = ()  #: those that the engine gave it, by the numbers of their devices
+    tensorflow_serving: str | None = (
+        None  #: `host:port` of a server, "local" to start one, None to decide automatically
+    )
+    cpu: float = 0.0  #: requested cores; not enforced
+    mem_bytes: int = 0  #: requested memory; `mem_limit_bytes` is the enforced limit
+    gpu: int = 0  #: requested GPUs, for exclusive use
+    gpu_ids: tuple[str, ...] = ()  #: GPUs assigned by the engine
+    inf: int = 0  #: requested Inferentia chips, for exclusive use
+    inf_ids: tuple[int, ...] = ()  #: chips assigned by the engine, by device number
     kind: str = ApiKind.REALTIME.value
     jobs_socket: str | None = field(default=None, metadata=HOME_PATH)  #: of the operator; set: a job worker
-    jobs_token: str = ""  #: what this worker shows there
+    jobs_token: str = ""  #: authenticates the job worker to the operator
     metrics_dir: str = field(default="", metadata=HOME_PATH)  #: counters of its processes; empty: none
-    max_batch_size: int = 0  #: requests that one call may be given at once; 0: each is a call of its own
-    batch_interval_s: float = 0.0  #: how long a batch may wait for others while it could be called
-    isolates_failures: bool = True  #: a batch that fails is bisected
+    max_batch_size: int = 0  #: requests per call; 0: no batching
+    batch_interval_s: float = 0.0  #: how long a batch waits for further requests while a thread is free
+    isolates_failures: bool = True  #: bisect batches that fail
     tracker_key: str | None = None
-    tracker_type: str | None = None  #: "classification" or "regression"; None: predictions are not tracked
-    readiness: str | None = None  #: a JSON file of the project that each process must answer before it is ready
-    listen_host: str = ""  #: address at which its processes listen over TCP too, ports as they are free; "": at none
-    gateway_secret: str = field(default="", repr=False)  #: what each TCP connection shows first; "": nothing
-    node_groups: tuple[str, ...] = ()  #: where a cluster may run it; empty: anywhere
-    setup: Setup | None = None  #: None: all that this spec names is there
+    tracker_type: str | None = None  #: "classification" or "regression"; None: no prediction tracking
+    readiness: str | None = (
+        None  #: JSON file of the project: a sample request that each process must answer before it is ready
+    )
+    listen_host: str = ""  #: address at which its processes also listen over TCP, on free ports; "": no TCP
+    gateway_secret: str = field(
+        default="", repr=False
+    )  #: authenticates TCP connections of the gateway; "": no authentication
+    node_groups: tuple[str, ...] = ()  #: allowed node groups of a cluster; empty: any
+    setup: Setup | None = None  #: None: everything is prepared already
 
     @property
     def is_job_worker(self) -> bool:
-        """Tell whether it works for jobs, which come and go, and not for its API as long as that is there."""
+        """Return whether the replica exists for a job, and not for as long as its API exists."""
         return self.jobs_socket is not None and self.kind != ApiKind.ASYNC
 
     @property
-    def limits(self) -> Limits:
-        """What can be changed while the replica runs."""
-        return Limits(self.timeout_s, self.max_body_bytes)
+    def limits(self) -> RequestLimits:
+        """Return the fields that can change while the replica runs."""
+        return RequestLimits(self.timeout_s, self.max_body_bytes)
 
-    def with_limits(self, limits: Limits) -> ReplicaSpec:
+    def with_limits(self, limits: RequestLimits) -> ReplicaSpec:
         """Return a copy with other limits."""
         return replace(self, timeout_s=limits.timeout_s, max_body_bytes=limits.max_body_bytes)
 
@@ -107,7 +113,7 @@ class ReplicaSpec:
 
     @classmethod
     def from_json(cls, text: str) -> ReplicaSpec:
-        """Read what `to_json` wrote; unknown keys of a newer version are ignored."""
+        """Parse the result of `to_json`; unknown keys, of a newer version, are ignored."""
         data = json.loads(text)
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         models, setup = data.get("models"), data.get("setup")
@@ -130,8 +136,8 @@ class ReplicaSpec:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Why a process could not become ready: the user's exception, or ours."""
+class StartFailure:
+    """Reason why a process did not become ready."""
 
     message: str  #: one line, `ValueError: bad weights`
     traceback: str = ""  #: the user's frames
@@ -139,17 +145,17 @@ class Failure:
 
 @dataclass(frozen=True)
 class Death:
-    """How a process of the user's code ended."""
+    """Death of a worker process."""
 
     cause: DeathCause
-    message: str  #: the words for callers: `out of memory`, `exited with code 3`, `killed (SIGKILL)`
+    message: str  #: for callers: `out of memory`, `exited with code 3`, `killed (SIGKILL)`
     at: float  #: UNIX time, seconds
     pid: int = 0
-    inside: str = ""  #: the batch that it ran, `<job id>:<seq>` or `<job id>:hook`; empty: none
-    after: str = ""  #: where none was inside, the batch that it ran last, in the same form
+    inside: str = ""  #: the batch that was running, `<job id>:<seq>` or `<job id>:hook`; empty: none
+    after: str = ""  #: if none was running, the last batch, in the same form
 
 
-#: So many deaths are kept of each slot.
+#: Number of deaths remembered per slot.
 KEPT_DEATHS = 16
 
 
@@ -158,43 +164,45 @@ class ProcessStatus:
     """One process of a replica."""
 
     index: int
-    socket: str  #: unix path, or `host:port` (`[host]:port` of IPv6); "" while a supervisor has yet to say its ports
+    socket: str  #: unix path, or `host:port` (`[host]:port` for IPv6); "" until the supervisor has reported its ports
     state: ProcessState
     pid: int | None = None
     restarts: int = 0  #: deaths since the supervisor started
-    failed_starts: int = 0  #: starts in a row that did not become ready
-    lent: int = 0  #: connections held by slow clients only: no call of theirs runs, so the gateway may send others
-    death: Death | None = None  #: the last one
-    failure: Failure | None = None  #: of the last start, if it did not become ready
-    deaths: tuple[Death, ...] = ()  #: the last `KEPT_DEATHS` of a worker of jobs, failed starts too, oldest first
-    near: str = ""  #: unix path on its own machine, where `socket` is `host:port`
+    failed_starts: int = 0  #: consecutive starts that did not become ready
+    lent: int = (
+        0  #: connections that only slow clients occupy: no call runs on them, so the gateway may send other requests
+    )
+    death: Death | None = None  #: the last death
+    failure: StartFailure | None = None  #: of the last start, if it did not become ready
+    deaths: tuple[Death, ...] = ()  #: the last `KEPT_DEATHS` of a job worker, including failed starts, oldest first
+    near: str = ""  #: unix path on its own node, if `socket` is `host:port`
 
 
 @dataclass(frozen=True)
 class ServedVersion:
-    """One version of a model as a replica knows it."""
+    """A version of a model that a replica serves."""
 
     model: str
     version: str
     digest: str
     modified_at: float  #: UNIX time, seconds
     is_latest: bool
-    is_loaded: bool  #: False: loaded when it is first asked for
+    is_loaded: bool  #: False: loaded on first use
 
 
 @dataclass(frozen=True)
 class ModelsStatus:
-    """The models of one replica: those its processes serve, and why others are not served."""
+    """The models of a replica: versions served, and problems of those that are not."""
 
     versions: tuple[ServedVersion, ...] = ()  #: sorted by model and version; the first few hundred
-    version_count: int = 0  #: how many there are
+    version_count: int = 0  #: total number
     problems: tuple[ModelProblem, ...] = ()  #: the first few
-    is_loading: bool = False  #: other versions are being loaded beside those
+    is_loading: bool = False  #: further versions are being loaded
 
 
 @dataclass(frozen=True)
 class ReplicaStatus:
-    """One replica as its supervisor reports it."""
+    """Status of a replica, reported by its supervisor."""
 
     id: str
     api: str
@@ -202,15 +210,15 @@ class ReplicaStatus:
     supervisor_pid: int
     started_at: float  #: UNIX time, seconds
     processes: tuple[ProcessStatus, ...]
-    slots: int = 1  #: calls that each process runs at once: threads, or more for async methods (known once ready)
+    slots: int = 1  #: concurrent calls per process: threads, or more for async methods (known once ready)
     models: ModelsStatus | None = None
-    lack: str = ""  #: what a cluster is short of; while it says something, nothing of the replica runs
-    node: str = ""  #: address of the machine of a cluster that it is on
-    is_leaving: bool = False  #: its place is not its own any more: it serves until another one does
+    lack: str = ""  #: resources that the cluster lacks; unless empty, no process of the replica runs
+    node: str = ""  #: address of its node in a cluster
+    is_leaving: bool = False  #: its reservation is lost: it serves until its replacement does
 
     @property
     def is_ready(self) -> bool:
-        """Tell whether every process answers requests."""
+        """Return whether every process is ready."""
         return all(process.state is ProcessState.READY for process in self.processes)
 
     def to_json(self) -> str:
@@ -219,7 +227,7 @@ class ReplicaStatus:
 
     @classmethod
     def from_json(cls, text: str) -> ReplicaStatus:
-        """Read what `to_json` wrote; unknown keys of a newer version are ignored."""
+        """Parse the result of `to_json`; unknown keys, of a newer version, are ignored."""
         data = json.loads(text)
         processes = tuple(_process(item) for item in data["processes"])
         models = data.get("models")
@@ -245,7 +253,7 @@ class ReplicaStatus:
 
 
 def orphan_limit_s(timeout_s: float) -> float:
-    """Return how long a worker may outlive its supervisor at most, where calls may take `timeout_s`."""
+    """Return the maximum time for which a worker may outlive its supervisor, if calls may take `timeout_s`."""
     return ORPHAN_SERVES_S + timeout_s + _EXIT_HOOKS_S
 
 
@@ -260,7 +268,7 @@ def _process(data: dict[str, Any]) -> ProcessStatus:
             **_known(ProcessStatus, data),
             "state": ProcessState(data["state"]),
             "death": _death(death) if death else None,
-            "failure": Failure(**failure) if failure else None,
+            "failure": StartFailure(**failure) if failure else None,
             "deaths": tuple(map(_death, data.get("deaths", ()))),
         }
     )

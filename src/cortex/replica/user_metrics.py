@@ -1,7 +1,6 @@
-"""The `metrics_client` of user code: numbers under names of the user's own, in the process's file of metrics.
+"""The `metrics_client` of user code: the user's own metrics, in the metric file of the process.
 
-Any thread may call it, and so may a process that the user's code forks, which gets a file of its own. It must not know
-what becomes of the numbers.
+It is thread-safe. A process that user code forks gets a metric file of its own.
 """
 
 from __future__ import annotations
@@ -15,29 +14,36 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from cortex.replica.errors import write_log
-from cortex.replica.metric_file import FILE_BYTES, MetricFile
-from cortex.replica.metric_folder import gather_ended, process_file
-from cortex.replica.series import Histogram, SeriesKind, encodable, series_key
+from cortex.replica.metrics import (
+    FILE_BYTES,
+    Histogram,
+    MetricFile,
+    SeriesKind,
+    compact_ended,
+    escape_surrogates,
+    process_file,
+    series_key,
+)
+from cortex.replica.request_log import write_log
 from cortex.replica.spec import ReplicaSpec
 
-#: Combinations of name and tags that one process may use; others are dropped.
+#: Maximum number of combinations of name and tags per process; further ones are dropped.
 MAX_SERIES = 1000
-#: So much of the file is not for them: what cortex itself counts must find room, however long tags are.
-KEPT_BYTES = FILE_BYTES // 4
-#: A longer name is refused.
+#: Part of the metric file that is reserved for cortex's own metrics.
+RESERVED_FILE_BYTES = FILE_BYTES // 4
+#: Longer names are rejected.
 MAX_NAME_CHARACTERS = 200
-#: A longer value of a tag is cut off.
+#: Longer tag values are truncated.
 MAX_TAG_CHARACTERS = 1000
-#: Upper bounds of the buckets of histograms, whatever they measure: 1, 2.5 and 5 of each power of ten.
+#: Upper bounds of histogram buckets: 1, 2.5 and 5 of each power of ten.
 BOUNDS = tuple(float(f"{digit}e{power}") for power in range(-4, 6) for digit in (1, 2.5, 5))
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _TAG = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _RESERVED_PREFIXES = ("cortex_", "istio_", "_")
-#: What a histogram adds to its name, a line each.
+#: Suffixes of the series that a histogram produces.
 _HISTOGRAM_SUFFIXES = ("_bucket", "_sum", "_count")
-#: Of a value in a message.
+#: Maximum length of a value in an error message.
 _SHOWN_CHARACTERS = 100
 _RESERVED_TAGS = frozenset({"api", "le", "quantile"})
 
@@ -45,20 +51,20 @@ Tags = Mapping[str, object]
 
 
 class MetricsClient:
-    """Sets, counts and observes numbers; `/metrics` of the operator shows their sum over all processes of the API.
+    """Gauges, counters and histograms; the operator's `/metrics` shows them aggregated over all processes of the API.
 
-    Without a file it takes everything and keeps nothing; `folder` and `index` say where a fork has its file. Each call
-    raises ValueError for a name, tag or value that Prometheus would not take. Nothing else ever fails.
+    Without a file, values are discarded; `folder` and `index` determine the file of a forked process. Each call raises
+    ValueError for a name, tag or value that Prometheus does not allow, and nothing else.
     """
 
     def __init__(self, file: MetricFile | None, folder: str = "", index: int = 0) -> None:
         self._file = file
         self._folder = folder
         self._index = index
-        self._forget(os.getpid())
+        self._reset(os.getpid())
 
     def gauge(self, metric: str, value: float, tags: Tags | None = None) -> None:
-        """Set a number; of several processes, the one that set it last counts."""
+        """Set a gauge; the aggregate is the value set last by any process."""
         number = _number(metric, value)
         with self._locked():
             cells = self._find("gauge", metric, tags)
@@ -66,7 +72,7 @@ class MetricsClient:
                 self._file.cells[cells.value], self._file.cells[cells.set_at] = number, time.time()
 
     def increment(self, metric: str, value: float = 1, tags: Tags | None = None) -> None:
-        """Add to a number that only grows; all processes add up."""
+        """Increment a counter; the aggregate is the sum over all processes."""
         number = _number(metric, value)
         if number < 0:
             raise ValueError(
@@ -78,7 +84,7 @@ class MetricsClient:
                 self._file.cells[index] += number
 
     def histogram(self, metric: str, value: float, tags: Tags | None = None) -> None:
-        """Count a value by its size; all processes add up."""
+        """Observe a value in a histogram; the aggregate is the sum over all processes."""
         number = _number(metric, value)
         with self._locked():
             histogram = self._find("histogram", metric, tags)
@@ -86,60 +92,63 @@ class MetricsClient:
                 histogram.observe(number)
 
     def _locked(self) -> contextlib.AbstractContextManager[bool]:
-        """Return the lock of this process: one that a fork inherits may be held by a thread that it does not have."""
+        """Return the lock, a new one after a fork: an inherited lock may be held by a thread that the fork lacks."""
         pid = os.getpid()
         if pid != self._pid:
             self._file = self._open(pid)
-            self._forget(pid)
+            self._reset(pid)
         return self._lock
 
     def _open(self, pid: int) -> MetricFile | None:
         if not self._folder:
             return None
-        with contextlib.suppress(OSError, ValueError):  # forks may come by the thousand, and leave a file each
-            gather_ended(Path(self._folder))
+        with contextlib.suppress(OSError, ValueError):  # there may be thousands of forks, which leave a file each
+            compact_ended(Path(self._folder))
         with contextlib.suppress(OSError):
             return MetricFile(process_file(self._folder, self._index, pid))
         return None
 
-    def _forget(self, pid: int) -> None:
+    def _reset(self, pid: int) -> None:
         self._pid = pid
-        self._lock = threading.RLock()  # a tag's `__str__` may count something too
+        self._lock = threading.RLock()  # `__str__` of a tag may record a metric itself
         self._series: dict[tuple[str, str, _TagItems], _Cells] = {}
         self._kinds: dict[str, str] = {}
-        self._told = False
+        self._has_warned = False
 
     def _find(self, kind: str, metric: str, tags: Tags | None) -> _Cells | None:
-        """Return where a series is, made if it is new; None if it is not kept. Raises: ValueError."""
+        """Return the cells of a series, which is created if new; None if it is dropped. Raises: ValueError."""
         try:
             return self._series[kind, metric, tuple(tags.items()) if tags else ()]
-        except Exception:  # new, or with values that are no text yet, whose own methods may raise anything
+        except Exception:  # a new series, or tag values that are not text, whose methods may raise anything
             metric = _checked_name(metric)
             labels = _labels(metric, tags)
-            return self._series.get((kind, metric, tuple(labels.items()))) or self._make(kind, metric, labels)
+            return self._series.get((kind, metric, tuple(labels.items()))) or self._create(kind, metric, labels)
 
-    def _make(self, kind: str, metric: str, labels: Mapping[str, str]) -> _Cells | None:
+    def _create(self, kind: str, metric: str, labels: Mapping[str, str]) -> _Cells | None:
         before = self._kinds.get(metric, kind)
         if before != kind:
             raise ValueError(f"metric {metric} is a {before} already; use another name for a {kind}")
         self._check_lines(kind, metric)
         if self._file is None:
             return None
-        fits = len(self._series) < MAX_SERIES and _size(kind, metric, labels) <= self._file.left_bytes - KEPT_BYTES
+        fits = (
+            len(self._series) < MAX_SERIES
+            and _size(kind, metric, labels) <= self._file.left_bytes - RESERVED_FILE_BYTES
+        )
         made = self._add(self._file, kind, metric, labels) if fits else None
         if made is not None:
             self._kinds[metric] = kind
             self._series[kind, metric, tuple(labels.items())] = made
-        elif not self._told:
-            self._told = True
+        elif not self._has_warned:
+            self._has_warned = True
             write_log(
-                f"metrics_client: {metric} with tags {dict(labels)} is not kept, nor are others that are new: this "
-                f"process uses too many combinations of names and tags (at most {MAX_SERIES}, fewer of long tags)\n"
+                f"metrics_client: {metric} with tags {dict(labels)} is dropped, and so are other new series: this "
+                f"process uses too many combinations of names and tags (at most {MAX_SERIES}, fewer if tags are long)\n"
             )
         return made
 
     def _check_lines(self, kind: str, metric: str) -> None:
-        """Refuse a name that would be shown twice, as a number and as a line of a histogram. Raises: ValueError."""
+        """Reject a name that clashes with a series of a histogram. Raises: ValueError."""
         for suffix in _HISTOGRAM_SUFFIXES:
             base = metric.removesuffix(suffix)
             if base != metric and self._kinds.get(base) == "histogram":
@@ -155,7 +164,7 @@ class MetricsClient:
             return Histogram(file, metric, BOUNDS, labels)
         if kind == "counter":
             return file.index_of(series_key(SeriesKind.COUNTER, metric, labels))
-        value = file.index_of(series_key(SeriesKind.GAUGE, metric, labels))  # its moment comes after it, for `merge`
+        value = file.index_of(series_key(SeriesKind.GAUGE, metric, labels))  # SET_AT must follow it, for `merge_series`
         set_at = file.index_of(series_key(SeriesKind.SET_AT, metric, labels))
         return None if value is None or set_at is None else _Gauge(value, set_at)
 
@@ -173,12 +182,12 @@ _TagItems = tuple[tuple[str, object], ...]
 
 
 def metrics_client(spec: ReplicaSpec, index: int, file: MetricFile | None) -> MetricsClient:
-    """Return the client of process `index`, which writes to the process's file."""
+    """Return the metrics client of process `index`."""
     return MetricsClient(file, spec.metrics_dir, index)
 
 
 def _size(kind: str, metric: str, labels: Mapping[str, str]) -> int:
-    """Return what a series takes of the file in bytes, at most."""
+    """Return the maximum size of a series in the file, in bytes."""
     longest = len(series_key(SeriesKind.COUNTER, metric, {**labels, "le": "0.00025"})) + 3 * 8
     return longest * {"counter": 1, "gauge": 2, "histogram": len(BOUNDS) + 2}[kind]
 
@@ -188,7 +197,7 @@ def _number(metric: str, value: object) -> float:
         number = float(value)  # type: ignore[arg-type]
     except OverflowError:
         raise ValueError(f"{_metric(metric)}: the number is too large; 1.8e308 is the largest") from None
-    except Exception:  # the value's own `__float__` may raise anything
+    except Exception:  # `__float__` of the value may raise anything
         raise ValueError(f"{_metric(metric)}: {_shown(value)} is not a number") from None
     if not math.isfinite(number):
         raise ValueError(f"{_metric(metric)}: {_shown(value)} is not a finite number")
@@ -201,7 +210,7 @@ def _checked_name(metric: object) -> str:
         raise ValueError(
             f"{_shown(metric)} is not the name of a metric: use letters, digits, `_` and `:`, and no digit at the start"
         )
-    name = encodable(metric)
+    name = escape_surrogates(metric)
     if len(name) > MAX_NAME_CHARACTERS:
         raise ValueError(f"{_shown(name)} is too long for a name: {MAX_NAME_CHARACTERS} characters are the most")
     if name.startswith(_RESERVED_PREFIXES):
@@ -215,7 +224,7 @@ def _labels(metric: str, tags: Tags | None) -> dict[str, str]:
         raise ValueError(f'metric {metric}: tags must be a dictionary such as {{"model": "v2"}}, not {_shown(tags)}')
     labels = {}
     for tag, value in _items(metric, tags):
-        if not isinstance(tag, str) or not _TAG.fullmatch(tag) or (name := encodable(tag)).startswith("__"):
+        if not isinstance(tag, str) or not _TAG.fullmatch(tag) or (name := escape_surrogates(tag)).startswith("__"):
             raise ValueError(f"metric {metric}: {_shown(tag)} is not the name of a tag: use letters, digits and `_`")
         if name in _RESERVED_TAGS:
             raise ValueError(f"metric {metric}: the tag {name!r} is not the user's; use another name")
@@ -226,14 +235,14 @@ def _labels(metric: str, tags: Tags | None) -> dict[str, str]:
 def _items(metric: str, tags: Tags | None) -> list[tuple[object, object]]:
     try:
         return [] if tags is None else [(tag, value) for tag, value in tags.items()]
-    except Exception as error:  # of a mapping of the user's own
+    except Exception as error:  # the mapping may be a class of the user
         raise ValueError(f"metric {metric}: the tags can't be read: {type(error).__name__}") from None
 
 
 def _text(metric: str, tag: str, value: object) -> str:
     try:
-        return encodable(str(value))[:MAX_TAG_CHARACTERS]
-    except Exception as error:  # of the value's own `__str__`
+        return escape_surrogates(str(value))[:MAX_TAG_CHARACTERS]
+    except Exception as error:  # `__str__` of the value may raise anything
         raise ValueError(f"metric {metric}: the value of the tag {tag!r} has no text: {type(error).__name__}") from None
 
 
@@ -243,7 +252,7 @@ def _metric(metric: object) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return what a message says of a value, which may be huge, or raise when it is shown."""
+    """Return a value for an error message; it may be huge, or its repr may raise."""
     try:
         text = repr(value)
     except Exception:

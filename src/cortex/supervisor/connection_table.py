@@ -34,8 +34,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cortex.lifecycle import DeathCause
-from cortex.replica.errors import error_answer
-from cortex.replica.shared_state import MAX_CONNECTIONS, Cells, ConnectionState
+from cortex.replica.http import error_response
+from cortex.replica.shared_state import MAX_CONNECTIONS, ConnectionState, SharedConnectionState
 from cortex.replica.spec import Death
 from cortex.supervisor.batch_bisection import BatchBisection
 
@@ -63,7 +63,7 @@ class ConnectionTable:
 
     def __init__(self, on_answer: Callable[[int], None], keeps_requests: bool = False) -> None:
         self._on_answer = on_answer
-        self.cells = Cells(keeps_requests)
+        self.cells = SharedConnectionState(keeps_requests)
         self.held: dict[int, HeldConnection] = {}
         self.failed_requests: list[str] = []  #: ids of requests answered here
         self._lingering: list[tuple[float, socket.socket]] = []
@@ -155,7 +155,7 @@ class ConnectionTable:
 
     def _repeatable(self, bisection: BatchBisection, death: Death, now_ns: int) -> set[int]:
         """Blame the running batches; return the connections whose requests run again, queued ones included."""
-        journal = self.cells.kept
+        journal = self.cells.journal
         again, batches = set[int](), dict[int, list[int]]()
         for index, state in self.states():
             if journal is None or state is ConnectionState.IDLE:
@@ -163,7 +163,7 @@ class ConnectionTable:
             if state is ConnectionState.READING and journal.is_empty(index):
                 self.cells.clear(index)  # still unread in the socket
             is_late = death.cause is DeathCause.TIMED_OUT and self.cells.deadline_ns(index) < now_ns
-            if not journal.is_whole(index):
+            if not journal.is_complete(index):
                 continue
             if state in _NOT_RUN and not (state is ConnectionState.QUEUED and is_late):
                 again.add(index)
@@ -211,7 +211,7 @@ class ConnectionTable:
         if request_id:
             self.failed_requests.append(request_id)
         try:
-            held.sock.send(error_answer(status, message, request_id))
+            held.sock.send(error_response(status, message, request_id))
             held.sock.shutdown(socket.SHUT_WR)
         except OSError:
             pass  # the client is gone
@@ -251,7 +251,7 @@ class StallDetector:
         self._next_check = 0.0
         self._stalled_since: float | None = None
 
-    def stalled_s(self, now: float, held: Mapping[int, HeldConnection], cells: Cells) -> float:
+    def stalled_s(self, now: float, held: Mapping[int, HeldConnection], cells: SharedConnectionState) -> float:
         """Return for how long the process has been stalled; checks every half second at most."""
         if now >= self._next_check:
             self._next_check = now + _STALL_CHECK_S

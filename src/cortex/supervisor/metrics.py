@@ -6,9 +6,7 @@ import contextlib
 from pathlib import Path
 
 from cortex.lifecycle import DeathCause
-from cortex.replica.metric_file import MetricFile
-from cortex.replica.metric_folder import SUPERVISOR, gather_ended
-from cortex.replica.series import SeriesKind, series_key
+from cortex.replica.metrics import SUPERVISOR, MetricFile, SeriesKind, compact_ended, series_key
 
 
 class SupervisorMetrics:
@@ -40,7 +38,7 @@ class SupervisorMetrics:
         """Merge the files of ended processes, so that their number stays bounded."""
         if self._folder:
             with contextlib.suppress(OSError, ValueError):  # repeated after the next death
-                gather_ended(Path(self._folder))
+                compact_ended(Path(self._folder))
 
     def _count(self, name: str, **labels: str) -> None:
         if self._file is not None:

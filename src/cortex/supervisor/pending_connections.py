@@ -18,8 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from cortex.replica.errors import error_answer
-from cortex.replica.response_head import SECRET_HEADER
+from cortex.replica.http import SECRET_HEADER, error_response
 
 #: Time limit for the first request head of a connection.
 HEAD_LIMIT_S = 10.0
@@ -40,9 +39,9 @@ _REQUEST_LINE = re.compile(rb"[A-Z-]{1,32} [!-~\x80-\xff]+ HTTP/1\.[01]\r\n")
 _METHOD_START = re.compile(rb"[A-Z-]{1,32}(?: |$)")
 _HEAD_END = b"\r\n\r\n"
 
-_NOT_HTTP = error_answer(400, "the request is not valid HTTP", "")
-_TOO_LONG = error_answer(400, f"the head of the request is longer than {HEAD_MAX_BYTES} bytes", "")
-_NO_SECRET = error_answer(401, "replicas take requests of their gateway only", "")
+_NOT_HTTP = error_response(400, "the request is not valid HTTP", "")
+_TOO_LONG = error_response(400, f"the head of the request is longer than {HEAD_MAX_BYTES} bytes", "")
+_NO_SECRET = error_response(401, "replicas take requests of their gateway only", "")
 
 
 class Verdict(Enum):

@@ -41,7 +41,7 @@ from typing import Any
 
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.replica.channel import Channel
-from cortex.replica.spec import Death, Failure, ProcessStatus, ReplicaSpec
+from cortex.replica.spec import Death, ProcessStatus, ReplicaSpec, StartFailure
 from cortex.supervisor.exit_reasons import (
     count_kernel_oom_kills,
     name_death,
@@ -78,7 +78,7 @@ class ProcessSlot(ABC):
         self._fork = fork
         self._killed_for: Death | None = None
         self._death: Death | None = None
-        self._failure: Failure | None = None
+        self._failure: StartFailure | None = None
         self._restarts = 0
         self._failed_starts = 0
         self._quick_deaths = 0
@@ -149,7 +149,7 @@ class ProcessSlot(ABC):
             self.channel.close()
             self.channel = None
         self._failed_starts += 1
-        self._failure = Failure(f"the process could not be started: {error.strerror or error}")
+        self._failure = StartFailure(f"the process could not be started: {error.strerror or error}")
         self._start_at = time.monotonic() + restart_delay_s(self._failed_starts, 0)
         self.state = ProcessState.BACKING_OFF
 
@@ -159,7 +159,7 @@ class ProcessSlot(ABC):
         if kind == "ready" and self.state is ProcessState.STARTING:
             self._on_ready(message)
         elif kind == "failed":
-            self._failure = Failure(str(message["message"]), str(message["traceback"]))
+            self._failure = StartFailure(str(message["message"]), str(message["traceback"]))
         else:
             self.models.on_message(message)
 
@@ -183,7 +183,7 @@ class ProcessSlot(ABC):
     def refuse_start(self, reason: str) -> None:
         """Mark the slot as permanently failed, with the reason shown to users."""
         self._failed_starts += 1
-        self._failure = Failure(reason)
+        self._failure = StartFailure(reason)
         self._start_at = math.inf
         self.state = ProcessState.BACKING_OFF
 
@@ -192,7 +192,7 @@ class ProcessSlot(ABC):
     def wait(self, reason: str | None) -> None:
         """Postpone the first start until `start` is called; `reason` is the error, if there is one."""
         self._is_forgiven = False
-        self._failure = Failure(reason) if reason else None
+        self._failure = StartFailure(reason) if reason else None
         self.state = ProcessState.BACKING_OFF if reason else ProcessState.STARTING
         self._start_at = math.inf
 
@@ -269,7 +269,7 @@ class ProcessSlot(ABC):
         now = time.monotonic()
         if self.state is ProcessState.STARTING:
             self._failed_starts += 1
-            self._failure = self._failure or Failure(f"the process ended while it started: {death.message}")
+            self._failure = self._failure or StartFailure(f"the process ended while it started: {death.message}")
             if death.cause is not DeathCause.EXITED:
                 self._record_death(death)
         else:

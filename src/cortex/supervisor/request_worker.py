@@ -16,8 +16,8 @@ from typing import Any
 
 from cortex.lifecycle import ProcessState
 from cortex.replica.channel import Channel
-from cortex.replica.main import run_worker
-from cortex.replica.orphan import Estate
+from cortex.replica.orphan import Inheritance
+from cortex.replica.request_worker import run_request_worker
 from cortex.replica.shared_state import ConnectionState
 from cortex.replica.spec import Death, ProcessStatus, ReplicaSpec
 from cortex.supervisor.batch_bisection import BatchBisection
@@ -64,9 +64,9 @@ class RequestWorker(ProcessSlot):
     def run(self, channel: Channel) -> int:
         """Run the process: called in the fork, returns its exit code."""
         output = WorkerOutput(self._spec.log_path, self.index, self.outputs)
-        estate = Estate(output, self._listener)
+        estate = Inheritance(output, self._listener)
         models = self.models.start(self.is_standby)
-        return run_worker(self._spec, self.index, channel, self._connections.cells, models, estate)
+        return run_request_worker(self._spec, self.index, channel, self._connections.cells, models, estate)
 
     @property
     def inherited(self) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from cortex.processes.jsonl import LineBuffer
 from cortex.processes.sockets import allow_descriptors
 from cortex.replica.channel import Channel
 from cortex.replica.shared_state import MAX_CONNECTIONS
-from cortex.replica.spec import Limits, ProcessStatus, ReplicaSpec, ReplicaStatus
+from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits
 from cortex.supervisor.forking import fork
 from cortex.supervisor.listeners import ReplicaListeners, UnixListener
 from cortex.supervisor.metrics import SupervisorMetrics
@@ -308,7 +308,7 @@ class Supervisor:
         for worker in self._everyone():
             worker.stop(now, drain_s)
 
-    def _configure(self, limits: Limits) -> None:
+    def _configure(self, limits: RequestLimits) -> None:
         self._spec = self._spec.with_limits(limits)
         for worker in self._everyone():
             worker.configure(self._spec)
@@ -336,7 +336,7 @@ class Supervisor:
                 if command["command"] == "stop":
                     self._stop(float(command["drain_s"]))
                 elif command["command"] == "configure":
-                    self._configure(Limits(float(command["timeout_s"]), int(command["max_body_bytes"])))
+                    self._configure(RequestLimits(float(command["timeout_s"]), int(command["max_body_bytes"])))
 
     def _status(self) -> ReplicaStatus:
         return ReplicaStatus(

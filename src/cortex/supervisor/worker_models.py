@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from cortex.models.spec import Catalogue, ModelProblem
 from cortex.replica.channel import Channel
-from cortex.replica.models import ModelStart
+from cortex.replica.worker_process import ModelStart
 
 
 class LoadedVersion(NamedTuple):

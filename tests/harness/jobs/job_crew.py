@@ -11,7 +11,7 @@ from cortex.lifecycle import DeathCause, JobStatus, ProcessState
 from cortex.models.spec import ModelSource
 from cortex.operator.jobs.plan import JobWorkerState, PlannedJob
 from cortex.operator.replicas.capacity import DeviceCapacity, MachineCapacity
-from cortex.replica.spec import Death, Failure, ProcessStatus, ReplicaSpec, ReplicaStatus
+from cortex.replica.spec import Death, ProcessStatus, ReplicaSpec, ReplicaStatus, StartFailure
 
 NOW = 1_000_000.0
 
@@ -80,7 +80,7 @@ def worker(
         state,
         restarts=restarts,
         failed_starts=failed_starts,
-        failure=Failure(failure, "File p.py") if failure else None,
+        failure=StartFailure(failure, "File p.py") if failure else None,
         death=Death(death, death.value, NOW) if death else past[-1] if past else None,
         deaths=past,
     )

@@ -9,11 +9,11 @@ from typing import Any
 from cortex.config.schema import Api
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.operator.replicas.plan import Replica
-from cortex.replica.spec import Death, Failure, ProcessStatus, ReplicaSpec, ReplicaStatus
+from cortex.replica.spec import Death, ProcessStatus, ReplicaSpec, ReplicaStatus, StartFailure
 from cortex.state.apis import ApiRecord, Target
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-BROKEN = Failure("ValueError: bad weights", 'File "handler.py", line 3')
+BROKEN = StartFailure("ValueError: bad weights", 'File "handler.py", line 3')
 
 
 def api(name: str = "iris", replicas: int = 1, processes: int = 1, **sections: Any) -> Api:

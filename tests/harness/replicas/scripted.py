@@ -11,7 +11,7 @@ from cortex.errors import ComputeUnavailableError, EngineError, GatewayError
 from cortex.gateway.routes import RoutingTable
 from cortex.gateway.stats import BackendStats
 from cortex.lifecycle import ProcessState
-from cortex.replica.spec import Death, Failure, Limits, ProcessStatus, ReplicaSpec, ReplicaStatus
+from cortex.replica.spec import Death, ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits, StartFailure
 from harness.wait import PATIENCE_S
 
 
@@ -34,7 +34,7 @@ class ScriptedEngine:
         self.inventory = inventory
         self.running: dict[str, tuple[ReplicaSpec, ReplicaStatus]] = {}
         self.stopped: dict[str, float] = {}  #: drain timeouts, by id
-        self.configured: dict[str, Limits] = {}
+        self.configured: dict[str, RequestLimits] = {}
         self.start_error: EngineError | ComputeUnavailableError | None = None
         self._started = 0
 
@@ -67,7 +67,7 @@ class ScriptedEngine:
             self.stopped.setdefault(replica_id, drain_s)
             self._set(replica_id, state=ProcessState.STOPPING)
 
-    async def configure(self, replica_id: str, limits: Limits) -> None:
+    async def configure(self, replica_id: str, limits: RequestLimits) -> None:
         if replica_id in self.running:
             self.configured[replica_id] = limits
             spec, status = self.running[replica_id]
@@ -93,7 +93,7 @@ class ScriptedEngine:
 
     def fail_to_start(self, replica_id: str, error: str) -> None:
         failed_starts = self.running[replica_id][1].processes[0].failed_starts + 1
-        self._set(replica_id, state=ProcessState.BACKING_OFF, failed_starts=failed_starts, failure=Failure(error))
+        self._set(replica_id, state=ProcessState.BACKING_OFF, failed_starts=failed_starts, failure=StartFailure(error))
 
     def kill_process(self, replica_id: str, death: Death, new_pid: int) -> None:
         """Replace the only process of a job worker."""

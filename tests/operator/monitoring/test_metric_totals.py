@@ -9,9 +9,7 @@ from sqlalchemy import Engine
 from cortex.config.schema import Api
 from cortex.operator.monitoring import metric_totals
 from cortex.operator.monitoring.metric_totals import MetricTotals
-from cortex.replica.metric_file import MetricFile
-from cortex.replica.metric_folder import process_file
-from cortex.replica.series import SeriesKind, series_key
+from cortex.replica.metrics import MetricFile, SeriesKind, process_file, series_key
 from cortex.state.apis import ApiChange, ApiStore, Target
 from cortex.state.database import open_sqlite
 from cortex.state.metrics import MetricStore

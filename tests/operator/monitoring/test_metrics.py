@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from cortex.operator.monitoring.metrics import HELP, MetricPoint, counter, gauge, series_points, to_text
-from cortex.replica.metric_file import MetricFile, read_metrics
-from cortex.replica.series import Histogram, SeriesKind, series_key
+from cortex.replica.metrics import Histogram, MetricFile, SeriesKind, read_metrics, series_key
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 

@@ -19,11 +19,9 @@ from cortex.operator.monitoring.feedback import parse_feedback
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.monitoring.prediction_summary import categories, quantile
 from cortex.operator.monitoring.tracking import KEPT_HOURS, PredictionArchive, Tracking
-from cortex.replica.metric_file import MetricFile
-from cortex.replica.metric_folder import process_file
-from cortex.replica.prediction_series import RELATIVE_ERROR, bucket_of, class_key
+from cortex.replica.metrics import MetricFile, process_file
 from cortex.replica.spec import ReplicaSpec
-from cortex.replica.tracker import Tracker
+from cortex.replica.tracker import RELATIVE_ERROR, PredictionTracker, bucket_of, class_key
 from cortex.state.apis import ApiChange, ApiRecord, ApiStore, Target
 from cortex.state.database import open_sqlite
 from cortex.state.metrics import MetricStore
@@ -44,7 +42,7 @@ class Operated:
         self.home.create()
         self.database = open_sqlite(self.home.database_file)
         self.apis = ApiStore(self.database)
-        self.trackers: dict[str, Tracker] = {}
+        self.trackers: dict[str, PredictionTracker] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -75,7 +73,7 @@ class Operated:
         """Track predictions of a replica; request ids start at `first`."""
         if replica not in self.trackers:
             spec = self.spec(replica)
-            self.trackers[replica] = Tracker(spec, MetricFile(process_file(spec.metrics_dir, 0, PID)))
+            self.trackers[replica] = PredictionTracker(spec, MetricFile(process_file(spec.metrics_dir, 0, PID)))
         for number, result in enumerate(results, start=first):
             self.trackers[replica].track(result, request_id(number).encode())
 

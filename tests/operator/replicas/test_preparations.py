@@ -8,7 +8,7 @@ from cortex.engine.environment import Prepared
 from cortex.errors import EnvironmentBuildError
 from cortex.operator.replicas.plan import Preparation, Stage
 from cortex.operator.replicas.preparations import Preparations
-from cortex.replica.spec import Failure
+from cortex.replica.spec import StartFailure
 from cortex.state.apis import Target
 from cortex.telemetry import Logger
 from harness.replicas.fleet import target
@@ -73,9 +73,9 @@ def test_a_failure_is_kept_while_the_next_attempt_runs_and_delays_it_longer_each
     async def scenario(desk: Desk) -> None:
         desk.outcomes = [EnvironmentBuildError("no such package"), RuntimeError("disk"), PREPARED]
         failed = await desk.attempt()
-        assert failed == Preparation(Stage.NEEDED, Failure("no such package"), hold_until=10.0, failures=1)
+        assert failed == Preparation(Stage.NEEDED, StartFailure("no such package"), hold_until=10.0, failures=1)
         desk.preparations.begin(target())
-        assert (desk.state.stage, desk.state.failure) == (Stage.RUNNING, Failure("no such package"))
+        assert (desk.state.stage, desk.state.failure) == (Stage.RUNNING, StartFailure("no such package"))
         while desk.changes < 2:
             await asyncio.sleep(0)
         assert desk.state.hold_until == 20.0

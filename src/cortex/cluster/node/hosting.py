@@ -29,7 +29,7 @@ from cortex.engine.logs import prune
 from cortex.errors import CortexError, EngineError, InputError
 from cortex.home import Home
 from cortex.processes.backoff import Backoff
-from cortex.replica.spec import Failure, Limits, ReplicaSpec, ReplicaStatus
+from cortex.replica.spec import ReplicaSpec, ReplicaStatus, RequestLimits, StartFailure
 from cortex.telemetry import Logger
 
 _BACKOFF = Backoff(5.0, 300.0)
@@ -130,7 +130,7 @@ class Hosting:
             self._observer.changed(replica_id)
         await self._engine.stop(replica_id, drain_s)
 
-    async def configure(self, replica_id: str, limits: Limits) -> None:
+    async def configure(self, replica_id: str, limits: RequestLimits) -> None:
         """Change the limits of a replica. Unknown ids are ignored."""
         if replica_id in self._preparing:
             self._preparing[replica_id].spec = self._preparing[replica_id].spec.with_limits(limits)
@@ -229,7 +229,7 @@ class Hosting:
         return replace(spec, python=prepared.python, env=dict(prepared.env), model_path=prepared.model_path)
 
     def _fail(self, preparing: _Preparing, message: str, attempts: int) -> None:
-        failure = Failure(f"node {self._host}: {message}")  # the node has the files that the message names
+        failure = StartFailure(f"node {self._host}: {message}")  # the node has the files that the message names
         processes = tuple(
             replace(process, failed_starts=attempts, failure=failure) for process in preparing.status.processes
         )

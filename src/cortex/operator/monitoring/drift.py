@@ -18,8 +18,8 @@ from typing import Any
 
 from cortex.config.project_rules import MIN_BASELINE
 from cortex.errors import InputError
-from cortex.replica.prediction_series import bucket_of
-from cortex.replica.series import encodable
+from cortex.replica.metrics import escape_surrogates
+from cortex.replica.tracker import bucket_of
 
 Counts = Mapping[str, int]
 #: Counts of one bin: (in the baseline, in the window).
@@ -212,7 +212,7 @@ def parse_baseline(data: bytes, counts_classes: bool) -> Mapping[str, int]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"it is not JSON: {error}") from None
     if isinstance(value, dict) and counts_classes:
-        counts = {encodable(name): _count(name, count) for name, count in value.items()}
+        counts = {escape_surrogates(name): _count(name, count) for name, count in value.items()}
     elif isinstance(value, list):
         category = _class if counts_classes else _bucket
         counts = dict(Counter(category(place, item) for place, item in enumerate(value)))
@@ -234,7 +234,7 @@ def _count(name: str, count: Any) -> int:
 def _class(place: int, item: Any) -> str:
     if isinstance(item, bool) or not isinstance(item, str | int):
         raise InputError(f"item {place} must be a class: a string or an integer (got {_shown(item)})")
-    return encodable(str(item))
+    return escape_surrogates(str(item))
 
 
 def _bucket(place: int, item: Any) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from cortex.errors import InputError
-from cortex.replica.predictions import class_hash
-from cortex.replica.series import encodable
+from cortex.replica.metrics import escape_surrogates
+from cortex.replica.tracker import class_hash
 from cortex.state.predictions import MAX_ERROR, GroundTruth
 
 #: Maximum size of one body.
@@ -32,7 +32,7 @@ def parse_feedback(body: bytes, counts_classes: bool) -> Truths:
     for place, item in _items(body):
         if not isinstance(item, dict) or not isinstance(item.get("request_id"), str) or "truth" not in item:
             raise InputError(f'{place}: it must be an object with the keys "request_id" (a string) and "truth"')
-        truths[encodable(item["request_id"])] = _truth(place, item["truth"], counts_classes)
+        truths[escape_surrogates(item["request_id"])] = _truth(place, item["truth"], counts_classes)
     if not truths:
         raise InputError('the body is empty; post {"request_id": …, "truth": …}, one such object per line')
     return truths
@@ -60,7 +60,7 @@ def _truth(place: str, value: Any, counts_classes: bool) -> str | float:
     if counts_classes:
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise InputError(f"{place}: the truth must be a class: a string or an integer")
-        return encodable(str(value))  # like the tracker's names of classes
+        return escape_surrogates(str(value))  # like the tracker's names of classes
     if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
         raise InputError(f"{place}: the truth must be a number")
     return float(value)

@@ -14,8 +14,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from cortex.replica.metric_folder import read_folder
-from cortex.replica.series import SeriesKind, merge, parse_key
+from cortex.replica.metrics import SeriesKind, merge_series, parse_key, read_folder
 from cortex.replica.spec import ReplicaSpec
 from cortex.state.metrics import MetricStore
 from cortex.telemetry import Logger
@@ -56,7 +55,7 @@ class MetricTotals:
         with self._lock:
             folded = self._store.folded()
             names = [name for name in self._names_of(api) if name not in folded]
-            return merge([self._store.totals(api), *(read_folder(self._folder / name) for name in names)])
+            return merge_series([self._store.totals(api), *(read_folder(self._folder / name) for name in names)])
 
     def folders(self, api: str) -> list[Path]:
         """Return the folders of the API's replicas that have not ended."""
@@ -97,7 +96,7 @@ def _parse_id(replica: str) -> tuple[str, str]:
 
 
 def _combine(totals: Mapping[str, float], numbers: Mapping[str, float]) -> dict[str, float]:
-    merged = ((key, _storable(key, value)) for key, value in merge([totals, numbers]).items())
+    merged = ((key, _storable(key, value)) for key, value in merge_series([totals, numbers]).items())
     combined = {key: value for key, value in merged if value is not None}
     if len(combined) <= MAX_SERIES:
         return combined

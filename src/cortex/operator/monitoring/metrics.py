@@ -20,7 +20,7 @@ from cortex.jobs.records import count_by_status
 from cortex.jobs.store import JobStore
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.replicas.status import ApiState
-from cortex.replica.series import Series, SeriesKind, encodable, parse_key
+from cortex.replica.metrics import Series, SeriesKind, escape_surrogates, parse_key
 from cortex.state.apis import ApiRecord, ApiStore
 from cortex.telemetry import Logger
 
@@ -159,7 +159,7 @@ def series_points(api: str, numbers: Mapping[str, float]) -> Iterator[MetricPoin
         series = parse_key(key)
         if series is None or series.name.startswith(HIDDEN):
             continue
-        labels = (("api", api), *((label, encodable(text)) for label, text in series.labels))
+        labels = (("api", api), *((label, escape_surrogates(text)) for label, text in series.labels))
         match series.kind:
             case SeriesKind.BUCKET:
                 bound, labels = _split_bound(labels)

@@ -9,8 +9,10 @@ from typing import Any
 
 from cortex.config.schema import TrackerConfig
 from cortex.operator.monitoring.drift import Drift, Window
-from cortex.replica.prediction_series import (
+from cortex.replica.metrics import escape_surrogates, parse_key
+from cortex.replica.tracker import (
     BUCKETS,
+    CLASSIFICATION,
     COUNT_KEY,
     MAX_KEY,
     MIN_KEY,
@@ -18,10 +20,8 @@ from cortex.replica.prediction_series import (
     RELATIVE_ERROR,
     SUM_KEY,
     UNTRACKED_KEY,
-    value_of,
+    bucket_value,
 )
-from cortex.replica.series import encodable, parse_key
-from cortex.replica.tracker import CLASSIFICATION
 from cortex.state.predictions import ErrorSums
 
 #: Maximum of classes shown, the most frequent first.
@@ -40,7 +40,7 @@ def categories(numbers: Numbers, counts_classes: bool) -> dict[str, int]:
     for key, value in numbers.items():
         series = parse_key(key) if name in key else None
         if series is not None and series.name == name and value > 0:
-            for text in (encodable(text) for of, text in series.labels if of == label):
+            for text in (escape_surrogates(text) for of, text in series.labels if of == label):
                 found[text] = found.get(text, 0) + int(value)
     return found
 
@@ -83,8 +83,8 @@ def quantile(counts: Mapping[str, int], q: float) -> float:
     for bucket, count in ranked:
         left -= count
         if left <= 0:
-            return value_of(bucket)
-    return value_of(ranked[-1][0])
+            return bucket_value(bucket)
+    return bucket_value(ranked[-1][0])
 
 
 def describe_drift(drift: Drift | None, pending: int, tracker: TrackerConfig) -> Json:

@@ -20,8 +20,13 @@ from cortex.operator.monitoring import drift
 from cortex.operator.monitoring.feedback import Truths, as_text, score
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.monitoring.prediction_summary import categories, describe_drift, describe_truth, summarize
-from cortex.replica.predictions import FOLDER, PredictionKind, copy_predictions, find_predictions
-from cortex.replica.tracker import CLASSIFICATION
+from cortex.replica.tracker import (
+    CLASSIFICATION,
+    PREDICTIONS_FOLDER,
+    PredictionKind,
+    copy_predictions,
+    find_predictions,
+)
 from cortex.state.apis import ApiRecord, ApiStore, Target
 from cortex.state.predictions import PredictionStore
 from cortex.telemetry import Logger
@@ -42,14 +47,14 @@ class PredictionArchive:
     """Prediction files of replicas that have ended, in `CORTEX_HOME/predictions/API`."""
 
     def __init__(self, home: Home, logger: Logger) -> None:
-        self._root = home.path / FOLDER
+        self._root = home.path / PREDICTIONS_FOLDER
         self._logger = logger
 
     def add(self, api: str, folder: Path) -> None:
         """Copy the prediction files in the metrics folder of an ended replica. Idempotent."""
         archive = self._root / api
         try:
-            for file in _files(folder / FOLDER):
+            for file in _files(folder / PREDICTIONS_FOLDER):
                 copy_predictions(file, archive / f"{folder.name}-{file.name}")
         except OSError as error:
             self._logger.warning("predictions of an ended replica can't be kept", replica=folder.name, error=error)
@@ -165,7 +170,7 @@ class Tracking:
         found: dict[str, str] = {}
         missing = set(request_ids)
         # List running replicas first: one that ends meanwhile is in the archive by then.
-        running = [file for folder in self._totals.folders(api) for file in _files(folder / FOLDER)]
+        running = [file for folder in self._totals.folders(api) for file in _files(folder / PREDICTIONS_FOLDER)]
         for file in [*running, *self._archive.files(api)]:
             if not missing:
                 break

@@ -28,7 +28,7 @@ from enum import StrEnum
 
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.replicas.capacity import DeviceCapacity, needs_devices
-from cortex.replica.spec import Failure, Limits, ProcessStatus, ReplicaSpec, ReplicaStatus
+from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits, StartFailure
 from cortex.state.apis import ApiRecord, Target
 
 
@@ -83,7 +83,7 @@ class Preparation:
     """Preparation of a revision, which must be done before its replicas can start."""
 
     stage: Stage = Stage.NEEDED
-    failure: Failure | None = None  #: of the last attempt; kept while the next one runs
+    failure: StartFailure | None = None  #: of the last attempt; kept while the next one runs
     hold_until: float = 0.0  #: UNIX time before which nothing is prepared or started
     failures: int = 0  #: in a row
     shortage: str = ""  #: devices that the next replica lacks
@@ -122,7 +122,7 @@ class Configure:
     """Send a replica the current limits of its API."""
 
     replica_id: str
-    limits: Limits
+    limits: RequestLimits
 
 
 ReplicaAction = Prepare | Start | Retire | Promote | Configure
@@ -243,7 +243,7 @@ class _ApiPlan:
 
     def _configure(self) -> None:
         networking = self.record.spec.networking
-        limits = Limits(networking.timeout_s, networking.max_body_size)
+        limits = RequestLimits(networking.timeout_s, networking.max_body_size)
         self.actions += [Configure(r.spec.id, limits) for r in self.new + self.old if r.spec.limits != limits]
 
     def _retire_stuck(self) -> None:

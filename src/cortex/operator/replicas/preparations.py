@@ -14,7 +14,7 @@ from cortex.engine.environment import Prepared
 from cortex.errors import CortexError
 from cortex.operator.replicas.plan import Preparation, RevisionKey, Stage
 from cortex.processes.backoff import Backoff
-from cortex.replica.spec import Failure
+from cortex.replica.spec import StartFailure
 from cortex.state.apis import Target
 from cortex.telemetry import Logger
 
@@ -74,7 +74,7 @@ class Preparations:
         revision.attempts += 1
         revision.prepared = None
         revision.state = Preparation(
-            Stage.NEEDED, Failure(str(error)), self._clock() + _BACKOFF.delay_s(revision.attempts)
+            Stage.NEEDED, StartFailure(str(error)), self._clock() + _BACKOFF.delay_s(revision.attempts)
         )
 
     def lost(self, key: RevisionKey, was_ready: bool) -> None:
@@ -88,7 +88,7 @@ class Preparations:
         delay = min(2.0 ** (revision.losses - 2), _MAX_LOSS_DELAY_S) if revision.losses > 1 else 0.0
         failure = revision.state.failure
         if not was_ready:
-            failure = Failure(f"a replica ended before it was ready; `cortex logs {key[0]}` shows its output")
+            failure = StartFailure(f"a replica ended before it was ready; `cortex logs {key[0]}` shows its output")
         revision.state = replace(revision.state, failure=failure, hold_until=now + delay)
 
     def became_ready(self, key: RevisionKey) -> None:
@@ -128,7 +128,7 @@ class Preparations:
         self._on_change()
 
     def _fail(self, revision: _RevisionState, error: Exception) -> None:
-        failure = Failure(str(error) or type(error).__name__)
+        failure = StartFailure(str(error) or type(error).__name__)
         hold_until = self._clock() + _BACKOFF.delay_s(revision.attempts)
         revision.state = Preparation(Stage.NEEDED, failure, hold_until, revision.attempts)
 

@@ -11,7 +11,7 @@ from cortex.lifecycle import ApiKind, ApiStatus, DeathCause, ProcessState
 from cortex.models.spec import ModelProblem
 from cortex.operator.replicas.capacity import DeviceCapacity
 from cortex.operator.replicas.plan import Preparation, Replica, Stage, is_proven, wanted_replicas
-from cortex.replica.spec import Failure, ModelsStatus, ProcessStatus, ReplicaStatus, ServedVersion
+from cortex.replica.spec import ModelsStatus, ProcessStatus, ReplicaStatus, ServedVersion, StartFailure
 from cortex.state.apis import ApiRecord
 
 Json = dict[str, Any]
@@ -42,7 +42,7 @@ class ApiState:
     requested: int
     updated: ReplicaCounts = field(default_factory=ReplicaCounts)  #: replicas of the newest revision
     stale: ReplicaCounts = field(default_factory=ReplicaCounts)  #: replicas of older revisions
-    failure: Failure | None = None
+    failure: StartFailure | None = None
 
     @property
     def ready(self) -> int:
@@ -88,7 +88,7 @@ def status_of(
     failure = None if updated.ready >= requested else failure_of(record, new, preparation)
     status = _code(record, updated, requested, failure)
     if status is ApiStatus.STALLED and (shortage or waiting):
-        failure = Failure(shortage or waiting)
+        failure = StartFailure(shortage or waiting)
     return ApiState(status, requested, updated, stale, failure)
 
 
@@ -100,7 +100,7 @@ def through_gateway(state: ApiState, is_late: bool, failure: str) -> ApiState:
     if state.status is not ApiStatus.LIVE or not (is_late or failure):
         return state
     if failure:
-        reason = Failure(f"the gateway can't apply its new routes: {failure}")
+        reason = StartFailure(f"the gateway can't apply its new routes: {failure}")
         return replace(state, status=ApiStatus.ERROR, failure=reason)
     return replace(state, status=ApiStatus.UPDATING)
 
@@ -127,7 +127,7 @@ def shortage_of(record: ApiRecord, replicas: Sequence[Replica], capacity: Device
     return capacity.shortage(record.spec.compute)
 
 
-def failure_of(record: ApiRecord, replicas: Iterable[Replica], preparation: Preparation) -> Failure | None:
+def failure_of(record: ApiRecord, replicas: Iterable[Replica], preparation: Preparation) -> StartFailure | None:
     """Return why the newest revision can't become ready, or None. `replicas` are the replicas of that revision."""
     if preparation.failure:
         return preparation.failure
@@ -137,9 +137,9 @@ def failure_of(record: ApiRecord, replicas: Iterable[Replica], preparation: Prep
             return process.failure
     for process in failed:
         if process.death:
-            return Failure(process.death.message)
+            return StartFailure(process.death.message)
     if record.failure:
-        return Failure(record.failure.message, record.failure.traceback)
+        return StartFailure(record.failure.message, record.failure.traceback)
     return None
 
 
@@ -171,7 +171,7 @@ def as_metadata(models: Json) -> Json:
     return metadata
 
 
-def _code(record: ApiRecord, updated: ReplicaCounts, requested: int, failure: Failure | None) -> ApiStatus:
+def _code(record: ApiRecord, updated: ReplicaCounts, requested: int, failure: StartFailure | None) -> ApiStatus:
     if updated.ready >= requested:
         return ApiStatus.LIVE
     if updated.killed_oom and not updated.failed and not updated.killed:

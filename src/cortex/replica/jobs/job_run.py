@@ -18,13 +18,12 @@ from cortex.jobs.spec import Assignment, BatchFailure, batch_id
 from cortex.lifecycle import ApiKind
 from cortex.predictor.batch import BoundBatch
 from cortex.predictor.tracebacks import describe, format_user_traceback
-from cortex.replica.channel import encodable
-from cortex.replica.errors import write_log
+from cortex.replica.channel import replace_surrogates
 from cortex.replica.jobs.lease_client import Hook, JobLink
 from cortex.replica.jobs.shared_state import HOOK, JobCells
 from cortex.replica.jobs.unacknowledged_reports import Done, Work
 from cortex.replica.payload import encode_json
-from cortex.replica.request_log import REQUEST
+from cortex.replica.request_log import REQUEST, write_log
 
 #: A larger result can't be reported.
 MAX_RESULT_BYTES = 32 * 1024 * 1024
@@ -107,8 +106,8 @@ class JobRun:
             text = format_user_traceback(error) if has_frames else f"{error}\n"
         except Exception:  # an exception that can't even be looked at must not hide that it was raised
             message, text = type(error).__name__, ""
-        write_log(encodable(f"{what} failed:\n{text or message}"))
-        return BatchFailure(seq, encodable(message), encodable(text[-_MAX_TRACEBACK_CHARS:]))
+        write_log(replace_surrogates(f"{what} failed:\n{text or message}"))
+        return BatchFailure(seq, replace_surrogates(message), replace_surrogates(text[-_MAX_TRACEBACK_CHARS:]))
 
     def _what(self, name: str) -> str:
         return "the task" if self._job.job_spec.get("kind") == ApiKind.TASK else f"batch {name}"

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from cortex.jobs.http import wire
 from cortex.jobs.spec import Assignment, ExchangeReply, StopSignal
-from cortex.replica.errors import write_log
 from cortex.replica.jobs.lease_sizer import Pace
 from cortex.replica.jobs.operator_client import AwayError, OperatorLine, RefusedError
 from cortex.replica.jobs.shared_state import JobCells
 from cortex.replica.jobs.unacknowledged_reports import Done, Outbox, Outgoing, Work
+from cortex.replica.request_log import write_log
 from cortex.replica.spec import ReplicaSpec
 
 #: While more than this is not reported, the main thread waits.

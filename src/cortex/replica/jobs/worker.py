@@ -20,10 +20,16 @@ from cortex.replica.jobs.job_run import JobRun
 from cortex.replica.jobs.lease_client import JobLink
 from cortex.replica.jobs.shared_state import JobCells
 from cortex.replica.jobs.workload_run import WorkloadRun
-from cortex.replica.models import ModelEvents, ModelStart
-from cortex.replica.process import enter_project, open_metrics, run_exit_hooks, tell_failure
 from cortex.replica.spec import ReplicaSpec
 from cortex.replica.user_metrics import MetricsClient, metrics_client
+from cortex.replica.worker_process import (
+    ModelEvents,
+    ModelStart,
+    enter_project,
+    open_metrics,
+    report_failure,
+    run_exit_hooks,
+)
 
 _LOG_S = 2.0
 
@@ -34,7 +40,7 @@ def run_job_worker(spec: ReplicaSpec, index: int, channel: Channel, cells: JobCe
         enter_project(spec, index)
         code = _load(spec, channel, models, metrics_client(spec, index, open_metrics(spec, index)))
     except BaseException as error:  # the edge of the process: ours, or the user's beyond Exception
-        tell_failure(channel, error)
+        report_failure(channel, error)
         return 1
     gc.freeze()  # models stay: no collection has to walk them
     link = JobLink(spec, cells)
@@ -94,7 +100,7 @@ class _JobLoop:
             try:
                 bound = self._code.construct(job.config, job.job_spec, job.api_spec)
             except BaseException as error:  # the edge of the user's code; another process will try again
-                tell_failure(self._channel, error)
+                report_failure(self._channel, error)
                 return 1
             self._channel.send("ready", slots=1, shares_loop=False)
             self._link.open()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cortex.replica.short_repr import MAX_CHARACTERS, shortened
+from cortex.replica.calls import MAX_CHARACTERS, short_repr
 
 
 class Hostile:
@@ -42,7 +42,7 @@ class Lines:
     ids=["nested", "list", "list in a dict", "bytes", "text", "lines", "hostile", "exits", "int"],
 )
 def test_what_is_shown(value: Any, text: str) -> None:
-    assert shortened(value).startswith(text)
+    assert short_repr(value).startswith(text)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_what_is_shown(value: Any, text: str) -> None:
     ids=["text", "bytes", "dict", "lists", "array"],
 )
 def test_nothing_is_long(value: Any) -> None:
-    shown = shortened(value)
+    shown = short_repr(value)
 
     assert len(shown) <= MAX_CHARACTERS
     assert "…" in shown or "..." in shown
@@ -62,7 +62,7 @@ def test_a_large_body_takes_no_memory() -> None:
     body = bytes(20_000_000)
     tracemalloc.start()
     try:
-        shortened({"body": body})
+        short_repr({"body": body})
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()

@@ -1,14 +1,19 @@
-"""What a process counts of its answers, and what it tells of their time."""
+"""Request and batch metrics of a process, and the Server-Timing header."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
-from cortex.replica.metric_file import MetricFile, read_metrics
-from cortex.replica.recorder import BatchRecorder, Recorder
-from cortex.replica.series import SeriesKind, merge, parse_key
+from cortex.replica.metrics import (
+    BatchRecorder,
+    MetricFile,
+    RequestRecorder,
+    SeriesKind,
+    merge_series,
+    parse_key,
+    read_metrics,
+)
 from harness.replicas.replicas import new_request_id, running_replica
 from harness.wait import wait_until
 
@@ -29,14 +34,6 @@ SOURCE = """
 """
 
 
-@dataclass
-class Moments:
-    arrived_ns: int = 0
-    batched_ns: int = 0
-    started_ns: int = 0
-    returned_ns: int = 0
-
-
 def parts(header: str) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(r"(\w+);dur=([\d.]+)", header)}
 
@@ -44,7 +41,7 @@ def parts(header: str) -> dict[str, float]:
 def counted(folder: Path, name: str) -> dict[str, float]:
     """Add up the series of a name in a replica's files: by code for counters, else how many were observed."""
     found: dict[str, float] = {}
-    for key, value in merge(map(read_metrics, folder.glob("0-*"))).items():
+    for key, value in merge_series(map(read_metrics, folder.glob("0-*"))).items():
         series = parse_key(key)
         assert series is not None
         if series.name == name and series.kind in (SeriesKind.COUNTER, SeriesKind.BUCKET):
@@ -54,39 +51,39 @@ def counted(folder: Path, name: str) -> dict[str, float]:
 
 
 def test_parts_sum_up_to_the_total() -> None:
-    recorder = Recorder(None)
-    for moments in (
-        Moments(1_000_000, 0, 2_500_999, 9_000_000),
-        Moments(1_000_000, 1_700_000, 5_000_000_000, 5_000_900_001),
-        Moments(1_000_000, 0, 2_000_000, 0),
+    recorder = RequestRecorder(None)
+    for arrived_ns, batched_ns, started_ns, returned_ns in (
+        (1_000_000, 0, 2_500_999, 9_000_000),
+        (1_000_000, 1_700_000, 5_000_000_000, 5_000_900_001),
+        (1_000_000, 0, 2_000_000, 0),
     ):
-        told = parts(recorder.finish(moments, 200).decode())
-        assert ("batch" in told) == bool(moments.batched_ns)
-        total = told.pop("total")
-        assert abs(sum(told.values()) - total) < 1e-6 * len(told)
-        assert abs(told["queue"] - ((moments.batched_ns or moments.started_ns) - moments.arrived_ns) / 1e6) <= 0.001
+        timing = parts(recorder.finish(200, arrived_ns, batched_ns, started_ns, returned_ns).decode())
+        assert ("batch" in timing) == bool(batched_ns)
+        total = timing.pop("total")
+        assert abs(sum(timing.values()) - total) < 1e-6 * len(timing)
+        assert abs(timing["queue"] - ((batched_ns or started_ns) - arrived_ns) / 1e6) <= 0.001
 
 
-def test_a_request_that_was_not_run_has_waited_only() -> None:
-    told = parts(Recorder(None).finish(Moments(1), 504).decode())
-    assert set(told) == {"queue", "total"}
+def test_a_request_that_did_not_run_has_only_queue_time() -> None:
+    timing = parts(RequestRecorder(None).finish(504, 1, 0, 0, 0).decode())
+    assert set(timing) == {"queue", "total"}
 
 
 def test_batches_are_counted_by_size(tmp_path: Path) -> None:
     recorder = BatchRecorder(MetricFile(tmp_path / "0-1"))
-    recorder.began(3, [0, 1_000_000, 2_000_000])
-    recorder.began(1, [5])
+    recorder.record(3, [0, 1_000_000, 2_000_000])
+    recorder.record(1, [5])
     assert counted(tmp_path, "cortex_batch_size") == {"observed": 2}
     assert counted(tmp_path, "cortex_batch_wait_seconds") == {"observed": 4}
 
 
-def test_each_answer_is_counted_by_its_code_and_timed(tmp_path: Path) -> None:
+def test_each_response_is_counted_by_status_and_timed(tmp_path: Path) -> None:
     with running_replica(SOURCE, metrics_dir=str(tmp_path)) as replica:
         replica.wait_ready()
         for by in (1, 2, 0):
             answer = replica.request({"by": by}, request_id=new_request_id(ago_s=0.25))
-            told = parts(answer.headers["server-timing"])
-            assert 250 <= told["queue"] <= told["total"]
+            timing = parts(answer.headers["server-timing"])
+            assert 250 <= timing["queue"] <= timing["total"]
         assert parts(replica.request({}, method="PUT").headers["server-timing"]).keys() >= {"handler", "encode"}
         assert "server-timing" in replica.request(method="GET").headers
         assert replica.request({}, method="PATCH").status == 405

@@ -1,0 +1,198 @@
+"""The process that serves requests: load the user's code, report readiness to the supervisor, serve until stopped.
+
+The supervisor accepts connections and passes them over the channel; the worker reports which of them it closed. The
+supervisor's side is `supervisor.request_worker`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import uvloop
+
+from cortex.models.spec import Catalogue
+from cortex.predictor.loader import BoundPredictor, load
+from cortex.processes.priority import enter_background, in_background
+from cortex.replica.app import App
+from cortex.replica.batching import batched_method
+from cortex.replica.channel import Channel
+from cortex.replica.http import Connection
+from cortex.replica.metrics import MetricFile
+from cortex.replica.orphan import Inheritance, Orphan, outlive_supervisor
+from cortex.replica.payload import make_headers
+from cortex.replica.readiness import check_readiness
+from cortex.replica.runner import Runner
+from cortex.replica.shared_state import SharedConnectionState
+from cortex.replica.spec import ReplicaSpec, RequestLimits
+from cortex.replica.tracker import PredictionTracker
+from cortex.replica.user_metrics import MetricsClient, metrics_client
+from cortex.replica.worker_process import (
+    ModelEvents,
+    ModelStart,
+    enter_project,
+    open_metrics,
+    report_failure,
+    run_exit_hooks,
+)
+
+#: Delay before messages that the channel could not take are sent again.
+_RESEND_S = 0.05
+
+
+def run_request_worker(
+    spec: ReplicaSpec,
+    index: int,
+    channel: Channel,
+    shared: SharedConnectionState,
+    models: ModelStart | None,
+    inheritance: Inheritance,
+) -> int:
+    """Serve as process `index` of a replica; return the exit code."""
+    try:
+        enter_project(spec, index)
+        file = open_metrics(spec, index)
+        predictor = _load(spec, channel, models, metrics_client(spec, index, file))
+        loop = uvloop.new_event_loop()
+        asyncio.set_event_loop(loop)
+        check_readiness(spec, predictor, loop, channel)
+    except BaseException as error:  # the edge of the process: our exceptions, or those of user code beyond Exception
+        report_failure(channel, error)
+        return 1
+    gc.freeze()  # models stay, so no collection has to traverse them
+    orphan = _serve(spec, predictor, loop, channel, shared, file, inheritance)
+    run_exit_hooks()
+    orphan.finish()
+    enter_background()  # freeing the memory of big models takes a while
+    return 0
+
+
+def _load(spec: ReplicaSpec, channel: Channel, start: ModelStart | None, metrics: MetricsClient) -> BoundPredictor:
+    if start is None or spec.models is None:
+        return load(spec, metrics=metrics)
+    from cortex.models.fetcher import AgentFetcher  # noqa: PLC0415 - APIs without models start faster
+    from cortex.models.memory_budget import configure_allocator  # noqa: PLC0415
+
+    configure_allocator()
+    fetcher = AgentFetcher(spec.model_agent_socket or "", spec.api, spec.models)
+    with in_background(start.is_standby):
+        return load(spec, start.catalogue, fetcher, ModelEvents(channel), start.also, metrics)
+
+
+def _serve(
+    spec: ReplicaSpec,
+    predictor: BoundPredictor,
+    loop: asyncio.AbstractEventLoop,
+    channel: Channel,
+    shared: SharedConnectionState,
+    file: MetricFile | None,
+    inheritance: Inheritance,
+) -> Orphan:
+    kinds = {method.kind for method in predictor.methods.values()}
+    if any(method.needs_headers or method.needs_query_params for method in predictor.methods.values()):
+        make_headers(())  # imports starlette, which would delay the first request
+    shares_loop = bool(kinds & {"async", "async_generator"})
+    slots = max(spec.threads, spec.max_concurrency) if shares_loop else spec.threads
+    # Any call may have to load its model first, and must not delay calls that other threads could run.
+    waits_for_models = spec.threads > 1 and spec.models is not None
+    runner = Runner(loop, spec.threads, always_threads="generator" in kinds or waits_for_models)
+    tracker = PredictionTracker(spec, file) if spec.tracker_type is not None and file is not None else None
+    app = App(spec, predictor, runner, loop, shared, slots, file, tracker)
+    orphan = Orphan(app, loop, inheritance, runner.stop)
+    supervisor = SupervisorChannel(app, loop, channel, partial(_update_models, predictor), runner.stop, orphan.begin)
+    outlive_supervisor()
+    supervisor.start()
+    # While a batch runs, the requests of the next batch have to arrive, so that its size is known in time.
+    batch_slots = (spec.threads + 1) * spec.max_batch_size if batched_method(spec, predictor) else 0
+    channel.send("ready", slots=max(slots, batch_slots), shares_loop=shares_loop)
+    runner.run()
+    app.shutdown()
+    return orphan
+
+
+def _update_models(predictor: BoundPredictor, catalogue_file: str) -> None:
+    if predictor.registry is not None:
+        predictor.registry.update(Catalogue.from_json(Path(catalogue_file).read_bytes()))
+
+
+class SupervisorChannel:
+    """Receives connections and commands from the supervisor, and reports closed connections. Event-loop thread only."""
+
+    def __init__(
+        self,
+        app: App,
+        loop: asyncio.AbstractEventLoop,
+        channel: Channel,
+        on_catalogue: Callable[[str], None],
+        on_stop: Callable[[], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        """Create the worker's end; `on_lost` is called once the supervisor's end is closed."""
+        self._app = app
+        self._loop = loop
+        self._channel = channel
+        self._on_catalogue = on_catalogue
+        self._on_stop = on_stop
+        self._on_lost = on_lost
+        self._failures = 0
+        self._unsent: list[tuple[str, int]] = []
+
+    def start(self) -> None:
+        """Receive messages on the event loop."""
+        self._channel.sock.setblocking(False)
+        self._loop.add_reader(self._channel.fileno(), self._receive)
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                received = self._channel.receive()
+            except BlockingIOError:
+                return
+            if received is None:
+                self._failures += 1
+                if self._failures == 1:
+                    continue  # the error may be that of a message we sent; connections may follow it
+                self._loop.remove_reader(self._channel.fileno())
+                self._on_lost()
+                return
+            message, fd = received
+            if message["kind"] == "connection" and fd is not None:
+                connection = socket.socket(fileno=fd)
+                self._app.connections.add(connection, message["index"], self._on_closed, message.get("again", False))
+            elif message["kind"] == "configure":
+                self._app.configure(RequestLimits(message["timeout_s"], message["max_body_bytes"]))
+            elif message["kind"] == "catalogue":
+                self._on_catalogue(message["path"])
+            elif message["kind"] == "suspects":
+                self._app.set_suspects(message["groups"])
+            elif message["kind"] == "retire":
+                self._app.connections.retire(self._on_released)
+            elif message["kind"] == "condemn":  # another call is stuck: the process ends once the rest is done
+                self._app.connections.stop_reading()
+            elif message["kind"] == "stop":
+                self._loop.remove_reader(self._channel.fileno())
+                self._on_stop()
+                return
+
+    def _on_closed(self, connection: Connection) -> None:
+        self._report([("closed", connection.index)])
+
+    def _on_released(self, connection: Connection) -> None:
+        self._report([("released", connection.index)])
+
+    def _report(self, events: list[tuple[str, int]]) -> None:
+        """Report to the supervisor, which keeps a descriptor of each connection until then."""
+        if self._failures > 1:
+            return  # the supervisor is dead
+        unsent = [(kind, index) for kind, index in events if not self._channel.send(kind, index=index)]
+        if unsent and not self._unsent:
+            self._loop.call_later(_RESEND_S, self._report_again)
+        self._unsent += unsent
+
+    def _report_again(self) -> None:
+        events, self._unsent = self._unsent, []
+        self._report(events)
