@@ -15,14 +15,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cortex.cluster.credentials import derive_key
 from cortex.cluster.node_client import LeaderAddress, NodeClient
 from cortex.operator.http.log_streams import stream_logs
 from cortex.telemetry import Logger
 
 sys.path[:0] = [str(Path(__file__).parent.parent / "tests")]
 
-from harness.cluster.local_nodes import SECRET, LocalNode, local_nodes  # noqa: E402
+from harness.cluster.local_nodes import CREDENTIALS, LocalNode, local_nodes  # noqa: E402
 
 _API = "talks"
 _TEXT = "a line of a usual length, with a number of its own and a few words more about what was asked and answered"
@@ -64,8 +63,8 @@ def _write(node: LocalNode, number: int, count: int) -> None:
 
 
 async def _measure(nodes: Sequence[LocalNode], count: int) -> None:
-    key, leader = derive_key(SECRET, "node"), LeaderAddress("127.0.0.1", 1, 1)
-    links = [NodeClient(node.address, key, leader, _Nobody(), Logger("bench")) for node in nodes]
+    identity, leader = CREDENTIALS.identity, LeaderAddress("127.0.0.1", 1, 1)
+    links = [NodeClient(node.address, identity, leader, _Nobody(), Logger("bench")) for node in nodes]
     for follow in (False, True):
         began, cpu = time.perf_counter(), time.process_time()
         seen = 0

@@ -13,7 +13,6 @@ import contextlib
 import resource
 import tempfile
 import time
-from asyncio import StreamReader, StreamWriter
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,11 +21,11 @@ from pathlib import Path
 import psutil
 
 from benchmarks.tools.endpoint import free_ports
-from cortex.cluster.credentials import ClusterCredentials, derive_key
+from cortex.cluster.credentials import ClusterCredentials, node_identity
 from cortex.cluster.engine import ClusterEngine
 from cortex.cluster.known_nodes import nodes_in_file
 from cortex.cluster.placement import NodeAddress, Placement, Resources
-from cortex.cluster.transport import PeerConnection, accept
+from cortex.cluster.transport import PeerConnection, listen
 from cortex.config.schema import Api
 from cortex.engine.local import first_status
 from cortex.gateway.haproxy import Gateway, GatewaySettings
@@ -38,7 +37,7 @@ from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.state.apis import ApiRecord, Target
 from cortex.telemetry import Logger
 
-SECRET = "a secret"
+CREDENTIALS = ClusterCredentials("a secret", "127.0.0.1", 0)
 PER_NODE = 20
 PER_API = 10
 _FOLLOWED_S = 10.0
@@ -54,7 +53,7 @@ class ScriptedNode:
         self._wires: list[PeerConnection] = []
 
     async def start(self) -> None:
-        server = await asyncio.start_server(self._serve, self.host, 0)
+        server = await listen(self._serve, self.host, 0, node_identity(CREDENTIALS.for_nodes, self.host))
         self.port = int(server.sockets[0].getsockname()[1])
 
     def change(self) -> None:
@@ -63,10 +62,9 @@ class ScriptedNode:
         for wire in self._wires:
             wire.send(self._event(spec))
 
-    async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
-        wire = await accept(reader, writer, derive_key(SECRET, "node"))
-        if wire is None or (await wire.receive() or {}).get("purpose") != "control":
-            writer.close()
+    async def _serve(self, wire: PeerConnection) -> None:
+        if (await wire.receive() or {}).get("purpose") != "control":
+            wire.close()
             return
         wire.send({"event": "node", "home": str(self._home)})
         for spec in self._replicas.values():
@@ -74,7 +72,7 @@ class ScriptedNode:
         wire.send({"event": "complete"})
         self._wires.append(wire)
         with contextlib.suppress(asyncio.CancelledError):
-            while not writer.is_closing():
+            while not wire.writer.is_closing():
                 wire.send({"event": "beat"})
                 await asyncio.sleep(1)
 
@@ -153,7 +151,7 @@ async def measure(count: int, folder: Path) -> list[str]:
     engine = ClusterEngine(
         home,
         NoPlacer(found),
-        ClusterCredentials(SECRET, "127.0.0.1", 0),
+        CREDENTIALS,
         nodes_in_file(folder / "nodes"),
         Logger("limits"),
     )
@@ -209,7 +207,7 @@ async def _haproxy(home: Home, replicas: list[Replica]) -> list[str]:
         target = Target("revision", made, "hash")
         records.append(ApiRecord(name, made.kind, None, target, "", "", f"id-{number}", now, now, target))
     states = {(record.name, record.revision): Preparation(Stage.DONE) for record in records}
-    full = replace(routes_of(records, replicas, states), gateway_secret=derive_key(SECRET, "gateway"))
+    full = replace(routes_of(records, replicas, states), gateway_secret=CREDENTIALS.gateway_secret)
     less = replace(routes_of(records, replicas[1:], states), gateway_secret=full.gateway_secret)
     gateway = Gateway(home, GatewaySettings("127.0.0.1", free_ports(1)[0]))
     started = time.perf_counter()

@@ -20,6 +20,7 @@ _TESTS = Path(__file__).parent.parent / "tests"
 sys.path[:0] = [str(_TESTS), str(_TESTS / "cluster")]
 
 from cortex import __version__  # noqa: E402
+from cortex.cluster.credentials import ClusterCredentials  # noqa: E402
 from cortex.cluster.node.start import NodeStart  # noqa: E402
 from cortex.cluster.placement import Resources  # noqa: E402
 from cortex.cluster.ray_placer import RayPlacer  # noqa: E402
@@ -96,7 +97,7 @@ async def _detection(cluster: RayCluster, node: RayNode, strike: Callable[[RayNo
 
 @contextlib.asynccontextmanager
 async def _placer(cluster: RayCluster):  # type: ignore[no-untyped-def]
-    start = NodeStart("benchmark", "a secret", __version__)
+    start = NodeStart("benchmark", ClusterCredentials("a secret", "127.0.0.1", 0).for_nodes, __version__)
     environ = {**os.environ, **cluster.head.environ}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ray.log"

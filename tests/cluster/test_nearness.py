@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 
-from cortex.cluster.credentials import derive_key
 from cortex.cluster.node.start import RESERVE_SOCKET
 from cortex.cluster.node_client import local_sockets_dir
 from cortex.cluster.transport import connect
 from cortex.home import Home
 from cortex.processes.identity import Identity
-from harness.cluster.local_nodes import SECRET, LocalNode, local_nodes
+from harness.cluster.local_nodes import CREDENTIALS, LocalNode, local_nodes
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,7 @@ def told(node: LocalNode) -> dict[str, Any]:
     """What the agent says of itself to an operator."""
 
     async def ask() -> dict[str, Any]:
-        wire = await connect(node.host, node.address.port, derive_key(SECRET, "node"))
+        wire = await connect(node.host, node.address.port, CREDENTIALS.identity)
         wire.send({"purpose": "control", "host": "127.0.0.1", "port": 1, "epoch": 1})
         message = await wire.receive()
         wire.close()

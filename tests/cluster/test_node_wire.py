@@ -1,23 +1,28 @@
-"""What operator and nodes say is for them only: nobody reads along, nobody stands between them."""
+"""Mutual TLS between operator and nodes: nobody reads along, stands in between, or acts in another role."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
+import ssl
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from cortex.cluster import transport as wire_module
-from cortex.cluster.credentials import fingerprint, make_certificate, unverified_context
+from cortex.cluster import transport
+from cortex.cluster.credentials import ClusterCredentials, TlsIdentity, derive_key, node_identity
 from cortex.cluster.node.relay import splice
-from cortex.cluster.transport import MAX_LINE_BYTES, PeerError, accept, connect
+from cortex.cluster.transport import PeerConnection, PeerError, connect, listen
 
-KEY = "a key of tests"
+HERE = "127.0.0.1"
+CREDENTIALS = ClusterCredentials("a secret of tests", HERE, 0)
+OTHERS = ClusterCredentials("another secret", HERE, 0)
+OPERATOR, NODE = CREDENTIALS.identity, node_identity(CREDENTIALS.for_nodes, HERE)
+STRANGER = OTHERS.identity, node_identity(OTHERS.for_nodes, HERE)
 Json = dict[str, Any]
 
 
@@ -31,7 +36,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 @contextlib.asynccontextmanager
 async def listener(serve: Callable[[StreamReader, StreamWriter], Awaitable[None]]) -> AsyncIterator[int]:
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=MAX_LINE_BYTES)
+    server = await asyncio.start_server(serve, HERE, 0)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
@@ -39,36 +44,38 @@ async def listener(serve: Callable[[StreamReader, StreamWriter], Awaitable[None]
 
 
 @contextlib.asynccontextmanager
-async def echo(heard: list[Json]) -> AsyncIterator[int]:
+async def echo(heard: list[Json], identity: TlsIdentity = NODE) -> AsyncIterator[int]:
     """Listen, keep each message and send it back."""
 
-    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
-        wire = await accept(reader, writer, KEY)
-        while wire is not None and (message := await wire.receive()) is not None:
+    async def serve(connection: PeerConnection) -> None:
+        while (message := await connection.receive()) is not None:
             heard.append(message)
-            wire.send(message)
-        writer.close()
+            connection.send(message)
+        connection.close()
 
-    async with listener(serve) as port:
-        yield port
+    server = await listen(serve, HERE, 0, identity)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
 
 
-def test_messages_of_any_size_come_as_they_were_sent() -> None:
+def test_messages_of_any_size_arrive_unchanged() -> None:
     async def test() -> None:
         heard: list[Json] = []
         async with echo(heard) as port:
-            wire = await connect("127.0.0.1", port, KEY)
+            connection = await connect(HERE, port, OPERATOR)
             sent = [{"n": 1}, {"text": os.urandom(4_000_000).hex()}, {"text": "ü\n\u2028"}]
             for message in sent:
-                wire.send(message)
-                assert await wire.receive() == message
-            wire.close()
+                connection.send(message)
+                assert await connection.receive() == message
+            connection.close()
         assert heard == sent
 
     run(test)
 
 
-def test_who_reads_along_learns_nothing() -> None:
+def test_the_connection_is_encrypted_with_tls_1_3() -> None:
     seen = bytearray()
 
     async def copy(reader: StreamReader, writer: StreamWriter) -> None:
@@ -81,147 +88,153 @@ def test_who_reads_along_learns_nothing() -> None:
         async with echo([]) as far:
 
             async def tap(reader: StreamReader, writer: StreamWriter) -> None:
-                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", far)
+                far_reader, far_writer = await asyncio.open_connection(HERE, far)
                 await asyncio.gather(copy(reader, far_writer), copy(far_reader, writer))
 
             async with listener(tap) as port:
-                wire = await connect("127.0.0.1", port, KEY)
-                wire.send({"env": "a password"})
-                assert await wire.receive() == {"env": "a password"}
-                wire.close()
-        assert b'"hello"' in seen
-        assert b"password" not in seen and KEY.encode() not in seen
+                connection = await connect(HERE, port, OPERATOR)
+                assert connection.writer.get_extra_info("ssl_object").version() == "TLSv1.3"
+                connection.send({"env": "a password"})
+                assert await connection.receive() == {"env": "a password"}
+                connection.close()
+        assert seen
+        for secret in ("password", "hello", CREDENTIALS.secret, derive_key(CREDENTIALS.secret, "node")):
+            assert secret.encode() not in seen
 
     run(test)
 
 
-@contextlib.asynccontextmanager
-async def in_between(far: int, ends_tls: str) -> AsyncIterator[int]:
-    """Pass on what is said before TLS, then be the other side's end of TLS: to both, or to the listener only."""
-
-    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", far)
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            writer.write(await far_reader.readuntil(b"\n"))  # the greeting
-            far_writer.write(await reader.readuntil(b"\n"))  # the client's proof
-            writer.write(await far_reader.readuntil(b"\n"))  # the listener's word to begin
-            await far_writer.start_tls(unverified_context())
-            if ends_tls == "both":
-                await writer.start_tls(make_certificate().context)
-            await splice(reader, writer, far_reader, far_writer)
-        writer.close()
-        far_writer.close()
-
-    async with listener(serve) as port:
-        yield port
-
-
-@pytest.mark.parametrize("ends_tls", ["both", "listener"])
-def test_who_stands_between_both_is_noticed(ends_tls: str) -> None:
+@pytest.mark.parametrize(
+    "identity",
+    [
+        OPERATOR,
+        replace(STRANGER[1], peer_authority=NODE.peer_authority),
+        node_identity(CREDENTIALS.for_nodes, "127.0.0.9"),
+        node_identity(CREDENTIALS.for_nodes, "a.name"),
+    ],
+    ids=["an operator", "a node of another cluster", "a node with another address", "a node with another name"],
+)
+def test_an_operator_accepts_only_the_node_that_it_connects_to(identity: TlsIdentity) -> None:
     async def test() -> None:
         heard: list[Json] = []
-        async with echo(heard) as far, in_between(far, ends_tls) as port:
-            with pytest.raises(PeerError):
-                await connect("127.0.0.1", port, KEY)
+        # The listener accepts the operator, so that only the client's verification can fail.
+        async with echo(heard, replace(identity, peer_authority=NODE.peer_authority)) as port:
+            with pytest.raises(PeerError, match="no valid certificate of this cluster"):
+                await connect(HERE, port, OPERATOR)
         assert heard == []
 
     run(test)
 
 
-def test_what_is_put_in_before_tls_is_noticed() -> None:
+@pytest.mark.parametrize("identity", [NODE, STRANGER[0]], ids=["a node", "an operator of another cluster"])
+def test_a_node_accepts_only_operators_of_its_cluster(identity: TlsIdentity) -> None:
+    async def test() -> None:
+        heard: list[Json] = []
+        async with echo(heard) as port:
+            with pytest.raises(PeerError, match="does not accept our certificate"):
+                await connect(HERE, port, replace(identity, peer_authority=OPERATOR.peer_authority))
+        assert heard == []
+
+    run(test)
+
+
+@pytest.mark.parametrize("identity", [OPERATOR, STRANGER[1]], ids=["an operator", "a node of another cluster"])
+def test_an_operators_port_accepts_only_nodes_of_its_cluster(identity: TlsIdentity) -> None:
+    async def test() -> None:
+        heard: list[Json] = []
+        async with echo(heard, OPERATOR) as port:
+            with pytest.raises(PeerError, match="does not accept our certificate"):
+                await connect(HERE, port, replace(identity, peer_authority=NODE.peer_authority))
+            connection = await connect(HERE, port, NODE)
+            connection.send({"from": "a node"})
+            assert await connection.receive() == {"from": "a node"}
+            connection.close()
+        assert heard == [{"from": "a node"}]
+
+    run(test)
+
+
+def test_a_client_without_a_certificate_is_refused() -> None:
+    async def test() -> None:
+        heard: list[Json] = []
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        async with echo(heard) as port:
+            reader, writer = await asyncio.open_connection(HERE, port, ssl=context)
+            writer.write(b'{"command": "of a stranger"}\n')
+            with contextlib.suppress(OSError):
+                assert await reader.read() == b""
+            writer.transport.abort()
+        assert heard == []
+
+    run(test)
+
+
+def test_a_man_in_the_middle_is_detected() -> None:
+    async def test() -> None:
+        heard: list[Json] = []
+        async with echo(heard) as far:
+
+            async def serve(near: PeerConnection) -> None:
+                # It can't even connect: as an operator of another cluster it has no valid certificate.
+                with pytest.raises(PeerError):
+                    await connect(HERE, far, replace(STRANGER[0], peer_authority=OPERATOR.peer_authority))
+                near.close()
+
+            server = await listen(serve, HERE, 0, replace(STRANGER[1], peer_authority=NODE.peer_authority))
+            with pytest.raises(PeerError, match="no valid certificate of this cluster"):
+                await connect(HERE, server.sockets[0].getsockname()[1], OPERATOR)
+            server.close()
+        assert heard == []
+
+    run(test)
+
+
+@pytest.mark.parametrize("data", [b'{"hello": "cortex-node 3"}\n{"put": "in"}\n', b"\x16\x03\x01", b"\0" * 4096])
+def test_data_injected_before_tls_fails_the_handshake(data: bytes) -> None:
     async def test() -> None:
         async with echo([]) as far:
 
             async def serve(reader: StreamReader, writer: StreamWriter) -> None:
-                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", far)
-                writer.write(await far_reader.readuntil(b"\n"))
-                far_writer.write(await reader.readuntil(b"\n"))
-                writer.write(await far_reader.readuntil(b"\n") + b'{"put": "in"}\n')
+                writer.write(data)
+                far_reader, far_writer = await asyncio.open_connection(HERE, far)
                 await splice(reader, writer, far_reader, far_writer)
 
             async with listener(serve) as port:
                 with pytest.raises(PeerError):
-                    await connect("127.0.0.1", port, KEY)
+                    await connect(HERE, port, OPERATOR)
 
     run(test)
 
 
-def test_who_knows_the_secret_is_not_made_to_answer_for_another() -> None:
-    """A greeting may hold anything: the answer to it must be of no use where the certificate is asked about."""
-    heard: list[Json] = []
-    hello: Json = {}
+@pytest.mark.parametrize(
+    "data", [b'{"command": "end"}\n', b"[1]\n", b"\xff", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff"]
+)
+def test_a_client_that_does_not_speak_tls_is_disconnected(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "HANDSHAKE_TIMEOUT_S", 0.5)
 
-    async def answer_to(nonce: str) -> bytes:
-        """Return what somebody who knows the secret says to a greeting of ours."""
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-        async def greet(reader: StreamReader, writer: StreamWriter) -> None:
-            writer.write(json.dumps({"hello": hello["hello"], "nonce": nonce}).encode() + b"\n")
-            answer.set_result(await reader.readuntil(b"\n"))
-            writer.close()
-
-        async with listener(greet) as port:
-            with pytest.raises(PeerError):
-                await connect("127.0.0.1", port, KEY)
-        return await answer
-
-    async def test() -> None:
-        nonlocal hello
-        async with echo(heard) as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            hello = json.loads(await reader.readuntil(b"\n"))
-            writer.write(await answer_to(hello["nonce"]))
-            await reader.readuntil(b"\n")
-            await writer.start_tls(unverified_context())
-            shown = fingerprint(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
-            writer.write(await answer_to(f"{hello['nonce']} {shown}"))
-            writer.write(b'{"command": "of a stranger"}\n')
-            await reader.read()
-            writer.close()
-        assert heard == []
-
-    run(test)
-
-
-@pytest.mark.parametrize("said", [b'{"proof": "\\ud800"}', b'{"proof": {"a": 1}}', b"[1]", b"\xff", b"[" * 4000])
-def test_who_answers_a_greeting_with_anything_is_hung_up_on(said: bytes) -> None:
     async def test() -> None:
         unhandled: list[Json] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
         async with echo([]) as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            await reader.readuntil(b"\n")
-            writer.write(said + b"\n")
-            assert await reader.read() == b""
+            reader, writer = await asyncio.open_connection(HERE, port)
+            writer.write(data)
+            answer = await reader.read()
+            assert answer == b"" or answer.startswith(b"\x15\x03")  # a TLS alert
             writer.close()
         assert unhandled == []
 
     run(test)
 
 
-def test_who_is_slow_to_begin_tls_is_hung_up_on_while_many_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire_module, "HANDSHAKE_TIMEOUT_S", 1000.0)
-    monkeypatch.setattr(wire_module, "MAX_UNKNOWN", 1)
+def test_a_listener_of_another_protocol_version_is_refused() -> None:
+    async def serve(_: StreamReader, writer: StreamWriter) -> None:
+        writer.write(b'{"hello": "cortex-node 99"}\n')
 
     async def test() -> None:
-        unhandled: list[Json] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
-        async with echo([]) as far:
-
-            async def serve(reader: StreamReader, writer: StreamWriter) -> None:
-                """Pass on all but TLS."""
-                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", far)
-                writer.write(await far_reader.readuntil(b"\n"))
-                far_writer.write(await reader.readuntil(b"\n"))
-                writer.write(await far_reader.readuntil(b"\n"))
-                _, another = await asyncio.open_connection("127.0.0.1", far)
-                assert await far_reader.read() == b""
-                for each in (writer, far_writer, another):
-                    each.transport.abort()
-
-            async with listener(serve) as port:
-                with pytest.raises(PeerError):
-                    await connect("127.0.0.1", port, KEY)
-        assert unhandled == []
+        server = await asyncio.start_server(serve, HERE, 0, ssl=NODE.server_context())
+        with pytest.raises(PeerError, match="another version of cortex"):
+            await connect(HERE, server.sockets[0].getsockname()[1], OPERATOR)
+        server.close()
 
     run(test)

@@ -8,23 +8,24 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from cluster.test_cluster_engine import cluster, ready, stop
-from cortex.cluster.credentials import derive_key
+from cortex.cluster.credentials import derive_key, node_identity
 from cortex.cluster.transport import PeerError, connect
 from cortex.home import Home
-from harness.cluster.local_nodes import SECRET, LocalNode, local_nodes
+from harness.cluster.local_nodes import CREDENTIALS, SECRET, LocalNode, local_nodes
 
+TLS_ALERT = b"\x15\x03"
 TRIES = {
     "nothing": b"",
     "a request": b"POST / HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1\r\n\r\n1",
     "a wrong secret": b"POST / HTTP/1.1\r\nhost: x\r\nx-cortex-gateway: wrong\r\ncontent-length: 1\r\n\r\n1",
     "a command": json.dumps({"purpose": "control", "epoch": 10**9, "host": "x", "port": 1}).encode() + b"\n",
-    "a wrong proof": json.dumps({"nonce": "0", "proof": "0" * 64}).encode() + b"\n",
     "a TLS hello": bytes.fromhex("160301005f0100005b0303") + b"\0" * 90,
     "anything": os.urandom(4096),
 }
@@ -74,9 +75,9 @@ def test_no_port_of_a_node_does_anything_without_the_secret(home: Home, node: Lo
             for address in ports:
                 for name, data in TRIES.items():
                     said = await asyncio.to_thread(answer, address, data)
-                    is_refused = not said or said.startswith((b"HTTP/1.1 401", b"HTTP/1.1 400", b'{"hello"'))
+                    is_refused = not said or said.startswith((b"HTTP/1.1 401", b"HTTP/1.1 400", TLS_ALERT))
                     assert is_refused and said.count(b"\n") < 20, (address, name, said)
-                    assert SECRET.encode() not in said and derive_key(SECRET, "node").encode() not in said
+                    assert SECRET.encode() not in said and derive_key(SECRET, "gateway").encode() not in said
                     assert b"word" not in said
             assert made.status(spec.id) == before
             await stop(made, spec.id)
@@ -84,10 +85,17 @@ def test_no_port_of_a_node_does_anything_without_the_secret(home: Home, node: Lo
     asyncio.run(test())
 
 
-def test_the_key_of_one_purpose_is_none_for_another(node: LocalNode) -> None:
+def test_a_node_does_not_obey_other_nodes_and_strangers(node: LocalNode) -> None:
+    identities = [
+        node_identity(CREDENTIALS.for_nodes, "127.0.0.1"),
+        replace(CREDENTIALS.identity, authority_key=derive_key("another secret", "operator")),
+    ]
+
     async def test() -> None:
-        for purpose in ("operator", "gateway"):
-            with pytest.raises(PeerError, match="does not know the secret"):
-                await connect(node.host, node.address.port, derive_key(SECRET, purpose))
+        for identity in identities:
+            # They accept the node, which is not the question here.
+            identity = replace(identity, peer_authority=CREDENTIALS.identity.peer_authority)
+            with pytest.raises(PeerError, match="does not accept our certificate"):
+                await connect(node.host, node.address.port, identity)
 
     asyncio.run(test())

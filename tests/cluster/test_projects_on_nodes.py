@@ -12,12 +12,11 @@ import pytest
 
 from cluster.test_cluster_engine import Cluster, cluster, ready, run, stop, until
 from cortex.cluster.archives import ProjectArchives
-from cortex.cluster.credentials import derive_key
 from cortex.cluster.transport import Json, connect
 from cortex.errors import InputError
 from cortex.home import Home
 from cortex.replica.spec import ReplicaSpec
-from harness.cluster.local_nodes import SECRET, LocalNode, local_nodes
+from harness.cluster.local_nodes import CREDENTIALS, LocalNode, local_nodes
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def node() -> Iterator[LocalNode]:
 
 async def send(node: LocalNode, data: bytes, **request: object) -> Json | None:
     """Send a project, or some of one, as an operator does."""
-    wire = await connect(node.host, node.address.port, derive_key(SECRET, "node"))
+    wire = await connect(node.host, node.address.port, CREDENTIALS.identity)
     wire.send({"purpose": "project", "digest": "0" * 64, "size": len(data), **request})
     wire.writer.write(data)
     await wire.drain()

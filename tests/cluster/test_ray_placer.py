@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from cortex import __version__
+from cortex.cluster.credentials import ClusterCredentials
 from cortex.cluster.node.start import IDENTITY_FILE, NodeStart
 from cortex.cluster.placement import Placement, Resources, unschedulable_reason
 from cortex.cluster.ray_placer import RayPlacer
@@ -24,7 +25,7 @@ from harness.cluster.ray_cluster import RayCluster, RayNode, ray_cluster
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 CLUSTER_ID = "0123456789ab"
-SECRET = "a secret of this test"
+SECRET = ClusterCredentials("a secret of this test", "127.0.0.1", 0).for_nodes
 CORES = 4
 
 

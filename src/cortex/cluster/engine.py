@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cortex.cluster.archives import ProjectArchives
-from cortex.cluster.credentials import ClusterCredentials, derive_key
+from cortex.cluster.credentials import ClusterCredentials
 from cortex.cluster.known_nodes import KnownNodes
 from cortex.cluster.metrics_mirror import REFRESH_S, MetricsMirror
 from cortex.cluster.node.relay import JOBS, LISTINGS, OperatorPort
@@ -65,7 +65,7 @@ class ClusterEngine:
         self._placer = placer
         self._credentials = credentials
         targets = {JOBS: home.jobs_socket, LISTINGS: home.listings_socket}
-        self._port = OperatorPort(targets, derive_key(credentials.secret, "operator"))
+        self._port = OperatorPort(targets, credentials.identity)
         self._leader = LeaderAddress(credentials.host, credentials.port, credentials.epoch)
         self._known_nodes = known_nodes
         self._logger = logger
@@ -286,7 +286,7 @@ class ClusterEngine:
     def _follow(self, address: NodeAddress) -> None:
         node = self._nodes.get(address.host)
         if node is None:
-            node = NodeClient(address, derive_key(self._credentials.secret, "node"), self._leader, self, self._logger)
+            node = NodeClient(address, self._credentials.identity, self._leader, self, self._logger)
             self._nodes[address.host] = node
             self._known_nodes.add(address)
             node.startup()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 
+from cortex.cluster.credentials import TlsIdentity
 from cortex.cluster.node.gateway import NodeGatewaySettings
 from cortex.cluster.node_client import SILENCE_S
 from cortex.cluster.placement import NodeAddress
@@ -34,7 +35,7 @@ class GatewayClient:
         self,
         host: str,
         address: Callable[[], NodeAddress | None],
-        key: str,
+        identity: TlsIdentity,
         epoch: int,
         on_stats: Callable[[GatewayClient, str, Stats], None],
         logger: Logger,
@@ -43,7 +44,7 @@ class GatewayClient:
         self.reason = "it was not reached yet"  #: why it lacks the newest table; empty while it serves that
         self.stats: Stats = {}  #: the last statistics; empty while it is away
         self._address = address
-        self._key = key
+        self._identity = identity
         self._epoch = epoch
         self._on_stats = on_stats
         self._logger = logger
@@ -135,7 +136,7 @@ class GatewayClient:
         address = self._address()
         if address is None:
             raise PeerError("no agent of cortex runs on its node yet")
-        connection = await connect(address.host, address.port, self._key)
+        connection = await connect(address.host, address.port, self._identity)
         connection.send({"purpose": "gateway", "epoch": self._epoch})
         return connection
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cortex.cluster.credentials import TlsIdentity
 from cortex.cluster.gateway_client import GatewayClient, Stats
 from cortex.cluster.node.gateway import NodeGatewaySettings
 from cortex.cluster.node_client import NodeClient
@@ -70,7 +71,7 @@ class GatewayFleet:
         nodes: Mapping[str, NodeClient],
         placer: Placer,
         settings: GatewayFleetSettings,
-        key: str,
+        identity: TlsIdentity,
         epoch: int,
         folder: Path,
         logger: Logger,
@@ -80,7 +81,7 @@ class GatewayFleet:
         self._nodes = nodes
         self._placer = placer
         self._settings = settings
-        self._key = key
+        self._identity = identity
         self._epoch = epoch
         self._logger = logger
         self._file = folder / "gateways.json"
@@ -250,7 +251,9 @@ class GatewayFleet:
         return settings.where == "all" or settings.where in {f"group:{group}" for group in groups}
 
     def _client(self, host: str) -> GatewayClient:
-        return GatewayClient(host, lambda: self._address(host), self._key, self._epoch, self._add_counts, self._logger)
+        return GatewayClient(
+            host, lambda: self._address(host), self._identity, self._epoch, self._add_counts, self._logger
+        )
 
     def _add(self, host: str, node_id: str) -> None:
         client = self._client(host)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cortex import __version__
+from cortex.cluster.credentials import TlsIdentity
 from cortex.cluster.node.start import RESERVE_SOCKET
 from cortex.cluster.placement import NodeAddress
 from cortex.cluster.transport import Json, PeerConnection, PeerError, PeerNotListeningError, connect
@@ -94,7 +95,7 @@ class NodeClient:
     """Client of one node. `startup`, then `shutdown`."""
 
     def __init__(
-        self, address: NodeAddress, key: str, leader: LeaderAddress, observer: NodeObserver, logger: Logger
+        self, address: NodeAddress, identity: TlsIdentity, leader: LeaderAddress, observer: NodeObserver, logger: Logger
     ) -> None:
         self.address = address
         self.home: Path | None = None  #: of the agent; None until it has connected
@@ -104,7 +105,7 @@ class NodeClient:
         self.is_up = False
         self.local_sockets_dir: Path | None = None  #: its replicas' sockets, if the node is this machine
         self.problem = "it has not answered yet"  #: of the last failed connection
-        self._key = key
+        self._identity = identity
         self._leader = leader
         self._observer = observer
         self._logger = logger
@@ -216,7 +217,7 @@ class NodeClient:
 
     @contextlib.asynccontextmanager
     async def _request(self, request: Json) -> AsyncIterator[PeerConnection]:
-        connection = await connect(self.address.host, self.address.port, self._key)
+        connection = await connect(self.address.host, self.address.port, self._identity)
         try:
             connection.send(request)
             yield connection
@@ -247,7 +248,7 @@ class NodeClient:
         """Follow the node on one connection. Return whether it reported all of its replicas."""
         is_complete, reason, patience_s = False, "it closes connections", SILENCE_S
         try:
-            connection = await connect(self.address.host, self.address.port, self._key)
+            connection = await connect(self.address.host, self.address.port, self._identity)
             try:
                 is_complete = await self._follow(connection)
             finally:

@@ -1,52 +1,44 @@
-"""How operator and nodes speak: lines of JSON over TLS, once both sides have shown that they know the secret.
+"""Connections between the operator and node agents: JSON lines over mutual TLS 1.3.
 
-The secret itself never travels: who connects answers a random challenge. Strangers get no further than that.
-Over TLS each side then shows, first of all, that it knows the secret and sees the certificate that the listener has:
-nobody is between them, and nobody has put in anything before.
+`credentials.py` has the certificates. After the TLS handshake the listener sends a greeting with the protocol's version
+and expects requests; the greeting also tells the client that the listener has accepted its certificate.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import json
-import secrets
 import socket
+import ssl
 from asyncio import StreamReader, StreamWriter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cortex.cluster.credentials import fingerprint, own_certificate, unverified_context
+from cortex.cluster.credentials import TlsIdentity
 from cortex.errors import EngineError
 
 Json = dict[str, Any]
 
-#: A line holds the status of one replica, or its spec.
+#: A line holds the spec or the status of one replica.
 MAX_LINE_BYTES = 16 * 1024 * 1024
 HANDSHAKE_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 3.0
 _CHUNK_BYTES = 256 * 1024
-_GREETING = "cortex-node 2"
-#: Until it is known who speaks, a line is short.
-_MAX_GREETING_BYTES = 4096
-#: So many who are unknown may be connected; with more, who has been that for longest is hung up on.
-MAX_UNKNOWN = 256
-_unknown: dict[asyncio.Timeout, None] = {}
+_GREETING = "cortex-node 3"
 
 
 class PeerError(EngineError):
-    """The other side does not know the secret, is of another version, or broke off."""
+    """The peer can't be reached, is not authenticated, has another version, or closed the connection."""
 
 
 class PeerNotListeningError(PeerError):
-    """The machine is there and refuses connections: what listened has ended, and may be started again."""
+    """The machine refuses connections: it is up, and the process that listened has ended."""
 
 
 @dataclass(frozen=True)
 class PeerConnection:
-    """Both directions of a connection."""
+    """An authenticated connection."""
 
     reader: StreamReader
     writer: StreamWriter
@@ -61,28 +53,34 @@ class PeerConnection:
             return None
         if not line.endswith(b"\n"):
             return None
-        return _message(line)
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            raise PeerError("a message is not valid JSON") from None
+        if not isinstance(message, dict):
+            raise PeerError("a message is not a JSON object")
+        return message
 
     def send(self, message: Json) -> None:
-        """Send a message; nothing happens where the other side is gone."""
+        """Send a message. Does nothing if the connection is closed."""
         if not self.writer.is_closing():
             self.writer.write(json.dumps(message).encode() + b"\n")
 
     async def drain(self) -> None:
-        """Wait until the other side has read most of what was sent. Raises: PeerError if it is gone."""
+        """Wait until the peer has read most of what was sent. Raises: PeerError if the connection broke."""
         try:
             await self.writer.drain()
         except OSError as error:
             raise PeerError("the connection broke") from error
 
     async def send_bytes(self, data: AsyncIterator[bytes]) -> None:
-        """Send what follows a message that says how much it is. Raises: PeerError."""
+        """Send raw bytes after a message with their number. Raises: PeerError."""
         async for chunk in data:
             self.writer.write(chunk)
             await self.drain()
 
     async def receive_bytes(self, size: int) -> AsyncIterator[bytes]:
-        """Return what follows such a message. Raises: PeerError if it breaks off."""
+        """Yield the raw bytes that follow a message with their number. Raises: PeerError if the connection breaks."""
         while size > 0:
             try:
                 chunk = await self.reader.read(min(size, _CHUNK_BYTES))
@@ -94,109 +92,98 @@ class PeerConnection:
             yield chunk
 
     def close(self) -> None:
-        """Close both directions, once what was sent is read."""
+        """Close both directions once everything is sent."""
         self.writer.close()
 
     def abort(self) -> None:
-        """Close both directions at once. TLS would wait half a minute for the end of what is not read any more."""
+        """Close both directions at once. `close` waits up to 30 s for the peer to read what was sent."""
         self.writer.transport.abort()
 
 
-async def connect(host: str, port: int, key: str) -> PeerConnection:
-    """Connect to a listener of `accept` with the same key. Raises: PeerError."""
+async def connect(host: str, port: int, identity: TlsIdentity) -> PeerConnection:
+    """Connect to a listener of the peers' authority at this host. Raises: PeerError."""
     where = f"{host}:{port}"
-    try:
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(host, port, limit=MAX_LINE_BYTES)
-    except TimeoutError:
-        raise PeerError(f"{where} does not answer") from None
-    except ConnectionRefusedError as error:
-        raise PeerNotListeningError(f"{where} refuses connections") from error
-    except OSError as error:
-        raise PeerError(f"{where} does not answer ({error.strerror or error})") from error
-    wire = PeerConnection(reader, writer)
-    is_known = False
-    keep_alive(writer)
+    sock = await _connect_tcp(host, port)
+    connection, greeting = None, None
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            is_known = await _introduce(wire, key)
+            # TLS from the first byte: nothing that arrives before the handshake gets into the reader.
+            context = identity.client_context()
+            reader, writer = await asyncio.open_connection(
+                sock=sock, ssl=context, server_hostname=host, limit=MAX_LINE_BYTES
+            )
+            connection = PeerConnection(reader, writer)
+            greeting = await connection.receive()
     except TimeoutError:
         raise PeerError(f"{where} does not answer") from None
+    except ssl.SSLCertVerificationError as error:
+        raise PeerError(f"{where} has no valid certificate of this cluster: {error.verify_message}") from error
     except OSError as error:
-        raise PeerError(f"{where} broke off ({error.strerror or error})") from error
+        raise PeerError(f"{where} broke off the TLS handshake ({error.strerror or error})") from error
+    except ValueError as error:
+        raise PeerError(f"{host!r} is not a valid address") from error
     finally:
-        if not is_known:
-            wire.close()
-    if not is_known:
-        raise PeerError(f"{where} does not know the secret of this cluster")
-    return wire
+        if connection is None:
+            sock.close()
+        elif greeting != {"hello": _GREETING}:
+            connection.abort()
+    if greeting is None:
+        raise PeerError(f"{where} does not accept our certificate")
+    if greeting != {"hello": _GREETING}:
+        raise PeerError(f"{where} runs another version of cortex")
+    return connection
 
 
-async def _introduce(wire: PeerConnection, key: str) -> bool:
-    """Show that we know the key; tell whether they do. Raises: OSError, PeerError."""
-    theirs, ours = await _greeting(wire), secrets.token_hex(16)
-    wire.send({"nonce": ours, "proof": _proof(key, "client", theirs)})
-    if await wire.receive() is None:
-        return False
-    await wire.writer.start_tls(unverified_context())
-    seen = fingerprint(wire.writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
-    # What somebody put in before TLS is read here, in the place of what nobody else can say.
-    answer = await wire.receive()
-    if answer is None or not _is(answer, _proof(key, "server", ours, seen)):
-        return False
-    wire.send({"proof": _proof(key, "client", theirs, seen)})
-    return True
-
-
-async def accept(reader: StreamReader, writer: StreamWriter, key: str) -> PeerConnection | None:
-    """Greet who connected; None, and the connection is closed, unless they know the key."""
-    wire = PeerConnection(reader, writer)
-    keep_alive(writer)
-    patience = asyncio.timeout(HANDSHAKE_TIMEOUT_S)
-    is_known = False
+async def _connect_tcp(host: str, port: int) -> socket.socket:
+    loop, where = asyncio.get_running_loop(), f"{host}:{port}"
+    sock = None
     try:
-        async with patience:
-            _make_room()
-            _unknown[patience] = None
-            is_known = await _get_to_know(wire, key)
-    except (OSError, TimeoutError, PeerError):
-        pass
-    finally:
-        _unknown.pop(patience, None)
-        if not is_known:
-            wire.close()
-    return wire if is_known else None
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            family, kind, proto, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
+            sock = socket.socket(family, kind, proto)
+            sock.setblocking(False)
+            await loop.sock_connect(sock, address)
+        _keep_alive(sock)
+        return sock
+    except BaseException as error:
+        if sock is not None:
+            sock.close()
+        if isinstance(error, TimeoutError):
+            raise PeerError(f"{where} does not answer") from None
+        if isinstance(error, ConnectionRefusedError):
+            raise PeerNotListeningError(f"{where} refuses connections") from error
+        if isinstance(error, OSError):
+            raise PeerError(f"{where} does not answer ({error.strerror or error})") from error
+        if isinstance(error, ValueError):
+            raise PeerError(f"{host!r} is not a valid address") from error
+        raise
 
 
-async def _get_to_know(wire: PeerConnection, key: str) -> bool:
-    """Tell whether who connected knows the key; show that we do. Raises: OSError, PeerError."""
-    nonce = secrets.token_hex(16)
-    wire.send({"hello": _GREETING, "nonce": nonce})
-    answer = _message(await _short_line(wire.reader))
-    if not _is(answer, _proof(key, "client", nonce)):
-        return False
-    shown = own_certificate()
-    wire.send({"begin": "tls"})
-    await wire.writer.start_tls(shown.context)
-    wire.send({"proof": _proof(key, "server", _text(answer, "nonce"), shown.fingerprint)})
-    answer = _message(await _short_line(wire.reader))
-    return _is(answer, _proof(key, "client", nonce, shown.fingerprint))
+async def listen(
+    serve: Callable[[PeerConnection], Awaitable[None]], host: str, port: int, identity: TlsIdentity
+) -> asyncio.Server:
+    """Accept connections of the peers' authority; `serve` closes them. Raises: OSError."""
 
+    async def greet(reader: StreamReader, writer: StreamWriter) -> None:
+        keep_alive(writer)
+        connection = PeerConnection(reader, writer)
+        connection.send({"hello": _GREETING})
+        await serve(connection)
 
-def _make_room() -> None:
-    """End the patience with who has been unknown for longest, where too many are."""
-    if len(_unknown) >= MAX_UNKNOWN:
-        longest = next(iter(_unknown))
-        del _unknown[longest]
-        if not longest.expired():
-            longest.reschedule(0)  # to abort the connection would not be noticed in the middle of TLS's beginning
+    context = identity.server_context()
+    return await asyncio.start_server(
+        greet, host, port, limit=MAX_LINE_BYTES, ssl=context, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
+    )
 
 
 def keep_alive(writer: StreamWriter) -> None:
-    """Have the kernel notice within seconds that the other machine is gone, and send small messages at once."""
+    """Detect a dead peer within seconds, and send small messages at once."""
     sock = writer.get_extra_info("socket")
-    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        _keep_alive(sock)
+
+
+def _keep_alive(sock: socket.socket) -> None:
     for option, value in (
         (socket.TCP_NODELAY, 1),
         (socket.TCP_KEEPIDLE, 3),
@@ -206,45 +193,3 @@ def keep_alive(writer: StreamWriter) -> None:
     ):
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-
-async def _greeting(wire: PeerConnection) -> str:
-    hello = _message(await _short_line(wire.reader))
-    if hello.get("hello") != _GREETING:
-        raise PeerError("what answers there is no node of this version of cortex")
-    return _text(hello, "nonce")
-
-
-async def _short_line(reader: StreamReader) -> bytes:
-    """Read a line of somebody unknown, who must not fill our memory."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = await reader.read(1)  # what follows the line is not ours to read
-        if not byte or len(line) > _MAX_GREETING_BYTES:
-            raise PeerError("what answers there is no node of this version of cortex")
-        line += byte
-    return line
-
-
-def _message(line: bytes) -> Json:
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        raise PeerError("what was sent is no message") from None
-    if not isinstance(message, dict):
-        raise PeerError("what was sent is no message")
-    return message
-
-
-def _text(message: Json, name: str) -> str:
-    value = message.get(name)
-    return value if isinstance(value, str) else ""
-
-
-def _is(answer: Json, proof: str) -> bool:
-    return hmac.compare_digest(_text(answer, "proof").encode(errors="replace"), proof.encode())
-
-
-def _proof(key: str, *what: str) -> str:
-    """Answer challenges. Those of strangers are among them: no two answers may be the same that mean something else."""
-    return hmac.new(key.encode(), json.dumps(what).encode(), hashlib.sha256).hexdigest()

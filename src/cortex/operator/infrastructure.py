@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cortex import __version__
-from cortex.cluster.credentials import ClusterCredentials, derive_key
+from cortex.cluster.credentials import ClusterCredentials
 from cortex.cluster.engine import ClusterEngine
 from cortex.cluster.gateways import GatewayFleet, GatewayFleetSettings
 from cortex.cluster.known_nodes import nodes_in_database, nodes_in_file
@@ -68,15 +68,16 @@ def create_infrastructure(
     cluster_id = facts.put_if_absent("cluster_id", secrets.token_hex(4))
     address = installation.ray_address or ""
     credentials = ClusterCredentials(secret, own_address(installation), installation.node_port, epoch)
-    start = NodeStart(cluster_id, secret, __version__)
+    start = NodeStart(cluster_id, credentials.for_nodes, __version__)
     placer = RayPlacer(address, start, os.environ, home.logs_dir / "ray.log", logger)
     nodes = nodes_in_database(facts) if installation.database else nodes_in_file(home.run_dir / "nodes.json")
     cluster_engine = ClusterEngine(home, placer, credentials, nodes, logger)
     settings = GatewayFleetSettings(
         installation.gateways, listening.host, listening.port, listening.certificate, credentials.host
     )
-    node_key = derive_key(secret, "node")
-    fleet = GatewayFleet(gateway, cluster_engine.nodes, placer, settings, node_key, epoch, home.run_dir, logger)
+    fleet = GatewayFleet(
+        gateway, cluster_engine.nodes, placer, settings, credentials.identity, epoch, home.run_dir, logger
+    )
     cluster = Cluster(cluster_engine, placer, fleet)
     return Infrastructure(cluster_engine, fleet, _prepare_nothing, credentials.gateway_secret, cluster)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from cortex import __version__
+from cortex.cluster.credentials import ClusterCredentials
 from cortex.cluster.node.start import (
     IDENTITY_FILE,
     NodeStart,
@@ -32,7 +33,7 @@ from cortex.processes.identity import Identity
 from harness.wait import wait_until
 
 HOST = "127.0.0.1"
-SECRET = "a secret of this test"
+SECRET = ClusterCredentials("a secret of this test", "127.0.0.1", 0).for_nodes
 ASK = """
 import json, os, sys
 from cortex.cluster.node.start import NodeStart, ensure_agent
@@ -104,7 +105,7 @@ def test_the_secret_is_in_no_command_line_and_no_environment(start: NodeStart) -
     ensure_agent(start, HOST, os.environ)
     process = Path(f"/proc/{identity(start).pid}")
     shown = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
-    assert SECRET.encode() not in shown
+    assert json.loads(SECRET)["key"].encode() not in shown
 
 
 def test_a_reservation_lasts_as_long_as_its_connection(start: NodeStart) -> None:
@@ -126,7 +127,7 @@ def test_another_version_is_refused(start: NodeStart) -> None:
 
 def test_an_agent_that_ends_at_its_start_says_why(start: NodeStart) -> None:
     nobody = NodeStart(start.cluster_id, "", start.version, home=start.home)
-    with pytest.raises(EngineError, match="exited during startup: .*secret is expected"):
+    with pytest.raises(EngineError, match="exited during startup: .*credentials are expected"):
         ensure_agent(nobody, HOST, os.environ)
 
 

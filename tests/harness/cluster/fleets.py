@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cortex.cluster.credentials import ClusterCredentials, derive_key
+from cortex.cluster.credentials import ClusterCredentials
 from cortex.cluster.engine import ClusterEngine
 from cortex.cluster.gateways import GatewayFleet, GatewayFleetSettings
 from cortex.cluster.known_nodes import nodes_in_file
@@ -62,8 +62,9 @@ class Site:
         engine = ClusterEngine(self.home, placer, access, known, Logger("test"))
         own = Gateway(self.home, GatewaySettings(port=self.port))
         settings = GatewayFleetSettings(where, "127.0.0.1", self.port, operator_host="127.0.0.1")
-        key = derive_key(SECRET, "node")
-        fleet = GatewayFleet(own, engine.nodes, placer, settings, key, epoch, self.home.run_dir, Logger("test"))
+        fleet = GatewayFleet(
+            own, engine.nodes, placer, settings, access.identity, epoch, self.home.run_dir, Logger("test")
+        )
         await engine.startup()
         try:
             yield Operator(fleet, own, placer, engine)

@@ -16,12 +16,14 @@ from pathlib import Path
 
 import psutil
 
+from cortex.cluster.credentials import ClusterCredentials
 from cortex.cluster.node.agent import IDENTITY_FILE
 from cortex.cluster.placement import Amounts, ClusterResources, NodeAddress, NodeResources, Placement, Resources
 from cortex.home import Home
 from harness.wait import wait_until
 
 SECRET = "a secret of tests"
+CREDENTIALS = ClusterCredentials(SECRET, "127.0.0.1", 0)
 
 
 @dataclass
@@ -59,7 +61,7 @@ class LocalNode:
             env={**os.environ, **self.environ},
         )
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{SECRET}\n".encode())
+        self.process.stdin.write(f"{CREDENTIALS.for_nodes}\n".encode())
         self.process.stdin.close()
         wait_until(lambda: self._file.exists() and self._file.read_text() != before)
 

@@ -1,7 +1,7 @@
 """Agent of one node of a cluster: a process that hosts replicas and executes the operator's commands.
 
-Run as `python -P -m cortex.cluster.node.agent --home DIR --host ADDRESS [--port N]`, with the cluster's secret as one
-line on standard input. The agent and its replicas outlive the process that started it, and the operator.
+Run as `python -P -m cortex.cluster.node.agent --home DIR --host ADDRESS [--port N]`, with the cluster's credentials as
+one line on standard input. The agent and its replicas outlive the process that started it, and the operator.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ import os
 import shutil
 import signal
 import sys
-from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from cortex import __version__
-from cortex.cluster.credentials import derive_key, own_certificate
+from cortex.cluster.credentials import TlsIdentity, node_identity
 from cortex.cluster.metrics_mirror import pack
 from cortex.cluster.node.gateway import NodeGateway
 from cortex.cluster.node.hosting import Hosting
 from cortex.cluster.node.relay import JOBS, LISTINGS, NodeRelay
 from cortex.cluster.node.reservations import Reservations
 from cortex.cluster.node.start import IDENTITY_FILE, RESERVE_SOCKET
-from cortex.cluster.transport import MAX_LINE_BYTES, Json, PeerConnection, accept
+from cortex.cluster.transport import Json, PeerConnection, listen
 from cortex.engine.cpu import CpuMeter
 from cortex.engine.local import LocalEngine
 from cortex.engine.logs import LocalLogs
@@ -69,15 +68,15 @@ class _OperatorSession:
 class NodeAgent:
     """Hosts replicas; implements `hosting.HostingObserver`."""
 
-    def __init__(self, home: Home, host: str, secret: str) -> None:
+    def __init__(self, home: Home, identity: TlsIdentity) -> None:
         self._home = home
-        self._host = host
+        self._host = identity.host
         self._port = 0
-        self._key = derive_key(secret, "node")
+        self._identity = identity
         self._engine = LocalEngine(home, os.environ, _logger)
-        self._hosting = Hosting(home, host, os.environ, self._engine, self, _logger)
+        self._hosting = Hosting(home, identity.host, os.environ, self._engine, self, _logger)
         relayed = {JOBS: home.jobs_socket, LISTINGS: home.listings_socket}
-        self._relay = NodeRelay(relayed, derive_key(secret, "operator"))
+        self._relay = NodeRelay(relayed, identity)
         self._reservations = Reservations(home.sockets_dir / RESERVE_SOCKET, self._describe, self._reserved)
         self._model_agent = ModelAgent(home, os.environ, _logger, is_node=True)
         self._gateway = NodeGateway(home, _logger)
@@ -124,11 +123,11 @@ class NodeAgent:
     async def _listen(self, port: int) -> asyncio.Server:
         """Listen on the port of the last agent, where operators look for this one; on any other if it is taken."""
         try:
-            return await asyncio.start_server(self._serve, self._host, port, limit=MAX_LINE_BYTES)
+            return await listen(self._serve, self._host, port, self._identity)
         except OSError:
             if not port:
                 raise
-            return await asyncio.start_server(self._serve, self._host, 0, limit=MAX_LINE_BYTES)
+            return await listen(self._serve, self._host, 0, self._identity)
 
     # Events for the operators that follow.
 
@@ -190,10 +189,7 @@ class NodeAgent:
 
     # Connections.
 
-    async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
-        connection = await accept(reader, writer, self._key)
-        if connection is None:
-            return
+    async def _serve(self, connection: PeerConnection) -> None:
         try:
             first = await connection.receive()
             purpose = first and first.get("purpose")
@@ -350,16 +346,16 @@ def main() -> None:
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, default=0)
     arguments = parser.parse_args()
-    secret = sys.stdin.readline().strip()
-    if not secret:
-        print("error: the cluster's secret is expected on standard input", file=sys.stderr)
+    try:
+        identity = node_identity(sys.stdin.readline(), arguments.host)
+    except ValueError:
+        print("error: the cluster's credentials are expected on standard input", file=sys.stderr)
         sys.exit(2)
     allow_descriptors(_DESCRIPTORS)
     home = Home(arguments.home.absolute())
     home.create()
     configure(home.logs_dir / "node.log")
-    own_certificate()  # fail now if it can't be created, instead of at each connection
-    asyncio.run(NodeAgent(home, arguments.host, secret).run(arguments.port))
+    asyncio.run(NodeAgent(home, identity).run(arguments.port))
 
 
 if __name__ == "__main__":

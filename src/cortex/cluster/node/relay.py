@@ -14,15 +14,14 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from cortex.cluster.credentials import own_certificate
+from cortex.cluster.credentials import TlsIdentity
 from cortex.cluster.transport import (
     HANDSHAKE_TIMEOUT_S,
-    MAX_LINE_BYTES,
     PeerConnection,
     PeerError,
-    accept,
     connect,
     keep_alive,
+    listen,
 )
 
 #: Targets; the first message of a connection names one.
@@ -41,9 +40,9 @@ _LINGER_S = 5.0
 class NodeRelay:
     """The node's end: one unix socket per target. `lead` sets the address of the operator."""
 
-    def __init__(self, sockets: Mapping[str, Path], key: str) -> None:
+    def __init__(self, sockets: Mapping[str, Path], identity: TlsIdentity) -> None:
         self._sockets = sockets
-        self._key = key
+        self._identity = identity
         self._operator: tuple[str, int] | None = None
         self._servers: list[asyncio.Server] = []
 
@@ -78,22 +77,21 @@ class NodeRelay:
         if self._operator is None:
             return None
         with contextlib.suppress(PeerError):
-            return await connect(*self._operator, self._key)
+            return await connect(*self._operator, self._identity)
         return None
 
 
 class OperatorPort:
     """The operator's end: a TCP port whose connections go to the unix socket of their target."""
 
-    def __init__(self, sockets: Mapping[str, Path], key: str) -> None:
+    def __init__(self, sockets: Mapping[str, Path], identity: TlsIdentity) -> None:
         self._sockets = sockets
-        self._key = key
+        self._identity = identity
         self._server: asyncio.Server | None = None
 
     async def startup(self, host: str, port: int) -> int:
         """Start to listen; return the port. Raises: OSError."""
-        own_certificate()  # fail now if it can't be created, instead of at each connection
-        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_LINE_BYTES)
+        self._server = await listen(self._serve, host, port, self._identity)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def shutdown(self) -> None:
@@ -101,10 +99,7 @@ class OperatorPort:
         if self._server is not None:
             self._server.close()
 
-    async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
-        connection = await accept(reader, writer, self._key)
-        if connection is None:
-            return
+    async def _serve(self, connection: PeerConnection) -> None:
         try:
             with contextlib.suppress(OSError, TimeoutError, PeerError):
                 async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
@@ -115,7 +110,7 @@ class OperatorPort:
                 inner_reader, inner_writer = await asyncio.open_unix_connection(str(path))
                 await splice(connection.reader, connection.writer, inner_reader, inner_writer)
         finally:
-            writer.close()
+            connection.close()
 
 
 async def _answer_unavailable(reader: StreamReader, writer: StreamWriter) -> None:

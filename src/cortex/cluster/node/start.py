@@ -49,10 +49,10 @@ _SET_BY_RAY = (
 
 @dataclass(frozen=True)
 class NodeStart:
-    """Settings of the agent of a node. Contains a secret: send it in messages, never in a command line."""
+    """Settings of the agent of a node. The credentials are secret: send them in messages, never in a command line."""
 
     cluster_id: str
-    secret: str
+    credentials: str  #: `ClusterCredentials.for_nodes`
     version: str  #: of the operator
     home: str = ""  #: folder on the node; empty: its `CORTEX_NODE_HOME`, or `~/.cortex/nodes`
     port: int = 0  #: of the agent; 0: any free port
@@ -166,7 +166,7 @@ async def _start_agent(
 ) -> RunningAgent:
     output = home.run_dir / "node.output"
     command = [sys.executable, "-P", "-m", "cortex.cluster.node.agent", "--home", str(home.path), "--host", host]
-    pid = _start_detached([*command, "--port", str(start.port)], output, start.secret, environ, priority)
+    pid = _start_detached([*command, "--port", str(start.port)], output, start.credentials, environ, priority)
     agent = Identity.of(pid) if _exists(pid) else None
     deadline = time.monotonic() + START_TIMEOUT_S
     while (running := _running_agent(home)) is None:
@@ -180,13 +180,13 @@ async def _start_agent(
 
 
 def _start_detached(
-    command: list[str], output: Path, secret: str, environ: Mapping[str, str], priority: Priority
+    command: list[str], output: Path, credentials: str, environ: Mapping[str, str], priority: Priority
 ) -> int:
     """Start a program that is not our child, through `main`. Return its pid."""
     numbers = map(str, astuple(priority))
     launcher = [sys.executable, "-P", "-m", "cortex.cluster.node.start", *numbers, str(output), *command]
     finished = subprocess.run(
-        launcher, input=secret + "\n", capture_output=True, text=True, env=dict(environ), timeout=START_TIMEOUT_S
+        launcher, input=credentials + "\n", capture_output=True, text=True, env=dict(environ), timeout=START_TIMEOUT_S
     )
     if finished.returncode != 0:
         raise EngineError(f"the node agent can't be started: {finished.stderr.strip()}")
