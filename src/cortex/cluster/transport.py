@@ -123,9 +123,7 @@ async def connect(host: str, port: int, identity: TlsIdentity) -> PeerConnection
     except ValueError as error:
         raise PeerError(f"{host!r} is not a valid address") from error
     finally:
-        if connection is None:
-            sock.close()
-        elif greeting != {"hello": _GREETING}:
+        if connection is not None and greeting != {"hello": _GREETING}:
             connection.abort()
     if greeting is None:
         raise PeerError(f"{where} does not accept our certificate")
