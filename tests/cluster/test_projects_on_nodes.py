@@ -55,7 +55,7 @@ def test_project_that_was_cut_off_or_damaged_is_sent_again(home: Home, node: Loc
             spec = made.spec()
             await send(node, b"PK", project=project(spec), size=1000)
             answer = await send(node, b"PK\5\6" + bytes(18), project=project(spec))
-            assert answer is not None and "not the one that was announced" in answer["error"]
+            assert answer is not None and "does not match its announced digest" in answer["error"]
             await ready(made, spec)
             await stop(made, spec.id)
 
@@ -88,9 +88,8 @@ def test_project_that_is_missing_is_told_of_and_taken_once_it_is_there(home: Hom
             Path(spec.project_dir).rename(hidden)
             await made.engine.start(spec)
             await until(lambda: failure(made, spec))
-            assert failure(made, spec) == (
-                f"node {node.host}: the project can't be had: it is not on the operator's machine; deploy it again"
-            )
+            reason = "the operator can't send the project: it is not on the operator's machine; deploy it again"
+            assert failure(made, spec) == f"node {node.host}: {reason}"
             assert not (node.home.projects_dir / project(spec)).exists()
             hidden.rename(spec.project_dir)
             await until(lambda: (status := made.status(spec.id)) and status.is_ready, 60)
@@ -108,7 +107,7 @@ def test_project_for_which_the_node_has_no_room_is_told_of(home: Home, node: Loc
             spec = made.spec()
             await made.engine.start(spec)
             await until(lambda: failure(made, spec))
-            assert "it can't be unpacked on the node" in failure(made, spec)
+            assert "the node can't unpack the project" in failure(made, spec)
             node.home.projects_dir.unlink()
             await until(lambda: (status := made.status(spec.id)) and status.is_ready, 60)
             await stop(made, spec.id)

@@ -55,7 +55,7 @@ class ProjectArchives:
 
 def _create(root: Path, path: Path) -> str:
     if not root.is_dir():
-        raise InputError("the project is not on the operator's machine; deploy it again")
+        raise InputError("it is not on the operator's machine; deploy it again")
     names = sorted(str(file.relative_to(root)) for file in root.rglob("*") if file.is_file())
     data = pack(ProjectFiles(root, tuple(names)))
     path.parent.mkdir(mode=0o700, exist_ok=True)
