@@ -46,7 +46,7 @@ def found(environ: dict[str, str], folder: Path) -> Inventory:
     return asyncio.run(find_devices(environ, folder))
 
 
-def test_a_machine_without_devices_says_what_was_looked_for(tmp_path: Path) -> None:
+def test_a_machine_without_devices_reports_why(tmp_path: Path) -> None:
     assert found({"PATH": str(tmp_path)}, tmp_path) == Inventory(why_no_gpus="nvidia-smi is not on PATH")
 
 
@@ -65,16 +65,16 @@ def test_gpus_are_named_by_their_ids_and_chips_by_their_numbers(tmp_path: Path) 
         ("true", "nvidia-smi lists none"),
     ],
 )
-def test_a_tool_that_gives_no_gpus_is_quoted(tmp_path: Path, script: str, why: str) -> None:
+def test_a_failure_of_the_tool_is_quoted(tmp_path: Path, script: str, why: str) -> None:
     assert found(stand_in(tmp_path, script), tmp_path).why_no_gpus == why
 
 
-def test_a_tool_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_QUERY_TIMEOUT_S", 0.1)
     assert "did not answer" in found(stand_in(tmp_path, "exec sleep 60"), tmp_path).why_no_gpus
 
 
-def test_what_the_operator_may_not_see_its_replicas_do_not_get(tmp_path: Path) -> None:
+def test_gpus_hidden_from_the_operator_are_not_assigned(tmp_path: Path) -> None:
     environ = stand_in(tmp_path, f"printf '{TWO}'")
     assert found({**environ, "CUDA_VISIBLE_DEVICES": "1"}, tmp_path).gpus == ("GPU-bbbb",)
     none = found({**environ, "CUDA_VISIBLE_DEVICES": ""}, tmp_path)
@@ -93,21 +93,21 @@ def test_what_the_operator_may_not_see_its_replicas_do_not_get(tmp_path: Path) -
         ("MIG-1,7,0", ("MIG-1",)),
     ],
 )
-def test_the_variable_is_read_as_cuda_reads_it(variable: str | None, visible: tuple[str, ...]) -> None:
+def test_cuda_visible_devices_is_interpreted_as_cuda_does(variable: str | None, visible: tuple[str, ...]) -> None:
     assert visible_gpus({"0": "GPU-aaaa", "1": "GPU-abbb"}, variable) == visible
 
 
-def test_gpus_that_somebody_else_has_chosen_are_left_as_they_are() -> None:
+def test_gpus_already_set_in_the_spec_are_kept() -> None:
     chosen = replace(wanting(gpu=2), gpu_ids=("0", "3"))
     assert assign(chosen, Inventory(("GPU-aaaa",)), []).gpu_ids == ("0", "3")
 
 
 @given(st.text())
-def test_no_output_of_the_tool_confuses_the_reader(text: str) -> None:
+def test_any_output_of_the_tool_is_parsed_without_an_error(text: str) -> None:
     assert all(key.isdigit() for key in parse_gpus(text))
 
 
-def test_a_replica_that_finds_too_few_free_devices_is_told_how_many_there_are() -> None:
+def test_too_few_free_devices_are_an_error_with_their_number() -> None:
     with pytest.raises(ComputeUnavailableError, match="1 of the 2 GPUs that it requests are free"):
         assign(wanting(gpu=2), Inventory(("a", "b")), [assign(wanting(gpu=1), Inventory(("a", "b")), [])])
     with pytest.raises(ComputeUnavailableError, match="0 of the 1 Inferentia chips"):
@@ -119,7 +119,9 @@ def test_a_replica_that_finds_too_few_free_devices_is_told_how_many_there_are() 
     st.lists(st.integers(0, 11), max_size=6),
     st.integers(0, 6),
 )
-def test_no_device_is_given_twice_and_each_comes_back(wants: list[tuple[int, int]], ends: list[int], gpus: int) -> None:
+def test_no_device_is_assigned_twice_and_each_is_released(
+    wants: list[tuple[int, int]], ends: list[int], gpus: int
+) -> None:
     inventory = Inventory(tuple(f"GPU-{number}" for number in range(gpus)), (0, 3))
     running: list[ReplicaSpec] = []
     for number, (gpu, inf) in enumerate(wants):

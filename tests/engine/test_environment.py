@@ -49,7 +49,7 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("requirements", [None, "", "# numpy\n\n"])
-def test_a_project_that_asks_for_nothing_costs_nothing(home: Home, project: Path, requirements: str | None) -> None:
+def test_a_project_without_dependencies_builds_nothing(home: Home, project: Path, requirements: str | None) -> None:
     if requirements is not None:
         (project / "requirements.txt").write_text(requirements)
     assert build(home, project) == PreparedEnvironment(sys.executable, str(Path(sys.executable).parent), "")
@@ -124,7 +124,7 @@ def test_a_local_package_is_built_anew_when_it_changes(home: Home, tmp_path: Pat
         ("no-such-package-of-anybody-8731\n", ["no-such-package-of-anybody-8731 was not found"]),
     ],
 )
-def test_what_can_not_be_installed_is_named_and_leaves_nothing(
+def test_a_failed_installation_is_reported_and_leaves_nothing(
     home: Home, project: Path, requirements: str, expected: list[str]
 ) -> None:
     (project / "requirements.txt").write_text(requirements)
@@ -157,7 +157,7 @@ def test_the_script_runs_first_in_the_project_with_the_environments_programs(hom
     assert "other words" in lines
 
 
-def test_a_failing_script_is_reported_with_its_last_words(home: Home, project: Path) -> None:
+def test_a_failing_script_is_reported_with_the_end_of_its_output(home: Home, project: Path) -> None:
     (project / "dependencies.sh").write_text("echo before\nfalse\necho after\n")
     with pytest.raises(EnvironmentBuildError) as caught:
         build(home, project)
@@ -173,7 +173,7 @@ def test_conda_packages_need_a_conda(home: Home, project: Path) -> None:
     assert left_over(home) == []
 
 
-def test_conda_makes_the_environment_that_the_rest_goes_into(home: Home, project: Path, tmp_path: Path) -> None:
+def test_conda_creates_the_environment_that_pip_installs_into(home: Home, project: Path, tmp_path: Path) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
     (programs / "micromamba").write_text(
@@ -226,7 +226,7 @@ def test_two_operators_build_one_environment_once(home: Home, project: Path) -> 
     assert (home.path / "runs").read_text() == "run\n"
 
 
-def test_a_killed_operator_leaves_nothing_that_passes_for_an_environment(home: Home, project: Path) -> None:
+def test_a_killed_operator_leaves_no_incomplete_environment_in_use(home: Home, project: Path) -> None:
     # The first run waits at a gate that opens once its operator is dead; its own end comes after that.
     gate = home.path / "gate"
     os.mkfifo(gate)

@@ -64,7 +64,7 @@ def test_a_line_without_end_is_read_in_pieces(tmp_path: Path) -> None:
     assert "".join(lines) == "x" * 300_000 and len(lines) > 1
 
 
-def test_what_an_installer_leaves_running_is_ended(tmp_path: Path) -> None:
+def test_processes_left_by_an_installer_are_killed(tmp_path: Path) -> None:
     run(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/pid")
     pid = int((tmp_path / "pid").read_text())
     wait_until(lambda: is_gone(pid))
@@ -100,5 +100,5 @@ def test_cancelling_kills_the_installer_and_its_children(tmp_path: Path) -> None
         ({"PIP_FIND_LINKS": "/no/such/folder"}, {}),
     ],
 )
-def test_settings_for_pip_are_told_to_uv(environ: dict[str, str], settings: dict[str, str]) -> None:
+def test_settings_for_pip_are_translated_for_uv(environ: dict[str, str], settings: dict[str, str]) -> None:
     assert uv_settings(environ) == settings

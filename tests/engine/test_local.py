@@ -87,7 +87,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 60))  # type: ignore[arg-type]
 
 
-def test_a_replica_starts_tells_its_changes_and_stops_without_a_trace(home: Home, tmp_path: Path) -> None:
+def test_a_replica_starts_reports_changes_and_stops_without_leaving_files(home: Home, tmp_path: Path) -> None:
     async def scenario() -> None:
         changes: list[int] = []
         async with engine_of(home) as engine:
@@ -120,7 +120,7 @@ def test_replicas_outlive_their_engine_and_are_adopted_with_the_same_pids(home: 
     run(scenario)
 
 
-def test_a_replica_whose_supervisor_is_slow_to_speak_is_adopted_as_it_is(home: Home, tmp_path: Path) -> None:
+def test_a_replica_with_a_slow_supervisor_is_adopted_with_its_status(home: Home, tmp_path: Path) -> None:
     async def scenario() -> None:
         spec = make_spec(home, tmp_path)
         async with engine_of(home, stop_all=False) as engine:
@@ -155,7 +155,7 @@ def test_a_replica_whose_supervisor_is_killed_disappears_with_all_its_processes(
     run(scenario)
 
 
-def test_what_died_while_no_engine_ran_is_cleaned_up(home: Home, tmp_path: Path) -> None:
+def test_replicas_that_died_while_no_engine_ran_are_cleaned_up(home: Home, tmp_path: Path) -> None:
     async def scenario() -> None:
         spec = make_spec(home, tmp_path)
         async with engine_of(home, stop_all=False) as engine:
@@ -204,7 +204,7 @@ def test_a_stop_that_comes_before_the_supervisor_listens_is_not_lost(home: Home,
     run(scenario)
 
 
-def test_a_failed_start_tells_the_users_error(home: Home, tmp_path: Path) -> None:
+def test_a_failed_start_reports_the_users_error(home: Home, tmp_path: Path) -> None:
     async def scenario() -> None:
         code = HANDLER.replace("print(", "raise ValueError('bad weights')\n        print(")
         async with engine_of(home) as engine:
@@ -222,7 +222,7 @@ def test_a_failed_start_tells_the_users_error(home: Home, tmp_path: Path) -> Non
     run(scenario)
 
 
-def test_a_missing_interpreter_is_an_error_that_leaves_nothing(home: Home, tmp_path: Path) -> None:
+def test_a_missing_interpreter_is_an_error_and_leaves_no_files(home: Home, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with engine_of(home) as engine:
             spec = replace(make_spec(home, tmp_path), python="/no/such/python")
@@ -234,7 +234,7 @@ def test_a_missing_interpreter_is_an_error_that_leaves_nothing(home: Home, tmp_p
     run(scenario)
 
 
-def test_what_a_supervisor_says_that_cannot_start_is_in_the_replicas_log(home: Home, tmp_path: Path) -> None:
+def test_output_of_a_supervisor_that_cannot_start_is_in_the_replicas_log(home: Home, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with engine_of(home) as engine:
             spec = replace(make_spec(home, tmp_path), env={"PYTHONHOME": "/nowhere"})
@@ -246,7 +246,7 @@ def test_what_a_supervisor_says_that_cannot_start_is_in_the_replicas_log(home: H
     run(scenario)
 
 
-def test_replicas_inherit_the_environment_without_our_secrets() -> None:
+def test_replicas_inherit_the_environment_without_secrets() -> None:
     environ = {
         "HTTPS_PROXY": "http://proxy",
         "AWS_ACCESS_KEY_ID": "id",

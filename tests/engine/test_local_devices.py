@@ -65,7 +65,7 @@ atexit.register(wait)
     run(scenario)
 
 
-def test_replicas_hold_different_gpus_across_a_restart_of_the_engine_and_give_them_back(
+def test_replicas_keep_different_gpus_across_an_engine_restart_and_release_them(
     home: Home, tmp_path: Path, path: str
 ) -> None:
     async def scenario() -> None:
@@ -90,7 +90,7 @@ def test_replicas_hold_different_gpus_across_a_restart_of_the_engine_and_give_th
     run(scenario)
 
 
-def test_a_replica_that_wants_no_gpu_sees_none(home: Home, tmp_path: Path, path: str) -> None:
+def test_a_replica_without_a_gpu_request_sees_none(home: Home, tmp_path: Path, path: str) -> None:
     async def scenario() -> None:
         spec = spec_of(home, tmp_path, 0)
         async with engine_of(home, PATH=path) as engine:

@@ -27,7 +27,7 @@ def writer(tmp_path: Path) -> Iterator[LogWriter]:
     writer.close()
 
 
-def test_a_line_says_when_which_process_and_which_stream(tmp_path: Path, writer: LogWriter) -> None:
+def test_a_line_contains_time_process_and_stream(tmp_path: Path, writer: LogWriter) -> None:
     before = datetime.now(UTC)
     writer.feed(2, "e", b"oh no\n")
     [line] = read_logs(tmp_path / "api")
@@ -100,7 +100,7 @@ def test_no_backups_still_bounds_the_file(tmp_path: Path) -> None:
     assert texts(tmp_path)[-1] == "line 99"
 
 
-def test_a_second_writer_goes_on_where_the_first_was_cut_off(tmp_path: Path) -> None:
+def test_a_second_writer_continues_after_a_torn_line(tmp_path: Path) -> None:
     first = LogWriter(tmp_path / "r.log")
     first.line(0, "o", "one")
     first.close()
@@ -110,7 +110,7 @@ def test_a_second_writer_goes_on_where_the_first_was_cut_off(tmp_path: Path) -> 
     assert texts(tmp_path) == ["one", "cut o", "two"]
 
 
-def test_a_full_disk_drops_lines_and_says_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_drops_lines_and_logs_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = LogWriter(tmp_path / "r.log")
     write, free = os.write, [10_000]
 
@@ -138,7 +138,7 @@ def test_a_full_disk_drops_lines_and_says_how_many(tmp_path: Path, monkeypatch: 
     ]
 
 
-def test_a_folder_that_can_not_be_made_stops_nobody(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_raises_nothing(tmp_path: Path) -> None:
     (tmp_path / "api").write_text("a file is in the way")
     writer = LogWriter(tmp_path / "api" / "r.log")
     writer.line(0, "o", "lost")

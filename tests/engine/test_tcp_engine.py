@@ -36,7 +36,7 @@ def answer(address: str) -> int:
     return code
 
 
-def test_an_address_is_known_once_the_supervisor_has_told_it_and_stays(home: Home, spec: ReplicaSpec) -> None:
+def test_an_address_is_known_from_the_first_status_on(home: Home, spec: ReplicaSpec) -> None:
     async def scenario() -> None:
         async with engine_of(home, stop_all=False) as engine:
             await engine.start(spec)
@@ -73,7 +73,7 @@ def test_killed_processes_come_back_at_their_address_and_killed_supervisors_do_n
     run(scenario)
 
 
-def test_a_stopped_replica_leaves_no_door_and_no_trace(home: Home, spec: ReplicaSpec) -> None:
+def test_a_stopped_replica_leaves_no_open_port_and_no_files(home: Home, spec: ReplicaSpec) -> None:
     async def scenario() -> None:
         async with engine_of(home) as engine:
             await engine.start(spec)
@@ -89,7 +89,7 @@ def test_a_stopped_replica_leaves_no_door_and_no_trace(home: Home, spec: Replica
     run(scenario)
 
 
-def test_an_address_that_is_not_there_is_told_to_the_engine(home: Home, spec: ReplicaSpec) -> None:
+def test_an_unavailable_address_is_reported_to_the_engine(home: Home, spec: ReplicaSpec) -> None:
     async def scenario() -> None:
         async with engine_of(home) as engine:
             elsewhere = replace(spec, listen_host="192.0.2.1")

@@ -23,7 +23,7 @@ def test_a_single_batch_is_split_in_halves() -> None:
     assert found.has_new
 
 
-def test_of_several_batches_each_is_called_apart_before_one_is_split() -> None:
+def test_each_of_several_batches_runs_apart_before_one_is_split() -> None:
     found = BatchBisection()
     found.blame([["a", "b"], ["c"], ["d", "e"]])
 
@@ -31,7 +31,7 @@ def test_of_several_batches_each_is_called_apart_before_one_is_split() -> None:
 
 
 @pytest.mark.parametrize("guilty", range(32))
-def test_the_guilty_one_is_alone_after_few_deaths(guilty: int) -> None:
+def test_the_guilty_request_is_alone_after_a_logarithmic_number_of_deaths(guilty: int) -> None:
     found, group, deaths = BatchBisection(), [str(number) for number in range(32)], 0
     while len(group) > 1:
         found.blame([group])
@@ -50,7 +50,7 @@ def test_groups_of_different_deaths_are_not_mixed() -> None:
     assert groups_of(found) == [{"a"}, {"b"}, {"c"}, {"d"}]
 
 
-def test_those_that_were_answered_are_forgotten() -> None:
+def test_answered_requests_are_removed() -> None:
     found = BatchBisection()
     found.blame([["a", "b", "c"]])
     found.keep({"b", "x"})
@@ -58,7 +58,7 @@ def test_those_that_were_answered_are_forgotten() -> None:
     assert groups_of(found) == [{"b"}]
 
 
-def test_any_number_is_told_in_messages_that_arrive() -> None:
+def test_groups_are_split_into_messages_of_limited_size() -> None:
     found = BatchBisection()
     found.blame([[f"{number:048}" for number in range(9000)]])
     ours, theirs = Channel.pair()

@@ -110,7 +110,7 @@ def test_versions_that_calls_asked_for_are_loaded_again_while_they_are_there() -
     assert also_loaded([("m", "3"), ("m", "2"), ("m", "9"), ("n", "1")], target) == (("m", "2"), ("m", "3"))
 
 
-def test_missing_model_says_why_nothing_can_be_served() -> None:
+def test_missing_model_returns_the_reason() -> None:
     broken = Catalogue((), (ModelProblem("m", None, "there is no saved_model.pb", 0.0),))
     assert missing_model(broken, ["m"]) == "there is no saved_model.pb"
     assert missing_model(Catalogue(()), ["m"]) is not None
@@ -125,7 +125,7 @@ _CATALOGUES = st.dictionaries(
 
 
 @given(_CATALOGUES, st.none() | _CATALOGUES, st.sets(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"))))
-def test_what_is_servable_is_never_known_to_be_bad(target: Catalogue, serving: Catalogue | None, bad: set) -> None:
+def test_servable_catalogues_contain_no_bad_content(target: Catalogue, serving: Catalogue | None, bad: set) -> None:
     result = servable(target, bad, serving)
     assert {(model.name, model.latest.digest) for model in result.models}.isdisjoint(bad)
     assert result.by_name.keys() <= target.by_name.keys()

@@ -63,7 +63,7 @@ def onnx_version(agent: ScriptedAgent, digest: str, number: int) -> Version:
     return version
 
 
-def test_an_error_of_a_model_is_told_to_the_caller_and_the_users_call_to_the_log(agent: ScriptedAgent) -> None:
+def test_a_model_error_is_sent_to_the_caller_and_the_users_frames_to_the_log(agent: ScriptedAgent) -> None:
     broken = replace(agent.content("b1", "broken"), number="1")
     good = replace(agent.content("a2", "two"), number="2")
     agent.announce(Catalogue((Model("a", (broken, good)),)))

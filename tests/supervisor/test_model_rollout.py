@@ -47,7 +47,7 @@ def test_a_new_version_is_served_by_a_new_process_and_requests_inside_the_old_fi
         assert running.status().processes[0].restarts == 0
 
 
-def test_of_older_versions_only_those_are_kept_that_calls_have_named(agent: ScriptedAgent) -> None:
+def test_only_older_versions_named_by_calls_stay_loaded(agent: ScriptedAgent) -> None:
     versions = [agent.content("a", "one"), replace(agent.content("b", "two"), number="2")]
     agent.announce(catalogue(*versions))
     with replica(agent) as running:
@@ -96,7 +96,7 @@ def test_a_run_directory_that_can_not_be_written_to_ends_nothing(agent: Scripted
         wait_until(lambda: running.request({"version": "0"}).status == 200)
 
 
-def test_an_error_that_no_file_or_answer_can_hold_is_told_all_the_same(agent: ScriptedAgent) -> None:
+def test_an_error_that_utf8_cannot_encode_is_reported(agent: ScriptedAgent) -> None:
     first = agent.content("a", "one")
     agent.announce(catalogue(first))
     with replica(agent) as running:
@@ -198,7 +198,7 @@ def test_a_version_that_can_not_be_loaded_leaves_the_old_one_serving(
         assert problems(running) == {}
 
 
-def test_a_standby_that_somebody_killed_is_tried_again_soon(agent: ScriptedAgent, tmp_path: Path) -> None:
+def test_a_killed_standby_is_retried_soon(agent: ScriptedAgent, tmp_path: Path) -> None:
     first = agent.content("a", "one")
     agent.announce(catalogue(first))
     with replica(agent) as running:
@@ -217,9 +217,7 @@ def test_a_standby_that_somebody_killed_is_tried_again_soon(agent: ScriptedAgent
         wait_until(lambda: problems(running) == {})
 
 
-def test_requests_inside_a_process_that_retires_take_no_slot_of_the_one_that_took_over(
-    agent: ScriptedAgent, tmp_path: Path
-) -> None:
+def test_requests_of_a_retiring_process_take_no_slot_of_its_successor(agent: ScriptedAgent, tmp_path: Path) -> None:
     agent.announce(catalogue(agent.content("a", "one")))
     with replica(agent) as running:
         running.wait_ready()
@@ -236,7 +234,7 @@ def test_requests_inside_a_process_that_retires_take_no_slot_of_the_one_that_too
         wait_until(lambda: running.status().processes[0].lent == 0)
 
 
-def test_a_version_that_never_finishes_loading_is_overtaken_by_the_next(agent: ScriptedAgent) -> None:
+def test_a_version_that_never_finishes_loading_is_superseded_by_the_next(agent: ScriptedAgent) -> None:
     first = agent.content("a", "one")
     agent.announce(catalogue(first))
     with replica(agent) as running:
@@ -282,7 +280,7 @@ def test_a_removed_version_is_not_found_without_a_new_process(agent: ScriptedAge
         assert running.pid == pid
 
 
-def test_an_unreachable_source_is_reported_and_what_was_there_is_served(agent: ScriptedAgent) -> None:
+def test_an_unreachable_source_is_reported_while_its_last_models_are_served(agent: ScriptedAgent) -> None:
     first = catalogue(agent.content("a", "one"))
     agent.announce(first)
     with replica(agent) as running:

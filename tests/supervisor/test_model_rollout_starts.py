@@ -56,7 +56,7 @@ def test_a_replica_that_falls_back_to_the_version_before_has_not_failed(agent: S
         running.wait_ready()
 
 
-def test_a_replica_without_a_version_that_loads_says_why_and_starts_once_there_is_one(agent: ScriptedAgent) -> None:
+def test_a_replica_without_a_loadable_version_reports_why_and_starts_once_there_is_one(agent: ScriptedAgent) -> None:
     agent.announce(catalogue(agent.content("a", "raise")))
     with replica(agent) as running:
         failed = running.wait_state(ProcessState.BACKING_OFF).processes[0].failure

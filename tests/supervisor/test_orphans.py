@@ -129,7 +129,7 @@ def post(connection: UnixConnection, body: bytes = b"{}") -> Answer:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"], ids=["sync", "async", "stream"])
-def test_what_is_inside_when_the_supervisor_is_killed_is_finished(method: str, tmp_path: Path) -> None:
+def test_requests_running_at_the_death_of_the_supervisor_are_finished(method: str, tmp_path: Path) -> None:
     with running_replica(HANDLER) as replica, ThreadPoolExecutor() as pool:
         pid = replica.wait_ready().processes[0].pid
         assert pid is not None
@@ -155,7 +155,7 @@ def test_every_process_and_thread_finishes(tmp_path: Path) -> None:
             wait_until(is_gone(pid))
 
 
-def test_a_batch_and_what_waits_for_the_next_are_finished(tmp_path: Path) -> None:
+def test_a_running_batch_and_queued_requests_are_finished(tmp_path: Path) -> None:
     with running_replica(BATCHES, max_batch_size=4, batch_interval_s=0.05) as replica, ThreadPoolExecutor() as pool:
         pid = replica.wait_ready().processes[0].pid
         assert pid is not None
@@ -173,7 +173,7 @@ def test_a_batch_and_what_waits_for_the_next_are_finished(tmp_path: Path) -> Non
         wait_until(is_gone(pid))
 
 
-def test_what_waits_at_the_socket_of_a_killed_supervisor_is_served_and_nothing_else(tmp_path: Path) -> None:
+def test_connections_waiting_at_the_socket_of_a_killed_supervisor_are_served(tmp_path: Path) -> None:
     with running_replica(HANDLER) as replica, ThreadPoolExecutor() as pool:
         pid = replica.wait_ready().processes[0].pid
         assert pid is not None
@@ -200,7 +200,7 @@ def test_a_replica_that_is_being_stopped_refuses_connections(tmp_path: Path) -> 
         assert replica.process.wait(10) == 0
 
 
-def test_connections_that_are_open_are_served_on_and_lines_are_logged(tmp_path: Path) -> None:
+def test_open_connections_are_still_served_and_output_is_logged(tmp_path: Path) -> None:
     with running_replica(HANDLER) as replica, ThreadPoolExecutor() as pool:
         pid = replica.wait_ready().processes[0].pid
         assert pid is not None
@@ -234,7 +234,7 @@ def test_a_process_that_is_not_ready_ends_at_once(tmp_path: Path) -> None:
         assert "lost its supervisor" not in replica.log()
 
 
-def test_a_call_that_never_returns_is_ended_after_its_time(tmp_path: Path) -> None:
+def test_a_call_that_never_returns_is_killed_after_its_time_limit(tmp_path: Path) -> None:
     with running_replica(HANDLER, timeout_s=0.3) as replica, ThreadPoolExecutor() as pool:
         pid = replica.wait_ready().processes[0].pid
         assert pid is not None
@@ -247,7 +247,7 @@ def test_a_call_that_never_returns_is_ended_after_its_time(tmp_path: Path) -> No
         assert "in handle_post" in replica.log() or "lost its supervisor" in replica.log()
 
 
-def test_a_call_that_keeps_the_interpreter_lock_is_ended_by_the_alarm(tmp_path: Path) -> None:
+def test_a_call_that_holds_the_interpreter_lock_is_killed_by_the_alarm(tmp_path: Path) -> None:
     with running_replica(HANDLER) as replica, ThreadPoolExecutor() as pool:
         pid = replica.wait_ready().processes[0].pid
         assert pid is not None

@@ -121,11 +121,11 @@ def read_all(sock: socket.socket) -> bytes:
     ],
     ids=range(22),
 )
-def test_a_head_must_show_the_secret_once(data: bytes, verdict: Verdict) -> None:
+def test_a_head_must_contain_the_secret_exactly_once(data: bytes, verdict: Verdict) -> None:
     assert check_head(data, SECRET.encode()) is verdict
 
 
-def test_without_a_secret_any_whole_head_will_do() -> None:
+def test_without_a_secret_any_complete_head_is_admitted() -> None:
     assert check_head(BARE, b"") is Verdict.ADMITTED
     assert check_head(BARE[:-1], b"") is Verdict.INCOMPLETE
 
@@ -136,7 +136,7 @@ def test_nothing_else_is_ever_admitted(data: bytes) -> None:
     assert check_head(data, SECRET.encode()) is not Verdict.ADMITTED or b"5ec2e7" in data
 
 
-def test_what_is_admitted_is_unread_and_as_any_other_socket() -> None:
+def test_an_admitted_socket_is_unread_and_has_default_options() -> None:
     with door() as made:
         made.connect(HEAD + b"abc")
         made.until(lambda: made.admitted)
@@ -151,7 +151,7 @@ def test_what_is_admitted_is_unread_and_as_any_other_socket() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 40])
-def test_a_head_in_pieces_is_admitted_once_it_is_whole(size: int) -> None:
+def test_a_head_in_pieces_is_admitted_once_it_is_complete(size: int) -> None:
     with door() as made:
         client = made.connect()
         for start in range(0, len(HEAD), size):
@@ -184,7 +184,7 @@ def test_a_head_that_fills_the_buffers_is_admitted() -> None:
     [(BARE, 401), (HEAD.replace(b"5ec2e7", b"no"), 401), (b"\x16\x03\x01", 400), (os.urandom(16) + b"\n", 400)],
     ids=["no secret", "another secret", "TLS", "noise"],
 )
-def test_who_is_refused_is_told_and_let_go(data: bytes, status: int) -> None:
+def test_a_refused_client_gets_a_response_and_is_closed(data: bytes, status: int) -> None:
     with door() as made:
         client = made.connect(data)
         made.until(lambda: len(made.pending))
@@ -210,7 +210,7 @@ def test_a_tls_client_fails_at_once() -> None:
             tls.do_handshake()
 
 
-def test_who_sends_no_head_is_closed_after_its_time() -> None:
+def test_a_connection_without_a_head_is_closed_after_the_time_limit() -> None:
     with door() as made:
         silent, slow = made.connect(), made.connect(HEAD[:20])
         made.until(lambda: len(made.pending) == 2)
@@ -223,7 +223,7 @@ def test_who_sends_no_head_is_closed_after_its_time() -> None:
             assert slow.recv(1) == b""
 
 
-def test_who_goes_is_forgotten() -> None:
+def test_a_connection_closed_by_its_client_is_removed() -> None:
     with door() as made:
         made.connect().close()
         half_open = made.connect(HEAD[:20])
@@ -232,7 +232,7 @@ def test_who_goes_is_forgotten() -> None:
         made.until(lambda: not len(made.pending))
 
 
-def test_of_too_many_the_first_go() -> None:
+def test_beyond_the_limit_the_oldest_connection_is_closed() -> None:
     with door(limit=3) as made:
         clients = [made.connect() for _ in range(3)]
         made.until(lambda: len(made.pending) == 3)

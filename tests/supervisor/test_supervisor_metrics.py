@@ -56,7 +56,7 @@ def test_every_answer_and_death_is_counted_whoever_answers(tmp_path: Path) -> No
         assert len(files) < 8, "what processes left that died was made one"
 
 
-def test_a_process_that_is_told_to_stop_did_not_die(tmp_path: Path) -> None:
+def test_a_stopped_process_does_not_count_as_a_death(tmp_path: Path) -> None:
     with running_replica(HANDLER, metrics_dir=str(tmp_path / "m")) as replica:
         replica.wait_ready()
         assert replica.request({"do": "add"}).status == 200
@@ -67,7 +67,7 @@ def test_a_process_that_is_told_to_stop_did_not_die(tmp_path: Path) -> None:
         assert not [key for key in numbers if "deaths" in key]
 
 
-def test_without_a_place_for_numbers_requests_are_served(tmp_path: Path) -> None:
+def test_requests_are_served_without_a_metrics_folder(tmp_path: Path) -> None:
     (tmp_path / "m").write_text("in the way")
     with running_replica(HANDLER, metrics_dir=str(tmp_path / "m")) as replica:
         replica.wait_ready()

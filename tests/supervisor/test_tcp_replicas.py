@@ -80,7 +80,7 @@ def receive_all(sock: socket.socket) -> bytes:
     return received
 
 
-def test_addresses_are_told_from_the_first_status_on() -> None:
+def test_the_first_status_contains_the_addresses() -> None:
     with running_replica(HANDLER, processes=2, **TCP) as replica:
         first = replica.status()
         assert len({process.socket for process in first.processes}) == 2
@@ -91,7 +91,7 @@ def test_addresses_are_told_from_the_first_status_on() -> None:
         assert pids == {process.pid for process in ready.processes}
 
 
-def test_who_may_open_the_unix_sockets_needs_no_secret() -> None:
+def test_unix_sockets_require_no_secret() -> None:
     with running_replica(HANDLER, processes=2, **TCP) as replica:
         ready = replica.wait_ready()
         assert [process.near for process in ready.processes] == list(replica.spec.sockets)
@@ -114,7 +114,7 @@ def test_ipv6_addresses_are_in_brackets() -> None:
         assert replica.request(1).status == 200
 
 
-def test_an_address_that_is_not_there_is_told_as_a_failed_start() -> None:
+def test_an_unavailable_address_is_a_failed_start() -> None:
     with running_replica(HANDLER, **TCP | {"listen_host": "192.0.2.1"}) as replica:
         process = replica.wait_state(ProcessState.BACKING_OFF).processes[0]
         assert process.failure is not None
@@ -126,14 +126,14 @@ def test_an_address_that_is_not_there_is_told_as_a_failed_start() -> None:
         assert replica.process.wait(10) == 0
 
 
-def test_a_path_that_is_not_there_is_told_as_a_failed_start() -> None:
+def test_a_missing_socket_folder_is_a_failed_start() -> None:
     with running_replica(HANDLER, **TCP | {"sockets": ("/nowhere/0.sock",)}) as replica:
         process = replica.wait_state(ProcessState.BACKING_OFF).processes[0]
         assert process.failure is not None
         assert process.failure.message == "can't listen on /nowhere/0.sock: No such file or directory"
 
 
-def test_a_connection_that_is_let_in_after_its_process_has_stopped_is_closed() -> None:
+def test_a_connection_admitted_after_its_process_has_stopped_is_closed() -> None:
     with running_replica(HANDLER) as replica:
         doors = ReplicaListeners(replica.spec, lambda *_: None, lambda *_: None, lambda _: None)
         worker = RequestWorker(replica.spec, 0, doors, fork)
@@ -144,7 +144,7 @@ def test_a_connection_that_is_let_in_after_its_process_has_stopped_is_closed() -
         assert theirs.recv(1) == b""
 
 
-def test_the_first_request_shows_the_secret_and_user_code_never_sees_it(running: Replica) -> None:
+def test_the_secret_of_the_first_request_is_hidden_from_user_code(running: Replica) -> None:
     connection = TcpConnection(running.status().processes[0].socket, secret="")
     sent = {"content-type": "application/json"}
     connection.request("POST", "/", b"1", {**sent, "X-Cortex-Gateway": SECRET})
@@ -174,14 +174,14 @@ def test_a_connection_without_the_secret_is_refused_before_user_code(running: Re
     assert running.status().processes[0].restarts == 0
 
 
-def test_a_head_that_comes_byte_by_byte_is_read(running: Replica) -> None:
+def test_a_head_sent_byte_by_byte_is_read(running: Replica) -> None:
     with connect(running) as sock:
         for byte in head(b"17", shown()):
             sock.sendall(bytes([byte]))
         assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
-def test_what_is_pipelined_behind_the_first_request_is_treated_as_anywhere(running: Replica) -> None:
+def test_requests_pipelined_behind_the_first_are_served(running: Replica) -> None:
     with connect(running) as sock, connect(running) as other:
         sock.sendall(head(b"1", shown()) + head(b"2", shown("wrong")))
         answer = sock.recv(65536)
@@ -194,7 +194,7 @@ def test_what_is_pipelined_behind_the_first_request_is_treated_as_anywhere(runni
 @pytest.mark.parametrize(
     "data", [b"\x16\x03\x01\x00\xa5\x01", b"\0" * 1000, b"\r\n\r\n", b"GET /" + b"x" * 400_000], ids=range(4)
 )
-def test_what_is_not_http_harms_nothing(running: Replica, data: bytes) -> None:
+def test_non_http_connections_are_refused(running: Replica, data: bytes) -> None:
     with connect(running) as sock, contextlib.suppress(ConnectionError):  # closed over what was not read
         sock.sendall(data)
         assert receive_all(sock).startswith(b"HTTP/1.1 400 ")
@@ -202,7 +202,7 @@ def test_what_is_not_http_harms_nothing(running: Replica, data: bytes) -> None:
     assert running.status().processes[0].restarts == 0
 
 
-def test_strangers_who_wait_hold_up_neither_requests_nor_a_stop(running: Replica) -> None:
+def test_pending_connections_delay_neither_requests_nor_a_stop(running: Replica) -> None:
     strangers = [connect(running) for _ in range(300)]
     for stranger in strangers[::2]:
         try:
@@ -216,7 +216,7 @@ def test_strangers_who_wait_hold_up_neither_requests_nor_a_stop(running: Replica
         stranger.close()
 
 
-def test_a_killed_supervisor_closes_the_door(running: Replica) -> None:
+def test_a_killed_supervisor_closes_its_tcp_port(running: Replica) -> None:
     status = running.wait_ready()
     host, _, port = status.processes[0].socket.rpartition(":")
     with connect(running) as stranger:
@@ -277,7 +277,7 @@ class TestAsOverUnixSockets:
         [
             orphans.test_every_process_and_thread_finishes,
             orphans.test_a_replica_that_is_being_stopped_refuses_connections,
-            orphans.test_connections_that_are_open_are_served_on_and_lines_are_logged,
+            orphans.test_open_connections_are_still_served_and_output_is_logged,
         ],
         ids=lambda test: test.__name__.removeprefix("test_"),
     )

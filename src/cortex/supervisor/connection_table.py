@@ -74,7 +74,7 @@ class ConnectionTable:
 
     @property
     def is_busy(self) -> bool:
-        """Whether any connection has a request."""
+        """Return whether any connection has a request."""
         return any(state is not ConnectionState.IDLE for _, state in self.states())
 
     @property
@@ -84,7 +84,7 @@ class ConnectionTable:
 
     @property
     def has_late_batch(self) -> bool:
-        """Whether a request of a running batch has passed its deadline."""
+        """Return whether a request of a running batch has passed its deadline."""
         return bool(self._late_batches)
 
     def states(self) -> Iterator[tuple[int, ConnectionState]]:

@@ -53,7 +53,7 @@ class JobWorker(ProcessSlot):
 
     @property
     def is_busy(self) -> bool:
-        """Whether deadlines or limits need frequent checks."""
+        """Return whether deadlines or limits need frequent checks."""
         if self.state in (ProcessState.STARTING, ProcessState.READY):
             return bool(self._spec.mem_limit_bytes or self._cells.deadline_ns)
         return True

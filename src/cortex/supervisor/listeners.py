@@ -35,7 +35,7 @@ class Listener:
 
     @property
     def is_open(self) -> bool:
-        """Whether it accepts connections."""
+        """Return whether it accepts connections."""
         return self.sock.fileno() >= 0
 
     def accept(self) -> None:
@@ -157,7 +157,7 @@ class ReplicaListeners:
 
     @property
     def is_busy(self) -> bool:
-        """Whether `tick` is due soon."""
+        """Return whether `tick` is due soon."""
         return any(pending.is_busy for pending in self._pending)
 
     def tick(self, now: float) -> None:

@@ -105,7 +105,7 @@ class PendingConnections:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a head is peeked at in each tick."""
+        """Return whether a head is peeked at in each tick."""
         return any(not pending.is_watched and not pending.is_refused for pending in self._pending.values())
 
     def add(self, sock: socket.socket) -> None:

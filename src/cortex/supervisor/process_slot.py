@@ -101,7 +101,7 @@ class ProcessSlot(ABC):
     @property
     @abstractmethod
     def is_busy(self) -> bool:
-        """Whether deadlines or limits need frequent checks."""
+        """Return whether deadlines or limits need frequent checks."""
 
     @abstractmethod
     def take_inside(self) -> str:

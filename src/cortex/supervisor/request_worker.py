@@ -8,12 +8,17 @@ releases each connection that has none.
 
 from __future__ import annotations
 
+import os
+import select
 import socket
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from cortex.engine.log_writer import SUPERVISOR, LogWriter
 from cortex.lifecycle import ProcessState
 from cortex.replica.channel import Channel
 from cortex.replica.orphan import Inheritance
@@ -25,11 +30,13 @@ from cortex.supervisor.connection_table import DEADLINE_STATES, ConnectionTable,
 from cortex.supervisor.exit_reasons import timed_out
 from cortex.supervisor.listeners import ReplicaListeners
 from cortex.supervisor.process_slot import EXIT_S, Fork, ProcessSlot
-from cortex.supervisor.worker_output import WorkerOutput
 
 #: A process that is being stopped must be without requests for this long.
 IDLE_BEFORE_STOP_S = 0.2
 
+_READ_BYTES = 64 * 1024
+_POLL_MS = 50
+_FINISH_S = 1.0
 _CALL_STATES = (ConnectionState.RUNNING, ConnectionState.ANSWERING)
 
 
@@ -97,7 +104,7 @@ class RequestWorker(ProcessSlot):
 
     @property
     def is_busy(self) -> bool:
-        """Whether deadlines or limits need frequent checks."""
+        """Return whether deadlines or limits need frequent checks."""
         if self.state is not ProcessState.READY or self._spec.mem_limit_bytes or self._not_handed_over:
             return self.pid is not None or self.state is not ProcessState.STARTING
         return self._connections.is_busy
@@ -257,3 +264,57 @@ class RequestWorker(ProcessSlot):
             for index in list(self._connections.held):
                 self._pass_on(index)
         self._connections.close_all()
+
+
+class WorkerOutput:
+    """The output of a request worker after the death of its supervisor: the worker reads its own pipes and logs them.
+
+    `pipes` maps read ends to streams. The process keeps them open so that printing never fails.
+    """
+
+    def __init__(self, log_path: str, index: int, pipes: Mapping[int, str]) -> None:
+        self._log_path = log_path
+        self._index = index
+        self._pipes = dict(pipes)
+        self._is_ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cortex-output", daemon=True)
+
+    def take_over(self) -> None:
+        """Log all further output, and what the supervisor has not read. Lines that it had partly read are torn."""
+        # Several orphans may write to one file, so none of them rotates it: they live for a moment only.
+        self._log = LogWriter(self._log_path, max_bytes=sys.maxsize)
+        message = "lost its supervisor: it finishes its requests and ends"
+        self._log.line(self._index, SUPERVISOR, f"process {os.getpid()} {message}")
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Log the remaining output."""
+        if self._thread.is_alive():
+            self._is_ending.set()
+            self._thread.join(_FINISH_S)
+
+    def _run(self) -> None:
+        poll = select.poll()
+        for pipe in self._pipes:
+            poll.register(pipe, select.POLLIN)
+        while self._pipes:
+            is_ending = self._is_ending.is_set()
+            ready = poll.poll(_POLL_MS)
+            for pipe, _ in ready:
+                if not self._read(pipe):
+                    poll.unregister(pipe)
+                    del self._pipes[pipe]
+            if is_ending and not ready:
+                break
+        self._log.line(self._index, SUPERVISOR, f"process {os.getpid()} stopped")
+        self._log.close()
+
+    def _read(self, pipe: int) -> bool:
+        try:
+            data = os.read(pipe, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:  # the user's code closed the descriptor
+            return False
+        self._log.feed(self._index, self._pipes[pipe], data)
+        return bool(data)
