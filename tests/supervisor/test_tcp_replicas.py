@@ -135,12 +135,12 @@ def test_a_missing_socket_folder_is_a_failed_start() -> None:
 
 def test_a_connection_admitted_after_its_process_has_stopped_is_closed() -> None:
     with running_replica(HANDLER) as replica:
-        doors = ReplicaListeners(replica.spec, lambda *_: None, lambda *_: None, lambda _: None)
-        worker = RequestWorker(replica.spec, 0, doors, fork)
+        listeners = ReplicaListeners(replica.spec, lambda *_: None, lambda *_: None, lambda _: None)
+        worker = RequestWorker(replica.spec, 0, listeners, fork)
     worker.state = ProcessState.STOPPED
     ours, theirs = socket.socketpair()
     with theirs:
-        worker.hold(ours)
+        worker.add_connection(ours)
         assert theirs.recv(1) == b""
 
 
