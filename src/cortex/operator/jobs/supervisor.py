@@ -372,9 +372,9 @@ class JobSupervisor:
         await self._delete_folders(job_ids)
 
     async def _delete_late_logs(self) -> None:
-        gone = self._deleted - {worker.job_id for worker in self.workers.all()}
-        self._deleted -= gone
-        await self._delete_folders(gone)
+        finished = self._deleted - {worker.job_id for worker in self.workers.all()}
+        self._deleted -= finished
+        await self._delete_folders(finished)
 
     async def _delete_folders(self, job_ids: Collection[str]) -> None:
         wanted = set(job_ids)

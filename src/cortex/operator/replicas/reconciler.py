@@ -135,7 +135,7 @@ class Reconciler:
             await self._preparations.shutdown()
 
     async def stop_all(self, timeout_s: float) -> None:
-        """Stop every replica and wait up to `timeout_s` until they are gone. Call it only after `run` has ended."""
+        """Stop every replica and wait up to `timeout_s` until all have ended. Call it only after `run` has ended."""
         deadline = time.monotonic() + timeout_s
         for spec, _ in self._engine.replicas().values():
             await self._engine.stop(spec.id, min(spec.timeout_s, timeout_s))
