@@ -16,14 +16,14 @@ from cortex.cluster.transport import Json, PeerConnection, PeerError, connect
 from cortex.gateway.routes import RoutingTable
 from cortex.gateway.stats import BackendStats
 from cortex.gateway.table_json import table_to_json
+from cortex.processes.backoff import Backoff
 from cortex.telemetry import Logger
 
 #: How long callers wait for a gateway that was in time so far; after a timeout they don't wait for it at all.
 PATIENCE_S = 2.0
 #: Starting a gateway takes seconds; after this time the command is sent again.
 _SERVE_TIMEOUT_S = 60.0
-_RETRY_S = 1.0
-_FIRST_RETRY_S = 0.1
+_BACKOFF = Backoff(0.1, 1.0)
 
 Stats = Mapping[str, BackendStats]
 
@@ -115,12 +115,12 @@ class GatewayClient:
     # The connection.
 
     async def _run(self) -> None:
-        retry_s = _FIRST_RETRY_S
+        failures = 0
         while True:
             connection = None
             try:
                 connection = await self._connect()
-                retry_s = _FIRST_RETRY_S
+                failures = 0
                 self._connection, self._version = connection, 0
                 await self._update_while_connected(connection)
             except PeerError as error:
@@ -129,8 +129,8 @@ class GatewayClient:
                 if connection is not None:
                     self._disconnect(connection)
                     await self._notify_waiting()
-            await asyncio.sleep(retry_s)
-            retry_s = min(retry_s * 2, _RETRY_S)
+            failures += 1
+            await asyncio.sleep(_BACKOFF.delay_s(failures))
 
     async def _connect(self) -> PeerConnection:
         address = self._address()
@@ -198,7 +198,7 @@ class GatewayClient:
             except _RefusedError as error:
                 self._set_failed(str(error))
                 await self._notify_waiting()
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(_BACKOFF.max_s)
                 self._offered.set()
                 continue
             self._version = version

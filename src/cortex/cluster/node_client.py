@@ -15,7 +15,6 @@ import json
 import os
 import re
 import socket
-import struct
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, replace
@@ -31,15 +30,16 @@ from cortex.engine.logs import LogLine
 from cortex.errors import CortexError
 from cortex.gateway.addresses import host_of, is_address, numeric
 from cortex.home import Home
+from cortex.processes.backoff import Backoff
 from cortex.processes.identity import Identity
+from cortex.processes.peer import peer_of
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus, RequestLimits
 from cortex.telemetry import Logger
 
 #: Three heartbeats of a node.
 SILENCE_S = 3.0
 AGENT_RESTART_S = 20.0
-_FIRST_RETRY_S = 0.1
-_MAX_RETRY_S = 1.0
+_BACKOFF = Backoff(0.1, 1.0)
 #: Silence is measured in several waits, so that a pause of this process consumes one of them at most.
 _SILENCE_WAITS = 3
 #: Ids become names of folders.
@@ -54,7 +54,6 @@ LINES_TIMEOUT_S = 60.0
 FOLLOW_TIMEOUT_S = 10.0
 #: No valid number in a status is this large.
 _MAX_NUMBER = 2**20
-_PEER_CREDENTIALS = struct.Struct("3i")
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ class NodeClient:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_END_S):
                     while self.ended:
-                        await asyncio.sleep(_FIRST_RETRY_S)
+                        await asyncio.sleep(_BACKOFF.first_s)
         self._send({"command": "shutdown"})
         if self._connection is not None:
             with contextlib.suppress(PeerError):
@@ -233,7 +232,7 @@ class NodeClient:
     async def _run(self, before: asyncio.Task[None] | None = None) -> None:
         if before is not None:
             await asyncio.gather(before, return_exceptions=True)
-        retry_s = _FIRST_RETRY_S
+        failures = 0
         while True:
             try:
                 is_complete = await self._follow_once()
@@ -241,8 +240,8 @@ class NodeClient:
                 self._logger.error("following node failed", exc_info=error, node=self.address.host)
                 self.problem, is_complete = f"{type(error).__name__}: {error}", False
                 self._lose_if_silent(self.problem, SILENCE_S)
-            retry_s = _FIRST_RETRY_S if is_complete else min(retry_s * 2, _MAX_RETRY_S)
-            await asyncio.sleep(retry_s)
+            failures = 0 if is_complete else failures + 1
+            await asyncio.sleep(_BACKOFF.delay_s(failures + 1))
 
     async def _follow_once(self) -> bool:
         """Follow the node on one connection. Return whether it reported all of its replicas."""
@@ -429,9 +428,10 @@ def _listens(process: Identity, path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.setblocking(False)  # a full backlog must not block the event loop
         sock.connect(str(path))
-        found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-    pid, user, _ = _PEER_CREDENTIALS.unpack(found)
-    return user == os.geteuid() and pid > 0 and Identity.of(pid).is_same(process)
+        peer = peer_of(sock)
+    if peer is None or peer.uid != os.geteuid() or peer.pid <= 0:
+        return False
+    return Identity.of(peer.pid).is_same(process)
 
 
 async def _receive(connection: PeerConnection) -> Json | None:

@@ -17,13 +17,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
 
 from cortex import __version__
 from cortex.errors import EngineError
 from cortex.home import Home
+from cortex.processes.daemon import output_tail, start_detached
 from cortex.processes.filelock import locked
 from cortex.processes.identity import Identity
+from cortex.processes.jsonl import encode, receive_line
 
 IDENTITY_FILE = "node.json"
 RESERVE_SOCKET = "reserve"
@@ -33,7 +34,6 @@ START_TIMEOUT_S = 30.0
 RESERVE_TIMEOUT_S = 10.0
 _POLL_S = 0.02
 _CONNECT_TIMEOUT_S = 1.0
-_LAST_OUTPUT_BYTES = 2000
 _OOM_FILE = "oom_score_adj"
 #: Variables that Ray changes for its workers. The agent serves all replicas of the node and gets Ray's own values.
 _SET_BY_RAY = (
@@ -132,13 +132,10 @@ def reserve(agent: RunningAgent, name: str, gpus: tuple[str, ...]) -> socket.soc
     try:
         connection.settimeout(RESERVE_TIMEOUT_S)
         connection.connect(str(agent.home.sockets_dir / RESERVE_SOCKET))
-        connection.sendall(json.dumps({"reserve": name, "gpus": gpus}).encode() + b"\n")
-        answer = b""
-        while not answer.endswith(b"\n"):
-            received = connection.recv(4096)
-            if not received:
-                raise EngineError("the node agent refused the reservation")
-            answer += received
+        connection.sendall(encode({"reserve": name, "gpus": gpus}))
+        answer = receive_line(connection)
+        if not answer:
+            raise EngineError("the node agent refused the reservation")
         if not json.loads(answer).get("ok"):
             raise EngineError(f"the node agent refused the reservation: {answer.decode(errors='replace').strip()}")
         connection.settimeout(None)
@@ -171,7 +168,7 @@ async def _start_agent(
     deadline = time.monotonic() + START_TIMEOUT_S
     while (running := _running_agent(home)) is None:
         if agent is None or not agent.is_alive():
-            raise EngineError(f"the node agent exited during startup: {_last_output(output)}")
+            raise EngineError(f"the node agent exited during startup: {output_tail(output) or 'it printed nothing'}")
         if time.monotonic() > deadline:
             os.kill(pid, 9)
             raise EngineError(f"the node agent did not answer within {START_TIMEOUT_S:g} s; it was killed")
@@ -216,12 +213,6 @@ def _exists(pid: int) -> bool:
     return False
 
 
-def _last_output(output: Path) -> str:
-    with contextlib.suppress(OSError):
-        return output.read_bytes()[-_LAST_OUTPUT_BYTES:].decode(errors="replace").strip() or "it printed nothing"
-    return "it printed nothing"
-
-
 def main(arguments: list[str]) -> None:
     """Start a command and print its pid. Arguments: niceness, OOM score, output file, command.
 
@@ -229,9 +220,8 @@ def main(arguments: list[str]) -> None:
     """
     niceness, oom_score, file, *command = arguments
     Priority(int(niceness), int(oom_score)).apply()
-    options: dict[str, Any] = {"start_new_session": True, "cwd": Path(file).parent}
     with Path(file).open("wb") as output:
-        child = subprocess.Popen(command, stdin=sys.stdin, stdout=output, stderr=output, **options)
+        child = start_detached(command, output=output, input_=sys.stdin, cwd=Path(file).parent)
     print(child.pid)
     child.returncode = 0  # no warning about a child that still runs
 
