@@ -146,7 +146,7 @@ def test_shutdown_finishes_what_waits_and_takes_nothing_more(where: Where) -> No
         await asyncio.sleep(0)
         ending = asyncio.ensure_future(writer.shutdown())
         await asyncio.sleep(0)
-        with pytest.raises(RuntimeError, match="does not run"):
+        with pytest.raises(RuntimeError, match="is not running"):
             await writer.run(put(9))
         gate.opened.set()
         await ending

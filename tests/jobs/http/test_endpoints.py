@@ -239,15 +239,15 @@ def test_a_bug_is_not_told_to_users(server: JobsServer) -> None:
 def test_what_waits_to_be_stored_is_bounded_over_all_submissions() -> None:
     memory = RequestMemory(100)
     with memory.share() as first:
-        first.take(60)
+        first.acquire(60)
         with memory.share() as second:
-            second.take(40)
+            second.acquire(40)
             with pytest.raises(BusyError):
-                second.take(1)
+                second.acquire(1)
             with pytest.raises(BusyError):
-                first.take(1)
-        first.take(1000)  # who is alone is bounded by the API's own limit
+                first.acquire(1)
+        first.acquire(1000)  # who is alone is bounded by the API's own limit
         with memory.share() as third, pytest.raises(BusyError):
-            third.take(1)
+            third.acquire(1)
     with memory.share() as fourth:
-        fourth.take(100)
+        fourth.acquire(100)

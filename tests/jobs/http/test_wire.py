@@ -156,7 +156,7 @@ def _failures(*batches: int) -> list[dict[str, object]]:
         (_body([], reports=[1]), "objects expected"),
         (_body([], reports=[REPORT]), "lines of results"),
         (_body([], reports=[{**REPORT, "results": 2**50}]), "lines of results"),
-        (_body([b"1 1", b"2 2"], reports=[REPORT]), "speak of 1 lines of results, 2 came"),
+        (_body([b"1 1", b"2 2"], reports=[REPORT]), "announce 1 lines of results, but the body has 2"),
         (_body([b"1"], reports=[REPORT]), "<seq> <json>"),
         (_body([b"-1 1"], reports=[REPORT]), "<seq> <json>"),
         (_body([b"9" * 5000 + b" 1"], reports=[REPORT]), "<seq> <json>"),
@@ -183,7 +183,7 @@ def test_no_bytes_make_a_parser_fail_otherwise(body: bytes) -> None:
 
 def test_an_answer_that_was_cut_off_is_refused() -> None:
     body = write_exchanged(ExchangeReply(Lease("t", (LeasedBatch(0, b"[0]"), LeasedBatch(1, b"[1]")))))
-    with pytest.raises(WorkerMessageError, match="2 batches came with 1 payloads"):
+    with pytest.raises(WorkerMessageError, match="2 batches has 1 payloads"):
         parse_exchanged(body[: body.rindex(b"\n")])
 
 

@@ -106,7 +106,7 @@ def test_a_line_that_is_no_item_is_named(content: bytes, message: str) -> None:
 
 def test_lines_that_are_packed_are_said_to_be_so() -> None:
     with pytest.raises(
-        SubmissionError, match=r"^line 1 is invalid JSON \(.*\): it is packed or binary; each line must"
+        SubmissionError, match=r"^line 1 is invalid JSON \(.*\): it is compressed or binary; each line must"
     ):
         lines(gzip.compress(b"1\n2\n"))
 

@@ -113,7 +113,7 @@ MISTAKES = [
     (b'{"a": [1, 2', 'file: invalid JSON at byte 0 ({"a": [1, 2): the file ends before this value does'),
     (b'"abc', 'file: invalid JSON at byte 0 ("abc): the file ends before this value does'),
     (b'"a\nb"', "file: invalid JSON at byte 2"),
-    (gzip.compress(b"1\n2\n", mtime=0), "the file is packed or binary; store it as plain JSON"),
+    (gzip.compress(b"1\n2\n", mtime=0), "the file is compressed or binary; store it as plain JSON"),
     (b"name,age\nada,36\n", "file: invalid JSON at byte 0 (name,age ada,36"),
     ("é\n".encode() + b"1", "file: invalid JSON at byte 0"),
     ('"é" ?'.encode(), "file: invalid JSON at byte 5"),

@@ -1,6 +1,6 @@
-"""The routes that callers of an AsyncAPI use through the gateway: send a workload, ask what became of it.
+"""Routes of AsyncAPIs, reached through the gateway: send a workload, and fetch its result.
 
-The gateway says in headers, which no client can set, which API is meant and which workload the path names.
+The gateway names the API and the workload in headers that no client can set.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from cortex.jobs.spec import Workload, WorkloadView
 from cortex.lifecycle import WorkloadStatus
 from cortex.telemetry import Logger
 
-#: How long a caller may wait for the end of a workload in one request.
+#: Maximum duration of a long poll.
 MAX_WAIT_S = 300.0
-#: So many may wait at once, over all APIs; others are answered at once, so that those who submit find a connection.
+#: Maximum concurrent long polls; beyond it, polls return immediately so that submissions are not starved.
 MAX_WAITING = 256
 
 
 class WorkloadsPort(Protocol):
-    """What these routes need; all of it raises NotFoundError for an API that is gone."""
+    """The operator's side of these routes, which is above this package.
+
+    All methods raise NotFoundError for an API that was deleted.
+    """
 
     def is_async(self, api: str) -> bool: ...
 
@@ -40,7 +43,7 @@ class WorkloadsPort(Protocol):
 
 
 class UnknownWorkloadError(CortexError):
-    """There is no workload of that id, or not any more."""
+    """There is no workload with that id, or it has expired."""
 
     code = "not_found"
     http_status = 404
@@ -50,7 +53,7 @@ class UnknownWorkloadError(CortexError):
 
 
 class AsyncRoutes(GatewayRoutes):
-    """The ASGI application of them."""
+    """ASGI application for AsyncAPIs."""
 
     def __init__(self, workloads: WorkloadsPort, logger: Logger) -> None:
         super().__init__(logger)
@@ -63,7 +66,7 @@ class AsyncRoutes(GatewayRoutes):
         if request.method == "POST" and name is None:
             return _json({"id": str(await self._submit(request, api))})
         if request.method in ("GET", "HEAD") and name is not None:
-            return _json(await self._look(request, api, name))
+            return _json(await self._get(request, api, name))
         if name is None:
             raise MethodNotAllowedError(request.method, "POST", ", and GET with the id of a workload behind")
         raise MethodNotAllowedError(request.method, "GET")
@@ -77,13 +80,13 @@ class AsyncRoutes(GatewayRoutes):
             raise InputError("the header Content-Type is missing; say what the body is, as application/json")
         with self._memory.share() as share:
             body = await read_body(
-                request, self._workloads.max_body_bytes(api), share.take, "raise networking.max_body_size of the API"
+                request, self._workloads.max_body_bytes(api), share.acquire, "raise networking.max_body_size of the API"
             )
             workload = Workload(uuid.uuid4(), content_type, body)
             await self._workloads.add(api, workload)
         return workload.id
 
-    async def _look(self, request: Request, api: str, name: str) -> dict[str, object]:
+    async def _get(self, request: Request, api: str, name: str) -> dict[str, object]:
         wait_s = _wait_s(request.query_params.get("wait", "0"))
         try:
             parsed = uuid.UUID(name)
@@ -103,7 +106,7 @@ class AsyncRoutes(GatewayRoutes):
 
 
 def workload_json(view: WorkloadView) -> dict[str, object]:
-    """Return what a caller reads of a workload, for orjson."""
+    """Return the response for a workload, to be encoded by orjson."""
     shown: dict[str, object] = {"id": str(view.id), "status": view.status.value}
     if view.ended_at is not None:
         is_completed = view.status is WorkloadStatus.COMPLETED

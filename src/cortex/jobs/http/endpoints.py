@@ -1,6 +1,6 @@
-"""The routes that users of an API with jobs call through the gateway: submit a job, see it, stop it.
+"""Routes of BatchAPIs and TaskAPIs, reached through the gateway: submit, describe and stop a job.
 
-The gateway says in headers, which no client can set, which API is meant and which job the path names.
+The gateway names the API and the job in headers that no client can set.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cortex.telemetry import Logger
 LINES = frozenset({"application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"})
 #: A larger body is parsed in a thread.
 _LARGE_BYTES = 64 * 1024
-#: Of a dry run; its first piece is waited for, so what is wrong with the first files is told with a 400.
+#: Lines in one chunk of a dry run. The response begins with the first chunk, so earlier errors have a status of 400.
 _LINES_PER_PIECE = 200
 _TRUE, _FALSE = frozenset({"true", "1", "t", "yes"}), frozenset({"false", "0", "f", "no", ""})
 _IF_TOO_LARGE = (
@@ -36,7 +36,7 @@ _IF_TOO_LARGE = (
 
 
 class JobsPort(Protocol):
-    """What these routes need of the jobs; all of it raises CortexError for what is wrong."""
+    """The operator's side of these routes, which is above this package. Its methods raise CortexError."""
 
     async def submit(
         self,
@@ -57,7 +57,7 @@ class JobsPort(Protocol):
 
 
 class JobRoutes(GatewayRoutes):
-    """The ASGI application of them."""
+    """ASGI application for BatchAPIs and TaskAPIs."""
 
     def __init__(self, jobs: JobsPort, logger: Logger) -> None:
         super().__init__(logger)
@@ -96,29 +96,29 @@ async def submit(
 ) -> JobRecord:
     """Submit the job of a request's body. Raises: CortexError, ClientDisconnect; then nothing is stored."""
     with memory.share() as share:
-        submission, items = await _read_submission(request, jobs.limits(api), share.take)
+        submission, items = await _read_submission(request, jobs.limits(api), share.acquire)
         return await jobs.submit(api, submission, items, is_trusted=is_trusted)
 
 
 async def dry_run(
     request: Request, jobs: JobsPort, api: str, memory: RequestMemory, *, is_trusted: bool = False
 ) -> Response:
-    """Say what a submission would read, as lines of text; what is wrong with it is text too."""
+    """Return the files that a submission would read, or its errors, as lines of text."""
     try:
         limits = jobs.limits(api)
         with memory.share() as share:
-            submission, pieces = await _read_submission(request, limits, share.take)
+            submission, pieces = await _read_submission(request, limits, share.acquire)
             if pieces is not None:
                 async for _ in split_lines(pieces, _batch_size(submission), limits.max_batch_bytes):
                     pass
-            lines = await begun(_told(jobs.dry_run(api, submission, is_trusted=is_trusted)))
+            lines = await begun(_chunks(jobs.dry_run(api, submission, is_trusted=is_trusted)))
     except CortexError as error:
         return Response(f"{error}\n", error.http_status, media_type="text/plain; charset=utf-8")
     return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
 
 
 async def begun(items: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Wait for the first of `items` and return all: what is wrong from the start is raised here, not in the stream."""
+    """Return `items` after the first one arrived, so that an early error is raised here and not in the stream."""
     try:
         first = [await anext(items)]
     except StopAsyncIteration:
@@ -127,12 +127,12 @@ async def begun(items: AsyncIterator[Any]) -> AsyncIterator[Any]:
 
 
 def answer(data: Any, status: int = 200) -> Response:
-    """Return data as JSON. The standard library's: configurations may hold what orjson refuses, as large integers."""
+    """Return data as JSON, by the standard library: orjson rejects some configurations, those with large integers."""
     return Response(json.dumps(data), status, media_type="application/json")
 
 
 def flag(request: Request, name: str) -> bool:
-    """Return a boolean of the query. Raises: InputError."""
+    """Return a boolean query parameter. Raises: InputError."""
     value = request.query_params.get(name, "").lower()
     if value not in _TRUE | _FALSE:
         raise InputError(f"{name}: must be true or false (got {value[:50]}); write {name}=true")
@@ -140,9 +140,9 @@ def flag(request: Request, name: str) -> bool:
 
 
 async def _read_submission(
-    request: Request, limits: SubmissionLimits, take: Callable[[int], None]
+    request: Request, limits: SubmissionLimits, acquire: Callable[[int], None]
 ) -> tuple[Submission, AsyncIterator[bytes] | None]:
-    """Read a submission; one of lines comes with the pieces of its body, which are still to be read.
+    """Return the submission of a request and, for an upload, the stream of its body.
 
     Raises: SubmissionError, TooLargeError, BusyError; and, as its pieces do, ClientDisconnect when the caller is gone.
     """
@@ -151,7 +151,7 @@ async def _read_submission(
         if limits.is_task:
             raise SubmissionError('a task has no items; send something like {"config": {"key": "value"}} as JSON')
         return parse_upload(dict(request.query_params), limits), request.stream()
-    body = await read_body(request, limits.max_body_bytes, take, _IF_TOO_LARGE)
+    body = await read_body(request, limits.max_body_bytes, acquire, _IF_TOO_LARGE)
     if len(body) > _LARGE_BYTES:
         return await asyncio.to_thread(parse_body, body, limits), None
     return parse_body(body, limits), None
@@ -168,8 +168,8 @@ def _batch_size(submission: Submission) -> int:
     return getattr(submission.source, "batch_size", 1)
 
 
-async def _told(lines: AsyncIterator[str]) -> AsyncIterator[str]:
-    """Join lines into pieces; a mistake after the first is the last line: by then the status is sent."""
+async def _chunks(lines: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Join lines into chunks. An error after the first chunk is the last line, since the status is already sent."""
     pieces: list[str] = []
     is_sent = False
     try:

@@ -1,6 +1,6 @@
-"""Jobs as JSON, for every route that shows one. Pure.
+"""JSON of jobs, the same in every route. Pure functions.
 
-Where the documents and the behaviour of older versions differ in a name, both names are there.
+If the documentation and the behaviour of older versions differ in a name, the JSON has both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cortex.jobs.spec import SCHEDULED_FOR, JobRecord
 
 Json = dict[str, Any]
 
-#: What is not said of a task: it has no items, and so no batches.
+#: Keys that a task does not have: it has no items, and so no batches.
 _OF_BATCHES = (
     *("batch_timeout", "isolate_failures", "output", "sqs_dead_letter_queue", "source", "sqs_url", "total_batch_count"),
     *("batches_in_queue", "batch_metrics", "items", "dead_letters"),
@@ -25,9 +25,9 @@ _OF_BATCHES = (
 
 @dataclass(frozen=True)
 class WorkerCounts:
-    """How many workers of a job are in which state."""
+    """Number of a job's workers in each state."""
 
-    pending: int = 0  #: wanted, and not started: there is no room
+    pending: int = 0  #: not started, for lack of capacity
     initializing: int = 0
     running: int = 0
     succeeded: int = 0
@@ -38,7 +38,7 @@ class WorkerCounts:
 
 @dataclass(frozen=True)
 class JobView:
-    """A job and what is known of it at this moment."""
+    """A job with its endpoint and its workers."""
 
     record: JobRecord
     endpoint: str  #: address of its API
@@ -46,7 +46,7 @@ class JobView:
 
 
 def spec_json(record: JobRecord) -> Json:
-    """Return what was asked for: the answer to a submission, and what the user's code gets as `job_spec`."""
+    """Return the job spec: the response to a submission, and the `job_spec` of the user's code."""
     origin, options = record.origin, record.options
     created_at = _time(record.created_at)
     spec = {
@@ -73,16 +73,16 @@ def spec_json(record: JobRecord) -> Json:
         "created_time": created_at,
         SCHEDULED_FOR: _time(record.source.get(SCHEDULED_FOR)),
     }
-    return _fitting(record, spec)
+    return _for_kind(record, spec)
 
 
 def submitted_json(record: JobRecord) -> Json:
-    """Return the answer to a submission."""
+    """Return the response to a submission."""
     return {**spec_json(record), "message": record.message or f"submitted job {record.id}"}
 
 
 def status_json(view: JobView) -> Json:
-    """Return a job's `job_status`: the fields of its spec, and what became of it."""
+    """Return a job's `job_status`: the fields of its spec, its status and its counts."""
     record = view.record
     counts = record.counts
     status = {
@@ -107,11 +107,11 @@ def status_json(view: JobView) -> Json:
         "dead_letters": counts.failed,
         "results": counts.results,
     }
-    return _fitting(record, status)
+    return _for_kind(record, status)
 
 
 def job_json(view: JobView) -> Json:
-    """Return a job with its endpoint and the spec of the API as it was at the submission."""
+    """Return a job with its endpoint and the API's spec at the time of the submission."""
     return {"job_status": status_json(view), "endpoint": view.endpoint, "api_spec": _api_spec(view.record.origin.spec)}
 
 
@@ -120,14 +120,14 @@ def jobs_json(views: Iterable[JobView]) -> list[Json]:
     return [job_json(view) for view in views]
 
 
-def _fitting(record: JobRecord, data: Json) -> Json:
+def _for_kind(record: JobRecord, data: Json) -> Json:
     if not record.origin.is_task:
         return data
     return {key: value for key, value in data.items() if key not in _OF_BATCHES}
 
 
 def _api_spec(text: str) -> Json:
-    """Return a spec without the values of its environment variables, which are where secrets are."""
+    """Return a spec without the values of its environment variables, which may be secrets."""
     spec: Json = json.loads(text)
     handler = spec.get("handler")
     if isinstance(handler, dict) and isinstance(handler.get("env"), dict):
@@ -136,7 +136,7 @@ def _api_spec(text: str) -> Json:
 
 
 def _masked(webhook: str | None) -> str | None:
-    """Return the host of an address alone: the rest of it may be a secret."""
+    """Return scheme and host of a webhook; the rest of the URL may be a secret."""
     return None if webhook is None else f"{urlsplit(webhook).scheme}://{urlsplit(webhook).hostname}/********"
 
 

@@ -1,7 +1,7 @@
-"""The bodies of the worker routes as bytes, both directions, so that operator and worker can't differ in them.
+"""Message format of the worker routes: encode and parse requests and replies, for the operator and for workers.
 
-Each body is one JSON object on the first line; what is large or not ours to read (results, payloads) follows as raw
-lines. Workers import this, so it imports nothing heavier than orjson.
+The first line of a body is a JSON object. Results and payloads follow as raw lines, so that nothing parses them on the
+way. Workers import this module, so it imports nothing heavier than orjson.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ from cortex.jobs.spec import (
     StopSignal,
 )
 
-#: A longer body is refused with 413: a worker splits what it has to report.
+#: A longer body is rejected with 413: a worker splits its reports.
 MAX_BODY_BYTES = 64 * 1024 * 1024
-#: Numbers beyond it are no batch, no pid and no size; databases can't hold them all.
+#: No batch number, pid or size is as large; not all databases can store larger numbers.
 _MAX_INT = 2**53
 
 _T = TypeVar("_T")
 
 
 class WorkerMessageError(InputError):
-    """A body of a worker route is not what it should be."""
+    """A message of a worker route is invalid."""
 
     code = "bad_wire"
 
 
 @dataclass(frozen=True)
 class ExchangeRequest:
-    """A worker's reports, and how much it wants next."""
+    """A worker's reports, and the size of the lease it requests."""
 
     pid: int
     job_id: str
     reports: tuple[Report, ...] = ()
     max_batches: int = 0  #: 0: report only
     max_bytes: int = 0
-    wait_s: float = 0.0  #: how long it would wait where there is nothing to lease
+    wait_s: float = 0.0  #: how long to wait if there is nothing to lease
 
 
 @dataclass(frozen=True)
 class RenewalRequest:
-    """The leases that a worker still works on."""
+    """The leases that a worker still works on, to be renewed."""
 
     pid: int
     tokens: tuple[str, ...]
-    is_all: bool = False  #: these are all that the process holds: any other never arrived
+    is_all: bool = False  #: the process holds no other lease: replies with others were lost
 
 
 @dataclass(frozen=True)
 class HookReport:
-    """What became of `on_job_complete`."""
+    """Outcome of `on_job_complete`."""
 
     pid: int
     job_id: str
@@ -73,27 +73,27 @@ class HookReport:
 
 
 def write_join(pid: int) -> bytes:
-    """Ask for a job."""
+    """Encode a request for a job."""
     return orjson.dumps({"pid": pid})
 
 
 def parse_join(body: bytes) -> int:
-    """Return the pid that asks. Raises: WireError, as do all that parse here."""
+    """Return the pid of the requesting process. Raises: WorkerMessageError, as do all parsers here."""
     return _integer(_object(body), "pid")
 
 
 def write_joined(answer: Assignment | StopSignal | None) -> bytes:
-    """Give a job, dismiss the worker, or (None) let it ask again."""
+    """Encode the reply: a job, a stop, or None, after which the worker requests again."""
     if answer is None:
         return b"{}"
     if isinstance(answer, StopSignal):
         return b'{"stop":true}'
-    # Rare, and more faithful than orjson to what a configuration may hold: NaN, integers of more than 64 bits.
+    # Unlike orjson, json keeps everything that a configuration may contain: NaN, integers of more than 64 bits.
     return json.dumps({"job": asdict(answer)}).encode()
 
 
 def parse_joined(body: bytes) -> Assignment | StopSignal | None:
-    """Read the answer to `write_join`."""
+    """Parse the reply to `write_join`."""
     try:
         data = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -117,7 +117,7 @@ def parse_joined(body: bytes) -> Assignment | StopSignal | None:
 
 
 def write_exchange(exchange: ExchangeRequest) -> bytes:
-    """Report, and ask for the next lease."""
+    """Encode reports with the request for the next lease."""
     head = {
         "pid": exchange.pid,
         "job": exchange.job_id,
@@ -132,13 +132,13 @@ def write_exchange(exchange: ExchangeRequest) -> bytes:
 
 
 def parse_exchange(body: bytes) -> ExchangeRequest:
-    """Read what `write_exchange` wrote."""
+    """Parse the request of `write_exchange`."""
     first, *rest = body.split(b"\n")
     head = _object(first)
     heads = _objects(head, "reports")
-    spoken_of = sum(_integer(item, "results") for item in heads)
-    if spoken_of != len(rest):
-        raise WorkerMessageError(f"reports speak of {spoken_of} lines of results, {len(rest)} came")
+    announced = sum(_integer(item, "results") for item in heads)
+    if announced != len(rest):
+        raise WorkerMessageError(f"the reports announce {announced} lines of results, but the body has {len(rest)}")
     lines = iter(rest)
     reports = tuple(_report(item, lines) for item in heads)
     return ExchangeRequest(
@@ -152,7 +152,7 @@ def parse_exchange(body: bytes) -> ExchangeRequest:
 
 
 def write_exchanged(answer: ExchangeReply) -> bytes:
-    """Answer reports."""
+    """Encode the reply to reports."""
     batches = answer.lease.batches if answer.lease else ()
     head = {
         "lease": {"token": answer.lease.token, "seqs": [batch.seq for batch in batches]} if answer.lease else None,
@@ -165,7 +165,7 @@ def write_exchanged(answer: ExchangeReply) -> bytes:
 
 
 def parse_exchanged(body: bytes) -> ExchangeReply:
-    """Read the answer to `write_exchange`."""
+    """Parse the reply to `write_exchange`."""
     first, *payloads = body.split(b"\n")
     head = _object(first)
     hook = head.get("hook")
@@ -179,29 +179,29 @@ def parse_exchanged(body: bytes) -> ExchangeReply:
 
 
 def write_renew(renewal: RenewalRequest) -> bytes:
-    """Ask to keep leases."""
+    """Encode a renewal."""
     return orjson.dumps({"pid": renewal.pid, "tokens": renewal.tokens, "all": renewal.is_all})
 
 
 def parse_renew(body: bytes) -> RenewalRequest:
-    """Read what `write_renew` wrote."""
+    """Parse the request of `write_renew`."""
     data = _object(body)
     return RenewalRequest(_integer(data, "pid"), _strings(data, "tokens"), data.get("all") is True)
 
 
 def write_renewed(answer: RenewalReply) -> bytes:
-    """Answer a renewal."""
+    """Encode the reply to a renewal."""
     return orjson.dumps({"lost": answer.lost, "stop": answer.stop})
 
 
 def parse_renewed(body: bytes) -> RenewalReply:
-    """Read the answer to `write_renew`."""
+    """Parse the reply to `write_renew`."""
     data = _object(body)
     return RenewalReply(_strings(data, "lost"), _take(data, "stop", bool))
 
 
 def write_hook(done: HookReport) -> bytes:
-    """Tell what became of `on_job_complete`."""
+    """Encode the outcome of `on_job_complete`."""
     data = {"pid": done.pid, "job": done.job_id, "token": done.token}
     if done.error is not None:
         data |= {"error": done.error, "traceback": done.traceback}
@@ -209,7 +209,7 @@ def write_hook(done: HookReport) -> bytes:
 
 
 def parse_hook(body: bytes) -> HookReport:
-    """Read what `write_hook` wrote."""
+    """Parse the request of `write_hook`."""
     data = _object(body)
     error = None if data.get("error") is None else _take(data, "error", str)
     traceback = "" if data.get("traceback") is None else _take(data, "traceback", str)
@@ -241,19 +241,19 @@ def _report(head: dict[str, Any], lines: Iterator[bytes]) -> Report:
 def _result(line: bytes) -> tuple[int, bytes]:
     seq, space, value = line.partition(b" ")
     if not (space and value and seq.isdigit() and len(seq) <= 16):
-        raise WorkerMessageError("a line of results is not `<seq> <json>`")
+        raise WorkerMessageError("a line of results must be `<seq> <json>`")
     return int(seq), value
 
 
 def _require_ascending(seqs: Sequence[int], upto: int) -> None:
     if any(later <= earlier for earlier, later in zip(seqs, seqs[1:], strict=False)) or (seqs and seqs[-1] > upto):
-        raise WorkerMessageError(f"batches of a report must ascend, up to {upto}")
+        raise WorkerMessageError(f"the batches of a report must ascend up to {upto}")
 
 
 def _lease(data: dict[str, Any], payloads: Sequence[bytes]) -> Lease:
     seqs = _take(data, "seqs", list)
     if len(seqs) != len(payloads):
-        raise WorkerMessageError(f"a lease of {len(seqs)} batches came with {len(payloads)} payloads")
+        raise WorkerMessageError(f"a lease of {len(seqs)} batches has {len(payloads)} payloads")
     for seq in seqs:
         _require_integer("seqs", seq)
     return Lease(_take(data, "token", str), tuple(map(LeasedBatch, seqs, payloads)))
@@ -261,14 +261,14 @@ def _lease(data: dict[str, Any], payloads: Sequence[bytes]) -> Lease:
 
 def _line(value: bytes) -> bytes:
     if b"\n" in value:
-        raise WorkerMessageError("a payload or result has a line break in it")
+        raise WorkerMessageError("a payload or result contains a line break")
     return value
 
 
 def _dumps(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
-    except TypeError:  # half a surrogate pair in the words of an error; nobody could store or show it either
+    except TypeError:  # an error message with an unpaired surrogate, which could not be stored either
         return orjson.dumps(_plain(value))
 
 
@@ -303,7 +303,7 @@ def _integer(data: dict[str, Any], key: str) -> int:
 
 def _require_integer(key: str, value: Any) -> int:
     if type(value) is not int or not 0 <= value < _MAX_INT:  # a bool is an int
-        raise WorkerMessageError(f"{key}: a number of things expected, got {str(value)[:50]}")
+        raise WorkerMessageError(f"{key}: a non-negative integer expected, got {str(value)[:50]}")
     return value
 
 

@@ -1,7 +1,7 @@
-"""The routes that workers call: join a job, exchange reports for batches, renew leases, end the hook.
+"""Routes for job workers: join a job, exchange reports for leases, renew leases, report `on_job_complete`.
 
-Hundreds of exchanges come in per second, so this is plain ASGI. Each worker has a token of its own: the user's code,
-which runs in its process, can speak for no other.
+This is plain ASGI because of hundreds of exchanges per second. Each worker has a token of its own, so that user code,
+which runs in its process, cannot act for another worker.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from cortex.jobs.spec import Assignment, ExchangeReply, RenewalReply, Report, St
 from cortex.telemetry import Logger
 
 PREFIX = "/worker/"
-#: How long a worker is left waiting at most.
+#: Maximum duration of a long poll.
 MAX_WAIT_S = 20.0
 
 
 class WorkersPort(Protocol):
-    """What these routes need; all of it raises NotFoundError for an unknown worker, ConflictError for an old pid."""
+    """The operator's side of these routes, which is above this package.
+
+    All methods raise NotFoundError for an unknown worker and ConflictError for a process that was replaced.
+    """
 
     async def join(self, worker: str, pid: int, wait_s: float) -> Assignment | StopSignal | None: ...
 
@@ -48,12 +51,12 @@ class WorkersPort(Protocol):
 
 
 def worker_token(operator_token: str, worker: str) -> str:
-    """Return what a worker has to show; it says nothing of the token that it is made from."""
+    """Return a worker's token, derived from the operator's token, which it does not reveal."""
     return hmac.new(operator_token.encode(), worker.encode(), "sha256").hexdigest()
 
 
 class WorkerRoutes:
-    """The ASGI application of them. `token` returns the token of a worker."""
+    """ASGI application for job workers. `token` returns the token of a worker."""
 
     def __init__(self, workers: WorkersPort, token: Callable[[str], str], logger: Logger) -> None:
         self._workers = workers
@@ -89,7 +92,7 @@ class WorkerRoutes:
             raise UnauthorizedError("the worker's token is missing or wrong")
         action = self._actions.get(name)
         if action is None or scope["method"] != "POST":
-            raise NotFoundError("workers have no such route")
+            raise NotFoundError("there is no such worker route")
         body = await _read(receive)
         return None if body is None else await _unless_gone(receive, action(worker, body))
 
@@ -116,7 +119,7 @@ class WorkerRoutes:
 
 
 async def _read(receive: Receive) -> bytes | None:
-    """Read the body; None if the worker is gone before its end. Raises: TooLargeError."""
+    """Return the body; None if the worker disconnects before its end. Raises: TooLargeError."""
     pieces: list[bytes] = []
     total = 0
     while True:
@@ -132,7 +135,7 @@ async def _read(receive: Receive) -> bytes | None:
 
 
 async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, bytes]) -> bytes | None:
-    """Await an answer; None if the worker hangs up first, so that nothing is leased to one that is dead."""
+    """Return the answer; None if the worker disconnects first, so that nothing is leased to a dead worker."""
     answer = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))
     try:

@@ -16,7 +16,7 @@ import orjson
 
 from cortex.errors import ConflictError, InputError, NotFoundError, StorageError, SubmissionError
 from cortex.jobs.intake.globs import Globs
-from cortex.jobs.intake.gzip_stream import GzipStream, is_packed
+from cortex.jobs.intake.gzip_stream import GzipStream, is_gzip
 from cortex.jobs.intake.items import BatchBuilder
 from cortex.jobs.intake.json_stream import JsonStream
 from cortex.jobs.spec import DelimitedFiles, FilePathLister, JobRecord, NewBatch
@@ -27,26 +27,26 @@ from cortex.storage.local_files import CIRCLE
 from cortex.storage.objects import StoredObject, flaw_of_name, printable
 from cortex.storage.streams import ObjectReader, check_writable
 
-#: Files up to this size are read ahead of their turn, so many of them.
+#: Files up to this size are read ahead, and the number of files read ahead.
 _SMALL_BYTES = 256 * 1024
 _AHEAD = 16
 
-#: A file with its path as users know it.
+#: A file's path, as submitted, and its entry in the listing.
 _File = tuple[str, StoredObject]
 
 
 async def check_output(prefix: str, environ: Mapping[str, str]) -> None:
-    """Make sure that results can be written below `prefix`. Raises: SubmissionError."""
+    """Check that results can be written below `prefix`. Raises: SubmissionError."""
     try:
         await check_writable(prefix, environ)
     except StorageError as error:
-        raise SubmissionError(f"output: {error}; mend that, or name another place") from error
+        raise SubmissionError(f"output: {error}; fix that, or choose another location") from error
 
 
 async def list_paths(source: FilePathLister, environ: Mapping[str, str]) -> AsyncGenerator[list[str], None]:
-    """Yield the paths of the files that a source means, as they are listed. Close it if you leave early.
+    """Yield the paths of a source's files in the order of the listing. Close the generator if you stop early.
 
-    Raises: StorageError; SubmissionError if there is none at all.
+    Raises: StorageError; SubmissionError if there are no files.
     """
     async with aclosing(_files(source, environ)) as found:
         async for files in found:
@@ -56,7 +56,7 @@ async def list_paths(source: FilePathLister, environ: Mapping[str, str]) -> Asyn
 async def batches_of(
     source: FilePathLister, environ: Mapping[str, str], max_bytes: int
 ) -> AsyncGenerator[list[NewBatch], None]:
-    """Yield the batches of a source as they arrive. Raises: as `list_paths`, and for what is no JSON, or too large."""
+    """Yield the batches of a source. Raises: as `list_paths`; SubmissionError for invalid JSON or large values."""
     async with aclosing(located_batches(source, environ, max_bytes)) as found:
         async for _, batches in found:
             yield batches
@@ -65,7 +65,7 @@ async def batches_of(
 async def located_batches(
     source: FilePathLister, environ: Mapping[str, str], max_bytes: int
 ) -> AsyncGenerator[tuple[str, list[NewBatch]], None]:
-    """Yield what `batches_of` does, with the path of the file that the last item is of."""
+    """Yield the batches of a source, each list with the path of the file that has its last item."""
     batcher = BatchBuilder(source.batch_size, max_bytes)
     path = ""
     if isinstance(source, DelimitedFiles):
@@ -105,7 +105,7 @@ async def _files(source: FilePathLister, environ: Mapping[str, str]) -> AsyncGen
 
 
 def _why_none(source: FilePathLister, passed: int, example: str) -> str:
-    """Say what is wrong with a search that found nothing, but passed so many files, one of which is the example."""
+    """Return why no file was selected; `passed` files were listed and filtered out, `example` among them."""
     if passed:
         begin = "begins" if passed == 1 else "begin"
         return (
@@ -124,7 +124,7 @@ def _why_none(source: FilePathLister, passed: int, example: str) -> str:
 
 
 def _distinct(prefixes: Sequence[str]) -> list[str]:
-    """Leave out prefixes that begin with another one: each file is read once."""
+    """Return the prefixes that do not begin with another one, so that each file is read once."""
     kept: list[str] = []
     for number, prefix in enumerate(prefixes):
         others = [other for place, other in enumerate(prefixes) if other != prefix or place < number]
@@ -134,7 +134,7 @@ def _distinct(prefixes: Sequence[str]) -> list[str]:
 
 
 def _is_meant(path: str, item: StoredObject, globs: Globs, is_read: bool) -> bool:
-    """Tell whether a file belongs to a job. Raises: StorageError if it does, but can't be read or named."""
+    """Return True if a file is selected. Raises: StorageError if it is, but can't be read or its name is invalid."""
     if item.flaw is None:
         return globs.selects(path)
     if item.flaw == CIRCLE or globs.excludes(path):
@@ -152,7 +152,7 @@ def _is_meant(path: str, item: StoredObject, globs: Globs, is_read: bool) -> boo
 
 @dataclass
 class _Reading:
-    """Reads files and puts the values in them into batches."""
+    """Reads files and joins the values in them into batches."""
 
     reader: ObjectReader
     batcher: BatchBuilder
@@ -160,7 +160,7 @@ class _Reading:
     _ahead: deque[tuple[_File, asyncio.Task[bytes] | None]] = field(default_factory=deque)
 
     async def batches(self, listing: AsyncIterator[list[_File]]) -> AsyncGenerator[tuple[str, list[NewBatch]], None]:
-        """Yield the batches that each piece of each file fills."""
+        """Yield the batches that each piece of each file completes."""
         try:
             async for files in listing:
                 for file in files:
@@ -188,7 +188,7 @@ class _Reading:
     async def _next(self) -> AsyncIterator[tuple[str, list[NewBatch]]]:
         (path, _), task = self._ahead[0]
         stream = JsonStream(printable(path), self.max_bytes - len(b"[]"))
-        if task is not None and not is_packed(content := await task):
+        if task is not None and not is_gzip(content := await task):
             self._ahead.popleft()
             yield path, self.batcher.add(stream.feed(content) + stream.end())
             return
@@ -220,9 +220,9 @@ async def enqueue_files(
     max_batch_bytes: int,
     log: Callable[[str], None],
 ) -> None:
-    """Store the batches of a job's files, whatever of them is there already, and open it to workers.
+    """Store the batches of a job's files from the beginning, and make them available to workers.
 
-    What is wrong with the files ends the job as `enqueue_failed`; that it was ended meanwhile ends this, too.
+    Invalid files end the job as `enqueue_failed`. If the job was ended meanwhile, this stops.
     """
     try:
         await store.reset_batches(job.id)
@@ -246,7 +246,7 @@ async def _add(
 ) -> int:
     waiting: list[NewBatch] = []
     size_bytes = count = 0
-    told_at = time.monotonic()
+    logged_at = time.monotonic()
     storing: asyncio.Task[None] | None = None
     try:
         async with aclosing(located_batches(source, environ, max_bytes)) as found:
@@ -257,12 +257,12 @@ async def _add(
                     if len(waiting) >= _PORTION or size_bytes >= _PORTION_BYTES:
                         if storing is not None:
                             await storing
-                        # Stored while more is being read.
+                        # Stored while the next files are read.
                         storing = asyncio.create_task(store.add_batches(job_id, waiting))
                         count += len(waiting)
                         waiting, size_bytes = [], 0
-                if count and time.monotonic() - told_at >= _LOG_EVERY_S:
-                    told_at = time.monotonic()
+                if count and time.monotonic() - logged_at >= _LOG_EVERY_S:
+                    logged_at = time.monotonic()
                     log(f"enqueued {count:,} batches so far ({path})")
         if storing is not None:
             await storing
@@ -271,5 +271,5 @@ async def _add(
         return count + len(waiting)
     finally:
         if storing is not None:
-            # Nothing of this is under way any more once it is over.
+            # No operation continues after this function has returned.
             await asyncio.gather(storing, return_exceptions=True)

@@ -1,8 +1,8 @@
-"""Globs over whole paths: which files of a listing are meant. Knows no storage.
+"""Globs over whole paths, which select files of a listing.
 
-`*` and `?` stay within one part of a path, `**` crosses slashes; `[a-z]`, `[!a-z]` and `{one,two}` choose; `\\` takes
-the next character as it is. Patterns come from outside, so they run on an engine whose time is linear in the path's
-length, whatever the pattern: Python's own takes hours for some.
+`*` and `?` match within one part of a path, `**` crosses slashes; `[a-z]`, `[!a-z]` and `{one,two}` are alternatives;
+`\\` escapes the next character. Patterns come from clients, so they run on the regex engine of pydantic, whose time is
+linear in the path's length: Python's own takes hours for some patterns. pathspec has neither braces nor this bound.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ _MAX_TOTAL_LENGTH = 100_000
 
 
 class GlobError(ValueError):
-    """A pattern can't be read; says why."""
+    """A pattern is invalid; the message has the reason."""
 
 
 class Globs:
-    """Selects what any of `includes` matches (none: everything) and none of `excludes` does. Raises: GlobError."""
+    """Selects paths that match any of `includes` (empty: all) and none of `excludes`. Raises: GlobError."""
 
     def __init__(self, includes: Sequence[str] = (), excludes: Sequence[str] = ()) -> None:
         self._includes = _compiled(includes) if includes else None
         self._excludes = _compiled(excludes) if excludes else None
 
     def selects(self, path: str) -> bool:
-        """Tell whether the path is meant."""
+        """Return True if the path is selected."""
         if self._includes is not None and not self._includes.isinstance_python(path):
             return False
         return not self.excludes(path)
 
     def excludes(self, path: str) -> bool:
-        """Tell whether one of the excludes matches."""
+        """Return True if one of the excludes matches."""
         return self._excludes is not None and self._excludes.isinstance_python(path)
 
 
@@ -85,7 +85,7 @@ def to_regex(pattern: str) -> str:
 
 
 def _class(pattern: str, position: int) -> tuple[str, int]:
-    """Read what is between brackets; `position` is after the opening one."""
+    """Parse a character class; `position` is after the opening bracket."""
     is_negated = pattern[position : position + 1] == "!"
     position += is_negated
     parts: list[str] = []
@@ -106,7 +106,7 @@ def _class(pattern: str, position: int) -> tuple[str, int]:
 
 
 def _letter(pattern: str, position: int, within: str = "") -> tuple[str, int]:
-    """Read one character, which may be escaped."""
+    """Parse one character, which may be escaped."""
     if position >= len(pattern):
         raise GlobError(f"{within} has no ]; close it, or write \\[ for the bracket itself")
     if pattern[position] != "\\":

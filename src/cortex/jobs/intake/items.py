@@ -1,6 +1,6 @@
-"""Cuts items into batches: a list of them, lines of JSON as they arrive, or raw values; knows no storage.
+"""Cut items into batches: a list, lines of JSON while they arrive, or raw JSON values.
 
-A batch's payload is the JSON array of its items. Raw values are put in as they are, so that nothing is lost in them.
+A batch's payload is the JSON array of its items. Raw values are joined unchanged, so that their text is preserved.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from cortex.errors import SubmissionError
 from cortex.jobs.intake.json_stream import BYTE_ORDER_MARK, PACKED, count_good, on_one_line, reason, shown, stripped
 from cortex.jobs.spec import NewBatch
 
-#: What is taken apart at once: what is made of it, down to lines of one digit, stays small.
+#: Size of the pieces that are split in one step: even with lines of one digit, the resulting objects stay small.
 _PIECE_BYTES = 512 * 1024
 
-#: Batches that are handed on together: storing them must not keep others waiting.
+#: Maximum number of batches yielded together, so that storing them does not delay other operations.
 _PORTION = 2000
 
 
@@ -40,9 +40,9 @@ def split_items(items: Sequence[Any], batch_size: int, max_bytes: int) -> Iterat
 
 
 async def split_lines(chunks: AsyncIterator[bytes], batch_size: int, max_bytes: int) -> AsyncIterator[list[NewBatch]]:
-    """Yield the batches of lines of JSON as they arrive; blank lines count for nothing.
+    """Yield the batches of lines of JSON while they arrive; blank lines are ignored.
 
-    Raises: SubmissionError, naming the line that is no JSON, or too large.
+    Raises: SubmissionError with the number of a line that is invalid or too large.
     """
     lines = _Lines(max_bytes)
     batcher = BatchBuilder(batch_size, max_bytes)
@@ -59,7 +59,7 @@ def _batches_of(piece: bytes, lines: _Lines, batcher: BatchBuilder) -> list[NewB
 
 
 class BatchBuilder:
-    """Puts values in a row into batches."""
+    """Joins consecutive values into batches."""
 
     def __init__(self, batch_size: int, max_bytes: int) -> None:
         self._batch_size = batch_size
@@ -68,18 +68,18 @@ class BatchBuilder:
         self._count = 0  #: of the items that are in batches
 
     def add(self, values: Sequence[bytes]) -> list[NewBatch]:
-        """Return the batches that are full now. Raises: SubmissionError if one is too large."""
+        """Add values and return the batches that are full. Raises: SubmissionError if one is too large."""
         values, size = [*self._waiting, *values] if self._waiting else values, self._batch_size
         full = len(values) // size * size
         batches = [self._batch(values[first : first + size]) for first in range(0, full, size)]
         self._waiting = list(values[full:])
-        # A batch that is too large already need not be waited for.
+        # A batch that is already too large is rejected before it is full.
         if len(self._waiting) > 1 and sum(map(len, self._waiting)) > self._max_bytes:
             self._batch(self._waiting)
         return batches
 
     def rest(self) -> list[NewBatch]:
-        """Return the last batch, if there is something for it."""
+        """Return the last, incomplete batch, if there is one."""
         waiting, self._waiting = self._waiting, []
         return [self._batch(waiting)] if waiting else []
 
@@ -92,7 +92,7 @@ class BatchBuilder:
 
 
 def too_large(first: int, values: Sequence[bytes], max_bytes: int) -> SubmissionError:
-    """Return the error for a batch, whose first item is the one of that number, beyond the limit."""
+    """Return the error for a batch beyond the limit whose first item has the number `first`."""
     for number, value in enumerate(values, first):
         if len(value) + 2 > max_bytes:
             return SubmissionError(
@@ -107,7 +107,7 @@ def too_large(first: int, values: Sequence[bytes], max_bytes: int) -> Submission
 
 
 class _Lines:
-    """Takes pieces of a text apart into its lines, each checked to be one JSON value."""
+    """Splits a text, given piece by piece, into lines, each of which must be one JSON value."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -115,7 +115,7 @@ class _Lines:
         self._count = 0  #: of the lines before `_rest`
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Return the lines that end in this piece, without the blank ones."""
+        """Return the lines that end in this piece, without blank ones."""
         if not self._count and not self._rest:
             piece = piece.removeprefix(BYTE_ORDER_MARK)
         cut = piece.rfind(b"\n")
@@ -127,7 +127,7 @@ class _Lines:
         return self._values(text)
 
     def end(self) -> list[bytes]:
-        """Return the last line, which no line break may follow."""
+        """Return the last line, which needs no line break."""
         text, self._rest = self._rest, b""
         return self._values(text)
 
@@ -163,14 +163,14 @@ class _Lines:
             why = reason(error)
         number = self._count + index + 1
         if number == 1 and line.startswith(PACKED):
-            why = "it is packed or binary"
+            why = "it is compressed or binary"
         return SubmissionError(
             f"line {number} is invalid JSON ({shown(line, 0)}): {why}; each line must be one JSON value by itself"
         )
 
 
 async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Make chunks of any size into ones that are worth a turn of a thread, and no larger than that."""
+    """Yield chunks of any size as pieces large enough to be worth a thread's turn, and no larger."""
     waiting: list[bytes] = []
     size = 0
     async for chunk in chunks:

@@ -1,7 +1,8 @@
-"""Finds the JSON values in a stream of bytes: one per line, pretty-printed, or side by side.
+"""Split a stream of bytes into its JSON values: one per line, pretty-printed, or side by side.
 
-Memory is bounded by one piece and one value. One value per line is the common case and goes a line at a time through
-the JSON parser; whatever else is found by its brackets.
+Memory is bounded by one piece and one value. One value per line is the common case, and each line goes through orjson;
+other values are delimited by their brackets. ijson would replace this, but it parses each value into Python objects,
+while batches need the text of a value unchanged.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ from cortex.errors import SubmissionError
 
 _SPACE = re.compile(rb"[ \t\r\n]*+")
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-#: Up to the next bracket that is in no string.
+#: Up to the next bracket outside of strings.
 _TO_BRACKET = re.compile(rb'(?:[^"\[\]{}]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+[\[\]{}]', re.DOTALL)
 _WORD = re.compile(rb'[^ \t\r\n"\[\]{},:]++')
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-#: How files of gzip, zip, Parquet and Zstandard begin.
+#: First bytes of gzip, zip, Parquet and Zstandard files.
 PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"PAR1", b"\x28\xb5\x2f\xfd")
 _SHOWN_BEFORE, _SHOWN_AFTER = 30, 50
 
 
 class JsonStream:
-    """Takes one file's content piece by piece and returns the values in it, each as JSON without line breaks."""
+    """Splits one file's content, given piece by piece, into values, each as JSON without line breaks."""
 
     def __init__(self, name: str, max_value_bytes: int) -> None:
         self._name = name
         self._max_value_bytes = max_value_bytes
         self._rest = b""
         self._position = 0  #: of `_rest` in the file
-        #: Of the value that `_rest` begins with: how many brackets are open, and how far they were counted.
+        #: Of the value at the beginning of `_rest`: number of open brackets, and the position up to which it counts.
         self._depth = 0
         self._counted = 0
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Return the values that end in this piece. Raises: SubmissionError, saying where there is none."""
+        """Return the values that end in this piece. Raises: SubmissionError with the position of invalid JSON."""
         data = self._rest + piece if self._rest else piece
         if not self._position:
             if BYTE_ORDER_MARK.startswith(data[:3]) and len(data) < 3:
@@ -61,7 +62,7 @@ class JsonStream:
         return self._within_limit(values)
 
     def end(self) -> list[bytes]:
-        """Return the last value, if there was nothing after it that ended it. Raises: as `feed`."""
+        """Return the last value if only the end of the file ends it. Raises: as `feed`."""
         data, values = self._rest, list[bytes]()
         begin = self._take_all(data, 0, values, is_last=True)
         self._rest = data[begin:]
@@ -77,9 +78,9 @@ class JsonStream:
         return values
 
     def _take_lines(self, data: bytes, begin: int, cut: int, values: list[bytes]) -> tuple[int, bool]:
-        """Take lines for as long as each is a value; return where that ends, and whether it does before `cut`.
+        """Take lines while each is a value; return the position after them, and True if it is before `cut`.
 
-        A value of several lines can't be mistaken: its first line is none.
+        The first line of a value of several lines is not a value, so such values cannot be confused.
         """
         raw = data[begin:cut].split(b"\n")
         may_be_blank = b"\r" in data or b"\n\n" in data or not raw[0] or not raw[-1]
@@ -95,7 +96,7 @@ class JsonStream:
         return taken, taken <= cut
 
     def _take_all(self, data: bytes, begin: int, values: list[bytes], *, is_last: bool = False) -> int:
-        """Take values until one has no end; return where it begins."""
+        """Take values until one is incomplete; return the position where it begins."""
         while True:
             begin = self._after_space(data, begin)
             if begin == len(data):
@@ -106,7 +107,7 @@ class JsonStream:
                 return begin
 
     def _take(self, data: bytes, begin: int, values: list[bytes], *, is_last: bool = False) -> int:
-        """Take the value that begins here; return where it ends, or `begin` if that is not to be seen yet."""
+        """Take the value at `begin`; return the position after it, or `begin` if it is incomplete."""
         first = data[begin : begin + 1]
         if first in (b"{", b"["):
             end = self._end_of_container(data, begin)
@@ -149,13 +150,13 @@ class JsonStream:
         return found.end() if found else begin
 
     def _refuse_rest(self) -> None:
-        """Say what is wrong with a value that is too long, or has no end."""
+        """Raise the error for a value that is too long or incomplete."""
         rest = self._rest
         try:
             orjson.loads(rest)
         except orjson.JSONDecodeError as error:
             position = _byte_position(rest, error)
-            # At the very end it is only that there is no more of it.
+            # An error at the very end only means that the value is incomplete.
             if position < len(rest) - 4:
                 raise self._no_value(rest, position, reason(error), self._position) from None
         if len(rest) <= self._max_value_bytes:
@@ -172,12 +173,12 @@ class JsonStream:
     def _no_value(self, data: bytes, position: int, reason: str, start: int | None = None) -> SubmissionError:
         where = (self._position if start is None else start) + position
         if not self._position and data.startswith(PACKED):
-            reason = "the file is packed or binary; store it as plain JSON"
+            reason = "the file is compressed or binary; store it as plain JSON"
         return SubmissionError(f"{self._name}: invalid JSON at byte {where:,} ({shown(data, position)}): {reason}")
 
 
 def stripped(lines: Iterable[bytes]) -> list[bytes]:
-    """Return the lines that aren't blank, without the space around them."""
+    """Return the lines that aren't blank, without surrounding whitespace."""
     return list(filter(None, map(bytes.strip, lines)))
 
 
@@ -193,7 +194,7 @@ def count_good(lines: Sequence[bytes]) -> int:
 
 
 def on_one_line(value: bytes) -> bytes:
-    """Return a valid JSON value without line breaks; they can't be inside of its strings."""
+    """Return a valid JSON value without line breaks, which never occur inside its strings."""
     if b"\n" in value:
         value = b"".join(map(bytes.strip, value.split(b"\n")))
     return value.replace(b"\r", b" ")
@@ -207,13 +208,13 @@ def _byte_position(value: bytes, error: orjson.JSONDecodeError) -> int:
 
 
 def reason(error: orjson.JSONDecodeError) -> str:
-    """Say why something is no JSON."""
+    """Return the reason why something is not JSON."""
     text = error.msg.partition(": line ")[0]
     return "it is no UTF-8" if "UTF-8" in text else text
 
 
 def shown(data: bytes, position: int) -> str:
-    """Return what is around a position, in one line of a few words."""
+    """Return the text around a position, on one line."""
     begin, end = max(position - _SHOWN_BEFORE, 0), position + _SHOWN_AFTER
     text = data[begin:end].decode(errors="replace")
     plain = "".join(letter if letter.isprintable() else " " for letter in text)

@@ -1,4 +1,4 @@
-"""Request bodies, bounded while they come in: the only place that reads them in the operator."""
+"""Read request bodies in the operator with limits on each one and on all together."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from starlette.requests import Request
 
 from cortex.errors import BusyError, TooLargeError
 
-#: What all submissions together may hold in memory before they are stored. Uploads of lines hold next to nothing.
+#: Memory for the bodies of all submissions that are not stored yet. Uploads of lines need almost none.
 MAX_HELD_BYTES = 128 * 1024 * 1024
 
 
 class RequestMemory:
-    """What may be held of bodies at a time, over all requests; one that is alone may be larger."""
+    """Limit on the memory of all request bodies together; a single body may be larger."""
 
     def __init__(self, max_bytes: int = MAX_HELD_BYTES) -> None:
         self._max_bytes = max_bytes
         self._held = 0
 
     def share(self) -> MemoryShare:
-        """Return one request's part of it, a context manager that gives all back at its end."""
+        """Return one request's share, a context manager that releases it at its end."""
         return MemoryShare(self)
 
     def change(self, size_bytes: int, own: int) -> None:
-        """Hold so much more, or less, for one that has `own` already. Raises: BusyError."""
+        """Acquire memory (or release it, if negative) for a request that holds `own`. Raises: BusyError."""
         others = self._held - own
         if size_bytes > 0 and others and self._held + size_bytes > self._max_bytes:
-            raise BusyError("too many large submissions are coming in at once; try again")
+            raise BusyError("too many large submissions arrive at once; try again")
         self._held += size_bytes
 
 
 class MemoryShare:
-    """One request's part of `RequestMemory`."""
+    """One request's share of `RequestMemory`."""
 
     def __init__(self, memory: RequestMemory) -> None:
         self._memory = memory
         self._bytes = 0
 
-    def take(self, size_bytes: int) -> None:
-        """Hold so much more. Raises: BusyError."""
+    def acquire(self, size_bytes: int) -> None:
+        """Acquire more memory. Raises: BusyError."""
         self._memory.change(size_bytes, self._bytes)
         self._bytes += size_bytes
 
@@ -52,11 +52,11 @@ class MemoryShare:
 
 
 async def read_body(
-    request: Request, max_bytes: int, take: Callable[[int], None] = lambda _: None, fix: str = ""
+    request: Request, max_bytes: int, acquire: Callable[[int], None] = lambda _: None, fix: str = ""
 ) -> bytes:
-    """Read a body; `take` is told the size of each piece, before it is kept. `fix` is what to do about a larger one.
+    """Return the body of a request. `acquire` gets the size of each piece before it is kept.
 
-    Raises: TooLargeError as soon as it is known to be larger than `max_bytes`.
+    Raises: TooLargeError, with `fix` in its message, as soon as more than `max_bytes` are announced or received.
     """
     length = request.headers.get("content-length", "")
     size = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
@@ -67,7 +67,7 @@ async def read_body(
             total += len(piece)
             if total > max_bytes:
                 break
-            take(len(piece))
+            acquire(len(piece))
             pieces.append(piece)
     if max(size, total) > max_bytes:
         raise TooLargeError(f"the body is larger than {max_bytes} bytes{f'; {fix}' if fix else ''}")

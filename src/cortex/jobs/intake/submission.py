@@ -36,18 +36,18 @@ from cortex.jobs.spec import (
 
 T = TypeVar("T")
 
-#: Levels of maps and lists in what is kept with a job; far below where Python's recursion ends.
+#: Maximum nesting of maps stored with a job, far below Python's recursion limit.
 MAX_DEPTH = 100
-#: Workers get it with each job, and it is read again whenever the job is looked at.
+#: Maximum size of a map as JSON: every worker of the job gets it, and every query of the job parses it.
 MAX_MAP_BYTES = 1024 * 1024
-#: A list of paths may have ten thousand mistakes; nobody reads more of them than this.
+#: Maximum number of wrong elements of a list that an error names.
 _SHOWN_ELEMENTS = 10
 
 
 class SubmissionFields:
-    """The fields of one map. Reading one that is wrong adds to `problems` and returns None.
+    """The fields of one map. Reading a wrong field adds to `problems` and returns None.
 
-    `name` is where the map is (`item_list`), empty for the whole body. Fields that are null were not given.
+    `name` is the path of the map (`item_list`), empty for the whole body. A field that is null is missing.
     """
 
     def __init__(self, data: Mapping[str, object], problems: list[str], name: str = "") -> None:
@@ -60,7 +60,7 @@ class SubmissionFields:
         return self.data.get(key) is not None
 
     def read(self, key: str, reader: Callable[[object], T], fix: str) -> T | None:
-        """Return a field's value, None if it isn't given; `fix` is what to write instead of a wrong one."""
+        """Return a field's value, None if it is missing; `fix` tells how to correct a wrong one."""
         value = self.data.get(key)
         if value is None:
             return None
@@ -73,7 +73,7 @@ class SubmissionFields:
             return None
 
     def require(self, key: str, reader: Callable[[object], T], fix: str) -> T | None:
-        """Return the value of a field that must be given."""
+        """Return the value of a required field."""
         if key not in self:
             self.lacks_something = True
             self.add(key, "cannot be null" if key in self.data else "must be defined", fix)
@@ -88,7 +88,7 @@ class SubmissionFields:
         return None if found is None else SubmissionFields(found, self.problems, self.path(key))
 
     def add(self, key: str, message: str, fix: str) -> None:
-        """Note a mistake."""
+        """Add a problem."""
         self.problems.append(f"{self.path(key)}: {message}; {fix}")
 
     def path(self, key: str) -> str:
@@ -96,7 +96,7 @@ class SubmissionFields:
         return f"{self._name}.{key}" if self._name else key
 
     def name_misspelt(self, known: Iterable[str]) -> None:
-        """Note the unknown keys that nearly are ones we know."""
+        """Add a problem for each unknown key that resembles a known one."""
         names = set(known)
         for key in self.data:
             meant = None if key in names else nearest(key, names)
@@ -105,7 +105,7 @@ class SubmissionFields:
 
 
 def integer(at_least: int, at_most: int) -> Callable[[object], int]:
-    """Make a reader of an integer in a range."""
+    """Return a reader of an integer in a range."""
 
     def read(value: object) -> int:
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
@@ -144,7 +144,7 @@ def a_map(value: object) -> dict[str, Any]:
 
 
 def a_flat_map(value: object) -> dict[str, Any]:
-    """Read a map that every part of cortex can walk through: one of a bounded depth and size."""
+    """Read a map of bounded depth and size."""
     found = a_map(value)
     level: list[Any] = [found]
     for _ in range(MAX_DEPTH):
@@ -161,7 +161,7 @@ def a_flat_map(value: object) -> dict[str, Any]:
 
 
 def text(value: object) -> str:
-    """Read a string with something in it, without what no address or path has."""
+    """Read a non-empty string without characters that are invalid in paths and URLs."""
     if not isinstance(value, str):
         raise problem(f"must be a string (got {quote(value)})")
     if not value.strip():
@@ -172,7 +172,7 @@ def text(value: object) -> str:
 
 
 def a_list(of: Callable[[object], T], least: int = 0) -> Callable[[object], list[T]]:
-    """Make a reader of a list; mistakes in it name their positions, the first few of them."""
+    """Return a reader of a list; problems name the positions of the first wrong elements."""
 
     def read(value: object) -> list[T]:
         if not isinstance(value, list):
@@ -196,7 +196,7 @@ def a_list(of: Callable[[object], T], least: int = 0) -> Callable[[object], list
 
 
 def from_text(value: str) -> object:
-    """Return what a value of a query means: JSON if it is any, else the text itself."""
+    """Return the value of a query parameter: parsed if it is JSON, otherwise the text itself."""
     try:
         return json.loads(value, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -220,7 +220,7 @@ _OPTIONS = (
     "sqs_dead_letter_queue",
 )
 _FILE_FIELDS = ("s3_paths", "paths", "includes", "excludes", "batch_size")
-#: Options of an upload that are text; all others are JSON.
+#: Options of an upload that are text; the others are JSON.
 _TEXTS = frozenset({"output", "webhook"})
 _WORKERS = integer(1, 10_000), 'write "workers": 1'
 _MAX_BATCH_SIZE = 2**31 - 1
@@ -234,15 +234,15 @@ _REMOTE = re.compile(r"(?:s3|gs)://[A-Za-z0-9][A-Za-z0-9._-]*(?:/.*)?", re.DOTAL
 
 @dataclass(frozen=True)
 class SubmissionLimits:
-    """How large a submission may be; an API's `networking` says so."""
+    """Limits of a submission, from the API's `networking`."""
 
     max_body_bytes: int = 10 * 1024 * 1024
     max_batch_bytes: int = 256_000
-    is_task: bool = False  #: it is one of a TaskAPI, which has no items
+    is_task: bool = False  #: the API is a TaskAPI, whose jobs have no items
 
 
 def parse_submission(data: bytes | Mapping[str, Any], limits: SubmissionLimits) -> Submission:
-    """Read the body of a submission. Raises: SubmissionError."""
+    """Parse the body of a submission to a BatchAPI. Raises: SubmissionError."""
     body = SubmissionFields(load(data, limits, _EXAMPLE) if isinstance(data, bytes) else data, [])
     options = _options(body)
     source = _source(body)
@@ -250,7 +250,7 @@ def parse_submission(data: bytes | Mapping[str, Any], limits: SubmissionLimits) 
 
 
 def parse_upload(query: Mapping[str, str], limits: SubmissionLimits) -> Submission:
-    """Read the options of a submission whose items follow as lines of JSON. Raises: SubmissionError."""
+    """Parse the options of an upload, whose items follow as lines of JSON. Raises: SubmissionError."""
     given = {key: value if key in _TEXTS else from_text(value) for key, value in query.items()}
     body = SubmissionFields(given, [])
     options = _options(body)
@@ -259,7 +259,7 @@ def parse_upload(query: Mapping[str, str], limits: SubmissionLimits) -> Submissi
 
 
 def check_workers(workers: int) -> None:
-    """Check the workers of a job that is run again. Raises: SubmissionError for what a submission can't have."""
+    """Validate the number of workers of a retried job. Raises: SubmissionError."""
     body = SubmissionFields({"workers": workers}, [])
     body.read("workers", *_WORKERS)
     if body.problems:
@@ -277,7 +277,7 @@ def _finish(
 
 
 def load(data: bytes, limits: SubmissionLimits, example: str) -> Mapping[str, Any]:
-    """Read a body as the map that it must be, `example` being one. Raises: SubmissionError."""
+    """Parse a body that must be a map such as `example`. Raises: SubmissionError."""
     if len(data) > limits.max_body_bytes:
         lines = ", or send the items as lines of JSON with the content type application/x-ndjson"
         raise SubmissionError(
@@ -309,7 +309,7 @@ def _is_json(line: bytes) -> bool:
 
 
 def _options(body: SubmissionFields) -> JobOptions:
-    """Read how a job is run; what is wrong is in `body.problems` then, and something else in the result."""
+    """Read the options. Wrong ones are added to `body.problems` and replaced by a default."""
     workers = body.require("workers", *_WORKERS)
     queue_fix = 'write "sqs_dead_letter_queue": {"arn": "…", "max_receive_count": 3}'
     queue = body.section("sqs_dead_letter_queue", queue_fix, a_flat_map)
@@ -336,12 +336,12 @@ def _options(body: SubmissionFields) -> JobOptions:
 
 
 def timeout_of(body: SubmissionFields) -> int | None:
-    """Read how long the whole job may take, in seconds."""
+    """Read the timeout of the whole job, in seconds."""
     return body.read("timeout", integer(1, _MAX_SECONDS), 'write a number of seconds, such as "timeout": 3600')
 
 
 def webhook_of(body: SubmissionFields) -> str | None:
-    """Read the address that is told when the job is over."""
+    """Read the URL of the webhook."""
     return body.read("webhook", _webhook, 'write "webhook": "https://host/path"')
 
 
@@ -416,17 +416,17 @@ def _glob(value: object) -> str:
     try:
         to_regex(pattern)
     except GlobError as error:
-        raise problem(f"{quote(pattern)} is no glob", str(error)) from None
+        raise problem(f"{quote(pattern)} is not a valid glob", str(error)) from None
     return pattern
 
 
 def _path(value: object) -> str:
-    """Read a prefix: `s3://…`, `gs://…`, or an absolute local path, which comes back without `..` and the like."""
+    """Read a prefix: `s3://…`, `gs://…`, or an absolute local path, which is normalized."""
     path = text(value)
     if path.startswith("/"):
         normal = posixpath.normpath(path).strip("/")
         if not normal:
-            raise problem(f"{quote(path)} is the whole file system", "write the folder that is meant")
+            raise problem(f"{quote(path)} is the whole file system", "write the path of a folder")
         return f"/{normal}{'/' if path.endswith('/') else ''}"
     if _REMOTE.fullmatch(path):
         return path
@@ -438,7 +438,7 @@ def _path(value: object) -> str:
     if scheme == "file" and rest.startswith("/"):
         raise problem(f"{quote(path)} is not a valid path", f"write {quote(rest)}")
     if scheme in ("s3", "gs"):
-        what = "has a bucket that none can be named" if rest.strip("/") else "names no bucket"
+        what = "has an invalid bucket name" if rest.strip("/") else "has no bucket"
         raise problem(f"{quote(path)} {what}", f'write "{scheme}://bucket/folder/"')
     raise problem(f"{quote(path)}: {scheme}:// is not supported", "use s3://, gs:// or an absolute local path")
 
@@ -448,7 +448,7 @@ def _output(value: object) -> str:
 
 
 def _webhook(value: object) -> str:
-    """Read an address. It may hold a secret, so no message shows it."""
+    """Read a URL, which no message contains, since it may be a secret."""
     url = text(value)
     fix = 'write "webhook": "https://host/path"'
     try:
@@ -465,12 +465,12 @@ _TASK_EXAMPLE = '{"config": {"key": "value"}, "timeout": 3600}'
 
 
 def parse_body(data: bytes | Mapping[str, Any], limits: SubmissionLimits) -> Submission:
-    """Read a submission to an API of any kind that runs jobs. Raises: SubmissionError."""
+    """Parse a submission to a BatchAPI or TaskAPI. Raises: SubmissionError."""
     return parse_task(data, limits) if limits.is_task else parse_submission(data, limits)
 
 
 def parse_task(data: bytes | Mapping[str, Any], limits: SubmissionLimits) -> Submission:
-    """Read a submission to a TaskAPI; an empty body says that all is as in `cortex.yaml`. Raises: SubmissionError."""
+    """Parse a submission to a TaskAPI; an empty body means the options of `cortex.yaml`. Raises: SubmissionError."""
     if isinstance(data, bytes):
         data = load(data, limits, _TASK_EXAMPLE) if data.strip() else {}
     body = SubmissionFields(data, [])
@@ -479,7 +479,7 @@ def parse_task(data: bytes | Mapping[str, Any], limits: SubmissionLimits) -> Sub
         workers=1,
         config=body.read("config", a_flat_map, 'write "config": {"key": "value"}'),
         timeout_s=timeout_of(body),
-        # Once: what a task did before it failed is known to nobody but its user.
+        # Once by default: only the user can decide if a task that failed halfway may run again.
         max_attempts=body.read("max_attempts", integer(1, _MAX_ATTEMPTS), 'write "max_attempts": 1') or 1,
         webhook=webhook_of(body),
     )

@@ -19,17 +19,17 @@ def unpacked(*pieces: bytes) -> bytes:
 
 @given(
     content=st.lists(st.binary(max_size=2000), min_size=1, max_size=3),
-    is_packed=st.booleans(),
+    is_gzip=st.booleans(),
     size=st.integers(1, 300),
     zeros=st.integers(0, 3),
 )
 def test_any_pieces_of_any_archives_give_what_was_packed(
-    content: list[bytes], is_packed: bool, size: int, zeros: int
+    content: list[bytes], is_gzip: bool, size: int, zeros: int
 ) -> None:
     plain = b"".join(content)
-    data = b"".join(map(gzip.compress, content)) + b"\0" * zeros if is_packed else b"[" + plain
+    data = b"".join(map(gzip.compress, content)) + b"\0" * zeros if is_gzip else b"[" + plain
     pieces = [data[start : start + size] for start in range(0, len(data), size)]
-    assert unpacked(*pieces) == (plain if is_packed else data)
+    assert unpacked(*pieces) == (plain if is_gzip else data)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x1f", b"1", b"{}\n"])
