@@ -20,7 +20,7 @@ ANSWERING   in the user's code; response partly sent       connection closed    
 DRAINING    done; the client has yet to read the response  connection closed             -
 AGAIN       journalled; runs again in the next process     again                         -
 
-"Again" applies to processes that batch: their requests are journalled (`replica/request_journal.py`), so the next
+"Again" applies to processes that batch: their requests are journalled (`replica/shared_state.py`), so the next
 process can run them, grouped by `batch_bisection`. READING and DRAINING for two ticks in a row means that only a slow
 client holds the connection: its call slot is lent to another request.
 """

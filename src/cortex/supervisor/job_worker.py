@@ -19,8 +19,8 @@ from cortex.jobs.http.wire import RenewalRequest, write_renew
 from cortex.jobs.spec import batch_id
 from cortex.lifecycle import ProcessState
 from cortex.replica.channel import Channel
-from cortex.replica.jobs.shared_state import JobCells
-from cortex.replica.jobs.worker import run_job_worker
+from cortex.replica.jobs.job_worker import run_job_worker
+from cortex.replica.jobs.shared_state import SharedJobState
 from cortex.replica.spec import KEPT_DEATHS, Death, ProcessStatus, ReplicaSpec
 from cortex.supervisor.exit_reasons import timed_out
 from cortex.supervisor.process_slot import EXIT_S, Fork, ProcessSlot
@@ -38,7 +38,7 @@ class JobWorker(ProcessSlot):
     def __init__(self, spec: ReplicaSpec, index: int, fork: Fork, clock_ns: Callable[[], int] = time.monotonic_ns):
         super().__init__(spec, index, fork)
         self.slots = 1
-        self._cells = JobCells()
+        self._cells = SharedJobState()
         self._clock_ns = clock_ns
         self._renewal = _LeaseRenewal(spec)
         self._deaths: deque[Death] = deque(maxlen=KEPT_DEATHS)

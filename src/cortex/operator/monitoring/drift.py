@@ -3,7 +3,7 @@
 The statistic is the population stability index (PSI), the sum of (p - q) ln(p / q) over bins. Without drift it is
 distributed as (1/n + 1/m) times a chi-square variable with (bins - 1) degrees of freedom, for a window of n and a
 baseline of m predictions. This gives the threshold that chance exceeds at a given rate. Counts are by category: the
-name of a class, or the number of a bucket (`replica/prediction_series.py`) as text.
+name of a class, or the number of a bucket (`replica/tracker.py`) as text.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class MetricTotals:
             self._end(Path(spec.metrics_dir).name)
 
     def of(self, api: str) -> dict[str, float]:
-        """Return an API's numbers by the keys of `replica.series`; counters never decrease."""
+        """Return an API's numbers by the keys of `replica.metrics`; counters never decrease."""
         with self._lock:
             folded = self._store.folded()
             names = [name for name in self._names_of(api) if name not in folded]

@@ -152,7 +152,7 @@ def _replica_points(api: str, state: ApiState) -> Iterator[MetricPoint]:
 
 
 def series_points(api: str, numbers: Mapping[str, float]) -> Iterator[MetricPoint]:
-    """Yield the lines of the series counted by an API's processes; `numbers` has the keys of `replica.series`."""
+    """Yield the lines of the series counted by an API's processes; `numbers` has the keys of `replica.metrics`."""
     buckets: dict[tuple[str, Labels], dict[float, float]] = {}
     sums: dict[tuple[str, Labels], float] = {}
     for key, value in numbers.items():

@@ -1,23 +1,23 @@
-"""How many batches a worker leases at once: about a quarter of a second of work. Pure."""
+"""Size of the next lease: about a quarter of a second of work. Pure."""
 
 from __future__ import annotations
 
 MAX_BATCHES = 512
 _LEASE_WORK_S = 0.25
-#: A lease is at most so many times as large as the one before: the first batches say little of the next.
+#: Maximum growth from one lease to the next, because the first batches may not be representative.
 _GROWTH = 16
 _WEIGHT = 0.5
 
 
-class Pace:
-    """Follows the speed of one job on one worker."""
+class LeaseSizer:
+    """Measures the speed of a job on this worker."""
 
     def __init__(self) -> None:
         self._batch_s: float | None = None
         self._last = 1
 
     def record(self, batches: int, seconds: float) -> None:
-        """Learn how long some batches took."""
+        """Record how long a number of batches took."""
         if batches:
             newest = seconds / batches
             self._batch_s = newest if self._batch_s is None else self._batch_s + _WEIGHT * (newest - self._batch_s)
@@ -32,8 +32,8 @@ class Pace:
         return int(max(1, min(wanted, MAX_BATCHES, self._last * _GROWTH)))
 
     def is_quick(self, batches: int) -> bool:
-        """Tell whether so many are done soon: then the next lease is fetched meanwhile.
+        """Return whether this many batches end soon, so that the next lease is fetched meanwhile.
 
-        Else it would keep batches from other workers that have nothing to do.
+        An early lease of slow batches would withhold them from idle workers.
         """
         return self._batch_s is not None and self._batch_s * batches <= 2 * _LEASE_WORK_S

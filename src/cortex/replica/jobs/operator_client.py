@@ -1,57 +1,431 @@
-"""A worker's line to the operator: HTTP over its unix socket, one request at a time. It knows no jobs."""
+"""A job worker's client of the operator: acquire, renew and report leases over HTTP on the operator's unix socket.
+
+    join ──> job ──> exchange: reports ──>, <── lease ──> … ──> done, or the completion hook
+                     renew: all leases held, three times per lease duration
+
+A thread makes the requests while the main thread runs user code. If the operator is down, the worker continues with its
+leases and reports once the operator is back.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 
+from cortex.jobs.http import wire
+from cortex.jobs.spec import Assignment, ExchangeReply, StopSignal
+from cortex.replica.jobs.lease_sizer import LeaseSizer
+from cortex.replica.jobs.shared_state import SharedJobState
+from cortex.replica.jobs.unacknowledged_reports import ActiveLease, BatchOutcome, PendingReport, ReportQueue
+from cortex.replica.request_log import write_log
 from cortex.replica.spec import ReplicaSpec
 
-#: A connection that was silent for longer may be about to be closed by the operator: a new one is made.
+#: The main thread waits while more than this has not been acknowledged.
+MAX_WAITING_BYTES = 16 * 1024 * 1024
+_LEASE_BYTES = 1024 * 1024
+#: Maximum duration of a long poll, and of any other request.
+_WAIT_S = 20.0
+_ANSWER_S = 10.0
+#: Minimum interval between requests that return nothing.
+_PAUSE_S = 0.2
+_FIRST_BACK_OFF_S, _MAX_BACK_OFF_S = 0.02, 1.0
+_RENEWALS_PER_LEASE = 3
+#: How long an ending process tries to send its last report.
+_LAST_REPORT_S = 1.0
+_UNKNOWN = (401, 403, 404)
+#: An idle connection is replaced after this time, before the operator closes it.
 _KEEP_S = 2.0
 _CONNECT_S = 2.0
-#: Answers that will be the same next time.
+#: Statuses for which a retry is pointless.
 _FINAL = (400, 401, 403, 404, 409, 413)
 
 
-class AwayError(Exception):
-    """There is no answer. `may_have_arrived` tells whether what was sent may have been taken all the same."""
+class NoResponseError(Exception):
+    """No response. `may_have_arrived`: the operator may have processed the request nevertheless."""
 
     def __init__(self, reason: object, may_have_arrived: bool) -> None:
         super().__init__(str(reason))
         self.may_have_arrived = may_have_arrived
 
 
-class RefusedError(Exception):
-    """The operator wants nothing of this, now or later."""
+class RequestRejectedError(Exception):
+    """The operator rejected the request, and a retry is pointless."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"{status}: {text}")
         self.status = status
 
 
-class OperatorLine:
-    """Posts for one thread; any other may `interrupt`."""
+@dataclass(frozen=True)
+class CompletionHook:
+    """A call of `on_job_complete`, leased to this worker."""
+
+    token: str
+
+
+class LeaseClient:
+    """Exchanges leases and reports with the operator, on a thread beside the main thread, which runs user code.
+
+    `stop` may be called from any thread, the other public methods from the main thread.
+    """
+
+    def __init__(self, spec: ReplicaSpec, cells: SharedJobState, clock: Callable[[], float] = time.monotonic) -> None:
+        self.has_been_dismissed = False  #: by the operator: no replacement process is needed
+        self._line = OperatorConnection(spec)
+        self._cells = cells
+        self._clock = clock
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="cortex-jobs", daemon=True)
+        self._turn = threading.Condition()
+        self._is_ending = False
+        self._main_is_done = False
+        self._is_idle = False  #: the main thread waits for work
+        self._job: Assignment | None = None
+        self._is_given = True  #: the main thread has received the job
+        self._back_off_s = _FIRST_BACK_OFF_S
+        self._enter_job()
+
+    def _enter_job(self) -> None:
+        self._is_open = False  # the user's object has been constructed
+        self._is_over = False
+        self._pace = LeaseSizer()
+        self._queue: deque[ActiveLease] = deque()
+        self._held: dict[str, ActiveLease | CompletionHook] = {}
+        self._current: ActiveLease | None = None
+        self._asked_in_vain = False
+        self._may_ask_at = 0.0
+        self._renew_at = 0.0
+        self._hook: CompletionHook | None = None
+        self._hook_done: wire.HookReport | None = None
+        self._outbox = ReportQueue()
+        self._must_renew = False  # a lease may have been granted in a lost response; a renewal lists all leases held
+
+    # The main thread's side.
+
+    def start(self) -> None:
+        """Start the thread, which requests a job."""
+        self._thread.start()
+
+    @property
+    def is_ending(self) -> bool:
+        """Return whether the current batch is the last one."""
+        return self._is_ending
+
+    def next_job(self) -> Assignment | None:
+        """Wait for a job; return None if this process has to end."""
+        with self._turn:
+            self._is_idle = True
+            self._turn.notify_all()
+            while self._is_given and not self._is_ending:
+                self._turn.wait()
+            self._is_idle = False
+            self._is_given = True
+            return None if self._is_ending else self._job
+
+    def open(self) -> None:
+        """Allow leases, after the user's object has been constructed."""
+        with self._turn:
+            self._is_open = True
+            self._is_idle = True
+            self._turn.notify_all()
+
+    def next_task(self) -> ActiveLease | CompletionHook | None:
+        """Wait for a lease or the completion hook; return None once the job has no more work."""
+        with self._turn:
+            self._is_idle = True
+            self._turn.notify_all()
+            while not self._is_ending:
+                if self._queue:
+                    self._current = self._queue.popleft()
+                    self._is_idle = self._asked_in_vain = False
+                    return self._current
+                if self._hook is not None and self._hook_done is None:
+                    self._is_idle = False
+                    return self._hook
+                if self._is_over:
+                    break
+                self._turn.wait()
+            return None
+
+    def done(self, done: BatchOutcome) -> None:
+        """Add the outcome of a batch; wait while too much has not been acknowledged."""
+        if not self._outbox.put(done):
+            return
+        with self._turn:
+            if self._outbox.note(done, self._clock()):
+                self._turn.notify_all()
+            while self._outbox.waiting_bytes > MAX_WAITING_BYTES and not self._is_ending:
+                self._turn.wait()
+
+    def work_done(self, batches: int, seconds: float) -> None:
+        """Record how long the main thread took for a lease."""
+        with self._turn:
+            self._pace.record(batches, seconds)
+
+    def hook_done(self, hook: CompletionHook, error: str | None, traceback: str) -> None:
+        """Report the outcome of `on_job_complete`."""
+        assert self._job is not None
+        with self._turn:
+            self._hook_done = wire.HookReport(self._pid, self._job.job_id, hook.token, error, traceback)
+            self._turn.notify_all()
+
+    def stop(self) -> None:
+        """Make `next_job` and `next_task` return None, so that the process ends after the current batch."""
+        with self._turn:
+            self._is_ending = True
+            self._turn.notify_all()
+        self._line.interrupt()
+
+    def finish(self) -> None:
+        """Send the remaining reports, within about a second."""
+        self.stop()
+        with self._turn:
+            self._main_is_done = True
+            self._turn.notify_all()
+        self._thread.join(2 * _LAST_REPORT_S)
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._is_ending:
+                self._join()
+                self._work()
+            self._wind_up()
+        except RequestRejectedError as error:
+            self.has_been_dismissed = error.status in _UNKNOWN
+            if error.status not in (*_UNKNOWN, 409):
+                self._die(f"the operator rejected a request of this worker: {error}")
+            self.stop()
+        except BaseException:  # the edge of the thread: without it the process would idle for ever
+            self._die(traceback.format_exc())
+
+    def _die(self, text: str) -> None:
+        write_log(f"{text}\n")
+        os._exit(1)
+
+    def _join(self) -> None:
+        while not self._is_ending:
+            asked_at = self._clock()
+            try:
+                answer = wire.parse_joined(self._line.post("join", wire.write_join(self._pid), *_patience(_WAIT_S)))
+            except (NoResponseError, wire.WorkerMessageError):
+                self._back_off()
+                continue
+            self._back_off_s = _FIRST_BACK_OFF_S
+            if isinstance(answer, StopSignal):
+                self._dismiss()
+            elif answer is None:
+                self._pause(asked_at + _PAUSE_S - self._clock())
+            else:
+                with self._turn:
+                    self._enter_job()
+                    self._cells.enter_job(answer.job_id, answer.lease_s)
+                    self._job, self._is_given = answer, False
+                    self._turn.notify_all()
+                return
+
+    def _work(self) -> None:
+        """Make requests for the main thread until the job is over for this worker, or the process ends."""
+        while (step := self._next_step()) is not None:
+            step()
+
+    def _next_step(self) -> Callable[[], None] | None:
+        """Wait until a request is due; return the method that makes it, None if the job is over."""
+        with self._turn:
+            while not self._main_is_done:
+                now = self._clock()
+                if self._must_renew or (self._held and now >= self._renew_at):
+                    return self._renew
+                if self._outbox.unanswered:
+                    return self._exchange
+                if self._hook_done is not None:
+                    return self._report_hook
+                due_at = self._outbox.due_at
+                if self._wants_lease(now) or (due_at is not None and (self._is_idle or now >= due_at)):
+                    return self._exchange
+                is_finished = self._is_idle and not self._queue and self._outbox.is_empty
+                if is_finished and (self._is_ending or self._is_over) and self._is_given:
+                    return None
+                times = [self._renew_at] if self._held else []
+                times += [] if due_at is None else [due_at]
+                times += [self._may_ask_at] if self._may_ask_at > now else []
+                self._turn.wait(max(min(times) - now, 0.0) if times else None)
+            return None
+
+    def _wants_lease(self, now: float) -> bool:
+        if not self._is_open or self._is_over or self._is_ending or self._queue or self._hook is not None:
+            return False
+        if self._is_idle:
+            return now >= self._may_ask_at
+        current = self._current
+        return not self._asked_in_vain and current is not None and self._pace.is_quick(len(current.lease.batches))
+
+    def _exchange(self) -> None:
+        """Send reports, and request a lease if one is wanted."""
+        assert self._job is not None
+        now = self._clock()
+        with self._turn:
+            wants = not self._outbox.unanswered and self._wants_lease(now)
+            outgoing = self._outbox.collect()
+            # No long poll while more reports wait than one body holds.
+            wait_s = _WAIT_S if wants and self._is_idle and self._outbox.due_at is None else 0.0
+            batches = self._pace.batches if wants else 0
+        reports = tuple(item.report() for item in outgoing)
+        asked = wire.ExchangeRequest(self._pid, self._job.job_id, reports, batches, _LEASE_BYTES, wait_s)
+        try:
+            answer = wire.parse_exchanged(self._line.post("exchange", wire.write_exchange(asked), *_patience(wait_s)))
+        except (NoResponseError, wire.WorkerMessageError) as error:
+            may_have_arrived = not isinstance(error, NoResponseError) or error.may_have_arrived
+            with self._turn:
+                self._outbox.failed(outgoing, may_have_arrived)
+                self._must_renew = self._must_renew or (wants and may_have_arrived)
+            self._back_off()
+            return
+        self._back_off_s = _FIRST_BACK_OFF_S
+        with self._turn:
+            self._outbox.answered(outgoing)
+            self._settle(outgoing, answer)
+            # Requests with reports return at once; an empty response to a long poll delays the next one.
+            self._take(answer, 0.0 if outgoing else wait_s, now)
+            self._turn.notify_all()
+        if answer.stop:
+            self._dismiss()
+
+    def _settle(self, outgoing: list[PendingReport], answer: ExchangeReply) -> None:
+        """Remove the leases that are reported completely, or lost."""
+        kept = set()
+        for item in outgoing:
+            if item.is_final:
+                self._held.pop(item.work.lease.token, None)
+            elif item.may_have_arrived:
+                kept.add(
+                    item.work.lease.token
+                )  # "lost" may mean that the first attempt arrived: the next report will show
+        self._lose(token for token in answer.lost if token not in kept)
+
+    def _lose(self, tokens: Iterable[str]) -> None:
+        for token in tokens:
+            work = self._held.pop(token, None)
+            if isinstance(work, ActiveLease):
+                work.is_lost = True
+        self._cells.hold(self._held)
+
+    def _take(self, answer: ExchangeReply, waited_s: float, asked_at: float) -> None:
+        now = self._clock()
+        if answer.lease is not None and answer.lease.batches:
+            self._hold(answer.lease.token, work := ActiveLease(answer.lease), now)
+            self._queue.append(work)
+        else:
+            self._asked_in_vain = True
+            self._may_ask_at = asked_at + _PAUSE_S if waited_s else 0.0
+        if answer.hook is not None:
+            self._hook = CompletionHook(answer.hook)
+            self._hold(answer.hook, self._hook, now)
+        self._is_over = self._is_over or (answer.is_done and answer.hook is None)
+
+    def _hold(self, token: str, what: ActiveLease | CompletionHook, now: float) -> None:
+        assert self._job is not None
+        if not self._held:
+            self._renew_at = now + self._job.lease_s / _RENEWALS_PER_LEASE
+            self._cells.tend(time.monotonic_ns())
+        self._held[token] = what
+        self._cells.hold(self._held)
+
+    def _renew(self) -> None:
+        assert self._job is not None
+        with self._turn:
+            tokens = tuple(self._held)
+        try:
+            body = wire.write_renew(wire.RenewalRequest(self._pid, tokens, is_all=True))
+            answer = wire.parse_renewed(self._line.post("renew", body, _ANSWER_S))
+        except (NoResponseError, wire.WorkerMessageError):
+            self._renew_at = self._clock() + _MAX_BACK_OFF_S
+            self._back_off()
+            return
+        self._must_renew = False
+        self._back_off_s = _FIRST_BACK_OFF_S
+        self._renew_at = self._clock() + self._job.lease_s / _RENEWALS_PER_LEASE
+        self._cells.tend(time.monotonic_ns())
+        with self._turn:
+            self._lose(answer.lost)
+        if answer.stop:
+            self._dismiss()
+
+    def _report_hook(self) -> None:
+        assert self._hook_done is not None
+        try:
+            self._line.post("hook", wire.write_hook(self._hook_done), _ANSWER_S)
+        except NoResponseError:
+            self._back_off()
+            return
+        except RequestRejectedError as error:
+            write_log(f"the operator rejected the outcome of on_job_complete: {error}\n")
+        with self._turn:
+            self._held.pop(self._hook_done.token, None)
+            self._cells.hold(self._held)
+            self._hook = self._hook_done = None
+            self._is_over = True
+            self._turn.notify_all()
+
+    def _wind_up(self) -> None:
+        """Send the last reports; batches that cannot be reported now run again on another worker."""
+        with self._turn:
+            while not self._main_is_done:
+                self._turn.wait()
+        give_up_at = self._clock() + _LAST_REPORT_S
+        while (self._hook_done or not self._outbox.is_empty) and self._clock() < give_up_at:
+            (self._report_hook if self._hook_done is not None else self._exchange)()
+        self._line.close()
+
+    def _dismiss(self) -> None:
+        self.has_been_dismissed = True
+        self.stop()
+
+    def _back_off(self) -> None:
+        self._pause(self._back_off_s)
+        self._back_off_s = min(2 * self._back_off_s, _MAX_BACK_OFF_S)
+
+    def _pause(self, seconds: float) -> None:
+        """Wait; only the end of the process interrupts it."""
+        until = self._clock() + seconds
+        with self._turn:
+            while (left := until - self._clock()) > 0 and not self._is_ending:
+                self._turn.wait(left)
+
+
+def _patience(wait_s: float) -> tuple[float, bool]:
+    """Return the timeout of a request, and whether `stop` may interrupt it."""
+    return wait_s + _ANSWER_S, wait_s > 0
+
+
+class OperatorConnection:
+    """HTTP over the operator's unix socket, one request at a time; any other thread may `interrupt`."""
 
     def __init__(self, spec: ReplicaSpec) -> None:
         self._path = spec.jobs_socket or ""
         self._prefix = f"/worker/{spec.id}/"
         self._headers = {"authorization": f"Bearer {spec.jobs_token}", "content-type": "application/json"}
-        self._connection: _UnixConnection | None = None
+        self._connection: _OperatorHttpConnection | None = None
         self._used_at = 0.0
         self._lock = threading.Lock()
         self._is_interrupted = False
-        self._waiting: _UnixConnection | None = None
+        self._waiting: _OperatorHttpConnection | None = None
 
     def post(self, name: str, body: bytes, timeout_s: float, may_interrupt: bool = False) -> bytes:
-        """Return the answer's body. Raises: AwayError, RefusedError."""
+        """Send a request and return the response body. Raises: NoResponseError, RequestRejectedError."""
         connection = self._open(timeout_s)
         with self._lock:
             if may_interrupt and self._is_interrupted:
-                raise AwayError("interrupted", may_have_arrived=False)
+                raise NoResponseError("interrupted", may_have_arrived=False)
             self._waiting = connection if may_interrupt else None
         try:
             connection.request("POST", self._prefix + name, body, self._headers)
@@ -59,49 +433,49 @@ class OperatorLine:
             answer = response.read()
         except (OSError, HTTPException) as error:
             self.close()
-            raise AwayError(error, may_have_arrived=True) from error
+            raise NoResponseError(error, may_have_arrived=True) from error
         finally:
             with self._lock:
                 self._waiting = None
         self._used_at = time.monotonic()
         if response.status in _FINAL:
-            raise RefusedError(response.status, answer[:1000].decode(errors="replace"))
+            raise RequestRejectedError(response.status, answer[:1000].decode(errors="replace"))
         if response.status != 200:
-            raise AwayError(f"the operator answered {response.status}", may_have_arrived=True)
+            raise NoResponseError(f"the operator answered {response.status}", may_have_arrived=True)
         return answer
 
     def interrupt(self) -> None:
-        """End the request that may be interrupted, now and from now on."""
+        """Abort the current interruptible request, and all later ones."""
         with self._lock:
             self._is_interrupted = True
             if self._waiting is not None:
-                with contextlib.suppress(OSError, AttributeError):  # it may be over at this very moment
+                with contextlib.suppress(OSError, AttributeError):  # it may have ended just now
                     self._waiting.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Hang up; the next request connects anew."""
+        """Close the connection; the next request opens a new one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    def _open(self, timeout_s: float) -> _UnixConnection:
+    def _open(self, timeout_s: float) -> _OperatorHttpConnection:
         if self._connection is not None:
             has_hung_up = self._connection.sock is None
             if has_hung_up or time.monotonic() - self._used_at > _KEEP_S:
                 self.close()
         if self._connection is None:
-            connection = _UnixConnection(self._path)
+            connection = _OperatorHttpConnection(self._path)
             try:
                 connection.connect()
             except OSError as error:
                 connection.close()
-                raise AwayError(error, may_have_arrived=False) from error
+                raise NoResponseError(error, may_have_arrived=False) from error
             self._connection = connection
         self._connection.sock.settimeout(timeout_s)
         return self._connection
 
 
-class _UnixConnection(HTTPConnection):
+class _OperatorHttpConnection(HTTPConnection):
     def __init__(self, path: str) -> None:
         super().__init__("operator")
         self._path = path

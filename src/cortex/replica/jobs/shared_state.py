@@ -1,7 +1,7 @@
-"""The shared memory in which a worker of jobs writes which batch it runs and which leases it holds.
+"""Memory that a job worker shares with its supervisor: the batch that runs, and the leases held.
 
-It survives the worker's death, so its supervisor knows which batch is to blame, and it can be read while the worker is
-stuck in C code and holds the interpreter lock.
+It survives the worker, so that the supervisor finds out which batch was running when it died. It can be read while the
+worker is stuck in C code and holds the interpreter lock.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ _NAME_START, _NAME_MAX_BYTES = _JOB_START + _JOB_MAX_BYTES, 64
 _TOKENS_START = _NAME_START + _NAME_MAX_BYTES
 _TOKENS_MAX_BYTES = _BYTES - _TOKENS_START
 _NS_PER_S = 1_000_000_000
-#: Where the process is, by `_PLACE`.
+#: Values of `_PLACE`.
 _BEFORE, _INSIDE, _AFTER = range(3)
 
 
-class JobCells:
-    """What one worker is at; times are those of the monotonic clock."""
+class SharedJobState:
+    """State of one job worker; times are monotonic."""
 
     def __init__(self) -> None:
         self._bytes = memoryview(mmap.mmap(-1, _BYTES))
         self._cells = self._bytes.cast("q")
 
     def clear(self) -> None:
-        """Forget the process before."""
+        """Reset the state before a new process starts."""
         self._bytes[:] = bytes(_BYTES)
 
-    # The worker writes.
+    # Written by the worker.
 
     def enter_job(self, job_id: str, lease_s: float) -> None:
-        """Say of which job the next batches are."""
+        """Set the job of the next batches."""
         data = job_id.encode()[:_JOB_MAX_BYTES]
         self._bytes[_JOB_START : _JOB_START + len(data)] = data
         self._cells[_JOB_BYTES] = len(data)
@@ -45,25 +45,25 @@ class JobCells:
         self._cells[_LEASE] = int(lease_s * _NS_PER_S)
 
     def begin(self, seq: int, deadline_ns: int = 0, timeout_ns: int = 0) -> None:
-        """Say that the user's code gets this batch now, and until when it may keep it (0: as long as it likes)."""
+        """Mark a batch as running until `deadline_ns`; 0: without a deadline."""
         cells = self._cells
         cells[_SEQ] = seq
         cells[_DEADLINE] = deadline_ns
         cells[_TIMEOUT] = timeout_ns
         cells[_PLACE] = _INSIDE
 
-    def call_it(self, name: str) -> None:
-        """Say how callers know the batch inside, where they know it."""
+    def set_name(self, name: str) -> None:
+        """Set the name by which callers know the running batch."""
         data = name.encode()[:_NAME_MAX_BYTES]
         self._bytes[_NAME_START : _NAME_START + len(data)] = data
         self._cells[_NAME_BYTES] = len(data)
 
     def end(self) -> None:
-        """Say that the batch is done."""
+        """Mark the batch as finished."""
         self._cells[_PLACE] = _AFTER
 
     def hold(self, tokens: Iterable[str]) -> None:
-        """Say which leases are held, all of them."""
+        """Set the tokens of all leases held."""
         data = b" ".join(token.encode() for token in tokens)
         if len(data) > _TOKENS_MAX_BYTES:
             data = data[:_TOKENS_MAX_BYTES].rpartition(b" ")[0]
@@ -72,10 +72,10 @@ class JobCells:
         self._cells[_TOKENS_BYTES] = len(data)
 
     def tend(self, now_ns: int) -> None:
-        """Say that the leases were renewed, or given, just now."""
+        """Set the time at which leases were last renewed or granted."""
         self._cells[_TENDED] = now_ns
 
-    # Its supervisor reads.
+    # Read by the supervisor.
 
     @property
     def inside(self) -> str:
@@ -89,7 +89,7 @@ class JobCells:
 
     @property
     def name(self) -> str:
-        """Return how callers know the batch that runs, or ran last; empty where they don't."""
+        """Return the name by which callers know the batch that runs, or ran last; empty if there is none."""
         return bytes(self._bytes[_NAME_START : _NAME_START + self._cells[_NAME_BYTES]]).decode(errors="replace")
 
     def _named(self) -> str:
@@ -99,26 +99,26 @@ class JobCells:
 
     @property
     def deadline_ns(self) -> int:
-        """Return when the batch inside has to be done; 0 if nothing says so, or none is inside."""
+        """Return the deadline of the running batch; 0 if it has none, or none is running."""
         return self._cells[_DEADLINE] if self._cells[_PLACE] == _INSIDE else 0
 
     @property
     def timeout_s(self) -> float:
-        """Return how long the batch inside was given."""
+        """Return the timeout of the running batch."""
         return self._cells[_TIMEOUT] / _NS_PER_S
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """Return the leases that are held."""
+        """Return the tokens of the leases held."""
         data = bytes(self._bytes[_TOKENS_START : _TOKENS_START + self._cells[_TOKENS_BYTES]])
         return tuple(data.decode(errors="replace").split())
 
     @property
     def lease_s(self) -> float:
-        """Return how long a lease holds without being renewed."""
+        """Return how long a lease is valid without a renewal."""
         return self._cells[_LEASE] / _NS_PER_S
 
     @property
     def tended_ns(self) -> int:
-        """Return when the worker last renewed its leases, or was given one."""
+        """Return when leases were last renewed or granted."""
         return self._cells[_TENDED]

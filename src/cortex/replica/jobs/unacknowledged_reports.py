@@ -1,4 +1,4 @@
-"""What a worker has done and the operator does not know yet. It knows nothing of threads and sockets."""
+"""Outcomes of batches that the operator has not acknowledged yet."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 
 from cortex.jobs.spec import BatchFailure, Lease, Report
 
-#: What is done is reported after so long at the latest.
+#: Outcomes are reported after this time at the latest …
 FLUSH_S = 0.2
-#: … and once so many bytes wait.
+#: … or once this many bytes wait.
 FLUSH_BYTES = 1024 * 1024
-#: One body holds about so much, or one batch's.
+#: Approximate maximum size of a report body, unless one batch is larger.
 _REPORT_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(eq=False)
-class Work:
-    """A lease that is worked through."""
+class ActiveLease:
+    """A lease whose batches are running."""
 
     lease: Lease
-    is_lost: bool = False  #: what is not done need not be done
+    is_lost: bool = False  #: its remaining batches are skipped
 
     @property
     def last(self) -> int:
@@ -29,10 +29,10 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """What became of one batch."""
+class BatchOutcome:
+    """Outcome of a batch."""
 
-    work: Work
+    work: ActiveLease
     seq: int
     seconds: float
     failure: BatchFailure | None = None
@@ -40,30 +40,30 @@ class Done:
 
     @property
     def size(self) -> int:
-        """Return about how many bytes it takes to tell, beyond next to none."""
-        told = len(self.failure.error) + len(self.failure.traceback) if self.failure else 0
-        return told + len(self.result) if self.result else told
+        """Return the approximate size in a report, in bytes."""
+        size = len(self.failure.error) + len(self.failure.traceback) if self.failure else 0
+        return size + len(self.result) if self.result else size
 
 
 @dataclass
-class Outgoing:
-    """A report on its way."""
+class PendingReport:
+    """A report that has not been acknowledged."""
 
-    work: Work
+    work: ActiveLease
     upto: int = -1
     failures: list[BatchFailure] = field(default_factory=list)
     results: list[tuple[int, bytes]] = field(default_factory=list)
     seconds: float = 0.0
     size: int = 0
-    may_have_arrived: bool = False  #: it was sent before, and nobody answered
+    may_have_arrived: bool = False  #: it was sent before, without a response
 
     @property
-    def is_whole(self) -> bool:
-        """Tell whether nothing of the lease is left after it."""
+    def is_final(self) -> bool:
+        """Return whether it covers the last batch of the lease."""
         return self.upto == self.work.last
 
-    def add(self, done: Done) -> None:
-        """Add the next batch of the same lease."""
+    def add(self, done: BatchOutcome) -> None:
+        """Add the outcome of the next batch of the lease."""
         self.upto = done.seq
         self.size += done.size
         if done.failure is not None:
@@ -74,28 +74,28 @@ class Outgoing:
             self.results.append((done.seq, done.result))
 
     def report(self) -> Report:
-        """Return what is sent."""
+        """Return the report to send."""
         token = self.work.lease.token
         return Report(token, self.upto, tuple(self.failures), tuple(self.results), self.seconds)
 
 
-class Outbox:
-    """Filled by the thread that works, emptied by the one that reports; all but `put` needs a lock that both share."""
+class ReportQueue:
+    """Queue of outcomes from the main thread to the reporting one; all methods except `put` need their common lock."""
 
     def __init__(self) -> None:
-        self.unanswered: list[Outgoing] = []  #: sent, but nobody answered
-        self.waiting_bytes = 0  #: of what was put and is not acknowledged
-        self._done: deque[Done] = deque()
+        self.unanswered: list[PendingReport] = []  #: sent, without a response
+        self.waiting_bytes = 0  #: size of all unacknowledged outcomes
+        self._done: deque[BatchOutcome] = deque()
         self._is_noted = False
         self._flush_at = 0.0
 
-    def put(self, done: Done) -> bool:
-        """Take what is done; tells whether `note` must be called for it."""
+    def put(self, done: BatchOutcome) -> bool:
+        """Add an outcome; return whether `note` must be called for it."""
         self._done.append(done)
         return not self._is_noted or done.failure is not None or done.result is not None
 
-    def note(self, done: Done, now: float) -> bool:
-        """See to it that what was put is reported in time; tells whether that time has changed."""
+    def note(self, done: BatchOutcome, now: float) -> bool:
+        """Schedule the report of an added outcome; return whether the time of the next report has changed."""
         self.waiting_bytes += done.size
         if not self._is_noted:
             self._is_noted = True
@@ -108,23 +108,23 @@ class Outbox:
 
     @property
     def due_at(self) -> float | None:
-        """Return when what waits has to be reported; None if nothing waits."""
+        """Return when the next report is due; None if no outcome waits."""
         return self._flush_at if self._is_noted else None
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether the operator knows everything."""
+        """Return whether every outcome has been acknowledged."""
         return not (self._done or self.unanswered or self._is_noted)
 
-    def collect(self) -> list[Outgoing]:
-        """Take what is to be sent next.
+    def collect(self) -> list[PendingReport]:
+        """Return the reports to send next.
 
-        What may have arrived before goes alone: only so the answer says what became of it.
+        Reports that may have arrived before are sent alone, so that the response shows whether they did.
         """
         if self.unanswered:
             return self.unanswered
-        self._is_noted = False  # first: what is put from here on is noted anew
-        outgoing: list[Outgoing] = []
+        self._is_noted = False  # first: outcomes added from here on call `note` again
+        outgoing: list[PendingReport] = []
         size = 0
         while self._done and size < _REPORT_BYTES:
             done = self._done.popleft()
@@ -132,20 +132,20 @@ class Outbox:
                 self.waiting_bytes -= done.size
                 continue
             if not outgoing or outgoing[-1].work is not done.work:
-                outgoing.append(Outgoing(done.work))
+                outgoing.append(PendingReport(done.work))
             outgoing[-1].add(done)
             size += done.size
         if self._done:
             self._is_noted, self._flush_at = True, 0.0
         return outgoing
 
-    def failed(self, outgoing: list[Outgoing], may_have_arrived: bool) -> None:
-        """Learn that there was no answer."""
+    def failed(self, outgoing: list[PendingReport], may_have_arrived: bool) -> None:
+        """Keep reports without a response, to send them again."""
         for item in outgoing:
             item.may_have_arrived |= may_have_arrived
         self.unanswered = outgoing
 
-    def answered(self, outgoing: list[Outgoing]) -> None:
-        """Learn that there was one."""
+    def answered(self, outgoing: list[PendingReport]) -> None:
+        """Remove acknowledged reports."""
         self.unanswered = []
         self.waiting_bytes -= sum(item.size for item in outgoing)

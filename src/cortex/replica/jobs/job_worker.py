@@ -1,6 +1,7 @@
-"""The job loop of a worker process: the user's class is made for a job and gets its batches, one after the other.
+"""The process that runs jobs: construct the user's class for a job and run its batches, one job after another.
 
-The main thread runs the user's code and nothing else; another (`job_link`) speaks with the operator.
+The main thread runs user code; a second thread communicates with the operator (`operator_client`). The supervisor's
+side is `supervisor.job_worker`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from cortex.lifecycle import ApiKind
 from cortex.predictor.batch import BatchCode, load_batch_code
 from cortex.processes.priority import enter_background
 from cortex.replica.channel import Channel
-from cortex.replica.jobs.job_run import JobRun
-from cortex.replica.jobs.lease_client import JobLink
-from cortex.replica.jobs.shared_state import JobCells
-from cortex.replica.jobs.workload_run import WorkloadRun
+from cortex.replica.jobs.job_run import JobRun, WorkloadRun
+from cortex.replica.jobs.operator_client import LeaseClient
+from cortex.replica.jobs.shared_state import SharedJobState
 from cortex.replica.spec import ReplicaSpec
 from cortex.replica.user_metrics import MetricsClient, metrics_client
 from cortex.replica.worker_process import (
@@ -34,16 +34,18 @@ from cortex.replica.worker_process import (
 _LOG_S = 2.0
 
 
-def run_job_worker(spec: ReplicaSpec, index: int, channel: Channel, cells: JobCells, models: ModelStart | None) -> int:
-    """Work through jobs until told to stop; returns the exit code."""
+def run_job_worker(
+    spec: ReplicaSpec, index: int, channel: Channel, cells: SharedJobState, models: ModelStart | None
+) -> int:
+    """Run jobs until stopped; return the exit code."""
     try:
         enter_project(spec, index)
         code = _load(spec, channel, models, metrics_client(spec, index, open_metrics(spec, index)))
-    except BaseException as error:  # the edge of the process: ours, or the user's beyond Exception
+    except BaseException as error:  # the edge of the process: our exceptions, or those of user code beyond Exception
         report_failure(channel, error)
         return 1
-    gc.freeze()  # models stay: no collection has to walk them
-    link = JobLink(spec, cells)
+    gc.freeze()  # models stay, so no collection has to traverse them
+    link = LeaseClient(spec, cells)
     loop = _JobLoop(channel, cells, link, code, WorkloadRun if spec.kind == ApiKind.ASYNC else JobRun)
     threading.Thread(target=_listen, args=(channel, link, loop.has_log), name="cortex-channel", daemon=True).start()
     link.start()
@@ -52,14 +54,14 @@ def run_job_worker(spec: ReplicaSpec, index: int, channel: Channel, cells: JobCe
     if link.has_been_dismissed and exit_code == 0:
         channel.send("leaving")
     run_exit_hooks()
-    enter_background()  # giving back the memory of big models takes a while
+    enter_background()  # freeing the memory of big models takes a while
     return exit_code
 
 
 def _load(spec: ReplicaSpec, channel: Channel, start: ModelStart | None, metrics: MetricsClient) -> BatchCode:
     if start is None or spec.models is None:
         return load_batch_code(spec, metrics=metrics)
-    from cortex.models.fetcher import AgentFetcher  # noqa: PLC0415 - others start sooner without
+    from cortex.models.fetcher import AgentFetcher  # noqa: PLC0415 - APIs without models start faster
     from cortex.models.memory_budget import configure_allocator  # noqa: PLC0415
 
     configure_allocator()
@@ -67,15 +69,15 @@ def _load(spec: ReplicaSpec, channel: Channel, start: ModelStart | None, metrics
     return load_batch_code(spec, start.catalogue, fetcher, ModelEvents(channel), metrics)
 
 
-def _listen(channel: Channel, link: JobLink, has_log: threading.Event) -> None:
-    """Take the supervisor's messages, on a thread of its own."""
+def _listen(channel: Channel, link: LeaseClient, has_log: threading.Event) -> None:
+    """Receive messages of the supervisor, on a thread of its own."""
     while True:
         try:
             received = channel.receive()
         except (ValueError, RecursionError):
-            continue  # the user's code wrote into a descriptor that is not its own
+            continue  # user code wrote to the descriptor of the channel
         if received is None:
-            os._exit(1)  # the supervisor is gone, and with it whoever could name our death
+            os._exit(1)  # without a supervisor nothing reports this process's death
         if received[0].get("kind") == "stop":
             link.stop()
         elif received[0].get("kind") == "log":
@@ -83,18 +85,20 @@ def _listen(channel: Channel, link: JobLink, has_log: threading.Event) -> None:
 
 
 class _JobLoop:
-    """One job after the other."""
+    """Runs one job after another."""
 
-    def __init__(self, channel: Channel, cells: JobCells, link: JobLink, code: BatchCode, run: type[JobRun]) -> None:
+    def __init__(
+        self, channel: Channel, cells: SharedJobState, link: LeaseClient, code: BatchCode, run: type[JobRun]
+    ) -> None:
         self._channel = channel
         self._cells = cells
         self._link = link
         self._code = code
         self._run = run
-        self.has_log = threading.Event()  #: the supervisor has changed over to the log of the job
+        self.has_log = threading.Event()  #: the supervisor writes to the log of the job now
 
     def run(self) -> int:
-        """Work until there is nothing to do for this process any more; returns the exit code."""
+        """Run jobs until none is left for this process; return the exit code."""
         while (job := self._link.next_job()) is not None:
             self._enter(job)
             try:
@@ -105,15 +109,15 @@ class _JobLoop:
             self._channel.send("ready", slots=1, shares_loop=False)
             self._link.open()
             self._run(job, bound, self._cells, self._link).run()
-            del bound  # what it holds should be gone before the next one is made
+            del bound  # free its memory before the next object is constructed
             gc.collect()
         return 0
 
     def _enter(self, job: Assignment) -> None:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # the user's code may have put anything there
+            with contextlib.suppress(Exception):  # user code may have replaced the streams
                 stream.flush()
         self.has_log.clear()
         if self._channel.send("log", path=job.log_path):
-            self.has_log.wait(_LOG_S)  # what is printed from here on belongs there
+            self.has_log.wait(_LOG_S)  # lines printed from here on belong to the job
         self._channel.send("constructing")

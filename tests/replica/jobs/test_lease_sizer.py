@@ -1,17 +1,17 @@
 from __future__ import annotations
 
-from cortex.replica.jobs.lease_sizer import MAX_BATCHES, Pace
+from cortex.replica.jobs.lease_sizer import MAX_BATCHES, LeaseSizer
 
 
-def after(*leases: tuple[int, float]) -> Pace:
-    pace = Pace()
+def after(*leases: tuple[int, float]) -> LeaseSizer:
+    pace = LeaseSizer()
     for batches, seconds in leases:
         pace.record(batches, seconds)
     return pace
 
 
 def test_first_lease_is_one_batch() -> None:
-    assert Pace().batches == 1
+    assert LeaseSizer().batches == 1
 
 
 def test_lease_is_about_a_quarter_of_a_second_of_work() -> None:
@@ -31,7 +31,7 @@ def test_a_lease_of_which_nothing_was_done_says_nothing() -> None:
 
 
 def test_more_is_fetched_ahead_only_if_what_is_there_is_soon_done() -> None:
-    assert not Pace().is_quick(1)
+    assert not LeaseSizer().is_quick(1)
     assert after((10, 0.1)).is_quick(50)
     assert not after((10, 0.1)).is_quick(100)
     assert not after((1, 0.6)).is_quick(1)

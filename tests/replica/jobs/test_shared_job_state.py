@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from cortex.replica.jobs.shared_state import HOOK, JobCells
+from cortex.replica.jobs.shared_state import HOOK, SharedJobState
 
 
 def test_batch_is_inside_from_its_beginning_to_its_end() -> None:
-    cells = JobCells()
+    cells = SharedJobState()
     assert (cells.inside, cells.after) == ("", "")
     cells.enter_job("7fff", 30)
     assert cells.after == ""
@@ -22,7 +22,7 @@ def test_batch_is_inside_from_its_beginning_to_its_end() -> None:
 
 
 def test_leases_are_known_with_how_long_they_hold() -> None:
-    cells = JobCells()
+    cells = SharedJobState()
     cells.enter_job("7fff", 0.5)
     cells.hold(["a" * 32, "b"])
     cells.tend(77)
@@ -33,14 +33,14 @@ def test_leases_are_known_with_how_long_they_hold() -> None:
 
 
 def test_more_leases_than_fit_are_cut_between_two() -> None:
-    cells = JobCells()
+    cells = SharedJobState()
     cells.hold(f"{number:064}" for number in range(100))
     assert cells.tokens == tuple(f"{number:064}" for number in range(len(cells.tokens)))
     assert len(cells.tokens) > 50
 
 
 def test_a_new_process_begins_with_nothing() -> None:
-    cells = JobCells()
+    cells = SharedJobState()
     cells.enter_job("7fff", 30)
     cells.begin(1)
     cells.hold(["a"])
