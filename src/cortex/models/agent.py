@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import itertools
 import os
 import resource
@@ -49,6 +48,7 @@ from cortex.models.protocol import (
 )
 from cortex.models.source_monitor import FILE_GRACE_S, LastCatalogues, SourceMonitor
 from cortex.models.spec import ModelSource
+from cortex.processes.filelock import LockHeldError, hold_lock
 from cortex.processes.priority import enter_background, leave_background
 from cortex.storage.client import is_remote
 from cortex.telemetry import Logger, configure
@@ -437,17 +437,12 @@ async def _run(home: Home, is_node: bool) -> None:
 @contextlib.contextmanager
 def only_one(home: Home) -> Iterator[None]:
     """Hold the home's lock, which the kernel releases at the end of the process; wait for an agent that is ending."""
-    deadline = time.monotonic() + _LOCK_TIMEOUT_S
-    with (home.run_dir / "models.lock").open("a+") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    print(f"error: a model agent already runs for {home.path}", file=sys.stderr, flush=True)
-                    sys.exit(ALREADY_RUNS)
-                time.sleep(0.05)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(hold_lock(home.run_dir / "models.lock", _LOCK_TIMEOUT_S))
+        except LockHeldError:
+            print(f"error: a model agent already runs for {home.path}", file=sys.stderr, flush=True)
+            sys.exit(ALREADY_RUNS)
         yield
 
 

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import IO
 
-_POLL_S = 0.1
+_POLL_S = 0.05
 
 
 class LockHeldError(Exception):
