@@ -1,4 +1,4 @@
-"""The engine of a cluster over real node agents: what it starts is hosted, followed, adopted, lost with its node."""
+"""The engine of a cluster with real node agents: hosting, following, adoption and loss of replicas."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ API = {
 
 @dataclass
 class Cluster:
-    """An operator's side of some nodes."""
+    """The operator's end of several nodes."""
 
     home: Home
     nodes: list[LocalNode]
@@ -184,7 +184,7 @@ def test_replicas_outlive_the_agent_of_their_node(home: Home, nodes: list[LocalN
     run(test())
 
 
-def test_replica_that_can_not_be_prepared_says_why(home: Home, nodes: list[LocalNode]) -> None:
+def test_a_replica_reports_why_its_preparation_failed(home: Home, nodes: list[LocalNode]) -> None:
     async def test() -> None:
         async with cluster(home, nodes) as made:
             spec = made.spec(model="missing.pkl")
@@ -200,7 +200,7 @@ def test_replica_that_can_not_be_prepared_says_why(home: Home, nodes: list[Local
     run(test())
 
 
-def test_what_is_too_large_for_every_node_waits_and_says_so(home: Home, nodes: list[LocalNode]) -> None:
+def test_a_replica_too_large_for_every_node_stays_pending_with_a_reason(home: Home, nodes: list[LocalNode]) -> None:
     async def test() -> None:
         async with cluster(home, nodes, cores=0.5) as made:
             spec = made.spec()
@@ -214,7 +214,7 @@ def test_what_is_too_large_for_every_node_waits_and_says_so(home: Home, nodes: l
     run(test())
 
 
-def test_cores_that_replicas_use_are_told(home: Home, nodes: list[LocalNode]) -> None:
+def test_nodes_report_cpu_usage(home: Home, nodes: list[LocalNode]) -> None:
     async def test() -> None:
         async with cluster(home, nodes) as made:
             spec = made.spec()
@@ -228,7 +228,7 @@ def test_cores_that_replicas_use_are_told(home: Home, nodes: list[LocalNode]) ->
     run(test())
 
 
-def test_replicas_of_a_node_that_falls_silent_are_given_up(home: Home, nodes: list[LocalNode]) -> None:
+def test_replicas_of_a_silent_node_are_removed_until_it_is_back(home: Home, nodes: list[LocalNode]) -> None:
     async def test() -> None:
         async with cluster(home, nodes) as made:
             specs = [made.spec(), made.spec()]
@@ -250,7 +250,7 @@ def test_replicas_of_a_node_that_falls_silent_are_given_up(home: Home, nodes: li
     run(test())
 
 
-def test_nodes_that_end_leave_no_numbers_behind(home: Home) -> None:
+def test_ended_nodes_leave_no_metrics_behind(home: Home) -> None:
     async def test(node: LocalNode) -> None:
         async with cluster(home, [node]) as made:
             spec = made.spec()

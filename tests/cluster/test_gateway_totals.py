@@ -1,4 +1,4 @@
-"""Totals of answers over gateways that come and go."""
+"""Totals of responses over gateways that come and go."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def totals(tmp_path: Path) -> GatewayTotals:
     return GatewayTotals(tmp_path / "totals.json")
 
 
-def test_nodes_add_up(totals: GatewayTotals) -> None:
+def test_totals_sum_all_nodes(totals: GatewayTotals) -> None:
     totals.add("n1", "x", told(a=3))
     totals.add("n2", "y", told(a=4, b=1))
     assert totals.of("a") == {2: 7}
@@ -27,20 +27,20 @@ def test_nodes_add_up(totals: GatewayTotals) -> None:
     assert totals.of("c") == {}
 
 
-def test_what_a_gateway_tells_late_or_again_changes_nothing(totals: GatewayTotals) -> None:
+def test_late_and_repeated_counters_change_nothing(totals: GatewayTotals) -> None:
     totals.add("n1", "x", told(a=3))
     totals.add("n1", "x", told(a=2))
     totals.add("n1", "x", {})
     assert totals.of("a") == {2: 3}
 
 
-def test_counts_that_begin_anew_come_on_top(totals: GatewayTotals) -> None:
+def test_counters_that_restart_are_added(totals: GatewayTotals) -> None:
     for counts, count in (("x", 3), ("y", 1), ("z", 0), ("z", 2)):
         totals.add("n1", counts, told(a=count))
     assert totals.of("a") == {2: 6}
 
 
-def test_the_next_operator_goes_on(totals: GatewayTotals, tmp_path: Path) -> None:
+def test_the_next_operator_continues_the_totals(totals: GatewayTotals, tmp_path: Path) -> None:
     totals.add("n1", "x", told(a=3))
     totals.add("n1", "y", told(a=1))
     totals.save()
@@ -51,14 +51,14 @@ def test_the_next_operator_goes_on(totals: GatewayTotals, tmp_path: Path) -> Non
     assert again.of("a") == {2: 5}
 
 
-def test_a_file_that_is_none_is_begun_anew(totals: GatewayTotals, tmp_path: Path) -> None:
+def test_an_invalid_file_is_replaced(totals: GatewayTotals, tmp_path: Path) -> None:
     for text in ("{", "[]", '{"n1": {}}', '{"n1": {"counts": "x", "newest": {"a": 1}, "before": {}}}'):
         (tmp_path / "totals.json").write_text(text)
         totals.load()
         assert totals.of("a") == {}
 
 
-def test_apis_that_are_gone_are_forgotten(totals: GatewayTotals) -> None:
+def test_totals_of_deleted_apis_are_dropped(totals: GatewayTotals) -> None:
     totals.add("n1", "x", told(a=3, b=2))
     totals.forget({"b"})
     assert (totals.of("a"), totals.of("b")) == ({}, {2: 2})

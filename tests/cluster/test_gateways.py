@@ -1,4 +1,4 @@
-"""Gateways on real node agents, with real HAProxy: what is in force where, and what goes on without whom."""
+"""Gateways on real node agents, with real HAProxy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def total(operator: Operator, api: str, kind: int = 2) -> int:
     return (await operator.fleet.stats())[api].responses.get(kind, 0)
 
 
-def test_one_table_is_in_force_at_all_gateways(home: Home, nodes: list[LocalNode]) -> None:
+def test_all_gateways_serve_the_same_table(home: Home, nodes: list[LocalNode]) -> None:
     async def scenario() -> None:
         async with site(home, nodes) as made, made.operator() as operator:
             first = await made.server("s1")
@@ -68,7 +68,7 @@ def test_one_table_is_in_force_at_all_gateways(home: Home, nodes: list[LocalNode
     run(scenario(), TIMEOUT_S)
 
 
-def test_each_gateway_takes_the_unix_socket_of_what_is_on_its_machine(home: Home, nodes: list[LocalNode]) -> None:
+def test_each_gateway_reaches_replicas_on_its_machine_by_unix_socket(home: Home, nodes: list[LocalNode]) -> None:
     async def scenario() -> None:
         async with site(home, nodes) as made:
             near = await Upstream(nodes[0].home.sockets_dir / "near").start()
@@ -89,7 +89,7 @@ def test_each_gateway_takes_the_unix_socket_of_what_is_on_its_machine(home: Home
     run(scenario(), TIMEOUT_S)
 
 
-def test_gateways_serve_without_operator_and_without_agent(home: Home, nodes: list[LocalNode]) -> None:
+def test_gateways_serve_without_operator_and_agent(home: Home, nodes: list[LocalNode]) -> None:
     async def scenario() -> None:
         async with site(home, nodes) as made:
             async with made.operator() as operator:
@@ -111,9 +111,7 @@ def test_gateways_serve_without_operator_and_without_agent(home: Home, nodes: li
     run(scenario(), TIMEOUT_S)
 
 
-def test_haproxy_that_dies_on_a_node_is_replaced_there_while_the_operator_is_away(
-    home: Home, nodes: list[LocalNode]
-) -> None:
+def test_an_agent_restarts_haproxy_while_the_operator_is_away(home: Home, nodes: list[LocalNode]) -> None:
     async def scenario() -> None:
         async with site(home, nodes) as made:
             async with made.operator() as operator:
@@ -135,7 +133,7 @@ def test_haproxy_that_dies_on_a_node_is_replaced_there_while_the_operator_is_awa
     run(scenario(), TIMEOUT_S)
 
 
-def test_a_silent_node_blocks_nothing_and_gets_the_newest_table_once_it_is_back(
+def test_a_silent_node_blocks_nothing_and_gets_the_newest_table_when_it_is_back(
     home: Home, nodes: list[LocalNode]
 ) -> None:
     async def scenario() -> None:
@@ -162,9 +160,7 @@ def test_a_silent_node_blocks_nothing_and_gets_the_newest_table_once_it_is_back(
     run(scenario(), TIMEOUT_S)
 
 
-def test_a_request_in_a_gateway_of_a_node_keeps_its_server_from_being_drained(
-    home: Home, nodes: list[LocalNode]
-) -> None:
+def test_a_server_with_a_request_from_a_nodes_gateway_is_not_drained(home: Home, nodes: list[LocalNode]) -> None:
     async def scenario() -> None:
         async with site(home, nodes) as made, made.operator() as operator:
             server = await made.server("s1")
@@ -219,7 +215,7 @@ def test_replacing_replicas_fails_no_request_through_the_gateway_of_a_node(home:
     run(scenario(), TIMEOUT_S)
 
 
-def test_totals_are_sums_that_never_go_back(home: Home, nodes: list[LocalNode]) -> None:
+def test_totals_never_decrease(home: Home, nodes: list[LocalNode]) -> None:
     async def scenario() -> None:
         async with site(home, nodes) as made:
             routes = table(backend("one", await made.server("s1")))
@@ -284,7 +280,7 @@ def test_jobs_reach_the_operator_through_the_gateway_of_a_node(home: Home, nodes
     run(scenario(), TIMEOUT_S)
 
 
-def test_lines_of_access_logs_come_from_all_gateways(home: Home, nodes: list[LocalNode]) -> None:
+def test_access_logs_of_all_gateways_are_merged(home: Home, nodes: list[LocalNode]) -> None:
     async def scenario() -> None:
         async with site(home, nodes) as made, made.operator() as operator:
             await operator.fleet.startup(table(backend("one", await made.server("s1"), access_log=True)))
@@ -314,7 +310,7 @@ def test_lines_of_access_logs_come_from_all_gateways(home: Home, nodes: list[Loc
     run(scenario(), TIMEOUT_S)
 
 
-def test_a_gateway_that_can_not_listen_is_told_of_and_blocks_nothing(home: Home, nodes: list[LocalNode]) -> None:
+def test_a_gateway_that_can_not_listen_is_reported_and_blocks_nothing(home: Home, nodes: list[LocalNode]) -> None:
     async def scenario() -> None:
         async with site(home, nodes) as made, made.operator() as operator:
             with socket.create_server((nodes[0].host, made.port)):
@@ -328,7 +324,7 @@ def test_a_gateway_that_can_not_listen_is_told_of_and_blocks_nothing(home: Home,
     run(scenario(), TIMEOUT_S)
 
 
-def test_the_next_operator_ends_gateways_that_are_not_wanted_any_more(home: Home, nodes: list[LocalNode]) -> None:
+def test_the_next_operator_ends_unwanted_gateways(home: Home, nodes: list[LocalNode]) -> None:
     async def scenario() -> None:
         async with site(home, nodes) as made:
             routes = table(backend("one", await made.server("s1")))
@@ -345,7 +341,7 @@ def test_the_next_operator_ends_gateways_that_are_not_wanted_any_more(home: Home
     run(scenario(), TIMEOUT_S)
 
 
-def test_an_operator_that_leads_no_more_is_not_obeyed(home: Home, nodes: list[LocalNode]) -> None:
+def test_commands_of_an_earlier_leader_are_refused(home: Home, nodes: list[LocalNode]) -> None:
     async def scenario() -> None:
         async with site(home, nodes) as made, made.operator(epoch=1) as old:
             server = await made.server("s1")
@@ -362,7 +358,7 @@ def test_an_operator_that_leads_no_more_is_not_obeyed(home: Home, nodes: list[Lo
     run(scenario(), TIMEOUT_S)
 
 
-def test_gateways_of_nodes_serve_the_certificate_and_the_next(
+def test_gateways_of_nodes_serve_the_certificate_and_its_replacement(
     home: Home, nodes: list[LocalNode], tmp_path: Path
 ) -> None:
     certificates = [write_pair(tmp_path, nodes[0].host, stem=f"c{number}") for number in range(2)]
@@ -386,7 +382,7 @@ def test_gateways_of_nodes_serve_the_certificate_and_the_next(
     run(scenario(), TIMEOUT_S)
 
 
-def test_what_a_node_remembers_is_for_its_owner_only(home: Home, nodes: list[LocalNode]) -> None:
+def test_saved_settings_of_a_node_are_readable_by_their_owner_only(home: Home, nodes: list[LocalNode]) -> None:
     async def scenario() -> None:
         async with site(home, nodes) as made, made.operator() as operator:
             await operator.fleet.startup(table(backend("one"), gateway_secret="5ec2e7"))

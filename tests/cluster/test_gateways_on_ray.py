@@ -1,4 +1,4 @@
-"""Gateways on nodes of a real Ray cluster: which nodes get one, and what they serve when whole machines are gone."""
+"""Gateways on nodes of a real Ray cluster, also while machines are gone."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ CONFIG = """
 
 
 def gateways(on_ray: OnRay) -> dict[str, str]:
-    """Return why gateways of nodes have not the newest routes, by node."""
+    """Return the reasons of gateways without the newest routes, by node."""
     return {each["node"]: each["reason"] for each in on_ray.cortex.status()["gateways"]}
 
 
 def ask(on_ray: OnRay, host: str) -> Any:
-    """Ask the API through the gateway at an address, in the way of somebody on another machine."""
+    """Send a request to the API through the gateway at an address, from another machine."""
     code = (
         "import sys, urllib.request as r;"
         "request = r.Request(sys.argv[1], b'21', {'content-type': 'application/json'});"
@@ -65,7 +65,7 @@ def test_gateways_of_nodes_outlive_the_machine_of_operator_and_head(tmp_path: Pa
             assert ask(on_ray, node.host) == {"twice": 42}
 
 
-def test_a_node_without_replicas_has_a_gateway_until_the_end(tmp_path: Path) -> None:
+def test_a_node_without_replicas_has_a_gateway_until_cortex_down(tmp_path: Path) -> None:
     with cluster_installation(nodes=1) as on_ray:
         cortex, node = on_ray.cortex, on_ray.cluster.nodes[0]
         cortex.down()

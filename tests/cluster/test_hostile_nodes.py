@@ -1,4 +1,4 @@
-"""What nodes may say, or leave unsaid, that no node of ours would: whoever follows them goes on."""
+"""Invalid and missing messages of nodes: the client of a node continues."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OPERATOR, NODE = CREDENTIALS.identity, node_identity(CREDENTIALS.for_nodes, "127
 
 @dataclass
 class Told:
-    """What a link says of its node; a real owner of one link."""
+    """Observer that records the events of one node."""
 
     events: list[str] = field(default_factory=list)
 
@@ -56,7 +56,7 @@ class Told:
 
 @contextlib.asynccontextmanager
 async def peer(serve: Callable[[PeerConnection], Awaitable[None]]) -> AsyncIterator[NodeClient]:
-    """Follow something that knows the secret, and does with each connection what it likes."""
+    """Follow an authenticated peer that serves each connection with `serve`."""
 
     async def follow(wire: PeerConnection) -> None:
         with contextlib.suppress(PeerError, OSError):
@@ -93,7 +93,7 @@ def told(link: NodeClient) -> list[str]:
     ],
     ids=["its own", "another's address", "a zone", "a path", "a name", "not known yet"],
 )
-def test_gateways_are_led_to_addresses_of_the_node_only(socket: str, is_kept: bool) -> None:
+def test_addresses_outside_of_the_node_are_dropped(socket: str, is_kept: bool) -> None:
     near = "/near"
     spec = ReplicaSpec("a-1-2", "a", *["/x"] * 6, ("/s",), "/c", "/l")
     process = ProcessStatus(0, socket, ProcessState.READY, near=near)
@@ -128,7 +128,7 @@ def test_gateways_are_led_to_addresses_of_the_node_only(socket: str, is_kept: bo
     ],
     ids=lambda change: "-".join(f"{name} {value!r}" for name, value in change.items()),
 )
-def test_a_status_of_which_no_routes_can_be_made_is_not_taken(change: dict[str, Any]) -> None:
+def test_an_invalid_status_is_rejected(change: dict[str, Any]) -> None:
     spec = ReplicaSpec("a-1-2", "a", *["/x"] * 6, ("/s",), "/c", "/l")
     process = ProcessStatus(0, "127.0.0.1:5", ProcessState.READY)
     status = json.loads(ReplicaStatus(spec.id, "a", "x", 1, 0.0, (process,)).to_json())
@@ -163,7 +163,7 @@ def test_a_status_of_which_no_routes_can_be_made_is_not_taken(change: dict[str, 
     ],
     ids=lambda message: "-".join(sorted(message)),
 )
-def test_a_node_that_says_nonsense_is_followed_still(message: dict[str, Any]) -> None:
+def test_an_invalid_message_ends_the_connection_but_not_the_client(message: dict[str, Any]) -> None:
     connections = 0
 
     async def serve(wire: PeerConnection) -> None:
@@ -184,7 +184,7 @@ def test_a_node_that_says_nonsense_is_followed_still(message: dict[str, Any]) ->
     run(test())
 
 
-def test_a_node_that_breaks_off_each_time_is_lost() -> None:
+def test_a_node_that_closes_each_connection_is_lost() -> None:
     connections = 0
 
     async def serve(wire: PeerConnection) -> None:
@@ -202,7 +202,7 @@ def test_a_node_that_breaks_off_each_time_is_lost() -> None:
     run(test())
 
 
-def test_replicas_whose_names_lead_elsewhere_are_none(home: Home) -> None:
+def test_invalid_replica_ids_are_ignored(home: Home) -> None:
     async def serve(wire: PeerConnection) -> None:
         wire.send({"event": "node", "home": "/tmp"})
         wire.send({"event": "gone", "id": "../../logs", "is_left": True})
@@ -217,7 +217,7 @@ def test_replicas_whose_names_lead_elsewhere_are_none(home: Home) -> None:
     run(test())
 
 
-def test_whoever_resets_a_greeting_broke_off() -> None:
+def test_a_reset_during_the_handshake_is_a_peer_error() -> None:
     async def test() -> None:
         def reset(_: StreamReader, writer: StreamWriter) -> None:
             sock = writer.get_extra_info("socket")
@@ -272,7 +272,7 @@ def test_silent_connections_are_closed_and_keep_nobody_out(monkeypatch: pytest.M
     run(test())
 
 
-def test_a_node_that_says_too_much_is_hung_up_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_sends_too_much_is_aborted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "MAX_LINE_BYTES", 16384)
     made: list[PeerConnection] = []
 
@@ -308,7 +308,7 @@ def nodes() -> Iterator[list[LocalNode]]:
         yield made
 
 
-def test_an_operator_that_stood_still_takes_no_node_for_lost(home: Home, nodes: list[LocalNode]) -> None:
+def test_a_pause_of_the_operator_loses_no_node(home: Home, nodes: list[LocalNode]) -> None:
     async def test() -> None:
         async with cluster(home, nodes) as made:
             spec = made.spec()

@@ -1,4 +1,4 @@
-"""The nodes that operators remember: in a file, and where several share a database."""
+"""Known nodes in a file, and in a shared database."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def nodes() -> Iterator[list[LocalNode]]:
         yield made
 
 
-def test_nodes_are_known_to_the_next_operator(facts: KeyValueStore, tmp_path: Path) -> None:
+def test_the_next_operator_loads_the_nodes(facts: KeyValueStore, tmp_path: Path) -> None:
     for open_nodes in (lambda: nodes_in_database(facts), lambda: nodes_in_file(tmp_path / "nodes.json")):
         known = open_nodes()
         for address in (ONE, TWO, MOVED):
@@ -48,7 +48,7 @@ def test_nodes_are_known_to_the_next_operator(facts: KeyValueStore, tmp_path: Pa
         assert open_nodes().all() == [MOVED]
 
 
-def test_what_could_not_be_written_is_written_later(tmp_path: Path) -> None:
+def test_a_failed_write_is_retried(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "nodes.json"
     known = nodes_in_file(path)
     known.add(ONE)
@@ -58,7 +58,7 @@ def test_what_could_not_be_written_is_written_later(tmp_path: Path) -> None:
     assert nodes_in_file(path).all() == [ONE]
 
 
-def test_operator_elsewhere_takes_over_replicas_while_ray_is_away(
+def test_an_operator_on_another_machine_adopts_replicas_while_ray_is_away(
     home: Home, nodes: list[LocalNode], facts: KeyValueStore, tmp_path: Path
 ) -> None:
     other = Home(tmp_path / "other")

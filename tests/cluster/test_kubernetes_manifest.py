@@ -1,4 +1,4 @@
-"""The manifest for Kubernetes: what it names is there, what belongs together is the same, nothing runs with rights."""
+"""The manifest for Kubernetes: references resolve, versions agree, and no pod has privileges."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_no_key_is_given_twice() -> None:
 
 
 @each_pod
-def test_pods_run_without_rights(pod: dict[str, Any]) -> None:
+def test_pods_run_without_privileges(pod: dict[str, Any]) -> None:
     assert pod["securityContext"]["runAsNonRoot"] is True
     for container in pod["containers"]:
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
@@ -82,7 +82,7 @@ def test_pods_run_without_rights(pod: dict[str, Any]) -> None:
 
 
 @each_pod
-def test_everything_of_a_pod_that_is_named_is_there(pod: dict[str, Any]) -> None:
+def test_every_reference_in_a_pod_resolves(pod: dict[str, Any]) -> None:
     secret = the("Secret")
     volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
     for container in pod["containers"]:
@@ -96,7 +96,7 @@ def test_everything_of_a_pod_that_is_named_is_there(pod: dict[str, Any]) -> None
         assert claim is None or claim["claimName"] == the("PersistentVolumeClaim")["metadata"]["name"]
 
 
-def test_all_of_ray_wants_the_same_token_and_has_the_same_image() -> None:
+def test_all_pods_of_ray_use_the_same_token_and_image() -> None:
     accesses = [environ(pod["containers"][0]) for _, pod in pods()]
     accesses.append(environ(the("RayCluster")["spec"]["autoscalerOptions"]))
     token = {"secretKeyRef": {"name": "cortex-secrets", "key": "ray-token"}}
@@ -104,7 +104,7 @@ def test_all_of_ray_wants_the_same_token_and_has_the_same_image() -> None:
     assert {pod["containers"][0]["image"] for _, pod in pods()} == {f"CHANGE-ME/cortex:{__version__}"}
 
 
-def test_ray_is_the_version_that_is_tested_and_scales_itself() -> None:
+def test_ray_has_the_tested_version_and_autoscaling() -> None:
     ray = the("RayCluster")["spec"]
     pinned = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned and ray["rayVersion"] == pinned[1]
@@ -116,7 +116,7 @@ def test_ray_is_the_version_that_is_tested_and_scales_itself() -> None:
         assert json.loads(json.loads(group["rayStartParams"]["resources"])) == {group["groupName"]: 1}
 
 
-def test_the_operator_is_told_where_everything_is() -> None:
+def test_the_operator_has_all_addresses() -> None:
     container = the("Deployment")["spec"]["template"]["spec"]["containers"][0]
     flags = dict(flag.removeprefix("--").split("=", 1) for flag in container["args"])
     assert flags["engine"] == "ray"
@@ -130,7 +130,7 @@ def test_the_operator_is_told_where_everything_is() -> None:
     assert {mount["mountPath"] for mount in container["volumeMounts"]} >= {environ(container)["CORTEX_HOME"]}
 
 
-def test_services_lead_to_the_operator() -> None:
+def test_services_select_the_operator() -> None:
     labels = the("Deployment")["spec"]["template"]["metadata"]["labels"]
     assert the("Deployment")["spec"]["selector"]["matchLabels"].items() <= labels.items()
     for name in ("cortex", "cortex-operator"):
@@ -139,7 +139,7 @@ def test_services_lead_to_the_operator() -> None:
         assert service["ports"][0]["targetPort"] in ("gateway", "operator")
 
 
-def test_only_gateway_and_operator_can_be_reached_from_outside() -> None:
+def test_only_gateway_and_operator_are_reachable_from_outside() -> None:
     [inside, outside] = the("NetworkPolicy")["spec"]["ingress"]
     assert inside == {"from": [{"podSelector": {}}]}
     assert outside == {"ports": [{"port": "gateway"}, {"port": "operator"}]}

@@ -63,7 +63,7 @@ def test_machines_reach_each_other_unless_they_are_cut_off(two: tuple[Machine, M
     wait_until(lambda: reaches(other, one))
 
 
-def test_a_machine_that_is_killed_can_be_started_again(two: tuple[Machine, Machine]) -> None:
+def test_a_killed_machine_can_be_restarted(two: tuple[Machine, Machine]) -> None:
     one, other = two
     serve(one)
     one.kill()
@@ -73,7 +73,7 @@ def test_a_machine_that_is_killed_can_be_started_again(two: tuple[Machine, Machi
     wait_until(lambda: reaches(other, one))
 
 
-def test_what_a_killed_test_run_leaves_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_test_run_are_removed(tmp_path: Path) -> None:
     require_machines()
     paths = str(Path(__file__).parent), str(TESTS)
     code = f"import sys; sys.path[:0] = {paths}{OWNER}"

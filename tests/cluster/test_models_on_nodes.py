@@ -1,4 +1,4 @@
-"""Models on the nodes of a cluster: listed by the operator's machine for all, by each while that is away."""
+"""Models on nodes: the operator's machine lists sources for all nodes; each node lists while it is away."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Handler:
 
 @dataclass
 class Stores:
-    """One store, by the ways to it: who listed is seen by which was taken."""
+    """One store with several addresses, which show who listed it."""
 
     swift: SwiftServer
     of_operator: SlowProxy

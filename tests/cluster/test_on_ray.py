@@ -1,4 +1,4 @@
-"""The examples, as they are, on a real Ray cluster of three nodes; and what their users look at."""
+"""The examples on a real Ray cluster of three nodes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LOCAL_MODELS = [example for example in MODEL_EXAMPLES if example is not REGRESSI
 
 
 def copied(name: str, folder: Path, elsewhere: Callable[[str], str] = lambda line: line) -> Path:
-    """Copy an example as a clone has it; `elsewhere` changes lines of its cortex.yaml."""
+    """Copy an example; `elsewhere` replaces lines of its cortex.yaml."""
     project = folder / name
     shutil.copytree(EXAMPLES_DIR / name, project, ignore=shutil.ignore_patterns("__pycache__", "models"))
     config = project / "cortex.yaml"
@@ -102,7 +102,7 @@ def test_a_newer_model_in_a_bucket_is_served_without_a_deploy(
 
 
 @pytest.mark.parametrize("example", BATCH_EXAMPLES, ids=lambda example: example.name)
-def test_batch_example_runs_as_its_readme_says(on_ray: OnRay, example: BatchExample, tmp_path: Path) -> None:
+def test_batch_example_runs_as_in_its_readme(on_ray: OnRay, example: BatchExample, tmp_path: Path) -> None:
     cortex = on_ray.cortex
     project = copied(example.name, tmp_path, lambda line: line.replace("/tmp/", f"{tmp_path}/"))
     for name in example.copied:
@@ -167,7 +167,7 @@ LOOKED_AT_CONFIG = """
 """
 
 
-def test_what_replicas_on_nodes_print_count_and_predict_is_known(on_ray: OnRay, tmp_path: Path) -> None:
+def test_logs_metrics_and_predictions_of_replicas_on_nodes_are_collected(on_ray: OnRay, tmp_path: Path) -> None:
     cortex = on_ray.cortex
     cortex.cortex("deploy", write_project(tmp_path, LOOKED_AT, LOOKED_AT_CONFIG), timeout_s=300)
     on_ray.live("looked-at", 3)

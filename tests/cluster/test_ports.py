@@ -1,4 +1,4 @@
-"""Whoever reaches a node's ports without the cluster's secret gets nothing, and changes nothing."""
+"""The ports of a node without credentials: no access, no effect."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def answer(address: tuple[str, int], data: bytes) -> bytes:
         return received
 
 
-def test_no_port_of_a_node_does_anything_without_the_secret(home: Home, node: LocalNode) -> None:
+def test_no_port_of_a_node_answers_without_credentials(home: Home, node: LocalNode) -> None:
     async def test() -> None:
         async with cluster(home, [node]) as made:
             spec = made.spec()
@@ -85,7 +85,7 @@ def test_no_port_of_a_node_does_anything_without_the_secret(home: Home, node: Lo
     asyncio.run(test())
 
 
-def test_a_node_does_not_obey_other_nodes_and_strangers(node: LocalNode) -> None:
+def test_a_node_refuses_other_nodes_and_strangers(node: LocalNode) -> None:
     identities = [
         node_identity(CREDENTIALS.for_nodes, "127.0.0.1"),
         replace(CREDENTIALS.identity, authority_key=derive_key("another secret", "operator")),

@@ -1,4 +1,4 @@
-"""Projects on their way to nodes: cut off, damaged, missing, asked of an operator that is gone."""
+"""Transfer of projects to nodes: truncated, damaged, missing, and from a new operator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def node() -> Iterator[LocalNode]:
 
 
 async def send(node: LocalNode, data: bytes, **request: object) -> Json | None:
-    """Send a project, or some of one, as an operator does."""
+    """Send a project, or a part of it, as an operator does."""
     wire = await connect(node.host, node.address.port, CREDENTIALS.identity)
     wire.send({"purpose": "project", "digest": "0" * 64, "size": len(data), **request})
     wire.writer.write(data)
@@ -49,7 +49,7 @@ def failure(made: Cluster, spec: ReplicaSpec) -> str:
     return found.message if found else ""
 
 
-def test_project_that_was_cut_off_or_damaged_is_sent_again(home: Home, node: LocalNode) -> None:
+def test_a_truncated_or_damaged_project_is_sent_again(home: Home, node: LocalNode) -> None:
     async def test() -> None:
         async with cluster(home, [node]) as made:
             spec = made.spec()
@@ -62,7 +62,7 @@ def test_project_that_was_cut_off_or_damaged_is_sent_again(home: Home, node: Loc
     run(test())
 
 
-def test_operator_that_comes_while_a_project_is_waited_for_sends_it(home: Home, node: LocalNode) -> None:
+def test_a_new_operator_sends_a_project_that_a_node_waits_for(home: Home, node: LocalNode) -> None:
     async def test() -> None:
         async with cluster(home, [node]) as made:
             spec = made.spec()
@@ -80,7 +80,7 @@ def test_operator_that_comes_while_a_project_is_waited_for_sends_it(home: Home, 
     run(test())
 
 
-def test_project_that_is_missing_is_told_of_and_taken_once_it_is_there(home: Home, node: LocalNode) -> None:
+def test_a_missing_project_is_reported_and_used_once_it_exists(home: Home, node: LocalNode) -> None:
     async def test() -> None:
         async with cluster(home, [node]) as made:
             spec = made.spec()
@@ -98,7 +98,7 @@ def test_project_that_is_missing_is_told_of_and_taken_once_it_is_there(home: Hom
     run(test())
 
 
-def test_project_for_which_the_node_has_no_room_is_told_of(home: Home, node: LocalNode) -> None:
+def test_a_project_that_can_not_be_unpacked_is_reported(home: Home, node: LocalNode) -> None:
     shutil.rmtree(node.home.projects_dir)
     node.home.projects_dir.write_text("no folder, as good as a full disk")
 
@@ -116,11 +116,11 @@ def test_project_for_which_the_node_has_no_room_is_told_of(home: Home, node: Loc
 
 
 @pytest.mark.parametrize("name", ["../../etc", "", "a/b", "0" * 63])
-def test_what_is_no_hash_leads_nowhere(home: Home, name: str) -> None:
+def test_an_invalid_project_hash_is_rejected(home: Home, name: str) -> None:
     with pytest.raises(InputError, match="not the hash of a project"):
         asyncio.run(ProjectArchives(home).get(name))
 
 
-def test_nodes_take_no_project_outside_of_its_folder(node: LocalNode) -> None:
+def test_nodes_reject_projects_outside_of_their_folder(node: LocalNode) -> None:
     answer = asyncio.run(send(node, b"PK", project="../run/x"))
     assert answer is not None and "not the hash of a project" in answer["error"]

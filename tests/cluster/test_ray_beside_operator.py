@@ -1,4 +1,4 @@
-"""An operator on a node of its cluster: replicas beside it are reached without the network, others over it."""
+"""An operator on a node of its cluster reaches replicas on that node by unix sockets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CONFIG = """
 
 
 def addresses(on_ray: OnRay) -> list[str]:
-    """Return where the gateway reaches each process of the API: `unix`, or `host:port`."""
+    """Return the address of each process of the API at the gateway: `unix`, or `host:port`."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(10)
         sock.connect(str(Home(on_ray.cortex.home).sockets_dir / "gateway.sock"))

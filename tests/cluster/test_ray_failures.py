@@ -1,4 +1,4 @@
-"""What survives what on a real Ray cluster: each part ends under load; the state is in PostgreSQL, elsewhere."""
+"""Failures of each part of a real Ray cluster under load, with the state in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def on_ray(cluster: RayCluster, postgres: Postgres, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(autouse=True)
 def whole(on_ray: OnRay) -> Iterator[None]:
-    """Begin and end each test with all nodes, and all replicas reserved on them."""
+    """Wait before and after each test until all nodes and reserved replicas are there."""
     said = on_ray.said()
     yield
     print(said())  # shown where the test fails
@@ -78,7 +78,7 @@ def has_raylet(node: RayNode) -> bool:
 
 
 def failed(load: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the requests that were not answered with 200."""
+    """Return the requests whose response was not 200."""
     assert load["sent"] > 0
     assert sum(load["statuses"].values()) == load["sent"]
     found: list[dict[str, Any]] = load["failures"]
@@ -86,19 +86,19 @@ def failed(load: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def fewer_than_inside(load: dict[str, Any]) -> None:
-    """Check that only requests failed that were inside what ended, of which there are no more than connections."""
+    """Check that no more requests failed than there are connections: those inside the ended process."""
     assert len(failed(load)) <= CONNECTIONS, load["failures"]
 
 
 def answers(on_ray: OnRay, api: str, rounds: int = 300) -> None:
-    """Check that from now on no request fails."""
+    """Check that no request fails from now on."""
     for _ in range(rounds):
         reply = on_ray.cortex.post(f"/{api}", {})
         assert reply.status == 200, reply
 
 
 def replicas_of(on_ray: OnRay, node: RayNode, api: str) -> set[str]:
-    """Return the replicas that a node runs, by the folders that its supervisors name."""
+    """Return the replicas on a node, from the command lines of its supervisors."""
     found = set()
     for pid in on_ray.supervisors(node, api):
         with contextlib.suppress(OSError):
@@ -107,7 +107,7 @@ def replicas_of(on_ray: OnRay, node: RayNode, api: str) -> set[str]:
     return found
 
 
-def test_replicas_count_as_much_as_ray_itself_and_more_than_its_workers(on_ray: OnRay) -> None:
+def test_replicas_have_the_priority_of_ray_itself(on_ray: OnRay) -> None:
     node = on_ray.node_of("single")
     of_ray = Priority.of(node.raylet_pid())
     workers = psutil.Process(node.raylet_pid()).children()
@@ -118,7 +118,7 @@ def test_replicas_count_as_much_as_ray_itself_and_more_than_its_workers(on_ray: 
     assert {Priority.of(pid).niceness for pid in on_ray.supervisors(node, "single")} == {of_ray.niceness}
 
 
-def test_a_killed_node_fails_only_what_is_inside_it(on_ray: OnRay) -> None:
+def test_a_killed_node_fails_only_its_own_requests(on_ray: OnRay) -> None:
     node = on_ray.node_of("spread")
     lost = replicas_of(on_ray, node, "spread")
     with on_ray.cortex.load("/spread", 100, CONNECTIONS) as load:
@@ -129,7 +129,7 @@ def test_a_killed_node_fails_only_what_is_inside_it(on_ray: OnRay) -> None:
 
 
 @pytest.mark.long
-def test_a_node_that_is_cut_off_is_left_and_taken_up_again(on_ray: OnRay) -> None:
+def test_a_node_that_is_cut_off_is_lost_and_adopted_again(on_ray: OnRay) -> None:
     node = on_ray.node_of("spread")
     lost = replicas_of(on_ray, node, "spread")
     with on_ray.cortex.load("/spread", 100, CONNECTIONS) as load:
@@ -150,7 +150,7 @@ def test_a_node_that_is_cut_off_is_left_and_taken_up_again(on_ray: OnRay) -> Non
 
 
 @pytest.mark.long
-def test_a_killed_worker_fails_only_what_is_inside_it(on_ray: OnRay) -> None:
+def test_a_killed_worker_fails_only_its_own_requests(on_ray: OnRay) -> None:
     node = on_ray.node_of("spread")
     with on_ray.cortex.load("/spread", 100, CONNECTIONS) as load:
         worker = max(on_ray.supervisors(node, "spread"))  # forked by the other
@@ -161,7 +161,7 @@ def test_a_killed_worker_fails_only_what_is_inside_it(on_ray: OnRay) -> None:
     answers(on_ray, "spread")
 
 
-def test_a_killed_agent_is_started_again_and_no_request_fails(on_ray: OnRay) -> None:
+def test_a_killed_agent_is_restarted_and_no_request_fails(on_ray: OnRay) -> None:
     node = on_ray.node_of("single")
     before, said = replicas_of(on_ray, node, "single"), on_ray.said()
     with on_ray.cortex.load("/single", 100, CONNECTIONS) as load:
@@ -184,7 +184,7 @@ def test_a_replica_whose_raylet_is_killed_serves_until_another_does(on_ray: OnRa
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_durable", [True, False], ids=["durable", "forgetful"])
-def test_no_request_fails_while_the_head_of_ray_starts_again(on_ray: OnRay, is_durable: bool) -> None:
+def test_no_request_fails_while_rays_head_restarts(on_ray: OnRay, is_durable: bool) -> None:
     head, said = on_ray.cluster.head, on_ray.said()
     with on_ray.cortex.load("/spread", 50, CONNECTIONS) as load:
         head.kill_ray()
@@ -202,7 +202,7 @@ def test_no_request_fails_while_the_head_of_ray_starts_again(on_ray: OnRay, is_d
 
 
 @pytest.mark.long
-def test_no_request_fails_while_the_operator_and_its_bridge_start_again(on_ray: OnRay) -> None:
+def test_no_request_fails_while_operator_and_bridge_restart(on_ray: OnRay) -> None:
     head, before = on_ray.cluster.head, {each["id"] for each in on_ray.replicas("spread")}
     with on_ray.cortex.load("/spread", 100, CONNECTIONS) as load:
         on_ray.kill(head, BRIDGE)
@@ -239,7 +239,7 @@ def test_another_operator_takes_over_and_no_request_fails(on_ray: OnRay) -> None
 
 
 @pytest.mark.long
-def test_no_request_fails_while_postgresql_starts_again(on_ray: OnRay, postgres: Postgres) -> None:
+def test_no_request_fails_while_postgresql_restarts(on_ray: OnRay, postgres: Postgres) -> None:
     before = {each["id"] for each in on_ray.replicas("spread")}
     with on_ray.cortex.load("/spread", 100, CONNECTIONS) as load:
         postgres.kill()
@@ -251,7 +251,7 @@ def test_no_request_fails_while_postgresql_starts_again(on_ray: OnRay, postgres:
     assert {each["id"] for each in on_ray.replicas("spread")} == before
 
 
-def test_what_can_never_fit_says_what_was_asked_and_what_there_is(on_ray: OnRay, tmp_path: Path) -> None:
+def test_an_unschedulable_api_shows_its_request_and_the_largest_node(on_ray: OnRay, tmp_path: Path) -> None:
     project = write_project(tmp_path, SOURCE, CONFIG.format(name="huge", replicas=1, cpu=9))
     done = on_ray.cortex.cortex("deploy", project, check=False)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""A job whose nodes are lost: one is killed, one cut off until it counts as lost; every item is recorded once."""
+"""A job that loses a killed node and one that is cut off records every item once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ITEMS, BATCH, WORKERS = 6000, 10, 3
 _CALL_BYTES = 16
 
 
-def test_a_job_loses_and_doubles_nothing_with_its_nodes(on_ray: OnRay, tmp_path: Path) -> None:
+def test_a_job_records_every_item_once_though_nodes_are_lost(on_ray: OnRay, tmp_path: Path) -> None:
     cortex, notes = on_ray.cortex, tmp_path / "notes"
     notes.mkdir()
     config = CONFIG.format(folder=notes, poison=[], pause_s=0.02)

@@ -36,7 +36,7 @@ def cluster() -> Iterator[RayCluster]:
 
 
 class Running:
-    """A placer, and what a test wants to know of it."""
+    """A placer with helpers for tests."""
 
     def __init__(self, cluster: RayCluster, folder: Path, is_beside_head: bool = True) -> None:
         self.cluster = cluster
@@ -110,21 +110,21 @@ def shared(cluster: RayCluster, runner: asyncio.Runner, tmp_path_factory: pytest
 
 @pytest.fixture
 def it(shared: Running, runner: asyncio.Runner) -> Iterator[Running]:
-    """A placer that has placed nothing."""
+    """A placer without reservations."""
     runner.run(until(lambda: shared.placer.is_available, "Ray answers", shared.placer))
     yield shared
     runner.run(shared.remove_all())
 
 
 def agent_of(node: RayNode) -> Identity:
-    """Return which process is the agent of a node, as that node numbers it."""
+    """Return the pid of a node's agent in the node's namespace."""
     told = json.loads(
         (Path(node.environ["CORTEX_NODE_HOME"]) / CLUSTER_ID / node.host / "run" / IDENTITY_FILE).read_text()
     )
     return Identity.from_json(json.loads(told["identity"]))
 
 
-def test_what_is_placed_is_reserved_until_it_is_removed(it: Running, runner: asyncio.Runner) -> None:
+def test_resources_are_reserved_until_they_are_removed(it: Running, runner: asyncio.Runner) -> None:
     async def test() -> None:
         await it.placer.place("one", Resources(CORES))
         await it.placer.place("two", Resources(CORES))
@@ -139,7 +139,7 @@ def test_what_is_placed_is_reserved_until_it_is_removed(it: Running, runner: asy
     runner.run(test())
 
 
-def test_what_does_not_fit_waits_and_it_can_be_said_why(it: Running, runner: asyncio.Runner) -> None:
+def test_a_request_that_does_not_fit_is_pending_with_a_reason(it: Running, runner: asyncio.Runner) -> None:
     async def test() -> None:
         for number in range(3):
             await it.placer.place(f"big-{number}", Resources(CORES))
@@ -159,7 +159,7 @@ def test_what_does_not_fit_waits_and_it_can_be_said_why(it: Running, runner: asy
     runner.run(test())
 
 
-def test_a_node_group_is_where_it_runs(it: Running, runner: asyncio.Runner) -> None:
+def test_a_request_for_a_node_group_is_placed_there(it: Running, runner: asyncio.Runner) -> None:
     async def test() -> None:
         for number in range(2):
             await it.placer.place(f"special-{number}", Resources(1, node_groups=("missing", "special")))
@@ -169,7 +169,7 @@ def test_a_node_group_is_where_it_runs(it: Running, runner: asyncio.Runner) -> N
     runner.run(test())
 
 
-def test_the_next_operator_finds_what_is_placed(it: Running, runner: asyncio.Runner, tmp_path: Path) -> None:
+def test_the_next_operator_finds_reservations(it: Running, runner: asyncio.Runner, tmp_path: Path) -> None:
     async def test() -> None:
         before = await it.place("adopted", Resources(1))
         await it.placer.place("waiting", Resources(100))
@@ -188,7 +188,7 @@ def test_the_next_operator_finds_what_is_placed(it: Running, runner: asyncio.Run
     runner.run(test())
 
 
-def test_an_actor_that_is_killed_is_lost_and_its_agent_lives(it: Running, runner: asyncio.Runner) -> None:
+def test_a_killed_actor_is_a_lost_reservation_and_the_agent_lives(it: Running, runner: asyncio.Runner) -> None:
     async def test() -> None:
         node = it.node_of(await it.place("killed", Resources(1)))
         agent = agent_of(node)
@@ -205,7 +205,7 @@ def test_an_actor_that_is_killed_is_lost_and_its_agent_lives(it: Running, runner
     runner.run(test())
 
 
-def test_a_killed_agent_is_started_again_and_its_reservations_stay(it: Running, runner: asyncio.Runner) -> None:
+def test_a_killed_agent_is_restarted_and_its_reservations_stay(it: Running, runner: asyncio.Runner) -> None:
     async def test() -> None:
         placed = await it.place("kept", Resources(CORES))
         node = it.node_of(placed)
@@ -239,7 +239,7 @@ def test_an_agent_outlives_ray_on_its_node(it: Running, runner: asyncio.Runner) 
     runner.run(test())
 
 
-def test_the_death_of_the_bridge_touches_nothing(it: Running, runner: asyncio.Runner) -> None:
+def test_reservations_survive_the_bridge(it: Running, runner: asyncio.Runner) -> None:
     async def test() -> None:
         kept = await it.place("kept", Resources(1))
         it.kill_bridge()
@@ -252,7 +252,7 @@ def test_the_death_of_the_bridge_touches_nothing(it: Running, runner: asyncio.Ru
     runner.run(test())
 
 
-def test_the_death_of_the_head_touches_nothing(it: Running, runner: asyncio.Runner) -> None:
+def test_reservations_survive_rays_head(it: Running, runner: asyncio.Runner) -> None:
     async def test() -> None:
         kept = await it.place("kept", Resources(1))
         agent = agent_of(it.node_of(kept))
@@ -268,7 +268,7 @@ def test_the_death_of_the_head_touches_nothing(it: Running, runner: asyncio.Runn
     runner.run(test())
 
 
-def test_a_lost_node_is_noticed_and_its_work_placed_elsewhere(it: Running, runner: asyncio.Runner) -> None:
+def test_reservations_of_a_lost_node_are_lost_and_can_be_placed_elsewhere(it: Running, runner: asyncio.Runner) -> None:
     async def test() -> None:
         node = it.node_of(await it.place("there", Resources(1)))
         node.kill()
@@ -305,7 +305,7 @@ def test_an_operator_on_another_machine_reaches_ray(it: Running, runner: asyncio
         ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}, "it rejects the token of RAY_AUTH_TOKEN"),
     ],
 )
-def test_who_does_not_show_rays_token_is_told_so(
+def test_a_missing_or_wrong_token_is_reported(
     cluster: RayCluster, runner: asyncio.Runner, tmp_path: Path, port: str, shown: dict[str, str], advice: str
 ) -> None:
     host = cluster.head.host
@@ -329,7 +329,7 @@ def test_who_does_not_show_rays_token_is_told_so(
     runner.run(test())
 
 
-def test_who_is_no_node_of_the_cluster_is_told_what_to_do(
+def test_a_machine_outside_of_the_cluster_gets_advice(
     cluster: RayCluster, runner: asyncio.Runner, tmp_path: Path
 ) -> None:
     guest = cluster.network.add("guest", tmp_path, cluster.folder / "ray")
@@ -346,7 +346,7 @@ def test_who_is_no_node_of_the_cluster_is_told_what_to_do(
     async def test() -> None:
         await placer.startup()
         try:
-            advice = "if this machine is no node of the cluster, make it one, or give --ray-address ray://"
+            advice = "if this machine is not a node of the cluster, make it one or use --ray-address ray://"
             assert advice in placer.reason
         finally:
             await placer.shutdown()
@@ -355,7 +355,7 @@ def test_who_is_no_node_of_the_cluster_is_told_what_to_do(
     runner.run(test())
 
 
-def test_what_a_head_has_forgotten_is_lost_and_the_agents_live(it: Running, runner: asyncio.Runner) -> None:
+def test_reservations_that_the_head_forgot_are_lost_and_the_agents_live(it: Running, runner: asyncio.Runner) -> None:
     async def test() -> None:
         placed = await it.place("forgotten", Resources(1))
         assert placed.node is not None

@@ -1,4 +1,4 @@
-"""What users are told of what Ray says, at length, of an actor that ended."""
+"""Short reasons for users from Ray's long messages about dead actors."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ ModuleNotFoundError: No module named 'cortex.cluster'
         ("It can't be.\nFor that there are reasons.", "RuntimeError: It can't be."),
     ],
 )
-def test_a_reason_is_one_line_that_says_what_and_where(text: str, reason: str) -> None:
+def test_a_reason_is_one_line_with_cause_and_node(text: str, reason: str) -> None:
     assert _reason(RuntimeError(text)) == reason

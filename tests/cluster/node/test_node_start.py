@@ -1,4 +1,4 @@
-"""Starting the agent of a node, without Ray: who asks is a process that may be killed at any moment."""
+"""Start of a node's agent, without Ray, by a process that may be killed at any moment."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def identity(start: NodeStart) -> Identity:
     return Identity.from_json(json.loads(told["identity"]))
 
 
-def test_agent_has_the_priority_that_it_is_given(start: NodeStart) -> None:
+def test_the_agent_has_the_requested_priority(start: NodeStart) -> None:
     ours = Priority.of(os.getpid())
     wanted = Priority(min(ours.niceness + 2, 19), min(ours.oom_score + 50, 1000))
     ensure_agent(start, HOST, os.environ, wanted)
@@ -64,7 +64,7 @@ def test_agent_has_the_priority_that_it_is_given(start: NodeStart) -> None:
     assert Priority.of(os.getpid()) == ours
 
 
-def test_there_is_one_agent_however_many_ask(start: NodeStart) -> None:
+def test_concurrent_calls_start_one_agent(start: NodeStart) -> None:
     found: list[RunningAgent] = []
     askers = [threading.Thread(target=lambda: found.append(ensure_agent(start, HOST, os.environ))) for _ in range(4)]
     for asker in askers:
@@ -76,7 +76,7 @@ def test_there_is_one_agent_however_many_ask(start: NodeStart) -> None:
     assert found[0].version == __version__
 
 
-def test_the_agent_outlives_who_asked_and_is_nobodys_child(start: NodeStart) -> None:
+def test_the_agent_outlives_its_starter_and_has_no_parent(start: NodeStart) -> None:
     asker = subprocess.Popen(
         [sys.executable, "-c", ASK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -92,7 +92,7 @@ def test_the_agent_outlives_who_asked_and_is_nobodys_child(start: NodeStart) -> 
     assert ensure_agent(start, HOST, os.environ).port == port
 
 
-def test_an_agent_that_died_is_started_again(start: NodeStart) -> None:
+def test_a_dead_agent_is_restarted(start: NodeStart) -> None:
     ensure_agent(start, HOST, os.environ)
     first = identity(start)
     kill_session(first)
@@ -101,7 +101,7 @@ def test_an_agent_that_died_is_started_again(start: NodeStart) -> None:
     assert identity(start) != first
 
 
-def test_the_secret_is_in_no_command_line_and_no_environment(start: NodeStart) -> None:
+def test_credentials_are_in_no_command_line_and_no_environment(start: NodeStart) -> None:
     ensure_agent(start, HOST, os.environ)
     process = Path(f"/proc/{identity(start).pid}")
     shown = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
@@ -125,25 +125,25 @@ def test_another_version_is_refused(start: NodeStart) -> None:
         ensure_agent(newer, HOST, os.environ)
 
 
-def test_an_agent_that_ends_at_its_start_says_why(start: NodeStart) -> None:
+def test_the_output_of_an_agent_that_exits_at_startup_is_reported(start: NodeStart) -> None:
     nobody = NodeStart(start.cluster_id, "", start.version, home=start.home)
     with pytest.raises(EngineError, match="exited during startup: .*credentials are expected"):
         ensure_agent(nobody, HOST, os.environ)
 
 
-def test_a_folder_that_cannot_be_made_is_named(start: NodeStart, tmp_path: Path) -> None:
+def test_a_folder_that_can_not_be_created_is_reported(start: NodeStart, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EngineError, match=f"can't be started in {tmp_path / 'file'}"):
         ensure_agent(NodeStart("c", SECRET, __version__, home=str(tmp_path / "file")), HOST, os.environ)
 
 
-def test_the_agent_has_the_environment_of_the_node_without_what_is_rays() -> None:
+def test_the_agent_gets_the_environment_of_the_node_without_rays_variables() -> None:
     worker = {"PATH": "/bin", "RAY_AUTH_TOKEN": "token", "CUDA_VISIBLE_DEVICES": "1", "OMP_NUM_THREADS": "1"}
     ray = {"PATH": "/other", "RAY_AUTH_TOKEN": "token", "CUDA_VISIBLE_DEVICES": "0,1"}
     assert agent_environ(worker, ray) == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0,1"}
 
 
-def test_the_folder_comes_from_the_node_where_nothing_is_said() -> None:
+def test_the_default_folder_comes_from_the_nodes_environment() -> None:
     start = NodeStart("c", SECRET, __version__)
     assert start.folder("10.0.0.2", {"CORTEX_NODE_HOME": "/data"}) == Path("/data/c/10.0.0.2")
     assert start.folder("10.0.0.2", {}) == Path.home() / ".cortex/nodes/c/10.0.0.2"

@@ -1,4 +1,4 @@
-"""An installation of the test's own whose replicas run on a real Ray cluster; its operator is on one of the machines.
+"""A private installation whose replicas run on a real Ray cluster; its operator runs on one of the machines.
 
     with cluster_installation() as on_ray:
         on_ray.cortex.cortex("deploy", folder)      # in the head's namespaces
@@ -42,7 +42,7 @@ OURS = (OPERATOR, BRIDGE, NODE_AGENT, SUPERVISOR, MODEL_AGENT, HAPROXY)
 
 @dataclass
 class OnRay:
-    """A cluster and what is installed on it."""
+    """A cluster and the installation on it."""
 
     cluster: RayCluster
     cortex: Installation
@@ -53,12 +53,12 @@ class OnRay:
         return Client(Environments.from_environ(self.cortex.environ).get(FROM_HERE))
 
     def replicas(self, api: str) -> list[dict[str, Any]]:
-        """Return the processes of an API's replicas that are ready, as `cortex status` has them."""
+        """Return the ready processes of an API's replicas, as in `cortex status`."""
         found = [each for each in self.cortex.status()["replicas"] if each["api"] == api]
         return [each for each in found if each["state"] == "ready"]
 
     def live(self, api: str, count: int, but: set[str] | frozenset[str] = frozenset()) -> list[dict[str, Any]]:
-        """Wait until an API has so many ready processes, none of them of the replicas `but`; return them."""
+        """Wait until an API has this many ready processes outside of the replicas `but`; return them."""
 
         def there() -> list[dict[str, Any]] | None:
             found = self.replicas(api)
@@ -82,7 +82,7 @@ class OnRay:
         return pids(node, SUPERVISOR, f"/{api}-".encode() if api else b"")
 
     def kill(self, node: RayNode, what: bytes, with_text: bytes = b"") -> list[int]:
-        """Kill what runs on a node; returns which processes that were. Raises: AssertionError if there are none."""
+        """Kill processes on a node; return them. Raises: AssertionError if there are none."""
         found = pids(node, what, with_text)
         assert found, f"no {what.decode()} on {node.machine.name}"
         for pid in found:
@@ -92,13 +92,13 @@ class OnRay:
         return found
 
     def restore(self, node: RayNode) -> None:
-        """Have a node that was killed, or whose Ray was, serve again. Not from a thread that ends."""
+        """Restart a node that was killed, or whose Ray was. Not from a thread that ends."""
         if not node.machine.is_up:
             node.machine.start()
         node.restart()
 
     def left(self) -> list[str]:
-        """Return the command lines of all that is ours and runs on any machine."""
+        """Return the command lines of all processes of cortex on all machines."""
         found = []
         for node in (self.cluster.head, *self.cluster.nodes):
             if node.machine.is_up:
@@ -109,13 +109,13 @@ class OnRay:
         return found
 
     def said(self) -> Callable[[], str]:
-        """Return what returns all that the operator logs from now on."""
+        """Return a function that returns the operator's log from now on."""
         log = self.cortex.home / "logs" / "operator.log"
         size = log.stat().st_size
         return lambda: log.read_bytes()[size:].decode()
 
     def trace(self) -> str:
-        """Return the last words of all that writes a log."""
+        """Return the ends of all logs."""
         folders = [self.cortex.home, *(Path(node.environ["CORTEX_NODE_HOME"]) for node in self.cluster.nodes)]
         files = [file for folder in folders for file in folder.glob("**/*") if file.name in _LOGS]
         return "\n".join(f"== {file}\n{file.read_text(errors='replace')[-4000:]}" for file in files)
@@ -174,14 +174,14 @@ def installed(cluster: RayCluster, database: str | None = None, place: RayNode |
 
 
 def _know_from_here(cortex: Installation) -> None:
-    """Have the Python client reach the operator also from outside of the head's namespaces, as a laptop does."""
+    """Let the Python client reach the operator from outside of the head's namespaces."""
     token = (cortex.home / "token").read_text().strip()
     url = f"http://{cortex.host}:{cortex.operator_port}"
     cortex.cortex("env", "configure", FROM_HERE, "--operator", url, "--token", token)
 
 
 def pids(node: RayNode, what: bytes, with_text: bytes = b"") -> list[int]:
-    """Return the processes on a node with both in their command lines, by their numbers outside."""
+    """Return the processes on a node with both texts in their command lines, by their pids outside."""
     running = node.machine.pids() if node.machine.is_up else []
     return [pid for pid in running if what in (command := _command(pid)) and with_text in command]
 
@@ -194,7 +194,7 @@ def _command(pid: int) -> bytes:
 
 @contextlib.contextmanager
 def outside(network: Network, port: int) -> Iterator[int]:
-    """Let machines reach what listens on a port of this machine's loopback address; yields the port they use."""
+    """Forward a port of this machine's loopback address to the machines; yields the port they use."""
     with socket.create_server((network.host, 0)) as listener:
         threading.Thread(target=_accept, args=(listener, port), daemon=True).start()
         yield int(listener.getsockname()[1])

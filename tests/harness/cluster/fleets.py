@@ -1,4 +1,4 @@
-"""An operator's side of gateways on real node agents, for tests: HAProxy beside the operator, and one per node."""
+"""Gateways for tests: HAProxy beside an operator, and one on each real node agent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from harness.servers.upstream import Answer, Client, Upstream
 
 @dataclass
 class Operator:
-    """One operator's gateways. What it started stays when it goes."""
+    """One operator's gateways. They serve on when it ends."""
 
     fleet: GatewayFleet
     own: Gateway
@@ -48,7 +48,7 @@ class Site:
     upstreams: dict[str, Upstream] = field(default_factory=dict)
 
     async def server(self, name: str) -> Server:
-        """Return a server over TCP, which answers from now on."""
+        """Start and return a server on TCP."""
         if name not in self.upstreams:
             self.upstreams[name] = await Upstream(self.home.sockets_dir / name, "127.0.0.1").start()
         return Server(name, self.upstreams[name].address, 10)
@@ -73,13 +73,13 @@ class Site:
             await engine.shutdown()
 
     async def client(self, node: LocalNode | None) -> Client:
-        """Return a client that is connected with the gateway of a node, or that beside the operator."""
+        """Return a client of the gateway of a node, or of the operator's own."""
         client = Client(self.port)
         client.reader, client.writer = await asyncio.open_connection(node.host if node else "127.0.0.1", self.port)
         return client
 
     async def ask(self, node: LocalNode | None, target: str, method: str = "GET", body: bytes = b"") -> Answer:
-        """Ask the gateway of a node, or that beside the operator."""
+        """Send a request to the gateway of a node, or to the operator's own."""
         client = await self.client(node)
         try:
             return await client.request(method, target, body, {})
@@ -89,7 +89,7 @@ class Site:
 
 @contextlib.asynccontextmanager
 async def site(home: Home, nodes: list[LocalNode]) -> AsyncIterator[Site]:
-    """Give a test a site; its gateways end afterwards, the nodes stay."""
+    """Yield a site; its gateways end afterwards, the nodes stay."""
     made = Site(home, nodes)
     try:
         yield made

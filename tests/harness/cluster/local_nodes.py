@@ -1,4 +1,4 @@
-"""Real node agents on this machine, each at a loopback address of its own, and a placer that knows no Ray."""
+"""Real node agents on this machine, each at its own loopback address, and a placer without Ray."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LocalNode:
         return self.home.run_dir / IDENTITY_FILE
 
     def start(self) -> None:
-        """Start the agent; returns once it answers."""
+        """Start the agent; return once it listens."""
         before = self._file.read_text() if self._file.exists() else ""
         self.process = subprocess.Popen(
             [
@@ -86,7 +86,7 @@ class LocalNode:
 
 @dataclass
 class StaticPlacer:
-    """Reserves cores of the nodes that it is given; a real placer, for nodes that never change."""
+    """A real placer for a fixed set of nodes; it reserves cores."""
 
     nodes: list[NodeAddress]
     cores: float = 4.0
@@ -122,7 +122,7 @@ class StaticPlacer:
         return ClusterResources(Amounts(total), Amounts(sum(map(self._free, self.nodes))), nodes)
 
     def lose(self, node: NodeAddress) -> None:
-        """Forget a node: what was there is lost, and nothing comes there."""
+        """Remove a node with its reservations."""
         self.nodes = [other for other in self.nodes if other.host != node.host]
 
     def _free(self, node: NodeAddress) -> float:
@@ -143,7 +143,7 @@ class StaticPlacer:
 
 @contextlib.contextmanager
 def local_nodes(folder: Path, count: int, environ: dict[str, str] | None = None) -> Iterator[list[LocalNode]]:
-    """Start agents; everything of them is gone afterwards."""
+    """Start agents; remove everything of them afterwards."""
     net = 1 + os.getpid() % 250  # several test processes run at once
     hosts = [f"127.{net}.0.{number + 1}" for number in range(count)]
     nodes = [LocalNode(Home(folder / f"n{host}"), host, environ=environ or {}) for host in hosts]

@@ -41,7 +41,7 @@ while :; do sleep 86400 & wait; done
 
 
 def require_machines() -> None:
-    """Skip the test where no namespaces can be made; fail there where CI is set."""
+    """Skip the test if namespaces can't be created; fail if CI is set."""
     missing = [program for program in _PROGRAMS if shutil.which(program) is None]
     if os.geteuid() != 0:
         problem = "tests with several machines make network namespaces and need root"
@@ -72,11 +72,11 @@ class Machine:
 
     @property
     def is_up(self) -> bool:
-        """Whether it has been started and not killed."""
+        """True if it was started and not killed."""
         return self._holder is not None and self._holder.poll() is None
 
     def start(self) -> None:
-        """Switch it on: nothing runs in it yet."""
+        """Start the machine without any process of ours."""
         own = self.folder / "own"
         own.mkdir(parents=True, exist_ok=True)
         target = ""
@@ -101,7 +101,7 @@ class Machine:
         self._connect()
 
     def kill(self) -> None:
-        """Pull the plug: everything in it ends at once, and nobody is told."""
+        """Kill all processes at once and unplug its network first, so that no peer sees an end."""
         if self._holder is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._first, signal.SIGKILL)
@@ -113,7 +113,7 @@ class Machine:
         subprocess.run(["ip", "link", "delete", self._link], capture_output=True)
 
     def partition(self) -> None:
-        """Unplug its network: what is sent gets lost, here and there, and no connection ends."""
+        """Unplug its network: packets are lost both ways, and no connection ends."""
         _ip("link", "set", self._link, "nomaster")
 
     def heal(self) -> None:
@@ -123,7 +123,7 @@ class Machine:
     def run(
         self, argv: Sequence[str], environ: Mapping[str, str] | None = None, timeout_s: float = 60, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in it and return what it said. Raises: AssertionError with its output where it failed."""
+        """Run a command in it and return its output. Raises: AssertionError with the output if it failed."""
         ended = subprocess.run(
             self.command(argv), capture_output=True, text=True, timeout=timeout_s, env=self._environ(environ)
         )
@@ -132,11 +132,11 @@ class Machine:
         return ended
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """Return the command that runs `argv` in it: for a process that a test starts and watches by itself."""
+        """Return the command that runs `argv` in it."""
         return ["nsenter", f"--target={self._first}", "--pid", "--net", "--mount", "--", *argv]
 
     def pids(self) -> list[int]:
-        """Return the processes in it but the first, by their numbers outside."""
+        """Return its processes except the first, by their pids outside."""
         namespace = Path(f"/proc/{self._first}/ns/pid").readlink()
         found = []
         for folder in Path("/proc").iterdir():
@@ -174,7 +174,7 @@ class Network:
 
     @property
     def host(self) -> str:
-        """The address at which machines reach what runs outside of them."""
+        """The address at which machines reach this one."""
         return str(self.subnet[1])
 
     def add(self, name: str, folder: Path, shared_path: Path | None = None) -> Machine:
@@ -191,7 +191,7 @@ class Network:
 
 @contextlib.contextmanager
 def network() -> Iterator[Network]:
-    """Make a network that clashes with no other on this machine, and remove it with all of its machines."""
+    """Create a network that does not clash with others on this machine; remove it with its machines afterwards."""
     with _locked():
         _remove_leftovers()
         number = next(number for number in range(10) if f"{_BRIDGE_PREFIX}{os.getpid()}x{number}" not in _links())
@@ -215,7 +215,7 @@ def _locked() -> Iterator[None]:
 
 
 def _free_subnet() -> ipaddress.IPv4Network:
-    """Choose by the number of this process, beside all that this machine has a way to."""
+    """Choose a subnet by our pid that this machine has no route to."""
     taken = []
     for route in json.loads(_ip("-json", "-4", "route", "show", "table", "all")):
         with contextlib.suppress(ValueError):
@@ -252,7 +252,7 @@ def _die_with_parent() -> None:
 
 
 def wait_for_port(host: str, port: int, timeout_s: float = 30) -> None:
-    """Return once something listens there."""
+    """Wait until a port accepts connections."""
 
     def listens() -> bool:
         with socket.socket() as client:

@@ -48,7 +48,7 @@ _START_TIMEOUT_S = 120
 
 @dataclass
 class RayNode:
-    """A machine, and the part of the Ray cluster that runs on it."""
+    """A machine with a node of the Ray cluster."""
 
     machine: Machine
     environ: dict[str, str]
@@ -60,7 +60,7 @@ class RayNode:
         return self.machine.host
 
     def start(self) -> None:
-        """Switch the machine on, if it is not, and start Ray on it: on a busy machine, Ray may give up on itself."""
+        """Start the machine if necessary, and Ray on it; on a busy machine Ray's start may need several attempts."""
         if not self.machine.is_up:
             self.machine.start()
         ray = str(Path(sys.executable).parent / "ray")
@@ -74,7 +74,7 @@ class RayNode:
                 self.kill_ray()
 
     def kill(self) -> None:
-        """Pull the machine's plug."""
+        """Kill the machine."""
         self.machine.kill()
 
     def restart(self) -> None:
@@ -82,26 +82,26 @@ class RayNode:
         self.start()
 
     def kill_ray(self) -> None:
-        """Kill only what belongs to Ray: what outlives it keeps running."""
+        """Kill only the processes of Ray."""
         for pid in self.machine.pids():
             with contextlib.suppress(OSError):
                 if self._is_of_ray(pid):
                     os.kill(pid, signal.SIGKILL)
 
     def partition(self) -> None:
-        """Cut it off: see `Machine.partition`."""
+        """Unplug its network; see `Machine.partition`."""
         self.machine.partition()
 
     def heal(self) -> None:
-        """Reach it again."""
+        """Plug its network in again."""
         self.machine.heal()
 
     def run(self, argv: Sequence[str], environ: Mapping[str, str] | None = None, timeout_s: float = 60) -> str:
-        """Run a command on the machine, with what a client of the cluster needs, and return its output."""
+        """Run a command on the machine in the environment of a client of the cluster; return its output."""
         return self.machine.run(argv, {**self.environ, **(environ or {})}, timeout_s).stdout
 
     def raylet_pid(self) -> int:
-        """Return the number, outside, of the process that is Ray's node."""
+        """Return the pid, outside, of Ray's process on the node."""
         for pid in self.machine.pids():
             with contextlib.suppress(OSError):
                 if b"/raylet/raylet\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -115,7 +115,7 @@ class RayNode:
 
 @dataclass
 class RayCluster:
-    """A head, which has no cores, and nodes. All of it is started by `ray_cluster`."""
+    """A head without cores, and nodes. `ray_cluster` starts them."""
 
     network: Network
     head: RayNode
@@ -125,7 +125,7 @@ class RayCluster:
 
     @property
     def address(self) -> str:
-        """What Ray's clients connect to, `host:port`."""
+        """The address for Ray's clients, `host:port`."""
         return f"{self.head.host}:{PORT}"
 
     def add_node(self, cpus: int, groups: Sequence[str] = (), gpus: int = 0) -> RayNode:
@@ -146,7 +146,7 @@ def ray_cluster(
     is_head_durable: bool = True,
     health_checks: Mapping[str, str] = HEALTH_CHECKS,
 ) -> Iterator[RayCluster]:
-    """Start a cluster; skip the test where that can't be done.
+    """Start a cluster; skip the test if that is not possible.
 
     `groups` names node groups by the index of the node. Without `is_head_durable` a head that starts again has
     forgotten everything.
@@ -199,7 +199,7 @@ def _node(made: Network, name: str, folder: Path, environ: dict[str, str], argum
 
 
 def start_all(nodes: Sequence[RayNode]) -> None:
-    """Start nodes side by side."""
+    """Start nodes in parallel."""
     failures: list[BaseException] = []
 
     def start(node: RayNode) -> None:

@@ -1,4 +1,4 @@
-"""One Ray cluster for all tests that want three nodes and an operator: it takes longer to start than most tests."""
+"""One Ray cluster, shared by all tests that need three nodes and an operator, because its start takes long."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from harness.wait import wait_until
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a cluster's machines reach outside of it."""
+    """Servers outside of the cluster that its machines use."""
 
     bucket: RemoteBucket | None  #: None where no Swift is installed
     environ: Mapping[str, str]  #: of its clients on this machine
@@ -47,13 +47,13 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surroundi
 
 @pytest.fixture(scope="session")
 def cached_packages(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Have the packages that examples want in uv's cache."""
+    """Fill uv's cache with the packages of the examples."""
     asyncio.run(_fill_cache(Home(tmp_path_factory.mktemp("cached") / "home")))
 
 
 @pytest.fixture(scope="session")
 def cluster(surroundings: Surroundings) -> Iterator[RayCluster]:
-    """A head and three nodes of four cores, which can be lost; who loses one has it come back."""
+    """A head and three nodes of four cores; a test that loses a node restarts it."""
     with ExitStack() as stack:
         cluster = stack.enter_context(ray_cluster(nodes=0))
         cluster.environ.update(_variables(surroundings, cluster.network, stack))
@@ -65,7 +65,7 @@ def cluster(surroundings: Surroundings) -> Iterator[RayCluster]:
 
 @pytest.fixture(scope="module")
 def on_ray(cluster: RayCluster) -> Iterator[OnRay]:
-    """An operator of a test module's own."""
+    """A private operator of a test module."""
     with installed(cluster) as made:
         yield made
         made.cortex.down()
@@ -76,7 +76,7 @@ def on_ray(cluster: RayCluster) -> Iterator[OnRay]:
 
 
 def _variables(surroundings: Surroundings, network: Network, stack: ExitStack) -> dict[str, str]:
-    """Machines have no way to a package index: what they install is in the cache that they share with this one."""
+    """Machines can't reach a package index; they install from the cache that they share with this one."""
     found = {"UV_CACHE_DIR": _cache_dir(), "UV_OFFLINE": "1"}
     if surroundings.bucket is not None:
         server = surroundings.bucket.server
@@ -93,7 +93,7 @@ def _cache_dir() -> str:
 
 
 async def _fill_cache(home: Home) -> None:
-    """Make the environments of all examples here, as nodes will."""
+    """Create the environments of all examples here, as nodes will."""
     home.create()
     for folder in sorted(EXAMPLES_DIR.iterdir()):
         if (folder / "cortex.yaml").exists() and "tensorflow" not in folder.name:

@@ -1,4 +1,4 @@
-"""What replicas on nodes counted is added up once, whichever operator does so and whatever is away then."""
+"""Metrics of replicas on nodes are aggregated exactly once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def node() -> Iterator[LocalNode]:
         yield made
 
 
-def test_numbers_of_a_node_that_does_not_answer_yet_are_not_final(home: Home, node: LocalNode) -> None:
+def test_metrics_of_a_node_that_does_not_answer_yet_are_not_final(home: Home, node: LocalNode) -> None:
     async def test() -> None:
         async with cluster(home, [node]) as made:
             spec = made.spec()
@@ -51,7 +51,7 @@ def test_numbers_of_a_node_that_does_not_answer_yet_are_not_final(home: Home, no
 
 
 @pytest.mark.parametrize(("epochs", "is_kept"), [((1, 1), True), ((3, 4), True), ((3, 5), False)])
-def test_copies_of_an_operator_before_another_are_dropped(
+def test_copies_are_deleted_if_another_operator_led_since(
     tmp_path: Path, epochs: tuple[int, int], is_kept: bool
 ) -> None:
     first, second = epochs
@@ -78,7 +78,7 @@ class Handler:
 """
 
 
-def test_what_a_worker_counts_that_outlives_its_supervisor_is_taken_in(
+def test_counts_of_a_worker_that_outlives_its_supervisor_are_aggregated(
     home: Home, node: LocalNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(test_cluster_engine, "SOURCE", SLOW)

@@ -1,4 +1,4 @@
-"""A place that is lost before anything ran there: when another is asked for, and what is said meanwhile."""
+"""Retries of a replica whose place was lost before it started there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def remote() -> RemoteReplica:
     return RemoteReplica(SPEC, first_status(SPEC, 0))
 
 
-def test_the_first_loss_is_made_good_at_once_and_not_spoken_of() -> None:
+def test_the_first_loss_is_retried_at_once_and_not_reported() -> None:
     it = remote()
     it.lost(REASON, now=100.0)
     assert it.status.lack == ""
@@ -22,7 +22,7 @@ def test_the_first_loss_is_made_good_at_once_and_not_spoken_of() -> None:
     assert not it.is_due(100.0), "it is asked for once"
 
 
-def test_further_losses_are_told_and_made_good_later_and_later() -> None:
+def test_further_losses_are_reported_and_retried_with_backoff() -> None:
     it, due_after = remote(), []
     for _ in range(10):
         it.lost(REASON, now=100.0)
@@ -31,7 +31,7 @@ def test_further_losses_are_told_and_made_good_later_and_later() -> None:
     assert it.status.lack == REASON
 
 
-def test_a_place_ends_the_complaint() -> None:
+def test_a_new_place_clears_the_problem() -> None:
     it = remote()
     it.lost(REASON, now=1.0)
     it.lost(REASON, now=1.0)
@@ -39,7 +39,7 @@ def test_a_place_ends_the_complaint() -> None:
     assert (it.status.lack, it.problem, it.is_due(1000.0)) == ("", "", False)
 
 
-def test_one_that_leaves_does_so_whatever_its_node_tells() -> None:
+def test_a_newer_status_does_not_reset_leaving() -> None:
     it = remote()
     it.is_leaving = True
     it.update(first_status(SPEC, 7))

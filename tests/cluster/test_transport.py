@@ -1,4 +1,4 @@
-"""Mutual TLS between operator and nodes: nobody reads along, stands in between, or acts in another role."""
+"""Mutual TLS between operator and nodes: roles, addresses, encryption and injected data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes whose agents are elsewhere, out of reach, or silent in the middle: nothing waits for them for ever."""
+"""Nodes whose agents moved, are unreachable, or fall silent: every wait is limited."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def node() -> Iterator[LocalNode]:
 
 @contextlib.contextmanager
 def taken(host: str, port: int) -> Iterator[None]:
-    """Listen where somebody else would."""
+    """Listen on a port, so that it is taken."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
@@ -52,7 +52,7 @@ def kill_replica(supervisor_pid: int) -> None:
     psutil.wait_procs(every)
 
 
-def test_agent_that_comes_to_another_port_is_followed_there(home: Home, node: LocalNode) -> None:
+def test_an_agent_that_moves_to_another_port_is_followed(home: Home, node: LocalNode) -> None:
     async def test() -> None:
         async with cluster(home, [node]) as made:
             kept, ended = made.spec(), made.spec()
@@ -74,7 +74,7 @@ def test_agent_that_comes_to_another_port_is_followed_there(home: Home, node: Lo
     run(test())
 
 
-def test_agent_of_another_version_is_ended_once_and_its_replicas_stay(
+def test_an_agent_of_another_version_is_ended_once_and_its_replicas_stay(
     home: Home, node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test() -> None:
@@ -96,7 +96,7 @@ def test_agent_of_another_version_is_ended_once_and_its_replicas_stay(
     run(test())
 
 
-def test_replica_that_ended_while_its_agent_was_away_is_not_started_again(home: Home, node: LocalNode) -> None:
+def test_a_replica_that_ended_while_its_agent_was_away_is_not_restarted(home: Home, node: LocalNode) -> None:
     async def test() -> None:
         async with cluster(home, [node]) as made:
             spec = made.spec()
@@ -113,13 +113,13 @@ def test_replica_that_ended_while_its_agent_was_away_is_not_started_again(home: 
 
 @pytest.fixture
 def nowhere() -> Iterator[NodeAddress]:
-    """A node that Ray knows, and the operator can't reach."""
+    """A node of the Ray cluster that the operator can't reach."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield NodeAddress("nowhere", "127.0.0.1", held.getsockname()[1])
 
 
-def test_replica_on_a_node_out_of_reach_says_so_and_can_be_stopped(home: Home, nowhere: NodeAddress) -> None:
+def test_a_replica_on_an_unreachable_node_reports_it_and_can_be_stopped(home: Home, nowhere: NodeAddress) -> None:
     async def test() -> None:
         async with cluster(home, []) as made:
             made.placer.nodes = [nowhere]
@@ -136,7 +136,7 @@ def test_replica_on_a_node_out_of_reach_says_so_and_can_be_stopped(home: Home, n
     run(test())
 
 
-def test_replica_on_a_node_out_of_reach_is_placed_elsewhere(
+def test_a_replica_on_an_unreachable_node_is_placed_elsewhere(
     home: Home, node: LocalNode, nowhere: NodeAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "UNREACHABLE_S", 1.0)
@@ -153,7 +153,7 @@ def test_replica_on_a_node_out_of_reach_is_placed_elsewhere(
     run(test())
 
 
-def test_node_that_falls_silent_in_the_middle_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_to_a_node_that_falls_silent_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("METRICS_TIMEOUT_S", "LINES_TIMEOUT_S", "FOLLOW_TIMEOUT_S"):
         monkeypatch.setattr(node_client, name, 0.2)
 
@@ -174,7 +174,7 @@ def test_node_that_falls_silent_in_the_middle_keeps_nobody_waiting(monkeypatch: 
     run(test())
 
 
-def test_node_that_breaks_off_in_the_middle_of_logs_is_told_of() -> None:
+def test_a_connection_that_ends_within_logs_is_an_error() -> None:
     async def serve(wire: PeerConnection) -> None:
         wire.send({"lines": []})
 
@@ -187,7 +187,7 @@ def test_node_that_breaks_off_in_the_middle_of_logs_is_told_of() -> None:
     run(test())
 
 
-def test_bridge_that_says_nonsense_is_started_again(tmp_path: Path) -> None:
+def test_a_bridge_that_sends_invalid_events_is_restarted(tmp_path: Path) -> None:
     script = tmp_path / "bridge.py"
     script.write_text('import os; os.write(1, b\'{"event": "connected"}\\n\'); os.read(0, 9)')
     start = NodeStart("0", "secret", "1")

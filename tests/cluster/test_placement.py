@@ -60,11 +60,11 @@ def cluster(*nodes: NodeResources, free_cpu: float = 0.0) -> ClusterResources:
         ),
     ],
 )
-def test_what_is_lacking_is_said(wanted: Resources, nodes: tuple[NodeResources, ...], said: str) -> None:
+def test_unschedulable_reason(wanted: Resources, nodes: tuple[NodeResources, ...], said: str) -> None:
     assert unschedulable_reason(wanted, cluster(*nodes, free_cpu=2.5)) == said
 
 
-def test_shares_of_cores_may_add_up_to_a_little_more() -> None:
+def test_rounding_errors_of_cores_are_tolerated() -> None:
     assert fits(Resources(0.1 + 0.2), NodeResources("h", 0.3, 0, 0))
 
 
@@ -78,9 +78,9 @@ def test_shares_of_cores_may_add_up_to_a_little_more() -> None:
         (Resources(64, node_groups=("gpu", "cheap")), "gpu"),
     ],
 )
-def test_the_first_group_that_could_have_it_is_chosen(wanted: Resources, group: str | None) -> None:
+def test_the_first_group_in_which_a_request_fits_is_chosen(wanted: Resources, group: str | None) -> None:
     assert choose_group(wanted, cluster(SMALL, LARGE, GPU)) == group
 
 
-def test_a_group_is_chosen_before_anything_is_known_of_the_cluster() -> None:
+def test_the_first_group_is_chosen_while_the_cluster_is_unknown() -> None:
     assert choose_group(Resources(1, node_groups=("gpu", "cheap")), None) == "gpu"

@@ -1,4 +1,4 @@
-"""Whether a node's sockets can be reached from here: those of an agent on this machine, and no others."""
+"""Detection of nodes on this machine, whose sockets are reachable."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def node() -> Iterator[LocalNode]:
 
 @pytest.fixture(scope="module")
 def told(node: LocalNode) -> dict[str, Any]:
-    """What the agent says of itself to an operator."""
+    """The agent's description, as it sends it to an operator."""
 
     async def ask() -> dict[str, Any]:
         wire = await connect(node.host, node.address.port, CREDENTIALS.identity)
@@ -43,22 +43,22 @@ def told(node: LocalNode) -> dict[str, Any]:
     return asyncio.run(ask())
 
 
-def test_an_agent_on_this_machine_is_reached(node: LocalNode, told: dict[str, Any]) -> None:
+def test_sockets_of_an_agent_on_this_machine_are_local(node: LocalNode, told: dict[str, Any]) -> None:
     assert local_sockets_dir(node.host, told) == node.home.sockets_dir
 
 
-def test_a_step_of_the_clock_changes_nothing(node: LocalNode, told: dict[str, Any]) -> None:
+def test_a_clock_step_changes_nothing(node: LocalNode, told: dict[str, Any]) -> None:
     identity = json.loads(told["identity"])
     stepped = json.dumps({**identity, "created_at": identity["created_at"] + 3600})
     assert local_sockets_dir(node.host, {**told, "identity": stepped}) == node.home.sockets_dir
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "0.0.0.0", "::", "localhost", ""])
-def test_an_agent_at_another_address_is_not(host: str, told: dict[str, Any]) -> None:
+def test_an_agent_at_another_address_is_not_local(host: str, told: dict[str, Any]) -> None:
     assert local_sockets_dir(host, told) is None
 
 
-def test_an_agent_that_does_not_listen_in_its_home_here_is_not(
+def test_an_agent_that_does_not_listen_in_its_home_is_not_local(
     node: LocalNode, told: dict[str, Any], tmp_path: Path
 ) -> None:
     identity = json.loads(told["identity"])
@@ -75,7 +75,7 @@ def test_an_agent_that_does_not_listen_in_its_home_here_is_not(
     assert local_sockets_dir(node.host, {}) is None
 
 
-def test_another_users_agent_is_not() -> None:
+def test_an_agent_of_another_user_is_not_local() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can start another user's process")
     with tempfile.TemporaryDirectory(prefix="cx-") as folder:
@@ -98,7 +98,7 @@ def test_another_users_agent_is_not() -> None:
         assert found == {0: home.sockets_dir, 65534: None}
 
 
-def test_files_alone_are_no_agent(node: LocalNode, told: dict[str, Any], tmp_path: Path) -> None:
+def test_files_without_an_agent_are_not_local(node: LocalNode, told: dict[str, Any], tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.create()
     shutil.copy(node.home.run_dir / "node.json", home.run_dir)
