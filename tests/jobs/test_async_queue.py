@@ -133,7 +133,7 @@ def test_queues_are_no_jobs(where: Where) -> None:
     run(where, use)
 
 
-def test_each_queue_knows_its_own(where: Where) -> None:
+def test_queues_do_not_share_workloads(where: Where) -> None:
     async def use(place: Place) -> None:
         name = await _add(place, b"1")
         await place.store.workloads.open("other")

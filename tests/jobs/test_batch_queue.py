@@ -105,7 +105,7 @@ def test_without_room_only_reports_are_taken(connection: Connection) -> None:
     ("status", "is_done"),
     [(JobStatus.STOPPED, True), (JobStatus.TIMED_OUT, True), (None, True)],
 )
-def test_a_job_that_is_over_or_unknown_gives_nothing_and_takes_nothing(
+def test_a_job_that_is_over_or_unknown_leases_no_batches_and_rejects_reports(
     connection: Connection, status: JobStatus | None, is_done: bool
 ) -> None:
     job = put_job(connection, 2)
@@ -177,7 +177,7 @@ def test_a_report_for_another_job_is_lost(connection: Connection) -> None:
     assert ask(connection, two, Report(held.token, 1), count=0).lost == (held.token,)
 
 
-def test_a_failed_batch_comes_back_alone_after_its_wait_and_is_a_dead_letter_in_the_end(connection: Connection) -> None:
+def test_a_failed_batch_is_retried_alone_after_its_backoff_and_becomes_a_dead_letter(connection: Connection) -> None:
     job = put_job(connection, 3, items=2)
     held = lease(connection, job)
     answer = ask(connection, job, Report(held.token, 2, failures(0, 1)))
@@ -198,7 +198,7 @@ def test_a_failed_batch_comes_back_alone_after_its_wait_and_is_a_dead_letter_in_
     assert (letter.error, letter.traceback, letter.payload) == ("ValueError: 0", "Traceback …", b"[0,1]")
 
 
-def test_isolation_leaves_only_the_guilty_items_as_dead_letters(connection: Connection) -> None:
+def test_isolation_leaves_only_failing_items_as_dead_letters(connection: Connection) -> None:
     job, bad, now = put_job(connection, 2, items=10, max_attempts=2, isolate_failures=True), {3, 17}, NOW
     while not (answer := ask(connection, job, count=1, now=now)).is_done:
         if answer.lease is None:
@@ -232,7 +232,7 @@ def test_batches_that_are_missing_are_an_error_not_a_short_lease(connection: Con
     connection.execute(batches.insert().values(dict(removed._mapping)))  # type: ignore[union-attr]
 
 
-def test_a_death_blames_the_batch_inside_and_no_other(connection: Connection) -> None:
+def test_a_death_counts_an_attempt_of_the_running_batch_only(connection: Connection) -> None:
     job = put_job(connection, 9)
     held = lease(connection, job, count=5)
     lease(connection, job, count=2)
@@ -246,7 +246,7 @@ def test_a_death_blames_the_batch_inside_and_no_other(connection: Connection) ->
     assert job_of(connection, job).counts.failed_attempts == 1
 
 
-def test_a_death_with_nothing_known_blames_the_first_open_batch_of_the_oldest_lease(connection: Connection) -> None:
+def test_a_death_without_a_known_batch_counts_an_attempt_of_the_first_open_one(connection: Connection) -> None:
     job = put_job(connection, 6, max_attempts=1)
     held = lease(connection, job, count=3)
     lease(connection, job, count=3)
@@ -258,7 +258,7 @@ def test_a_death_with_nothing_known_blames_the_first_open_batch_of_the_oldest_le
 
 
 @pytest.mark.parametrize("inside", [("f" * 16, 1), ("0" * 16, 0), ("0" * 16, 99)])
-def test_a_batch_that_the_process_has_no_lease_of_any_more_is_not_blamed(
+def test_a_batch_whose_lease_the_process_lost_counts_no_attempt(
     connection: Connection, inside: tuple[str, int]
 ) -> None:
     job = put_job(connection, 3)
@@ -291,7 +291,7 @@ def test_leases_are_released_by_process(connection: Connection, pid: int | None,
     assert job_of(connection, job).counts.failed_attempts == 0
 
 
-def test_a_renewed_lease_lives_and_one_that_is_not_expires_with_blame(connection: Connection) -> None:
+def test_a_lease_without_a_renewal_expires_and_counts_an_attempt(connection: Connection) -> None:
     job = put_job(connection, 4)
     kept = lease(connection, job, count=2)
     lost = lease(connection, job, count=2, worker=("dead", 7))
@@ -303,7 +303,7 @@ def test_a_renewed_lease_lives_and_one_that_is_not_expires_with_blame(connection
     assert ranges == [(2, 1), (3, 0)]
 
 
-def test_a_process_that_renews_its_oldest_lease_only_is_not_blamed_for_another(connection: Connection) -> None:
+def test_an_expired_lease_counts_no_attempt_if_the_oldest_one_is_renewed(connection: Connection) -> None:
     job = put_job(connection, 4)
     oldest = lease(connection, job, count=2)
     lease(connection, job, count=2)

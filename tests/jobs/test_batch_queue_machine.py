@@ -1,4 +1,4 @@
-"""Random leases, reports, failures, deaths, expiries and restarts, against what must always be true."""
+"""Stateful test of the batch queue: random leases, reports, failures, deaths and restarts against its invariants."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_a_server_killed_within_a_transaction_costs_nothing(own_server: Postgres
     use(own_server.url("postgres"), work)
 
 
-def test_a_server_that_stays_away_is_said_to_be_and_then_at_once(own_server: Postgres) -> None:
+def test_operations_fail_after_a_while_and_then_at_once_while_a_server_is_unreachable(own_server: Postgres) -> None:
     async def work(writer: TransactionThread) -> None:
         assert await writer.run(put(1)) == 1
         own_server.stop()

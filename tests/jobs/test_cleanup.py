@@ -1,4 +1,4 @@
-"""What becomes of jobs that are deleted, and of payloads that nobody needs any more."""
+"""Removal of deleted jobs, and of payloads of jobs that are over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.jobs.job_checks import ORIGIN, options
 from harness.jobs.store_place import Place, run
 
 
-def test_a_deleted_job_is_out_of_sight_at_once_and_then_gone(where: Where) -> None:
+def test_a_deleted_job_is_invisible_at_once_and_its_rows_are_removed(where: Where) -> None:
     async def use(place: Place) -> None:
         store, kept, dropped = place.store, await place.create(), await place.create(2000, max_attempts=1)
         held = (await place.lease(dropped)).lease

@@ -89,7 +89,7 @@ def test_a_job_of_many_batches_is_seen_only_whole(where: Where, count: int) -> N
     run(where, use)
 
 
-def test_a_job_that_had_not_arrived_when_the_operator_died_is_gone(where: Where) -> None:
+def test_a_job_that_was_not_completely_stored_is_deleted_after_a_crash(where: Where) -> None:
     async def use(place: Place) -> None:
         with place.engine.begin() as connection:
             insert_job(connection, "1" * 16, ORIGIN, options(), {}, 1000.0, Visibility.STORING)
@@ -156,7 +156,7 @@ def test_a_status_changes_only_as_the_table_of_transitions_allows(where: Where) 
     run(where, use)
 
 
-def test_a_note_is_shown_while_a_job_is_pending(where: Where) -> None:
+def test_a_message_is_stored_while_a_job_is_pending(where: Where) -> None:
     async def use(place: Place) -> None:
         job = await place.create()
         await place.store.write(set_message, job.id, "waits for a GPU")
@@ -265,7 +265,7 @@ def test_a_task_that_did_not_succeed_is_run_again_whatever_ended_it(where: Where
     run(where, use)
 
 
-def test_batches_that_a_job_had_not_done_are_not_kept(where: Where) -> None:
+def test_open_batches_of_a_job_that_is_over_are_not_kept(where: Where) -> None:
     async def use(place: Place) -> None:
         job = await place.create(3)
         await place.store.change(job.id, JobStatus.STOPPED)
@@ -317,7 +317,7 @@ def test_leases_outlast_an_operator_that_was_away(where: Where) -> None:
     run(where, use)
 
 
-def test_after_a_pause_of_the_machine_workers_get_the_time_to_renew(where: Where) -> None:
+def test_leases_are_renewed_after_a_pause_of_the_machine(where: Where) -> None:
     async def use(place: Place) -> None:
         await place.lease(await place.create())
         for pause, expired in ((3600, 0), (9, 0), (9, 0), (9, 0), (9, 1), (-500, 0)):

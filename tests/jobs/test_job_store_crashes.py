@@ -1,4 +1,4 @@
-"""What was acknowledged is there after any crash, and nothing is there twice or by halves."""
+"""Crashes of the store: acknowledged changes survive, and nothing is stored twice or partially."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from cortex.jobs.spec import BatchFailure
         (3, 1, True, True, FailureAction.DEAD_LETTER),
     ],
 )
-def test_a_failed_batch_is_retried_then_split_where_that_is_wanted_then_given_up(
+def test_a_failed_batch_is_retried_then_split_or_a_dead_letter(
     attempts: int, items: int, is_part: bool, isolate: bool, expected: FailureAction
 ) -> None:
     failed = FailedBatch(BatchFailure(0, "ValueError"), attempts, is_part, items)

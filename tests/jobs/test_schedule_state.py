@@ -1,4 +1,4 @@
-"""How far schedules are, stored: a run is taken once, and with its job."""
+"""Stored schedules: a run is claimed once, in the transaction of its job."""
 
 from __future__ import annotations
 

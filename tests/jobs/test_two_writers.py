@@ -113,7 +113,7 @@ def test_a_report_that_is_sent_twice_at_once_counts_once(two: Two) -> None:
     two.check()
 
 
-def test_a_lease_that_expires_while_it_is_reported_is_not_done_again(two: Two) -> None:
+def test_a_lease_that_expires_while_it_is_reported_is_recorded_once(two: Two) -> None:
     job = two.do(lambda connection: put_job(connection, 2))
     lease = lease_of(two.do(ask(job, "a")))
     two.overlap(ask(job, "a", all_of(lease), count=0), lambda connection: expire(connection, NOW + 100))

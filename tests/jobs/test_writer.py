@@ -96,7 +96,7 @@ def test_no_group_is_larger_than_the_limit(where: Where) -> None:
     with_writer(where, use)
 
 
-def test_an_operation_that_raises_leaves_nothing_and_hurts_no_other(where: Where) -> None:
+def test_an_operation_that_raises_is_rolled_back_without_an_effect_on_others(where: Where) -> None:
     async def use(writer: TransactionThread, ends: list[str]) -> None:
         def broken(connection: Connection) -> int:
             put(100)(connection)
@@ -170,7 +170,7 @@ def test_many_callers_at_once_each_get_their_own_answer(where: Where) -> None:
     with_writer(where, use)
 
 
-def test_full_disk_is_said_to_be_one_and_passes(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_as_a_transient_error(tmp_path: Path) -> None:
     async def use(writer: TransactionThread, ends: list[str]) -> None:
         pages: int = await writer.run(lambda connection: connection.execute(text("PRAGMA page_count")).scalar_one())
         await writer.run(lambda connection: connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}").close())

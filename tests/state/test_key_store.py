@@ -1,4 +1,4 @@
-"""Keys are stored and forgotten."""
+"""API keys are stored and deleted."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from cortex.state.database import Where, open_state
 from cortex.state.key_values import KeyValueStore
 
 
-def test_a_fact_is_settled_once_by_whoever_comes_first(where: Where) -> None:
+def test_a_value_is_set_once_by_the_first_caller(where: Where) -> None:
     engines = [open_state(where) for _ in range(4)]
     stores = [KeyValueStore(engine) for engine in engines]
     assert stores[0].get("secret") is None

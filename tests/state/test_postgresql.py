@@ -1,4 +1,4 @@
-"""Opening PostgreSQL: together, with what is wrong, and by whom it is shut out."""
+"""Opening PostgreSQL: concurrently, with errors, and with fencing."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ def test_a_database_with_another_encoding_is_refused(postgres: Postgres) -> None
     postgres.drop_database(postgres.url("latin"))
 
 
-def test_a_user_who_may_not_make_schemas_is_told_what_to_grant(postgres: Postgres, postgresql_url: str) -> None:
+def test_a_user_without_the_right_to_create_schemas_gets_an_error_with_the_grant(
+    postgres: Postgres, postgresql_url: str
+) -> None:
     with postgres.connect() as connection:
         connection.execute("CREATE USER guest PASSWORD 'guest'")
     with pytest.raises(InputError, match="grant its user CREATE on the database"):
@@ -145,7 +147,7 @@ def test_text_is_of_any_length_and_sorted_by_code_point(postgresql_url: str, eng
     assert store.get("aa") == "left\ufffdright"
 
 
-def test_an_operator_that_was_taken_over_from_writes_nothing(postgresql_url: str, engines: list[Engine]) -> None:
+def test_a_superseded_operator_cannot_write(postgresql_url: str, engines: list[Engine]) -> None:
     engines += [open_state(postgresql_url, 1), open_jobs(postgresql_url, 1)]
     KeyValueStore(engines[0]).put_if_absent("a", "old")
     engines += [open_state(postgresql_url, 2), open_jobs(postgresql_url, 2)]

@@ -53,7 +53,7 @@ def test_truth_of_another_type_of_model_is_apart(database: Engine) -> None:
     assert store.hours("iris", "classification") == {9: ErrorSums(1, 1.0, 1.0, 1.0)}
 
 
-def test_errors_without_end_can_be_told_again(database: Engine) -> None:
+def test_a_report_with_very_long_errors_can_be_sent_again(database: Engine) -> None:
     store = PredictionStore(database)
     for error in (math.inf, 1.0, -math.inf, -math.inf, 1e308):
         store.add_truths("iris", NUMBERS, [GroundTruth("a", 7, "1", error)])
@@ -78,7 +78,7 @@ def test_old_truth_is_forgotten(database: Engine) -> None:
     assert list(store.predictions("iris", NUMBERS, ["a", "b"])) == ["b"]
 
 
-def test_all_goes_with_its_api(database: Engine) -> None:
+def test_deleting_an_api_deletes_all_of_its_rows(database: Engine) -> None:
     store = PredictionStore(database)
     store.add_truths("iris", NUMBERS, [GroundTruth("a", 7, "1", 1.0)])
     store.set_drift("iris", "one")

@@ -1,4 +1,4 @@
-"""What must be true of every database of jobs at every moment, and the jobs that tests begin with."""
+"""Invariants of a database of jobs, and jobs for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs and workers as data, for tests of what is decided about them."""
+"""Jobs and workers as data, for tests of pure functions."""
 
 from __future__ import annotations
 

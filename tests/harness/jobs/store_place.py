@@ -1,4 +1,4 @@
-"""A store of jobs at a place of its own, and its clock."""
+"""A store of jobs on a database of its own, with a clock that tests set."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_errors_have_one_form(
     assert body["kind"]
 
 
-def test_a_wrong_verb_is_told_the_right_ones(server: JobsServer) -> None:
+def test_a_wrong_method_gets_the_list_of_allowed_methods(server: JobsServer) -> None:
     assert server.send("PATCH", "/sum", headers={"x-cortex-api": "sum"})[1]["allow"] == "POST, GET, DELETE"
 
 

@@ -1,4 +1,4 @@
-"""The operator's routes of jobs over HTTP. That they want the token is tested with all routes of the operator."""
+"""The operator's routes of jobs over HTTP; authentication is tested with all routes of the operator."""
 
 from __future__ import annotations
 

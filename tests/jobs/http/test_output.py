@@ -145,7 +145,7 @@ def test_parts_hold_all_results_in_order_and_success_comes_with_the_counts(tmp_p
 
 
 @pytest.mark.usefixtures("_small_parts")
-def test_begun_anew_after_a_crash_it_ends_with_the_same_files(tmp_path: Path) -> None:
+def test_writing_again_after_a_crash_gives_the_same_files(tmp_path: Path) -> None:
     whole = FakeStore([result(seq) for seq in range(20)], [letter(20)])
     run(whole, job(str(tmp_path / "whole"), failed=1))
     for fails_after in (0, 6, 13, 19):

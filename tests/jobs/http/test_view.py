@@ -1,4 +1,4 @@
-"""Jobs as JSON: both names where older documents and behaviour differ, no secrets, nothing invented."""
+"""Jobs as JSON: both names where documentation and behaviour differ, and no secrets."""
 
 from __future__ import annotations
 

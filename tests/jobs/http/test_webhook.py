@@ -1,4 +1,4 @@
-"""One POST to an address of the user's: what counts as told, and what is said when it was not."""
+"""Webhooks: the request, which responses are success, and the errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of the worker routes: what one side writes the other reads, and nothing else passes."""
+"""Messages of the worker routes: parsing is the inverse of encoding, and rejects everything else."""
 
 from __future__ import annotations
 
@@ -112,14 +112,14 @@ def test_small_bodies_are_read_as_they_were_written() -> None:
     assert parse_renewed(write_renewed(RenewalReply(("a",), stop=True))) == RenewalReply(("a",), stop=True)
 
 
-def test_an_error_with_half_a_surrogate_pair_is_told_all_the_same() -> None:
+def test_an_error_with_an_unpaired_surrogate_is_reported() -> None:
     failure = BatchFailure(0, "ValueError: \ud800 in it", "at \udfff")
     report = parse_exchange(write_exchange(ExchangeRequest(1, "7fff", (Report("t", 0, (failure,)),)))).reports[0]
     assert report.failures == (BatchFailure(0, "ValueError: ? in it", "at ?"),)
     assert parse_hook(write_hook(HookReport(1, "7fff", "t", "\ud800"))).error == "?"
 
 
-def test_a_line_break_in_what_is_a_line_is_refused_by_its_writer() -> None:
+def test_a_payload_or_result_with_a_line_break_is_rejected() -> None:
     with pytest.raises(WorkerMessageError, match="line break"):
         write_exchange(ExchangeRequest(1, "7fff", (Report("t", 0, results=((0, b"[1,\n2]"),)),)))
     with pytest.raises(WorkerMessageError, match="line break"):

@@ -1,4 +1,4 @@
-"""The worker routes over a real socket: what they pass on, and whom they refuse."""
+"""The worker routes over a real socket: calls and rejected requests."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_nobody_waits_longer_than_the_operator_lets_them(server: JobsServer) -> 
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "é", worker_token("secret", "sum-2"), worker_token("other", "sum-1")])
-def test_a_worker_speaks_for_itself_only(server: JobsServer, token: str) -> None:
+def test_a_worker_cannot_act_for_another_worker(server: JobsServer, token: str) -> None:
     for action in ("join", "exchange", "renew", "hook", "other"):
         assert server.as_worker(action, wire.write_join(1), token=token)[0] == 401
     assert server.send("POST", "/worker/sum-1/join", wire.write_join(1))[0] == 401
@@ -129,7 +129,7 @@ def test_a_worker_that_dies_while_it_waits_is_noticed(server: JobsServer) -> Non
     wait_until(lambda: server.workers.waiting == 0)
 
 
-def test_a_token_tells_nothing_of_the_operators() -> None:
+def test_a_token_does_not_reveal_the_operators_token() -> None:
     assert worker_token("a", "w") == worker_token("a", "w") != worker_token("b", "w")
     assert len(bytes.fromhex(worker_token("a", "w"))) == 32
 

@@ -1,4 +1,4 @@
-"""Jobs get the files that their submission means, each once, and the values in them."""
+"""Files of a submission: each selected file is read once, with all of its values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Globs select what a plain reading of their rules does, in time that no pattern can blow up."""
+"""Globs select the same paths as a plain implementation of their rules, in linear time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is packed comes out whole, however it arrives."""
+"""Gzip is decompressed completely in pieces of any size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def unpacked(*pieces: bytes) -> bytes:
     size=st.integers(1, 300),
     zeros=st.integers(0, 3),
 )
-def test_any_pieces_of_any_archives_give_what_was_packed(
+def test_gzip_members_in_pieces_of_any_size_are_decompressed(
     content: list[bytes], is_gzip: bool, size: int, zeros: int
 ) -> None:
     plain = b"".join(content)

@@ -1,4 +1,4 @@
-"""Files become a job's batches, whatever of them was there before; what is wrong with them ends the job."""
+"""Files are stored as a job's batches, replacing earlier ones; invalid files end the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values are found however the stream is cut, and what is none is named."""
+"""JSON values are found in pieces of any size, and invalid JSON is reported with its position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submissions are read as they were meant, and refused with a message that names the field and the fix."""
+"""Submissions are parsed, or rejected with an error that names the field and the fix."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_all_mistakes_are_named_at_once() -> None:
     assert fields == ["workers", "timeout", "item_list.items", "item_list.batch_size"]
 
 
-def test_a_key_that_may_be_the_missing_one_is_named() -> None:
+def test_a_misspelt_key_is_named_if_a_key_is_missing() -> None:
     with pytest.raises(SubmissionError) as caught:
         parse(workers=1, item_lists={"items": [1]}, time_out=5, other=1)
     assert 'item_lists: is not known; did you mean "item_list"?' in str(caught.value)

@@ -1,4 +1,4 @@
-"""Submissions to a TaskAPI: what may be said, and what is left out."""
+"""Submissions to a TaskAPI: accepted and ignored fields."""
 
 from __future__ import annotations
 
