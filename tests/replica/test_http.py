@@ -1,4 +1,4 @@
-"""What only the wire shows: framing, keep-alive, the head of answers."""
+"""HTTP/1.1 on the wire: framing, keep-alive, response heads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_dates_are_those_of_the_http_standard(second: int) -> None:
     assert parsedate_to_datetime(line[6:].strip()).timestamp() == second
 
 
-def test_requests_follow_each_other_on_one_connection() -> None:
+def test_connection_is_kept_alive_between_requests() -> None:
     with running_replica(ECHO, interface="functions") as replica:
         replica.wait_ready()
         connection = replica.connection()
@@ -33,7 +33,7 @@ def test_requests_follow_each_other_on_one_connection() -> None:
         connection.close()
 
 
-def test_request_that_comes_byte_by_byte_is_read() -> None:
+def test_request_is_parsed_byte_by_byte() -> None:
     with running_replica(ECHO, interface="functions") as replica, socket.socket(socket.AF_UNIX) as sock:
         replica.wait_ready()
         sock.connect(replica.spec.sockets[0])
@@ -43,7 +43,7 @@ def test_request_that_comes_byte_by_byte_is_read() -> None:
         assert sock.recv(4096).endswith(b"\r\n\r\n17")
 
 
-def test_client_that_expects_100_is_told_to_continue() -> None:
+def test_responds_100_continue_to_a_client_that_expects_it() -> None:
     with running_replica(ECHO, interface="functions") as replica, socket.socket(socket.AF_UNIX) as sock:
         replica.wait_ready()
         sock.connect(replica.spec.sockets[0])

@@ -42,7 +42,7 @@ def test_a_folder_is_read_as_one_and_what_is_not_ours_is_left_alone(tmp_path: Pa
     assert read_folder(tmp_path / "gone") == {}
 
 
-def test_files_of_processes_that_ended_become_one_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_compacts_files_of_ended_processes_without_loss(tmp_path: Path) -> None:
     count(process_file(str(tmp_path), 0, os.getpid()), 100)
     pids = ended_pids(6)
     for number, pid in enumerate(pids[:3]):
@@ -58,7 +58,7 @@ def test_files_of_processes_that_ended_become_one_and_nothing_is_lost(tmp_path: 
     assert read_folder(tmp_path) == {REQUESTS: 111_211}
 
 
-def test_a_file_that_was_moved_but_not_removed_yet_counts_once(tmp_path: Path) -> None:
+def test_a_compacted_file_that_still_exists_counts_once(tmp_path: Path) -> None:
     (pid,) = ended_pids(1)
     file = process_file(str(tmp_path), 0, pid)
     count(file, 5)
@@ -70,7 +70,7 @@ def test_a_file_that_was_moved_but_not_removed_yet_counts_once(tmp_path: Path) -
     assert read_folder(tmp_path) == {REQUESTS: 7}
 
 
-def test_who_reads_while_files_are_moved_sees_all_of_them(tmp_path: Path) -> None:
+def test_reading_during_compaction_sees_every_file(tmp_path: Path) -> None:
     pids = ended_pids(8)
     for pid in pids:
         count(process_file(str(tmp_path), 0, pid), 1)

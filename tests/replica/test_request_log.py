@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cortex.engine.log_writer import MAX_LINE_BYTES, LogWriter
 from cortex.engine.logs import read_logs
-from cortex.replica.request_log import REQUEST, RequestStream
+from cortex.replica.request_log import REQUEST, MarkedStream
 
 Printed = list[tuple[bytes, str]]
 
@@ -20,7 +20,7 @@ Printed = list[tuple[bytes, str]]
 def logged(tmp_path: Path, printed: Printed) -> list[tuple[str, str]]:
     """Print for requests as calls do; return what the log says: id and text of each line."""
     raw = io.BytesIO()
-    stream = RequestStream(io.TextIOWrapper(raw, "utf-8"))
+    stream = MarkedStream(io.TextIOWrapper(raw, "utf-8"))
     for request, text in printed:
         token = REQUEST.set(request)
         stream.write(text)
@@ -80,7 +80,7 @@ def test_what_callers_send_can_not_pass_for_a_mark(tmp_path: Path, owner: bytes,
 @pytest.mark.parametrize("read_bytes", [10_000, 3 * MAX_LINE_BYTES, 10 * MAX_LINE_BYTES])
 def test_all_pieces_of_a_long_line_are_of_its_request(tmp_path: Path, read_bytes: int) -> None:
     raw = io.BytesIO()
-    stream = RequestStream(io.TextIOWrapper(raw, "utf-8"))
+    stream = MarkedStream(io.TextIOWrapper(raw, "utf-8"))
     long = "x" * (4 * MAX_LINE_BYTES + 1)
     for request, text in [(b"1", long[:1000]), (b"1", long[1000:] + "\n"), (b"2", "other\n"), (b"", "none\n")]:
         REQUEST.set(request)
@@ -99,7 +99,7 @@ def test_all_pieces_of_a_long_line_are_of_its_request(tmp_path: Path, read_bytes
 
 def test_the_next_process_does_not_go_on_with_a_line_of_the_one_before(tmp_path: Path) -> None:
     raw = io.BytesIO()
-    stream = RequestStream(io.TextIOWrapper(raw, "utf-8"))
+    stream = MarkedStream(io.TextIOWrapper(raw, "utf-8"))
     REQUEST.set(b"1")
     stream.write("x" * MAX_LINE_BYTES)
     REQUEST.set(b"")
@@ -114,7 +114,7 @@ def test_the_next_process_does_not_go_on_with_a_line_of_the_one_before(tmp_path:
 
 def test_threads_that_print_at_once_get_lines_of_their_own(tmp_path: Path) -> None:
     raw = io.BytesIO()
-    stream = RequestStream(io.TextIOWrapper(raw, "utf-8"))
+    stream = MarkedStream(io.TextIOWrapper(raw, "utf-8"))
 
     def work(request: bytes) -> None:
         REQUEST.set(request)

@@ -1,4 +1,4 @@
-"""Series of several processes become one."""
+"""Keys and merging of series."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from cortex.replica.metrics import (
 )
 
 
-def test_a_key_is_taken_apart_again() -> None:
+def test_parse_key_is_the_inverse_of_series_key() -> None:
     key = series_key(SeriesKind.COUNTER, "hits", {"b": 'x"y', "a": "ß"})
 
     assert parse_key(key) == Series(SeriesKind.COUNTER, "hits", (("a", "ß"), ("b", 'x"y')))
 
 
 @pytest.mark.parametrize("key", ["", "x", "[]", '["nothing","a",[]]', '["counter","a",3]', "[" * 100_000])
-def test_what_is_no_key_is_left_out(key: str) -> None:
+def test_invalid_keys_are_ignored(key: str) -> None:
     assert parse_key(key) is None
     assert merge_series([{key: 1.0}]) == {}
 

@@ -1,4 +1,4 @@
-"""Values of any size and kind become one short line."""
+"""Truncated repr of values of any size and type."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Lines:
     ],
     ids=["nested", "list", "list in a dict", "bytes", "text", "lines", "hostile", "exits", "int"],
 )
-def test_what_is_shown(value: Any, text: str) -> None:
+def test_short_repr(value: Any, text: str) -> None:
     assert short_repr(value).startswith(text)
 
 
@@ -50,7 +50,7 @@ def test_what_is_shown(value: Any, text: str) -> None:
     ["x" * 10_000, b"\0" * 10_000, {"k" * 400: "v" * 400}, [["x" * 100] * 20] * 20, np.zeros((300, 300))],
     ids=["text", "bytes", "dict", "lists", "array"],
 )
-def test_nothing_is_long(value: Any) -> None:
+def test_truncates_long_values_to_one_line(value: Any) -> None:
     shown = short_repr(value)
 
     assert len(shown) <= MAX_CHARACTERS
@@ -58,7 +58,7 @@ def test_nothing_is_long(value: Any) -> None:
     assert "\n" not in shown
 
 
-def test_a_large_body_takes_no_memory() -> None:
+def test_a_large_body_is_not_formatted_completely() -> None:
     body = bytes(20_000_000)
     tracemalloc.start()
     try:

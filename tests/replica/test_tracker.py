@@ -178,7 +178,7 @@ def test_the_log_is_not_filled(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert tracked.counts[UNTRACKED_KEY] == 6
 
 
-def test_classes_without_end_are_counted_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_classes_beyond_the_maximum_are_counted_as_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tracked = Tracked(tmp_path, "classification")
     for number in range(MAX_CLASSES + 5):
         tracked.tracker.track(f"c{number}", ID)

@@ -1,4 +1,4 @@
-"""When a batch begins, and with how many requests. Pure.
+"""Start time and size of batches. Pure.
 
 A batch begins at once, unless other requests are expected: clients that just received a response tend to send another
 request, so as many are expected as were in the process when the last call ended. The wait is short compared to a call,

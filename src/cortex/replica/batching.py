@@ -387,7 +387,7 @@ class BatchCaller:
         batch.outcomes += [(connection, failed) for connection in connections]
 
     def cancel(self, batch: RequestBatch, members: list[BatchMember]) -> list[Connection]:
-        """Fail the requests of a batch whose time is over; return those that have time left."""
+        """Time out the requests of a batch whose deadline has passed; return the others."""
         left = [member.connection for member in members]
         while (part := batch.bisection.next()) is not None:
             left += part

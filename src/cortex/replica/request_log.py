@@ -29,7 +29,7 @@ _ID = re.compile(ID.encode())
 _MAX_CUT = 1000
 
 
-class RequestStream(io.TextIOWrapper):
+class MarkedStream(io.TextIOWrapper):
     """Standard output or error of a worker. Threads and tasks may print concurrently; each line is of one request."""
 
     _owner = b""  #: request id of the incomplete line
@@ -92,6 +92,6 @@ def mark_streams() -> None:
         inherited = getattr(sys, name)
         # A new object: the inherited one has cached whether its descriptor is seekable, which was another file then.
         fresh = open(inherited.fileno(), "w", encoding=inherited.encoding, errors=inherited.errors, closefd=False)  # noqa: PTH123, SIM115
-        stream = RequestStream(fresh)
+        stream = MarkedStream(fresh)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)

@@ -27,7 +27,7 @@ class RequestLimits:
 
 @dataclass(frozen=True)
 class Setup:
-    """What the node that starts a replica must prepare first: the project, its environment, its model."""
+    """Preparations of the node before a replica starts: the project, its environment, its model."""
 
     project_hash: str
     pip: str  #: project files that define the environment; each of them is optional

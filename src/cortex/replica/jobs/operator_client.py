@@ -239,7 +239,7 @@ class LeaseClient:
             step()
 
     def _next_step(self) -> Callable[[], None] | None:
-        """Wait until a request is due; return the method that makes it, None if the job is over."""
+        """Wait until a request is due; return the method that sends it, None once the job has ended."""
         with self._turn:
             while not self._main_is_done:
                 now = self._clock()
