@@ -19,9 +19,9 @@ def test_requests_that_no_process_will_run_again_are_answered() -> None:
     ours, theirs = socket.socketpair()
     idle, _peer = socket.socketpair()
     index, other = holding.add(ours), holding.add(idle)
-    assert index is not None and other is not None and holding.cells.kept is not None
-    holding.cells.kept.begin(index)
-    holding.cells.kept.keep(index, memoryview(REQUEST))
+    assert index is not None and other is not None and holding.cells.journal is not None
+    holding.cells.journal.begin(index)
+    holding.cells.journal.append(index, memoryview(REQUEST))
     holding.cells.begin(index, 2**62, b"a")
     holding.cells.set_state(index, ConnectionState.QUEUED)
 
