@@ -117,7 +117,7 @@ def test_a_task_outlives_its_operator_and_is_not_run_again_after_what_it_did_not
     cortex.up()
     found = ended(cortex, job)
     assert found["status"] == "worker_error"
-    assert "what it had done by then is not known" in found["message"]
+    assert "what it had done by then is unknown" in found["message"]
     assert (tmp_path / "began").read_text() == "first\nsecond\n"
 
     stopped = submit(cortex, do="wait", name="third")
