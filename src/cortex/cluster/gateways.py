@@ -330,7 +330,7 @@ class GatewayFleet:
 class _GatewayCounts:
     """Counters of one node's gateway."""
 
-    counts: str = ""  #: id of the counters; a node that was set up anew has others, which start at 0
+    counts: str = ""  #: id of the counters; a new home of the node starts others at 0
     newest: Counts = field(default_factory=dict)
     before: Counts = field(default_factory=dict)  #: sums of counters with earlier ids
 

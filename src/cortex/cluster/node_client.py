@@ -182,7 +182,7 @@ class NodeClient:
     async def logs(
         self, folder: str, replica: str | None, tail: int | None, follow: bool
     ) -> AsyncGenerator[list[LogLine], None]:
-        """Yield batches of log lines; an empty batch means that there are no more at the moment."""
+        """Yield batches of log lines; an empty batch marks the current end of the log."""
         request = {"purpose": "logs", "folder": folder, "replica": replica, "tail": tail, "follow": follow}
         async with self._request(request) as connection:
             while (message := await self._next_lines(connection, follow)) is not None:

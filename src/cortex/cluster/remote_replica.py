@@ -1,4 +1,4 @@
-"""State of one replica of a cluster, as the operator tracks it, from the request for a place to its end.
+"""Lifecycle of one replica of a cluster, at the operator.
 
 start --> PENDING --> PLACED --> RUNNING <--> UNRESERVED --> LEAVING
             | ^         |           |             |             |
@@ -69,7 +69,7 @@ class RemoteReplica:
         self.status = replace(self.status, lack=self.problem)
 
     def is_due(self, now: float) -> bool:
-        """Return True, once, when another place is to be requested."""
+        """Return True, once, when the backoff is over and another place can be requested."""
         if self.retry_at is None or now < self.retry_at:
             return False
         self.retry_at = None
