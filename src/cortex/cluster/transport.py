@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cortex.cluster.credentials import TlsIdentity
+from cortex.cluster.node.start import PROTOCOL
 from cortex.errors import EngineError
 
 Json = dict[str, Any]
@@ -25,7 +26,7 @@ MAX_LINE_BYTES = 16 * 1024 * 1024
 HANDSHAKE_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 3.0
 _CHUNK_BYTES = 256 * 1024
-_GREETING = "cortex-node 3"
+_GREETING = f"cortex-node {PROTOCOL}"
 
 
 class PeerError(EngineError):

@@ -101,6 +101,18 @@ def test_a_dead_agent_is_restarted(start: NodeStart) -> None:
     assert identity(start) != first
 
 
+def test_an_agent_of_another_protocol_version_is_replaced(start: NodeStart) -> None:
+    ensure_agent(start, HOST, os.environ)
+    first = identity(start)
+    file = start.folder(HOST, {}) / "run" / IDENTITY_FILE
+    described = json.loads(file.read_text())
+    del described["protocol"]
+    file.write_text(json.dumps(described))
+    ensure_agent(start, HOST, os.environ)
+    assert not first.is_alive()
+    assert identity(start) != first
+
+
 def test_credentials_are_in_no_command_line_and_no_environment(start: NodeStart) -> None:
     ensure_agent(start, HOST, os.environ)
     process = Path(f"/proc/{identity(start).pid}")

@@ -26,7 +26,7 @@ from cortex.cluster.node.gateway import NodeGateway
 from cortex.cluster.node.hosting import Hosting
 from cortex.cluster.node.relay import JOBS, LISTINGS, NodeRelay
 from cortex.cluster.node.reservations import Reservations
-from cortex.cluster.node.start import IDENTITY_FILE, RESERVE_SOCKET
+from cortex.cluster.node.start import IDENTITY_FILE, PROTOCOL, RESERVE_SOCKET
 from cortex.cluster.transport import Json, PeerConnection, listen
 from cortex.engine.cpu import CpuMeter
 from cortex.engine.local import LocalEngine
@@ -298,6 +298,7 @@ class NodeAgent:
             "host": self._host,
             "port": self._port,
             "version": __version__,
+            "protocol": PROTOCOL,
             "pid": identity.pid,
             "identity": identity.to_json(),
             "home": str(self._home.path),

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -26,12 +27,15 @@ from cortex.processes.filelock import locked
 from cortex.processes.identity import Identity
 from cortex.processes.jsonl import encode, receive_line
 
+#: Version of the protocol between operator and agent; an agent of another one is replaced.
+PROTOCOL = 3
 IDENTITY_FILE = "node.json"
 RESERVE_SOCKET = "reserve"
 #: Last line that an agent sends on a reservation's connection once the replica has ended.
 OVER = b'{"over": true}\n'
 START_TIMEOUT_S = 30.0
 RESERVE_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.02
 _CONNECT_TIMEOUT_S = 1.0
 _OOM_FILE = "oom_score_adj"
@@ -153,9 +157,29 @@ async def _ensure_agent(start: NodeStart, host: str, environ: Mapping[str, str],
     try:
         home.create()
         async with locked(home.run_dir / "node.lock"):
+            await _end_outdated_agent(home)
             return _running_agent(home) or await _start_agent(start, host, home, environ, priority)
     except OSError as error:
         raise EngineError(f"the node agent can't be started in {home.path}: {error}") from error
+
+
+async def _end_outdated_agent(home: Home) -> None:
+    """End a running agent whose protocol no operator of this version understands. Its replicas run on."""
+    try:
+        described = json.loads((home.run_dir / IDENTITY_FILE).read_text())
+        if described.get("protocol") == PROTOCOL:
+            return
+        agent = Identity.from_json(json.loads(described["identity"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    number = signal.SIGTERM
+    while agent.is_alive():
+        with contextlib.suppress(OSError):
+            os.kill(agent.pid, number)
+        await asyncio.sleep(_POLL_S)
+        if time.monotonic() > deadline:
+            number = signal.SIGKILL
 
 
 async def _start_agent(
