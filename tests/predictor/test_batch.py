@@ -204,7 +204,7 @@ def test_a_constructor_that_fails_shows_the_users_frames_and_spoils_no_other_job
     ("interface", "text", "message"),
     [
         ("handler", HANDLER.replace("handle_batch", "other").replace("handle_post", "handle_get"),
-         r"handle_batch\(\) is not defined; it is written for `kind: RealtimeAPI`"),
+         r"handle_batch\(\) is not defined; handle_get\(\) belongs to `kind: RealtimeAPI`"),
         ("handler", PREDICTOR, "class PythonPredictor belongs to `kind: BatchAPI` with `predictor:`"),
         ("predictor", HANDLER, "class Handler belongs to `kind: BatchAPI` with `handler:`"),
         ("handler", HANDLER.replace("payload, batch_id", "payload, headers"), '"headers" is not available; a batch'),
@@ -224,7 +224,7 @@ def test_a_handler_of_requests_serves_jobs_with_handle_post(load: Load) -> None:
 
 def test_a_class_for_jobs_is_refused_where_requests_come(project: UserProject) -> None:
     text = HANDLER.replace("handle_post", "post").replace(", job_spec", "").replace("config, job_spec", "config")
-    with pytest.raises(UserError, match="it is written for `kind: BatchAPI`"):
+    with pytest.raises(UserError, match=r"handle_batch\(\) belongs to `kind: BatchAPI`"):
         project.load("handler", text)
 
 

@@ -24,9 +24,12 @@ def project(tmp_path: Path) -> Iterator[UserProject]:
 @pytest.mark.parametrize(
     ("methods", "words"),
     [
-        ("{'handle_get': lambda self: 1}", "makes one call of several to handle_post(), which is not defined; add it"),
-        ("{'handle_post': stream}", "can't join calls of handle_post(), which streams its answers; return a list"),
-        ("{'handle_post': astream}", "can't join calls of handle_post(), which streams its answers; return a list"),
+        ("{'handle_get': lambda self: 1}", "requires handle_post(), which is not defined; add it"),
+        ("{'handle_post': stream}", "can't combine calls of handle_post(), which streams its responses; return a list"),
+        (
+            "{'handle_post': astream}",
+            "can't combine calls of handle_post(), which streams its responses; return a list",
+        ),
     ],
 )
 def test_batching_needs_a_method_that_can_be_given_batches(project: UserProject, methods: str, words: str) -> None:

@@ -43,9 +43,9 @@ def test_a_row_agrees_with_itself(generation):
 def test_a_handler_of_requests_serves_other_kinds_with_handle_post():
     for kind, own, given in (("AsyncAPI", "handle_async", ASYNC), ("BatchAPI", "handle_batch", BATCH)):
         row = GENERATIONS[kind, "handler", "python", False]
-        assert row.serving({"handle_post", own}.__contains__) == {own: given}
-        assert row.serving({"handle_post", "handle_get"}.__contains__) == {"handle_post": given}
-        assert row.serving({"handle_get"}.__contains__) == {}
+        assert row.select_serving({"handle_post", own}.__contains__) == {own: given}
+        assert row.select_serving({"handle_post", "handle_get"}.__contains__) == {"handle_post": given}
+        assert row.select_serving({"handle_get"}.__contains__) == {}
 
 
 def test_what_is_required_is_available():

@@ -5,8 +5,9 @@ import sys
 import dill
 import pytest
 
+from cortex.predictor.binding import result_kind, split_callback
 from cortex.predictor.interface import GENERATIONS
-from cortex.predictor.loader import format_user_traceback, result_kind, split_callback
+from cortex.predictor.tracebacks import format_user_traceback
 from harness.models.user_project import user_project
 
 FUNCTIONS = """

@@ -1,6 +1,6 @@
-"""Load the user's class for jobs: its code and models once per process, an object of it for each job.
+"""Load the user's class for jobs and tasks: code and models once per process, an object for each job.
 
-It must not know where batches come from, nor what becomes of what is returned.
+This module has no notion of where batches come from, nor of what happens to results.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ import asyncio
 import contextvars
 import copy
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cortex.models.spec import Catalogue
 from cortex.predictor.binding import result_kind
-from cortex.predictor.code import LoadSpec, UserCode, build_clients, import_code
 from cortex.predictor.interface import ON_JOB_COMPLETE, TASK
-from cortex.predictor.source_checks import declared_names
-from cortex.predictor.task import task_call, unless_it_exits
+from cortex.predictor.interface_rules import declared_names
+from cortex.predictor.loader import LoadSpec, UserCode, build_clients, import_code
 
 if TYPE_CHECKING:
     from cortex.models.loader import LoadEvents, ModelFetcher
@@ -29,14 +28,14 @@ BatchCall = Callable[[Any, str], Any]
 
 @dataclass(frozen=True, slots=True)
 class BoundBatch:
-    """The user's object of one job; whatever its methods are, the calls return once they are done."""
+    """The user's object of one job. Calls are synchronous, also for async methods and generators."""
 
-    call: BatchCall  #: (payload, batch id) → what the user's method returned; of generators a list
-    on_job_complete: Callable[[], Any] | None  #: None if the class has no such method
+    call: BatchCall  #: (payload, batch id) → result of the user's method; a list for generators
+    on_job_complete: Callable[[], Any] | None  #: None if the class does not define it
 
 
 class BatchCode:
-    """The user's class, and its models where they are the same for all jobs; for one thread."""
+    """The user's class, and its models if all jobs share them. Not thread-safe."""
 
     def __init__(
         self, code: UserCode, build: Callable[[], Clients | None], clients: Clients | None, metrics: object
@@ -49,39 +48,39 @@ class BatchCode:
         self._loop = _Loop()
 
     def construct(self, config: dict[str, Any], job_spec: dict[str, Any], api_spec: dict[str, Any]) -> BoundBatch:
-        """Make the object of a job; that of the job before is not to be called any more.
+        """Construct the object of a job; the object of the previous job must not be called any more.
 
-        `config` is the API's with the job's merged over it. Raises: UserError; the next job may still do better.
+        `config` is the config of the API merged with that of the job. Raises: UserError; a later job may still succeed.
         """
-        clients = self._clients_of_next()
+        clients = self._clients_for_next_job()
         values = {
             "config": copy.deepcopy(config),
             "job_spec": job_spec,
             "api_spec": api_spec,
             "metrics_client": self._metrics,
         }
-        if TASK in self._code.found.values():
-            return BoundBatch(unless_it_exits(self._loop.waiting(task_call(self._code, values))), None)
-        instance = self._code.make(values, clients)
+        if TASK in self._code.serving_methods.values():
+            return BoundBatch(_accept_exit(self._loop.synchronous(_task_call(self._code, values))), None)
+        instance = self._code.construct(values, clients)
         if clients is not None and clients.registry is not None:
-            clients.registry.load_latest()  # finds those that are loaded
-        (name,) = self._code.found
+            clients.registry.load_latest()  # reuses models that are loaded already
+        (name,) = self._code.serving_methods
         names = declared_names(getattr(instance, name), self._code.generation.method_signature)
         call = _bind_arguments(getattr(instance, name), names)
         hook = getattr(instance, ON_JOB_COMPLETE, None)
-        return BoundBatch(self._loop.waiting(call), None if hook is None else self._loop.waiting(hook))
+        return BoundBatch(self._loop.synchronous(call), None if hook is None else self._loop.synchronous(hook))
 
     def close(self) -> None:
-        """Unload the models and end what runs them; nothing may be called any more."""
+        """Unload the models and stop their backend; no object may be called afterwards."""
         self._loop.close()
         if self._clients is not None:
             self._clients.close()
 
-    def _clients_of_next(self) -> Clients | None:
+    def _clients_for_next_job(self) -> Clients | None:
         if self._clients is not None and self._clients.bind is not None and not self._is_fresh:
-            # `load_model` of another object, with another job's config, made the models that are there.
-            before, self._clients = self._clients, self._build()
-            before.close()
+            # The present models were loaded by `load_model` of another object, with the config of another job.
+            previous, self._clients = self._clients, self._build()
+            previous.close()
         self._is_fresh = False
         return self._clients
 
@@ -93,10 +92,10 @@ def load_batch_code(
     events: LoadEvents | None = None,
     metrics: object = None,
 ) -> BatchCode:
-    """Import and check the user's code, and load its models; the caller has made the project the working directory.
+    """Import and check the user's code, and load its models. The project must be the working directory.
 
-    Models that the user's own `load_model` makes are loaded with each job's object. `catalogue` says which there are,
-    `metrics` is what a constructor gets that declares `metrics_client`.
+    Models that need the user's `load_model` are loaded for the object of each job. `catalogue` lists the models;
+    `metrics` is passed to constructors that declare `metrics_client`.
 
     Raises: UserError as `loader.load` does.
     """
@@ -114,11 +113,11 @@ def load_batch_code(
 
 
 def _bind_arguments(f: Any, names: tuple[str, ...]) -> BatchCall:
-    """Build the cheapest call that passes just `names`."""
+    """Return the fastest call that passes exactly `names`."""
     absent = dict.fromkeys(name for name in names if name in ("query_params", "headers"))
-    if absent:  # they belong to requests; a batch has none
+    if absent:  # batches are not HTTP requests
         f = functools.partial(f, **absent)
-    if "request_id" in names:  # what the caller of an AsyncAPI knows a workload by
+    if "request_id" in names:  # the id of a workload of an AsyncAPI
         if "payload" in names:
             return lambda payload, batch_id: f(payload=payload, request_id=batch_id)
         return lambda payload, batch_id: f(request_id=batch_id)
@@ -131,14 +130,42 @@ def _bind_arguments(f: Any, names: tuple[str, ...]) -> BatchCall:
     return calls["payload" in names, "batch_id" in names]
 
 
+def _task_call(code: UserCode, values: Mapping[str, Any]) -> BatchCall:
+    """Return a call that constructs and runs the task.
+
+    The object is constructed in the call: the task has started by then, so an exception of its constructor fails it.
+    """
+    names = declared_names(code.target.__init__, code.generation.constructor_signature)
+    arguments = {name: values[name] for name in names if name in values}
+
+    def call(payload: Any, batch_id: str) -> Any:
+        return code.target(**arguments)(copy.deepcopy(values["config"]))
+
+    return call
+
+
+def _accept_exit(call: BatchCall) -> BatchCall:
+    """Let `sys.exit()` or `sys.exit(0)` end a task successfully, as in a script; other exit codes fail it."""
+
+    def guarded(payload: Any, batch_id: str) -> Any:
+        try:
+            return call(payload, batch_id)
+        except SystemExit as error:
+            if error.code in (None, 0):
+                return None
+            raise
+
+    return guarded
+
+
 class _Loop:
-    """An event loop for coroutines, one for all calls, so that what they open stays usable; made when first needed."""
+    """A lazily created event loop, one for all calls, so that connections opened in one call work in the next."""
 
     def __init__(self) -> None:
         self._runner: asyncio.Runner | None = None
 
-    def waiting(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `call` such that it returns values only."""
+    def synchronous(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `call` so that it awaits coroutines and collects generators."""
 
         def wait(*args: Any) -> Any:
             result = call(*args)
@@ -147,7 +174,7 @@ class _Loop:
         return wait
 
     def close(self) -> None:
-        """Cancel what coroutines left running."""
+        """Cancel tasks that are still running."""
         if self._runner is not None:
             self._runner.close()
 
@@ -161,7 +188,7 @@ class _Loop:
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         if self._runner is None:
             self._runner = asyncio.Runner()
-        # The runner would keep the context of its first call.
+        # Without an explicit context, the runner would reuse the context of its first call.
         return self._runner.run(coroutine, context=contextvars.copy_context())
 
 

@@ -1,6 +1,6 @@
-"""Bind the user's methods: calls that pass just what each signature names, and of what kind their results are.
+"""Bind the user's methods: pass only the arguments that a signature declares, and classify results.
 
-It must not know HTTP, nor where the object came from.
+This module has no notion of HTTP, nor of how the object was constructed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from cortex.models.loaded_models import with_call_scope
 from cortex.predictor.interface import Generation
-from cortex.predictor.source_checks import declared_names
+from cortex.predictor.interface_rules import declared_names
 
 Kind = Literal["sync", "async", "generator", "async_generator"]
 Call = Callable[[Any, Any, Any], Any]
@@ -22,7 +22,7 @@ AfterCall = Callable[[Any, Any, Any, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class BoundMethod:
-    """One serving method, ready to be called with everything a request has; it passes on what the user named."""
+    """One serving method: called with all parts of a request, it passes those that the user declared."""
 
     name: str
     arguments: tuple[str, ...]
@@ -30,26 +30,26 @@ class BoundMethod:
     needs_query_params: bool
     needs_headers: bool
     kind: Kind
-    call: Call  #: (payload, query_params, headers) → what the user's method returned
-    after: AfterCall | None = None  #: (response, payload, query_params, headers), once the answer is on its way
+    call: Call  #: (payload, query_params, headers) → result of the user's method
+    after: AfterCall | None = None  #: (response, payload, query_params, headers), after the response is sent
     after_is_async: bool = False
 
     def in_scope(self) -> BoundMethod:
-        """Return the same with calls in which models that they got stay loaded until they end."""
+        """Return a copy whose calls keep the models that they use loaded until they return."""
         return replace(self, call=with_call_scope(self.call), after=with_call_scope(self.after) if self.after else None)
 
 
 def split_callback(result: Any, generation: Generation) -> tuple[Any, Callable[[], Any] | None]:
-    """Split `(result, callback)` where the generation answers that way; any other value is a result."""
+    """Split `(result, callback)` if the generation supports callbacks; any other value is the result."""
     if type(result) is tuple and len(result) == 2 and callable(result[1]) and generation.returns_callback:
         return result
     return result, None
 
 
 def result_kind(result: Any) -> Kind:
-    """Tell what a method that looked synchronous returned: a value, or something to await or iterate.
+    """Classify the result of a method that looked synchronous: a value, an awaitable or an iterator.
 
-    Decorators hide the nature of a function, and a plain method may return a generator that it made.
+    Decorators can hide the kind of a function, and a plain method may return a generator.
     """
     if inspect.isgenerator(result):
         return "generator"
@@ -59,7 +59,7 @@ def result_kind(result: Any) -> Kind:
 
 
 def bind_function(function: Any, name: str, metadata: dict[str, Any]) -> BoundMethod:
-    """Bind the function of a module; it gets `metadata` at each call."""
+    """Bind a function of a module; each call passes `metadata`."""
     return BoundMethod(
         name=name,
         arguments=("sample", "metadata"),
@@ -72,14 +72,14 @@ def bind_function(function: Any, name: str, metadata: dict[str, Any]) -> BoundMe
 
 
 def bind_method(instance: object, name: str, generation: Generation) -> BoundMethod:
-    """Bind a method of the user's object, and the hook that runs after it."""
+    """Bind a method of the user's object and the hook that runs after it."""
     method = getattr(instance, name)
     names = declared_names(method, generation.method_signature)
     after = getattr(instance, generation.after_hook, None) if generation.after_hook else None
     after_names: tuple[str, ...] = ()
     if after is not None and generation.after_hook is not None:
         after_names = declared_names(after, generation.hooks[generation.after_hook])
-    # The hook sees the request too, so what only the hook names must be parsed as well.
+    # Parts of the request that only the hook declares must be parsed as well.
     needed = {*names, *after_names}
     return BoundMethod(
         name=name,
@@ -95,8 +95,8 @@ def bind_method(instance: object, name: str, generation: Generation) -> BoundMet
 
 
 def _bind_arguments(f: Any, names: tuple[str, ...]) -> Call:
-    """Build the cheapest call that passes just `names`: chosen once, nothing is looked at per call."""
-    if "batch_id" in names:  # belongs to jobs; a realtime request has none
+    """Return the fastest call that passes exactly `names`: chosen once, so that calls inspect nothing."""
+    if "batch_id" in names:  # requests have no batch
         f = functools.partial(f, batch_id=None)
     calls: dict[tuple[bool, bool, bool], Call] = {
         (False, False, False): lambda p, q, h: f(),
@@ -120,7 +120,7 @@ def _bind_after(hook: Any, names: tuple[str, ...]) -> AfterCall:
 
 
 def call_kind(function: Any) -> Kind:
-    """Tell what calls of a function give, by how it is declared."""
+    """Classify a function by its declaration."""
     if not (inspect.isroutine(function) or isinstance(function, functools.partial)):
         function = type(function).__call__.__get__(function)  # an object with `__call__`
     if inspect.isasyncgenfunction(function):

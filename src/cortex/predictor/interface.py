@@ -1,7 +1,7 @@
-"""The table of interface generations: what a user's file must and may define, data only.
+"""The table of interface generations: the members that a user's file must and may define. Data only.
 
-One row per kind of API, generation, `type:` of the predictor, and whether `cortex.yaml` names models. Nobody else knows
-that there is more than one: the loaders, the source checker and the replica read their row.
+The table has one row per kind of API, generation, `type:` of the predictor, and presence of models in `cortex.yaml`.
+Loaders, source checks and replicas read their row; no other module distinguishes generations.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from cortex.lifecycle import ApiKind
 
 @dataclass(frozen=True)
 class Signature:
-    """The arguments that a function of the user's may declare, `self` not counted."""
+    """The arguments that a function of the user may declare, without `self`."""
 
     required: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
-    positional: bool = False  #: exactly `required`, in this order, whatever is passed; else any order, by name
-    refused: Mapping[str, str] = field(default_factory=dict)  #: known names that can't be passed → what to do instead
+    positional: bool = False  #: exactly `required`, in this order; otherwise passed by name, in any order
+    refused: Mapping[str, str] = field(default_factory=dict)  #: known names that are not available here → the fix
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """Return every name that may be declared, the required ones first."""
+        """Return all names that may be declared, the required ones first."""
         return self.required + self.optional
 
 
@@ -32,44 +32,44 @@ class Generation:
     """One generation of the interface."""
 
     key: str
-    class_name: str | None  #: None: plain functions at module level
+    class_name: str | None  #: None for functions at module level
     constructor: str
     constructor_signature: Signature
     constructor_required: bool
     methods: Mapping[str, str]  #: name of the serving method → HTTP verb, or what a kind without requests has instead
     method_signature: Signature
-    yaml_form: str  #: how a cortex.yaml asks for this generation, for error messages
-    summary: str  #: what a GET is told
-    fallback: str | None = None  #: the method that serves where the class has none of `methods`, in the same way
+    yaml_form: str  #: the sections of cortex.yaml that select this generation, for error messages
+    summary: str  #: the message of a response to GET
+    fallback: str | None = None  #: the method that serves if the class defines none of `methods`
     kind: str = ApiKind.REALTIME
     type: str = "python"
-    client: str | None = None  #: the constructor's argument through which the user's code gets at its models
-    hooks: Mapping[str, Signature] = field(default_factory=dict)  #: other methods that are called
+    client: str | None = None  #: the constructor argument for the model client
+    hooks: Mapping[str, Signature] = field(default_factory=dict)  #: optional methods that Cortex calls
     required_hooks: frozenset[str] = frozenset()
-    after_hook: str | None = None  #: the hook that runs after each answer
-    returns_callback: bool = False  #: `(result, callback)` answers with `result`, then runs `callback()`
+    after_hook: str | None = None  #: the hook that runs after each response
+    returns_callback: bool = False  #: for `(result, callback)`, respond with `result`, then run `callback()`
     json_only: bool = False  #: the payload is JSON or None; str results are JSON strings
-    logs_on_demand: bool = False  #: `?debug=true` has the payload and the result logged
+    logs_on_demand: bool = False  #: `?debug=true` logs the payload and the result
 
-    def serving(self, is_defined: Callable[[str], bool]) -> dict[str, str]:
-        """Pick the methods that serve, with what each answers, of those that a class or module defines."""
+    def select_serving(self, is_defined: Callable[[str], bool]) -> dict[str, str]:
+        """Return the serving methods that a class or module defines, with the verb of each."""
         found = {name: verb for name, verb in self.methods.items() if is_defined(name)}
         if not found and self.fallback is not None and is_defined(self.fallback):
             return {self.fallback: next(iter(self.methods.values()))}
         return found
 
 
-#: What methods of kinds without requests have in place of a verb: what they are given.
+#: Pseudo-verbs of methods that process batches, workloads and tasks instead of HTTP requests.
 BATCH = "BATCH"
 ASYNC = "ASYNC"
 TASK = "TASK"
 
-#: Names that a signature may declare, but that need what this version does not have yet.
+#: Arguments of the original interface that this version does not support.
 UNAVAILABLE_ARGUMENTS: Mapping[str, str] = {
     "proto_module_pb2": "this version does not serve gRPC; answer over HTTP",
 }
 
-#: The hook that makes a model of the files at a path.
+#: The hook that loads a model from the files at a path.
 LOAD_MODEL = "load_model"
 #: The hook that runs once, after the last batch of a job.
 ON_JOB_COMPLETE = "on_job_complete"
@@ -80,14 +80,17 @@ _CLIENTS_OF_TYPES = {
     "onnx_client": "it belongs to `type: onnx` with `models:`",
 }
 _NO_MODELS = (
-    "cortex.yaml names no models; add `multi_model_reloading:` with `path`, `paths` or `dir`, or remove the argument"
+    "cortex.yaml configures no models; add `multi_model_reloading:` with `path`, `paths` or `dir`, "
+    "or remove the argument"
 )
-_NO_CLIENT = "Python code of this kind is given no client; load the model in __init__, and remove the argument"
+_NO_CLIENT = "APIs of this kind have no model client for Python; load the model in __init__, and remove the argument"
 _OF_JOBS = dict.fromkeys(("job_spec", "batch_id"), "it belongs to `kind: BatchAPI`; remove the argument")
 _OF_ASYNC = {"request_id": "it belongs to `kind: AsyncAPI`; give it a default, or remove it"}
 _OF_REQUESTS = ("query_params", "headers")
-_NO_REQUEST_IN_JOBS = dict.fromkeys(_OF_REQUESTS, "a batch is no HTTP request; remove the argument")
-_NO_REQUEST_LATER = dict.fromkeys(_OF_REQUESTS, "only the body of a request is kept for later; remove the argument")
+_NO_REQUEST_IN_JOBS = dict.fromkeys(_OF_REQUESTS, "a batch is not an HTTP request; remove the argument")
+_NO_REQUEST_IN_WORKLOADS = dict.fromkeys(
+    _OF_REQUESTS, "a workload stores only the body of its request; remove the argument"
+)
 _METRICS = ("metrics_client",)
 _OPTIONAL = ("api_spec", "job_spec", *_METRICS)
 _WITH_LOAD_MODEL = {LOAD_MODEL: Signature(required=("model_path",))}
@@ -189,7 +192,7 @@ _TENSORFLOW_HANDLER = replace(
         required=("tensorflow_client", "config"), optional=_METRICS, refused={**UNAVAILABLE_ARGUMENTS, **_OF_JOBS}
     ),
 )
-#: The original had no ONNX type left when handlers came; here both are served alike.
+#: The original dropped the ONNX type before it introduced handlers; here ONNX handlers work like ONNX predictors.
 _ONNX_HANDLER = replace(
     _HANDLER,
     type="onnx",
@@ -205,7 +208,7 @@ _TASK = Generation(
     constructor="__init__",
     constructor_signature=Signature(
         optional=_METRICS,
-        refused={**UNAVAILABLE_ARGUMENTS, "config": "it is given to __call__", "job_spec": _OF_JOBS["job_spec"]},
+        refused={**UNAVAILABLE_ARGUMENTS, "config": "it is passed to __call__", "job_spec": _OF_JOBS["job_spec"]},
     ),
     constructor_required=False,
     methods={"__call__": TASK},
@@ -216,8 +219,8 @@ _TASK = Generation(
 )
 
 
-def _without_requests(row: Generation, kind: ApiKind, verb: str) -> Generation:
-    """Make the row of another kind of one for requests: `post_predict` is called after answers, and there are none."""
+def _for_kind(row: Generation, kind: ApiKind, verb: str) -> Generation:
+    """Derive the row of a kind without HTTP requests from one for requests: no responses, so no `post_predict`."""
     signature = row.constructor_signature
     no_clients = dict.fromkeys(signature.refused.keys() & {"python_client", "model_client"}, _NO_CLIENT)
     hooks = {name: hook for name, hook in row.hooks.items() if name != row.after_hook}
@@ -235,7 +238,7 @@ def _without_requests(row: Generation, kind: ApiKind, verb: str) -> Generation:
 
 
 def _for_jobs(row: Generation) -> Generation:
-    row = _without_requests(row, ApiKind.BATCH, BATCH)
+    row = _for_kind(row, ApiKind.BATCH, BATCH)
     signature = row.constructor_signature
     refused = {name: fix for name, fix in signature.refused.items() if name not in _OF_JOBS}
     return replace(
@@ -252,19 +255,19 @@ def _handler_for_jobs(row: Generation) -> Generation:
     return replace(_for_jobs(row), methods={"handle_batch": BATCH}, fallback="handle_post", method_signature=signature)
 
 
-def _for_later(row: Generation) -> Generation:
+def _for_async(row: Generation) -> Generation:
     signature = Signature(optional=(*_REQUEST, "request_id"), refused={"batch_id": _OF_JOBS["batch_id"]})
     return replace(
-        _without_requests(row, ApiKind.ASYNC, ASYNC),
+        _for_kind(row, ApiKind.ASYNC, ASYNC),
         method_signature=signature,
         summary="submit a workload by sending a post request to this endpoint",
     )
 
 
-def _handler_for_later(row: Generation) -> Generation:
-    refused = {**_NO_REQUEST_LATER, "batch_id": _OF_JOBS["batch_id"]}
+def _handler_for_async(row: Generation) -> Generation:
+    refused = {**_NO_REQUEST_IN_WORKLOADS, "batch_id": _OF_JOBS["batch_id"]}
     signature = Signature(optional=("payload", "request_id"), refused=refused)
-    return replace(_for_later(row), methods={"handle_async": ASYNC}, fallback="handle_post", method_signature=signature)
+    return replace(_for_async(row), methods={"handle_async": ASYNC}, fallback="handle_post", method_signature=signature)
 
 
 _REALTIME = {
@@ -283,17 +286,17 @@ _REALTIME = {
     ("handler", "onnx", False): _ONNX_HANDLER,
     ("handler", "onnx", True): _ONNX_HANDLER,
 }
-#: Without requests, only files up to 0.24 give Python code a client, and there are no such handlers.
-_OTHERWISE = {**_REALTIME, ("handler", "python", True): _HANDLER}
-_PREDICTORS = {key: row for key, row in _OTHERWISE.items() if key[0] == "predictor"}
-_HANDLERS = {key: row for key, row in _OTHERWISE.items() if key[0] == "handler"}
+#: For jobs and workloads: only predictors have a model client for Python, handlers have none.
+_WITHOUT_REQUESTS = {**_REALTIME, ("handler", "python", True): _HANDLER}
+_PREDICTORS = {key: row for key, row in _WITHOUT_REQUESTS.items() if key[0] == "predictor"}
+_HANDLERS = {key: row for key, row in _WITHOUT_REQUESTS.items() if key[0] == "handler"}
 
-#: By kind, interface, type and whether models are configured. Rows that don't care about the last stand twice.
+#: By kind, interface, type, and presence of models. Rows that are independent of the last occur twice.
 GENERATIONS: Mapping[tuple[str, str, str, bool], Generation] = {
     **{(ApiKind.REALTIME, *key): row for key, row in _REALTIME.items()},
     **{(ApiKind.BATCH, *key): _for_jobs(row) for key, row in _PREDICTORS.items()},
     **{(ApiKind.BATCH, *key): _handler_for_jobs(row) for key, row in _HANDLERS.items()},
-    **{(ApiKind.ASYNC, *key): _for_later(row) for key, row in _PREDICTORS.items()},
-    **{(ApiKind.ASYNC, *key): _handler_for_later(row) for key, row in _HANDLERS.items()},
+    **{(ApiKind.ASYNC, *key): _for_async(row) for key, row in _PREDICTORS.items()},
+    **{(ApiKind.ASYNC, *key): _handler_for_async(row) for key, row in _HANDLERS.items()},
     (ApiKind.TASK, "handler", "python", False): _TASK,
 }

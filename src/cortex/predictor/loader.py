@@ -1,70 +1,100 @@
-"""Construct the user's class for a realtime API, or initialize the user's module, and bind its methods.
+"""Import the user's file, check its class, construct it, and bind its methods.
 
-It runs in every replica: standard library only at import. It must not know HTTP, nor parse or encode anything.
+`load` does this for requests; `batch` shares `import_code`, `UserCode` and `build_clients` for jobs. Every replica
+imports this module, so it imports light modules only. It has no notion of HTTP or encodings.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import MethodWrapperType, ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cortex.errors import UserError
-from cortex.models.spec import Catalogue
-from cortex.predictor.batched import batched_name, batching_problem
-from cortex.predictor.binding import (
-    BoundMethod,
-    Kind,
-    bind_function,
-    bind_method,
-    call_kind,
-    result_kind,
-    split_callback,
+from cortex.models.loaded_models import call_scope
+from cortex.models.spec import Catalogue, ModelSource
+from cortex.predictor.binding import BoundMethod, bind_function, bind_method, call_kind
+from cortex.predictor.importing import import_user_file
+from cortex.predictor.interface import GENERATIONS, Generation, Signature
+from cortex.predictor.interface_rules import (
+    batched_method,
+    batching_problem,
+    declared_arguments,
+    declared_names,
+    find_foreign_class,
+    find_method_of_kind,
+    find_problems,
+    nearest,
 )
-from cortex.predictor.code import LoadSpec, UserCode, build_clients, import_code
-from cortex.predictor.construct import initialize
-from cortex.predictor.interface import Generation
-from cortex.predictor.tracebacks import format_user_traceback
+from cortex.predictor.tracebacks import user_code
 
 if TYPE_CHECKING:
     from cortex.models.loader import LoadEvents, ModelFetcher
     from cortex.models.registry import Registry
     from cortex.predictor.clients.python import Clients
 
-__all__ = [
-    "BoundMethod",
-    "BoundPredictor",
-    "Kind",
-    "LoadSpec",
-    "format_user_traceback",
-    "load",
-    "result_kind",
-    "split_callback",
-]
+
+class LoadSpec(Protocol):
+    """The fields of a replica's spec that the loader reads."""
+
+    @property
+    def api(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def interface(self) -> str: ...
+    @property
+    def project_dir(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def python_path(self) -> str | None: ...
+    @property
+    def config(self) -> dict[str, Any]: ...
+    @property
+    def model_path(self) -> str | None: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def models(self) -> ModelSource | None: ...
+    @property
+    def tensorflow_serving(self) -> str | None: ...
+    @property
+    def gpu_ids(self) -> tuple[str, ...]: ...
+    @property
+    def max_batch_size(self) -> int: ...
+    @property
+    def isolates_failures(self) -> bool: ...
+    @property
+    def sockets(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class BoundPredictor:
-    """The user's object, constructed; `methods` by HTTP verb in upper case."""
+    """The user's constructed object with its bound methods."""
 
     generation: Generation
     file: str
-    methods: Mapping[str, BoundMethod]
+    methods: Mapping[str, BoundMethod]  #: by HTTP verb in upper case
     clients: Clients | None = None  #: None if the API has no models
 
     @property
     def registry(self) -> Registry[Any] | None:
-        """Return the API's models; None if it has none, or they are a server's elsewhere."""
+        """Return the registry of the API's models; None without models, or if an external server manages them."""
         return self.clients.registry if self.clients else None
 
     def close(self) -> None:
-        """Unload the models and end what runs them; nothing may be called any more."""
+        """Unload the models and stop their backend; no method may be called afterwards."""
         if self.clients is not None:
             self.clients.close()
 
     def describe(self) -> dict[str, Any]:
-        """Say how to call it and which models it has, as JSON for a GET that no method answers."""
+        """Return the JSON response to a GET that no method of the user handles: interface, methods and models."""
         described: dict[str, Any] = {
             "message": self.generation.summary,
             "interface": self.generation.key,
@@ -84,41 +114,90 @@ def load(
     also: Sequence[tuple[str, str]] = (),
     metrics: object = None,
 ) -> BoundPredictor:
-    """Import and construct the user's code, and load its models; the caller has made the project the working directory.
+    """Import and construct the user's code, and load its models. The project must be the working directory.
 
-    `catalogue` says which models there are; the latest version of each is loaded, and `also` (model, version) those
-    that a process before this one had loaded; with caching, none is loaded before it is asked for. `metrics` is what a
-    constructor gets that declares `metrics_client`.
+    `catalogue` lists the models. The latest version of each is loaded, and the versions in `also` (model, version),
+    which a previous process had loaded; with caching, models are loaded on first use. `metrics` is passed to
+    constructors that declare `metrics_client`.
 
-    Raises: UserError with the user's frames, or with `file:line`, what is wrong with a signature and its fix.
+    Raises: UserError with the user's frames, or with `file:line`, the problem of a signature and its fix.
     """
     code = import_code(spec)
     config = copy.deepcopy(spec.config)
     if code.generation.class_name is None:
-        initialize(code.target, code.generation, spec.model_path, config)
-        functions = {verb: bind_function(getattr(code.target, name), name, config) for name, verb in code.found.items()}
-        return BoundPredictor(code.generation, spec.path, functions)
+        return _initialize_module(spec, code, config)
     if spec.max_batch_size and spec.type == "python":
-        _check_batched(code, spec.path)
+        _check_batching(code, spec.path)
     clients = build_clients(spec, catalogue, fetcher, events)
     try:
-        return _construct(spec, code, config, clients, also, metrics)
+        return _construct_predictor(spec, code, config, clients, also, metrics)
     except BaseException:
         if clients is not None:
             clients.close()
         raise
 
 
-def _check_batched(code: UserCode, file: str) -> None:
-    """Check that there is a method that can be given several requests. Raises: UserError."""
-    name = batched_name(code.generation)
-    is_defined = name in code.found
-    streams = is_defined and call_kind(getattr(code.target, name)) in ("generator", "async_generator")
-    if problem := batching_problem(name, is_defined, streams):
+@dataclass(frozen=True, slots=True)
+class UserCode:
+    """The user's class or module, imported and checked."""
+
+    generation: Generation
+    target: Any
+    serving_methods: Mapping[str, str]  #: name → HTTP verb, or BATCH, ASYNC or TASK
+
+    def construct(self, values: Mapping[str, Any], clients: Clients | None) -> object:
+        """Construct an object of the class from those of `values` that its `__init__` declares. Raises: UserError."""
+        available = dict(values)
+        if clients is not None and self.generation.client is not None:
+            available[self.generation.client] = clients.client
+        with call_scope():
+            return _construct(self.target, self.generation, available, clients.bind if clients else None)
+
+
+def import_code(spec: LoadSpec) -> UserCode:
+    """Import the user's file and check its members. Raises: UserError."""
+    generation = GENERATIONS[spec.kind, spec.interface, spec.type, spec.models is not None]
+    with user_code(f"while {spec.path} was being imported"):
+        module = import_user_file(Path(spec.project_dir), spec.path, spec.python_path)
+    target: Any = module if generation.class_name is None else _find_class(module, generation, spec.path)
+    serving_methods = generation.select_serving(lambda name: _is_defined(target, name))
+    _check_members(target, generation, serving_methods, spec.path)
+    return UserCode(generation, target, serving_methods)
+
+
+def build_clients(
+    spec: LoadSpec, catalogue: Catalogue | None, fetcher: ModelFetcher | None, events: LoadEvents | None
+) -> Clients | None:
+    """Build the model clients; None without models. Raises: UserError."""
+    if spec.models is None:
+        return None
+    from cortex.predictor.clients import python  # noqa: PLC0415 - keeps replicas without models light
+
+    return python.build_clients(spec, catalogue, fetcher, events)
+
+
+def _initialize_module(spec: LoadSpec, code: UserCode, config: dict[str, Any]) -> BoundPredictor:
+    """Call the module's `init`, if it is defined, and bind its functions. Raises: UserError."""
+    init = getattr(code.target, code.generation.constructor, None)
+    if init is not None:
+        with user_code(f"by {code.generation.constructor}()"):
+            init(spec.model_path, config)
+    functions = {
+        verb: bind_function(getattr(code.target, name), name, config) for name, verb in code.serving_methods.items()
+    }
+    return BoundPredictor(code.generation, spec.path, functions)
+
+
+def _check_batching(code: UserCode, file: str) -> None:
+    """Check that the class has a method that can process several requests in one call. Raises: UserError."""
+    name = batched_method(code.generation)
+    is_defined = name in code.serving_methods
+    is_streaming = is_defined and call_kind(getattr(code.target, name)) in ("generator", "async_generator")
+    if problem := batching_problem(name, is_defined, is_streaming):
         raise UserError(f"{file}: class {code.generation.class_name}: {problem[0]}; {problem[1]}")
 
 
-def _construct(
+def _construct_predictor(
     spec: LoadSpec,
     code: UserCode,
     config: dict[str, Any],
@@ -129,12 +208,103 @@ def _construct(
     section = {"type": spec.type, "path": spec.path, "python_path": spec.python_path, "config": config}
     api_spec = {"name": spec.api, "kind": spec.kind, "predictor": section}
     values = {"config": config, "api_spec": api_spec, "job_spec": None, "metrics_client": metrics}
-    instance = code.make(values, clients)
-    methods = {verb: bind_method(instance, name, code.generation) for name, verb in code.found.items()}
+    instance = code.construct(values, clients)
+    methods = {verb: bind_method(instance, name, code.generation) for name, verb in code.serving_methods.items()}
     if clients is None:
         return BoundPredictor(code.generation, spec.path, methods)
     if clients.registry is not None:
         clients.registry.load_latest(also)
-    if spec.models is not None and spec.models.is_cached:  # what is in use must not be unloaded
+    if spec.models is not None and spec.models.is_cached:  # a model must not be unloaded while a call uses it
         methods = {verb: method.in_scope() for verb, method in methods.items()}
     return BoundPredictor(code.generation, spec.path, methods, clients)
+
+
+def _construct(
+    target: type,
+    generation: Generation,
+    values: Mapping[str, Any],
+    before_init: Callable[[object], None] | None = None,
+) -> object:
+    """Construct the user's object; `before_init` runs between `__new__` and `__init__`, which may load models.
+
+    Raises: UserError.
+    """
+    declared = declared_names(target.__init__, generation.constructor_signature)  # type: ignore[misc]
+    chosen = {name: values[name] for name in declared if name in values}
+    with user_code(f"by {target.__name__}.__init__()"):
+        if before_init is None:
+            return target(**chosen)
+        # The steps of type.__call__, with `before_init` in between.
+        new: Any = target.__new__
+        instance = new(target, **({} if new is object.__new__ else chosen))
+        before_init(instance)
+        instance.__init__(**chosen)
+    return instance
+
+
+def _find_class(module: ModuleType, generation: Generation, file: str) -> type:
+    """Return the class that the generation requires. Raises: UserError."""
+    name = generation.class_name or ""
+    target = getattr(module, name, None)
+    if inspect.isclass(target):
+        return target
+    if target is not None:
+        raise UserError(f"{file}: {name} must be a class, but is a {type(target).__name__}")
+    classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
+    if foreign := find_foreign_class(generation, classes):
+        fix = foreign[1]
+    else:
+        guess = nearest(name, classes)
+        fix = f'did you mean class {guess}? rename it to "{name}"' if guess else "define it"
+    raise UserError(f"{file}: class {name} is not defined; {fix}")
+
+
+def _is_defined(target: Any, name: str) -> bool:
+    """Return whether a class or module defines a function; `type.__call__` of a class does not count as a method."""
+    function = getattr(target, name, None)
+    return callable(function) and not isinstance(function, MethodWrapperType)
+
+
+def _check_members(target: Any, generation: Generation, serving_methods: Mapping[str, str], file: str) -> None:
+    """Check that `target` defines the required members with valid signatures. Raises: UserError."""
+    where = f"{file}: " + (f"class {generation.class_name}: " if generation.class_name else "")
+    if not serving_methods:
+        wanted = " or ".join(f"{name}()" for name in generation.methods)
+        other = find_method_of_kind(generation, dir(target))
+        fix = f"; {other[0]}() belongs to `kind: {other[1]}`" if other else ""
+        raise UserError(f"{where}{wanted} is not defined{fix}")
+    if generation.constructor_required or hasattr(target, generation.constructor):
+        _check_signature(target, generation.constructor, generation.constructor_signature, generation, file)
+    for name in serving_methods:
+        _check_signature(target, name, generation.method_signature, generation, file)
+    for name, signature in generation.hooks.items():
+        if name in generation.required_hooks and not callable(getattr(target, name, None)):
+            raise UserError(f"{where}{name}({', '.join(('self', *signature.required))}) is not defined; add it")
+        if hasattr(target, name):
+            _check_signature(target, name, signature, generation, file)
+
+
+def _check_signature(target: Any, name: str, signature: Signature, generation: Generation, file: str) -> None:
+    function = getattr(target, name)
+    if function is object.__init__:
+        if not generation.constructor_required:
+            return
+        shown = ", ".join(("self", *signature.required))
+        raise UserError(f"{file}: class {target.__name__}: __init__({shown}) is not defined; add it")
+    declared = declared_arguments(function)
+    if declared is None:
+        return
+    static = inspect.getattr_static(target, name)
+    # A partial has `__get__` from Python 3.13 on, but binds nothing before 3.14.
+    never_bound = isinstance(static, staticmethod | classmethod | functools.partial)
+    is_bound_later = hasattr(type(static), "__get__") and not never_bound
+    problems = find_problems(signature, declared, takes_self=generation.class_name is not None and is_bound_later)
+    if not problems:
+        return
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    where = f"{file}:{code.co_firstlineno}: " if code else f"{file}: "
+    if generation.class_name:
+        where += f"class {generation.class_name}: "
+    noun = "method" if generation.class_name else "function"
+    shown = f'{where}invalid signature for {noun} "{name}({", ".join(map(str, declared))})"'
+    raise UserError("\n".join(f"{shown}: {problem.message}; {problem.fix}" for problem in problems))

@@ -1,96 +1,438 @@
-"""Check a live class or module of the user's against its generation's row: what is defined, and how it is declared."""
+"""Check the user's Python file without running it: syntax, class, methods and signatures.
+
+`check_source` reads the syntax tree. Where the source is ambiguous (imported or decorated definitions, unknown base
+classes), it reports nothing: the loader makes the same checks on the live class when a replica starts.
+"""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Mapping
-from types import MethodWrapperType, ModuleType
-from typing import Any
+import ast
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from cortex.errors import UserError
-from cortex.predictor.interface import Generation, Signature
-from cortex.predictor.misplaced_members import find_foreign_class, find_method_of_kind
-from cortex.predictor.signature import Argument, find_problems, from_function, nearest
+from cortex.errors import Diagnostic
+from cortex.predictor.interface import GENERATIONS, Generation, Signature
+from cortex.predictor.interface_rules import (
+    Argument,
+    ArgumentKind,
+    batched_method,
+    batching_problem,
+    find_foreign_class,
+    find_foreign_method,
+    find_method_of_kind,
+    find_problems,
+    nearest,
+)
 
-
-def find_class(module: ModuleType, generation: Generation, file: str) -> type:
-    """Return the class that the generation wants. Raises: UserError."""
-    name = generation.class_name or ""
-    target = getattr(module, name, None)
-    if inspect.isclass(target):
-        return target
-    if target is not None:
-        raise UserError(f"{file}: {name} must be a class, but is a {type(target).__name__}")
-    classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
-    if foreign := find_foreign_class(generation, classes):
-        fix = foreign[1]
-    else:
-        guess = nearest(name, classes)
-        fix = f'did you mean class {guess}? rename it to "{name}"' if guess else "define it"
-    raise UserError(f"{file}: class {name} is not defined; {fix}")
+#: Methods that some kind of API serves; they are never reported as misspellings.
+_SERVING = frozenset(name for row in GENERATIONS.values() for name in row.methods)
+#: Similarity from which a name counts as a misspelling, although it may be a method of the user's own.
+_LIKELY_MISSPELLING = 0.7
 
 
-def is_defined(target: Any, name: str) -> bool:
-    """Tell whether a class or module has a function; what calls the class itself is none of its methods."""
-    function = getattr(target, name, None)
-    return callable(function) and not isinstance(function, MethodWrapperType)
+def check_source(
+    text: str,
+    file: str,
+    interface: str,
+    type_: str = "python",
+    has_models: bool = False,
+    kind: str = "RealtimeAPI",
+    batches: bool = False,
+) -> list[Diagnostic]:
+    """Return the mistakes in a `.py` file that can be found without running it.
 
-
-def check_members(target: Any, generation: Generation, found: Mapping[str, str], file: str) -> None:
-    """Check what `target` defines and how; `found` are its serving methods. Raises: UserError."""
-    where = f"{file}: " + (f"class {generation.class_name}: " if generation.class_name else "")
-    if not found:
-        wanted = " or ".join(f"{name}()" for name in generation.methods)
-        other = find_method_of_kind(generation, dir(target))
-        fix = f"; it is written for `kind: {other[1]}`" if other else ""
-        raise UserError(f"{where}{wanted} is not defined{fix}")
-    if generation.constructor_required or hasattr(target, generation.constructor):
-        _check_signature(target, generation.constructor, generation.constructor_signature, generation, file)
-    for name in found:
-        _check_signature(target, name, generation.method_signature, generation, file)
-    for name, signature in generation.hooks.items():
-        if name in generation.required_hooks and not callable(getattr(target, name, None)):
-            raise UserError(f"{where}{name}({', '.join(('self', *signature.required))}) is not defined; add it")
-        if hasattr(target, name):
-            _check_signature(target, name, signature, generation, file)
-
-
-def _check_signature(target: Any, name: str, signature: Signature, generation: Generation, file: str) -> None:
-    function = getattr(target, name)
-    if function is object.__init__:
-        if not generation.constructor_required:
-            return
-        shown = ", ".join(("self", *signature.required))
-        raise UserError(f"{file}: class {target.__name__}: __init__({shown}) is not defined; add it")
-    declared = _arguments(function)
-    if declared is None:
-        return
-    static = inspect.getattr_static(target, name)
-    # A partial has `__get__` from Python 3.13 on, but binds nothing before 3.14.
-    never_bound = isinstance(static, staticmethod | classmethod | functools.partial)
-    is_bound_later = hasattr(type(static), "__get__") and not never_bound
-    problems = find_problems(signature, declared, takes_self=generation.class_name is not None and is_bound_later)
-    if not problems:
-        return
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    where = f"{file}:{code.co_firstlineno}: " if code else f"{file}: "
-    if generation.class_name:
-        where += f"class {generation.class_name}: "
-    noun = "method" if generation.class_name else "function"
-    shown = f'{where}invalid signature for {noun} "{name}({", ".join(map(str, declared))})"'
-    raise UserError("\n".join(f"{shown}: {problem.message}; {problem.fix}" for problem in problems))
-
-
-def declared_names(function: Any, signature: Signature) -> tuple[str, ...]:
-    """Return the names that the user's function declares and that we may pass."""
-    declared = _arguments(function)
-    allowed = signature.allowed
-    return allowed if declared is None else tuple(a.name for a in declared if a.name in allowed)
-
-
-def _arguments(function: Any) -> list[Argument] | None:
+    `file` is the name in messages; `batches` means that the API uses server-side batching.
+    """
+    generation = GENERATIONS[kind, interface, type_, has_models]
     try:
-        return from_function(function)
-    except (TypeError, ValueError):  # written in C: it will say itself what it misses
+        source = Source(text, file)
+    except SyntaxError as exc:
+        line = exc.lineno or 0
+        column = max(exc.offset or 1, 1) if line else 0
+        return [Diagnostic(file, line, column, "", f"{type(exc).__name__}: {exc.msg}", "correct the Python syntax")]
+    checker = _Checker(source, file, generation, batches)
+    found = checker.check_functions() if generation.class_name is None else checker.check_class(generation.class_name)
+    return sorted(found)
+
+
+class _Checker:
+    """Check one source against one generation."""
+
+    def __init__(self, source: Source, file: str, generation: Generation, batches: bool) -> None:
+        self._source = source
+        self._file = file
+        self._generation = generation
+        self._batches = batches
+        self._scope = source.scope
+
+    def check_functions(self) -> Iterator[Diagnostic]:
+        """Check a module that defines functions."""
+        name = next(iter(self._generation.methods))
+        if name not in self._scope.bindings and not self._scope.is_open:
+            yield self._missing_function(name)
+        yield from self._check_member(self._scope, name, self._generation.method_signature)
+        init = self._generation.constructor
+        yield from self._check_member(self._scope, init, self._generation.constructor_signature)
+        yield from self._check_misspelling(self._scope, init)
+
+    def check_class(self, name: str) -> Iterator[Diagnostic]:
+        """Check the class `name`."""
+        bindings = self._scope.bindings.get(name, [])
+        if not bindings:
+            if not self._scope.is_open:
+                yield self._missing_class(name)
+            return
+        if not all(isinstance(binding.node, ast.ClassDef) for binding in bindings):
+            return  # assigned or imported: its members are not visible here
+        if any(binding.conditional for binding in bindings):
+            return
+        node, *others = [binding.node for binding in bindings]
+        if others:
+            message = f"class {name} is defined twice, first on line {node.lineno}"
+            yield self._at(others[0], message, "keep one of the two")
+        elif isinstance(node, ast.ClassDef) and not node.decorator_list and not node.keywords:
+            yield from self._check_members(node)
+
+    def _check_members(self, node: ast.ClassDef) -> Iterator[Diagnostic]:
+        generation = self._generation
+        scope, is_complete = self._members(node, set())
+        constructor = generation.constructor
+        if constructor not in scope.bindings and is_complete and generation.constructor_required:
+            at = self._guess(constructor, scope)
+            fix = _rename(at, constructor) if at else "add it"
+            shown = ", ".join(("self", *generation.constructor_signature.required))
+            yield self._at_name(scope, at, node, f"{self._of_class}__init__({shown}) is not defined", fix)
+        serving = generation.select_serving(scope.bindings.__contains__)
+        if is_complete and not serving:
+            yield self._missing_method(scope, node)
+        elif is_complete:  # otherwise it may override a method of an unknown base
+            for name in sorted({*generation.methods, *generation.hooks} - generation.required_hooks):
+                yield from self._check_misspelling(scope, name)
+        if is_complete:
+            yield from self._missing_hooks(scope, node)
+        if is_complete and serving and self._batches:
+            yield from self._check_batched(scope, node)
+        yield from self._check_member(scope, constructor, generation.constructor_signature)
+        for name in serving:
+            yield from self._check_member(scope, name, generation.method_signature)
+        for name, signature in generation.hooks.items():
+            yield from self._check_member(scope, name, signature)
+
+    def _members(self, node: ast.ClassDef, seen: set[str]) -> tuple[Scope, bool]:
+        """Return the members of a class and its bases in this file; False if some bases are unknown."""
+        own = scope_of(node.body)
+        bindings = dict(own.bindings)
+        is_complete = not own.is_open
+        for base in node.bases:
+            name = base.id if isinstance(base, ast.Name) else ""
+            defined = self._scope.bindings.get(name, [])
+            definition = defined[0].node if len(defined) == 1 else None
+            if isinstance(definition, ast.ClassDef) and not definition.decorator_list and name not in seen:
+                inherited, is_known = self._members(definition, seen | {node.name})
+                is_complete = is_complete and is_known
+                for key, value in inherited.bindings.items():
+                    bindings.setdefault(key, value)
+            elif name != "object" or defined:
+                is_complete = False
+        return Scope(bindings, own.is_open), is_complete
+
+    def _check_member(self, scope: Scope, name: str, signature: Signature) -> Iterator[Diagnostic]:
+        """Check one function, if it is plainly defined: once, unconditionally, under decorators that we know."""
+        bindings = scope.bindings.get(name, [])
+        if not bindings or any(binding.conditional for binding in bindings):
+            return
+        nodes = [binding.node for binding in bindings if isinstance(binding.node, FunctionNode)]
+        if len(nodes) != len(bindings) or any(_has_unknown_decorator(node) for node in nodes):
+            return
+        for other in nodes[1:]:
+            message = f"{self._of_class}{self._noun} {name} is defined twice, first on line {nodes[0].lineno}"
+            yield self._at(other, message, "keep one of the two")
+        yield from self._check_signature(nodes[-1], signature)
+
+    def _check_signature(self, function: FunctionNode, signature: Signature) -> Iterator[Diagnostic]:
+        arguments, nodes = arguments_of(function)
+        takes_self = self._generation.class_name is not None
+        shown = f"{function.name}({', '.join(map(str, arguments))})"
+        decorators = {decorator.id for decorator in function.decorator_list if isinstance(decorator, ast.Name)}
+        if "classmethod" in decorators:
+            arguments, nodes = arguments[1:], nodes[1:]
+        if decorators:
+            takes_self = False
+        for problem in find_problems(signature, arguments, takes_self):
+            message = f'{self._of_class}invalid signature for {self._noun} "{shown}": {problem.message}'
+            at = function if problem.argument is None else nodes[problem.argument]
+            yield self._at(at, message, problem.fix)
+
+    def _missing_function(self, name: str) -> Diagnostic:
+        message = f"function {name}({', '.join(self._generation.method_signature.required)}) is not defined"
+        classes = self._scope.classes()
+        if foreign := find_foreign_class(self._generation, classes):
+            return self._at(classes[foreign[0]], message, foreign[1])
+        guess = nearest(name, self._scope.functions())
+        fix = _rename(guess, name) if guess else "define it at the top level of the file"
+        return self._at_name(self._scope, guess, None, message, fix)
+
+    def _missing_class(self, name: str) -> Diagnostic:
+        message = f"class {name} is not defined"
+        classes = self._scope.classes()
+        if foreign := find_foreign_class(self._generation, classes):
+            return self._at(classes[foreign[0]], message, foreign[1])
+        guess = nearest(name, classes) or self._class_that_serves(classes)
+        if guess:
+            return self._at(classes[guess], message, _rename(guess, name))
+        functions = GENERATIONS["RealtimeAPI", "functions", "python", False]
+        for function, node in self._scope.functions().items():
+            if function in functions.methods:
+                return self._at(node, message, f"functions of the module belong to {functions.yaml_form}")
+        return Diagnostic(self._file, 0, 0, "", message, "define it at the top level of the file")
+
+    def _class_that_serves(self, classes: Mapping[str, ast.ClassDef]) -> str | None:
+        for name, node in classes.items():
+            if any(method in scope_of(node.body).bindings for method in self._generation.methods):
+                return name
         return None
+
+    def _missing_method(self, scope: Scope, node: ast.ClassDef) -> Diagnostic:
+        generation = self._generation
+        shown = ", ".join(("self", *(generation.method_signature.required or ("payload",))))
+        wanted = " or ".join(f"{name}({shown})" for name in list(generation.methods)[:2])
+        message = f"{self._of_class}{wanted} is not defined"
+        functions = scope.functions()
+        if found := find_method_of_kind(generation, functions):
+            return self._at(functions[found[0]], message, f"{found[0]} belongs to `kind: {found[1]}`")
+        if foreign := find_foreign_method(generation, functions):
+            fix = f"{foreign[1]}; name it {next(iter(generation.methods))}"
+            return self._at(functions[foreign[0]], message, fix)
+        guesses = [
+            self._guess(name, scope) or nearest(name, functions, _LIKELY_MISSPELLING) for name in generation.methods
+        ]
+        guess = next(filter(None, guesses), None)
+        fix = _rename(guess, nearest(guess, generation.methods) or "") if guess else "add it"
+        return self._at_name(scope, guess, node, message, fix)
+
+    def _missing_hooks(self, scope: Scope, node: ast.ClassDef) -> Iterator[Diagnostic]:
+        for name in sorted(self._generation.required_hooks):
+            if name not in scope.bindings:
+                arguments = ", ".join(("self", *self._generation.hooks[name].required))
+                guess = self._guess(name, scope)
+                fix = _rename(guess, name) if guess else "add it: it loads a model from the files at a path"
+                yield self._at_name(scope, guess, node, f"{self._of_class}{name}({arguments}) is not defined", fix)
+
+    def _check_batched(self, scope: Scope, node: ast.ClassDef) -> Iterator[Diagnostic]:
+        """Check that the class has a method that can process several requests in one call."""
+        name = batched_method(self._generation)
+        bindings = scope.bindings.get(name, [])
+        at = next((binding.node for binding in bindings if isinstance(binding.node, FunctionNode)), None)
+        is_streaming = at is not None and len(bindings) == 1 and is_generator(at) and not _has_unknown_decorator(at)
+        problem = batching_problem(name, bool(bindings), is_streaming)
+        if problem is not None and (bindings or self._guess(name, scope) is None):  # a misspelling has been reported
+            yield self._at(at or node, self._of_class + problem[0], problem[1])
+
+    def _check_misspelling(self, scope: Scope, name: str) -> Iterator[Diagnostic]:
+        """Report an unused function whose name is similar to `name`, if `name` is not defined."""
+        if name in scope.bindings:
+            return
+        guess = self._guess(name, scope)
+        if guess is not None and guess not in self._source.used_names:
+            node = scope.functions()[guess]
+            yield self._at(node, f"{self._of_class}{self._noun} {guess} is never called", _rename(guess, name))
+
+    def _guess(self, name: str, scope: Scope) -> str | None:
+        """Return the function that is probably a misspelling of `name`; a shared `handle_` prefix is ignored."""
+        generation = self._generation
+        known = {generation.constructor, *generation.hooks, *_SERVING}
+        prefix = "handle_" if name.startswith("handle_") else ""
+        candidates = {n.removeprefix(prefix): n for n in scope.functions() if n not in known and n.startswith(prefix)}
+        guess = nearest(name.removeprefix(prefix), candidates, _LIKELY_MISSPELLING)
+        return candidates[guess] if guess is not None else None
+
+    @property
+    def _of_class(self) -> str:
+        return f"class {self._generation.class_name}: " if self._generation.class_name else ""
+
+    @property
+    def _noun(self) -> str:
+        return "method" if self._generation.class_name else "function"
+
+    def _at(self, node: ast.expr | ast.stmt | ast.arg, message: str, fix: str) -> Diagnostic:
+        line, column = self._source.position(node)
+        return Diagnostic(self._file, line, column, "", message, fix)
+
+    def _at_name(
+        self, scope: Scope, name: str | None, otherwise: ast.stmt | None, message: str, fix: str
+    ) -> Diagnostic:
+        node = scope.functions()[name] if name else otherwise
+        return self._at(node, message, fix) if node else Diagnostic(self._file, 0, 0, "", message, fix)
+
+
+def _rename(wrong: str, right: str) -> str:
+    return f'did you mean this one? rename "{wrong}" to "{right}"'
+
+
+def _has_unknown_decorator(function: FunctionNode) -> bool:
+    return any(
+        not (isinstance(decorator, ast.Name) and decorator.id in ("staticmethod", "classmethod"))
+        for decorator in function.decorator_list
+    )
+
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A statement that binds a name."""
+
+    node: ast.stmt
+    conditional: bool  #: the statement may not run
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The names that a module or class body binds, in order."""
+
+    bindings: dict[str, list[Binding]] = field(default_factory=dict)
+    is_open: bool = False  #: it may bind further names dynamically
+
+    def functions(self) -> dict[str, FunctionNode]:
+        """Return the functions by name, the last definition of each."""
+        return {n: b[-1].node for n, b in self.bindings.items() if isinstance(b[-1].node, FunctionNode)}
+
+    def classes(self) -> dict[str, ast.ClassDef]:
+        """Return the classes by name, the last definition of each."""
+        return {n: b[-1].node for n, b in self.bindings.items() if isinstance(b[-1].node, ast.ClassDef)}
+
+
+class Source:
+    """A parsed source file."""
+
+    def __init__(self, text: str, file: str) -> None:
+        """Parse and compile `text` without running it. Raises: SyntaxError."""
+        text = text.removeprefix("\ufeff")
+        self.text = text
+        self._lines = re.split(r"\r\n|\r|\n", text)  # as Python does; str.splitlines splits at more characters
+        if "\0" in text:
+            line = text.count("\n", 0, text.index("\0")) + 1
+            raise SyntaxError("the file contains a NUL byte: it is not text", (file, line, 1, None))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes of the user must not appear in the operator's log
+            try:
+                self.tree = ast.parse(text, file)
+                compile(
+                    text, file, "exec", dont_inherit=True
+                )  # finds errors that the parser accepts, such as a stray `return`
+            except (ValueError, RecursionError, MemoryError) as exc:
+                raise SyntaxError(str(exc) or "too deeply nested") from exc
+        self.scope = scope_of(self.tree.body)
+        self.used_names = set(_used_names(self.tree))
+
+    def position(self, node: ast.expr | ast.stmt | ast.arg) -> tuple[int, int]:
+        """Return the 1-based line and column of a node; for a function or class, those of its name."""
+        line = self._lines[node.lineno - 1] if node.lineno <= len(self._lines) else ""
+        column = len(line.encode()[: node.col_offset].decode(errors="replace"))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            at = line.find(node.name, column + len("def "))
+            column = at if at >= 0 else column
+        return node.lineno, column + 1
+
+
+def scope_of(body: list[ast.stmt]) -> Scope:
+    """Collect the names that a body binds, including those inside `if`, `try`, `with` and loops."""
+    bindings: dict[str, list[Binding]] = {}
+    is_open = False
+    for statement, conditional in _statements(body, conditional=False):
+        for name in _bound_names(statement):
+            if name == "*":
+                is_open = True
+            else:
+                bindings.setdefault(name, []).append(Binding(statement, conditional))
+    return Scope(bindings, is_open or _binds_dynamically(body))
+
+
+def arguments_of(function: FunctionNode) -> tuple[list[Argument], list[ast.arg]]:
+    """Return the declared arguments and their nodes, in the same order."""
+    declared = function.args
+    plain = declared.posonlyargs + declared.args
+    optional_from = len(plain) - len(declared.defaults)
+    found: list[tuple[Argument, ast.arg]] = []
+    for index, node in enumerate(plain):
+        kind = ArgumentKind.POSITIONAL_ONLY if index < len(declared.posonlyargs) else ArgumentKind.ORDINARY
+        found.append((Argument(node.arg, kind, index >= optional_from), node))
+    if declared.vararg:
+        found.append((Argument(declared.vararg.arg, ArgumentKind.STAR), declared.vararg))
+    for node, default in zip(declared.kwonlyargs, declared.kw_defaults, strict=True):
+        found.append((Argument(node.arg, ArgumentKind.KEYWORD_ONLY, default is not None), node))
+    if declared.kwarg:
+        found.append((Argument(declared.kwarg.arg, ArgumentKind.DOUBLE_STAR), declared.kwarg))
+    return [argument for argument, _ in found], [node for _, node in found]
+
+
+def is_generator(function: FunctionNode) -> bool:
+    """Return whether a function contains `yield`."""
+    nodes: list[ast.AST] = list(function.body)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            return True
+        if not isinstance(node, _SCOPES):
+            nodes.extend(ast.iter_child_nodes(node))
+    return False
+
+
+def _statements(body: list[ast.stmt], conditional: bool) -> Iterator[tuple[ast.stmt, bool]]:
+    for statement in body:
+        yield statement, conditional
+        if isinstance(statement, _SCOPES):
+            continue
+        always = isinstance(statement, ast.With | ast.AsyncWith)
+        for block in _blocks(statement):
+            yield from _statements(block, conditional or not always)
+
+
+def _blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(statement, name, None)
+        if isinstance(block, list):
+            yield block
+    for name in ("handlers", "cases"):
+        for part in getattr(statement, name, ()):
+            yield part.body
+
+
+def _bound_names(statement: ast.stmt) -> Iterator[str]:
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield statement.name
+    elif isinstance(statement, ast.Import):
+        yield from (alias.asname or alias.name.partition(".")[0] for alias in statement.names)
+    elif isinstance(statement, ast.ImportFrom):
+        yield from (alias.asname or alias.name for alias in statement.names)
+    elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.For | ast.AsyncFor | ast.With):
+        targets = [statement.target] if hasattr(statement, "target") else getattr(statement, "targets", [])
+        if isinstance(statement, ast.With):
+            targets = [item.optional_vars for item in statement.items if item.optional_vars]
+        for target in targets:
+            yield from (node.id for node in ast.walk(target) if isinstance(node, ast.Name))
+
+
+def _binds_dynamically(body: list[ast.stmt]) -> bool:
+    """Return whether a body may bind names dynamically, so that a missing name is not certainly a mistake."""
+    names = {"globals", "exec", "setattr", "locals", "vars"}
+    for statement in body:
+        if isinstance(statement, FunctionNode) and statement.name == "__getattr__":
+            return True
+        if not isinstance(statement, _SCOPES):
+            calls = (node.func for node in ast.walk(statement) if isinstance(node, ast.Call))
+            if any(isinstance(function, ast.Name) and function.id in names for function in calls):
+                return True
+    return False
+
+
+def _used_names(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr

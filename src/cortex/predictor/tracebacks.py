@@ -1,4 +1,4 @@
-"""Show what the user's code raised with the user's frames only: ours and the import machinery's are left out."""
+"""Format exceptions of the user's code with the user's frames only, without those of Cortex and of importlib."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cortex.errors import ModelError, UserError
-from cortex.predictor.missing_modules import suggest
+from cortex.predictor.importing import suggest_requirement
 
 _OUR_FOLDER = str(Path(__file__).resolve().parent.parent) + os.sep
 _EVENT_LOOP = str(Path(asyncio.__file__).parent) + os.sep
@@ -24,35 +24,33 @@ _MESSAGE_LIMIT = 1000
 
 
 def format_user_traceback(exc: BaseException) -> str:
-    """Format an exception as Python does, without our frames; files of the project relative to it."""
+    """Format an exception like Python, without frames of Cortex; paths in the project are relative to it."""
     shown = traceback.TracebackException.from_exception(exc, compact=True)
     _strip(shown, str(Path.cwd()) + os.sep, set())
     return "".join(shown.format())
 
 
 def describe(exc: BaseException) -> str:
-    """Return one line, `ValueError: bad weights`, with what to do where we know it."""
+    """Return one line such as `ValueError: bad weights`, with a hint for missing modules."""
     name = type(exc).__name__
     try:
         lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-    except (
-        BaseException
-    ):  # a broken `__str__` of the user's must not hide that something was raised, nor say sys.exit()
+    except BaseException:  # a `__str__` that fails or exits must not hide the exception
         lines = []
     message = f"{name}: {lines[0][:_MESSAGE_LIMIT]}" if lines else name
     if isinstance(exc, ModuleNotFoundError) and exc.name:
-        hint = suggest(exc.name)
+        hint = suggest_requirement(exc.name)
         message += f"; {hint}" if hint else ""
     return message
 
 
 @contextmanager
 def user_code(doing: str) -> Iterator[None]:
-    """Turn whatever the user's code raises into a UserError; `doing` says what was being done."""
+    """Convert exceptions of the user's code to UserError; `doing` describes the step, for `sys.exit()`."""
     try:
         yield
     except UserError as exc:
-        if isinstance(exc, ModelError) and not exc.traceback:  # raised by a client: the user's frames say by which call
+        if isinstance(exc, ModelError) and not exc.traceback:  # raised by a model client: add the frames of the call
             exc.traceback = format_user_traceback(exc)
         raise
     except SystemExit as exc:
@@ -64,21 +62,21 @@ def user_code(doing: str) -> Iterator[None]:
 
 
 def _strip(shown: traceback.TracebackException, project: str, seen: set[int]) -> None:
-    """Drop frames in place; chained exceptions and groups may share members, and may be cyclic."""
+    """Remove frames in place; chained exceptions and groups may share members and be cyclic."""
     if id(shown) in seen:
         return
     seen.add(id(shown))
     cause = shown.__cause__
     if cause is not None and cause.exc_type is UserError and cause.__cause__ is not None:
-        shown.__cause__ = cause.__cause__  # ours, between what a user raised and what the user's call is told
+        shown.__cause__ = cause.__cause__  # skip the UserError between two exceptions of the user
     if shown.stack is not None:
         begin = _first_of_user(shown.stack)
         shown.stack[:] = [frame for frame in shown.stack[begin:] if not _is_ours(frame.filename)]
         for frame in shown.stack:
             frame.filename = frame.filename.removeprefix(project)
         if not shown.stack:
-            shown.stack = None  # type: ignore[assignment]  # else an empty "Traceback" heading is printed
-    if getattr(shown, "filename", None):  # a SyntaxError names its file itself
+            shown.stack = None  # type: ignore[assignment]  # otherwise an empty "Traceback" heading is printed
+    if getattr(shown, "filename", None):  # a SyntaxError has its own file name
         shown.filename = shown.filename.removeprefix(project)
     for linked in (shown.__cause__, shown.__context__, *(shown.exceptions or ())):
         if linked is not None:
@@ -86,7 +84,7 @@ def _strip(shown: traceback.TracebackException, project: str, seen: set[int]) ->
 
 
 def _first_of_user(stack: traceback.StackSummary) -> int:
-    """Return how many frames there are before the user's; those of the event loop may stand between ours."""
+    """Return the number of frames before the user's first; frames of the event loop may be among ours."""
     count = 0
     for number, frame in enumerate(stack, 1):
         if _is_ours(frame.filename):

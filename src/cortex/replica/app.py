@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Mapping
 from functools import partial
 
-from cortex.predictor.loader import BoundMethod, BoundPredictor
+from cortex.predictor.binding import BoundMethod
+from cortex.predictor.loader import BoundPredictor
 from cortex.replica.background_tasks import BackgroundTasks
 from cortex.replica.batching import ASYNC_GRACE_NS, BatchCaller, RequestBatcher, batched_method, for_one
 from cortex.replica.calls import Caller, CompletedCall, FailedCall, Outcome, UnfinishedCall

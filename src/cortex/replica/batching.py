@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from cortex.errors import UserError
-from cortex.predictor.loader import BoundMethod, BoundPredictor, result_kind
+from cortex.predictor.binding import BoundMethod, result_kind
+from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import describe
 from cortex.replica.batch_timing import BatchTiming
 from cortex.replica.calls import Arguments, Caller, FailedCall, Outcome

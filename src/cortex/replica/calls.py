@@ -10,7 +10,8 @@ from reprlib import Repr
 from typing import Any
 
 from cortex.errors import ModelError, UserError
-from cortex.predictor.loader import BoundMethod, BoundPredictor, Kind, result_kind, split_callback
+from cortex.predictor.binding import BoundMethod, Kind, result_kind, split_callback
+from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import format_user_traceback
 from cortex.replica.http import Connection
 from cortex.replica.payload import BadBody, Encoded, encode, make_headers, make_query_params, parse

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from cortex.errors import UserError
-from cortex.predictor.loader import BoundMethod, BoundPredictor, result_kind, split_callback
+from cortex.predictor.binding import BoundMethod, result_kind, split_callback
+from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import describe, format_user_traceback
 from cortex.replica.batching import batched_method, for_one
 from cortex.replica.channel import Channel

@@ -19,7 +19,7 @@ from cortex.config.validate import CheckedFile, check_file
 from cortex.config.violations import Violation
 from cortex.errors import ConfigError, Diagnostic, SubmissionError
 from cortex.lifecycle import ApiKind
-from cortex.predictor.source import inspect_source
+from cortex.predictor.source_checks import check_source
 
 if TYPE_CHECKING:
     from cortex.engine.devices import Inventory
@@ -91,7 +91,7 @@ def _project_problems(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Di
     for kind, path, interface, type_, has_models, has_batching in dict.fromkeys(sources):
         if path.endswith(".py") and project.contains(path):
             text = (project.root / path).read_text(errors="replace")
-            yield from inspect_source(text, path, interface, type_, has_models, kind, has_batching)
+            yield from check_source(text, path, interface, type_, has_models, kind, has_batching)
 
 
 def _has_batching(handler: Handler) -> bool:

@@ -15,8 +15,8 @@ from cortex.errors import ModelError, UserError
 from cortex.models.loader import LoadEvents, LoadRequest, ModelFetcher, ModelLoader
 from cortex.models.registry import Registry
 from cortex.models.spec import Catalogue, ModelSource, Version
+from cortex.predictor.importing import suggest_requirement
 from cortex.predictor.interface import LOAD_MODEL
-from cortex.predictor.missing_modules import suggest
 from cortex.predictor.tracebacks import user_code
 
 
@@ -130,7 +130,7 @@ def build_clients(
         return _BUILDERS[spec.type](spec, registry_of, _count(source, catalogue))
     except ModuleNotFoundError as exc:
         module = exc.name or ""
-        fix = _FIXES.get((spec.type, module)) or suggest(module)
+        fix = _FIXES.get((spec.type, module)) or suggest_requirement(module)
         raise UserError(f"type: {spec.type} needs {module}, which is not installed; {fix}") from exc
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortex.predictor.missing_modules import suggest
+from cortex.predictor.importing import suggest_requirement
 
 
 @pytest.mark.parametrize(
@@ -29,4 +29,4 @@ from cortex.predictor.missing_modules import suggest
     ],
 )
 def test_the_package_of_a_module_is_known(module: str, hint: str) -> None:
-    assert suggest(module) == hint
+    assert suggest_requirement(module) == hint

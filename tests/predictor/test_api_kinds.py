@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cortex.errors import UserError
-from cortex.predictor.code import UserCode, import_code
 from cortex.predictor.interface import ASYNC, TASK
-from cortex.predictor.source import inspect_source
+from cortex.predictor.loader import UserCode, import_code
+from cortex.predictor.source_checks import check_source
 from harness.models.user_project import Spec, UserProject, user_project
 
 TASK_CLASS = """
@@ -45,7 +45,7 @@ def code_of(project: UserProject, text: str, kind: str, interface: str = "handle
 def mistakes(project: UserProject, text: str, kind: str, interface: str = "handler") -> list[str]:
     """Say what reading the file tells; importing it must fail just when there is something."""
     file = project.write("predictor.py", text)
-    found = inspect_source(file.read_text(), "predictor.py", interface, kind=kind)
+    found = check_source(file.read_text(), "predictor.py", interface, kind=kind)
     if found:
         with pytest.raises(UserError):
             import_code(Spec(str(project.root), interface, kind=kind))
@@ -56,8 +56,8 @@ def mistakes(project: UserProject, text: str, kind: str, interface: str = "handl
 
 def test_a_task_needs_no_constructor(project: UserProject) -> None:
     code = code_of(project, TASK_CLASS, "TaskAPI")
-    assert code.found == {"__call__": TASK}
-    task: Any = code.make({"metrics_client": object()}, None)
+    assert code.serving_methods == {"__call__": TASK}
+    task: Any = code.construct({"metrics_client": object()}, None)
     assert task(config={"a": 1}) == {"a": 1}
     assert mistakes(project, TASK_CLASS, "TaskAPI") == []
 
@@ -65,7 +65,7 @@ def test_a_task_needs_no_constructor(project: UserProject) -> None:
 def test_a_task_is_given_its_metrics_client(project: UserProject) -> None:
     text = TASK_CLASS + "\n        def __init__(self, metrics_client):\n            self.client = metrics_client\n"
     client = object()
-    task: Any = code_of(project, text, "TaskAPI").make({"metrics_client": client}, None)
+    task: Any = code_of(project, text, "TaskAPI").construct({"metrics_client": client}, None)
     assert task.client is client
 
 
@@ -89,7 +89,7 @@ def test_mistakes_in_a_task(project: UserProject, text: str, expected: list[str]
 
 
 def test_a_handler_of_workloads(project: UserProject) -> None:
-    assert code_of(project, HANDLER, "AsyncAPI").found == {"handle_async": ASYNC}
+    assert code_of(project, HANDLER, "AsyncAPI").serving_methods == {"handle_async": ASYNC}
     assert mistakes(project, HANDLER, "AsyncAPI") == []
     assert mistakes(project, HANDLER, "RealtimeAPI") == [
         "class Handler: handle_post(self, payload) or handle_get(self, payload) is not defined "
@@ -107,7 +107,7 @@ def test_one_class_serves_by_its_kind(project: UserProject) -> None:
                 return {"ok": payload}
     """
     for kind in ("RealtimeAPI", "AsyncAPI", "BatchAPI"):
-        assert list(code_of(project, text, kind).found) == ["handle_post"]
+        assert list(code_of(project, text, kind).serving_methods) == ["handle_post"]
         assert mistakes(project, text, kind) == []
 
 
@@ -120,7 +120,7 @@ def test_a_predictor_of_workloads(project: UserProject) -> None:
             def predict(self, payload, query_params, request_id):
                 return {}
     """
-    assert code_of(project, text, "AsyncAPI", "predictor").found == {"predict": ASYNC}
+    assert code_of(project, text, "AsyncAPI", "predictor").serving_methods == {"predict": ASYNC}
     assert mistakes(project, text, "AsyncAPI", "predictor") == []
     (said,) = mistakes(project, text, "RealtimeAPI", "predictor")
     assert '"request_id" is not available (it belongs to `kind: AsyncAPI`' in said
@@ -128,4 +128,4 @@ def test_a_predictor_of_workloads(project: UserProject) -> None:
 
 def test_a_workload_has_no_headers(project: UserProject) -> None:
     (said,) = mistakes(project, HANDLER.replace("request_id)", "headers)"), "AsyncAPI")
-    assert '"headers" is not available (only the body of a request is kept for later' in said
+    assert '"headers" is not available (a workload stores only the body of its request' in said

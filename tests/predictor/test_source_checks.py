@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.predictor.interface import GENERATIONS
-from cortex.predictor.signature import find_problems, from_function
-from cortex.predictor.source import inspect_source
+from cortex.predictor.interface_rules import find_problems, from_function
+from cortex.predictor.source_checks import check_source
 
 
 def found(interface, text):
     return [
         (f"{d.line}:{d.column}", d.message, d.fix)
-        for d in inspect_source(textwrap.dedent(text), "src/predictor.py", interface)
+        for d in check_source(textwrap.dedent(text), "src/predictor.py", interface)
     ]
 
 
@@ -156,7 +156,7 @@ RIGHT_WITH_MODELS = [
 
 @pytest.mark.parametrize(("interface", "type_", "text"), RIGHT_WITH_MODELS)
 def test_what_is_right_with_models_is_not_reported(interface, type_, text):
-    assert inspect_source(text, "p.py", interface, type_, has_models=True) == []
+    assert check_source(text, "p.py", interface, type_, has_models=True) == []
 
 
 def test_a_load_model_is_the_users_own_affair_without_models():
@@ -184,7 +184,7 @@ WRONG_WITH_MODELS = [
 
 @pytest.mark.parametrize(("interface", "type_", "text", "where", "message", "fix"), WRONG_WITH_MODELS)
 def test_a_mistake_with_models_is_reported_with_its_place_and_fix(interface, type_, text, where, message, fix):
-    first, *_ = inspect_source(text, "p.py", interface, type_, has_models=True)
+    first, *_ = check_source(text, "p.py", interface, type_, has_models=True)
     assert f"{first.line}:{first.column}" == where
     assert message in first.message
     assert fix in first.fix
@@ -210,14 +210,14 @@ def test_a_byte_order_mark_and_odd_line_ends_shift_nothing():
 
 
 def test_a_deeply_nested_source_is_an_error_not_a_crash():
-    assert inspect_source("x = " + "(" * 5000 + ")" * 5000, "p.py", "handler")
-    assert inspect_source("x = " + "-" * 100_000 + "1", "p.py", "handler")
+    assert check_source("x = " + "(" * 5000 + ")" * 5000, "p.py", "handler")
+    assert check_source("x = " + "-" * 100_000 + "1", "p.py", "handler")
 
 
 @given(st.text(), st.sampled_from(sorted(GENERATIONS)))
 def test_any_text_is_answered(text, row):
     kind, *form = row
-    for diagnostic in inspect_source(text, "p.py", *form, kind=kind):
+    for diagnostic in check_source(text, "p.py", *form, kind=kind):
         assert diagnostic.line <= text.count("\n") + text.count("\r") + 2
         assert (diagnostic.column >= 1) == (diagnostic.line >= 1)
 
