@@ -28,7 +28,8 @@ from cortex.cluster.placement import NodeAddress, Placement, Resources
 from cortex.cluster.transport import PeerConnection, listen
 from cortex.config.schema import Api
 from cortex.engine.local import first_status
-from cortex.gateway.haproxy import Gateway, GatewaySettings
+from cortex.gateway.config import GatewaySettings
+from cortex.gateway.haproxy import HaproxyGateway
 from cortex.home import Home
 from cortex.lifecycle import ProcessState
 from cortex.operator.replicas.plan import Preparation, Replica, Stage, plan
@@ -209,7 +210,7 @@ async def _haproxy(home: Home, replicas: list[Replica]) -> list[str]:
     states = {(record.name, record.revision): Preparation(Stage.DONE) for record in records}
     full = replace(routes_of(records, replicas, states), gateway_secret=CREDENTIALS.gateway_secret)
     less = replace(routes_of(records, replicas[1:], states), gateway_secret=full.gateway_secret)
-    gateway = Gateway(home, GatewaySettings("127.0.0.1", free_ports(1)[0]))
+    gateway = HaproxyGateway(home, GatewaySettings("127.0.0.1", free_ports(1)[0]))
     started = time.perf_counter()
     await gateway.startup(less)
     up = time.perf_counter() - started

@@ -18,8 +18,9 @@ from benchmarks.tools.load import closed_loop, require_wrk
 from benchmarks.tools.systems import START_LIMIT_S
 from benchmarks.tools.workloads import NOOP
 from cortex.engine.local import LocalEngine
-from cortex.gateway.haproxy import Gateway, GatewaySettings
-from cortex.gateway.routes import Backend, RoutingTable, Server
+from cortex.gateway.config import GatewaySettings
+from cortex.gateway.haproxy import HaproxyGateway
+from cortex.gateway.routes import ApiBackend, RoutingTable, Server
 from cortex.home import Home
 from cortex.replica.spec import ReplicaSpec
 from cortex.telemetry import Logger
@@ -72,7 +73,7 @@ async def _served(name: str, host: str) -> AsyncIterator[Endpoint]:
         home.create()
         (port,) = free_ports(1)
         secret = secrets.token_hex(32) if host else ""
-        engine, gateway = LocalEngine(home, os.environ, Logger(name)), Gateway(home, GatewaySettings(port=port))
+        engine, gateway = LocalEngine(home, os.environ, Logger(name)), HaproxyGateway(home, GatewaySettings(port=port))
         await engine.startup()
         try:
             spec = _spec(home, name, host, secret)
@@ -80,7 +81,7 @@ async def _served(name: str, host: str) -> AsyncIterator[Endpoint]:
             while not engine.replicas()[spec.id][1].is_ready:
                 await asyncio.sleep(0.05)
             server = Server("s", engine.replicas()[spec.id][1].processes[0].socket, _CAPACITY)
-            backend = Backend(name, "/noop", 60.0, 1_000_000, 1000, "", (server,))
+            backend = ApiBackend(name, "/noop", 60.0, 1_000_000, 1000, "", (server,))
             await gateway.startup(RoutingTable((backend,), gateway_secret=secret))
             endpoint = Endpoint(port, "/noop")
             await asyncio.to_thread(wait_until_right, endpoint, NOOP, START_LIMIT_S)

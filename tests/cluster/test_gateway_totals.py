@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cortex.cluster.gateways import GatewayTotals
-from cortex.gateway.stats import BackendStats
+from cortex.gateway.statistics import BackendStats
 
 
 def told(**counts: int) -> dict[str, BackendStats]:

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from cortex.gateway.access import ACCESS_LOG_MAX_BYTES, trim
+from cortex.gateway.haproxy import ACCESS_LOG_MAX_BYTES, rotate
 from cortex.gateway.routes import RoutingTable, Share, Split
 from cortex.home import Home
 from harness.servers.upstream import Client, ask, backend, eventually, run, table, world
@@ -98,11 +98,11 @@ def test_a_log_is_moved_aside_once_it_is_large(tmp_path: Path) -> None:
         for text in (b"one", b"two"):
             writer.write(text * 10)
             writer.flush()
-            trim(log, 30)
+            rotate(log, 30)
             assert log.stat().st_size == 30
             writer.write(b"!")
             writer.flush()
-            trim(log, 30)
+            rotate(log, 30)
             assert (log.read_bytes(), (tmp_path / "access.log.1").read_bytes()) == (b"", text * 10 + b"!")
 
 

@@ -13,19 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.errors import GatewayError
-from cortex.gateway.backends import Sockets
-from cortex.gateway.config import CONFIG_FILE, GatewaySettings, Rendered, render
+from cortex.gateway.backends import GatewaySockets
+from cortex.gateway.config import CONFIG_FILE, GatewaySettings, RenderedConfig, render
+from cortex.gateway.haproxy import find_binary
 from cortex.gateway.maps import ROUTES_MAP, UNAVAILABLE_MAP
-from cortex.gateway.process import find_binary
-from cortex.gateway.routes import Backend, RoutingTable, Server, Share, Split
+from cortex.gateway.routes import ApiBackend, RoutingTable, Server, Share, Split
 
-SOCKETS = Sockets("/tmp/c/gateway.sock", "/tmp/c/successor.sock", "/tmp/c/inside.sock")
-IRIS = Backend("iris", "/iris", 1.5, 1000, 7, "starting", (Server("iris-1-0", "/tmp/c/iris-1-0", 3),))
+SOCKETS = GatewaySockets("/tmp/c/gateway.sock", "/tmp/c/successor.sock", "/tmp/c/inside.sock")
+IRIS = ApiBackend("iris", "/iris", 1.5, 1000, 7, "starting", (Server("iris-1-0", "/tmp/c/iris-1-0", 3),))
 SPECIAL = st.sampled_from("\n\r\t \"'\\%#$[]{}();,<>\x00\x7f\x85\u2028")
 TROUBLE = st.text(alphabet=st.one_of(SPECIAL, st.characters(codec="utf-8")))
 
 
-def rendered(*backends: Backend, settings: GatewaySettings | None = None) -> Rendered:
+def rendered(*backends: ApiBackend, settings: GatewaySettings | None = None) -> RenderedConfig:
     return render(RoutingTable(backends), settings or GatewaySettings(), SOCKETS)
 
 

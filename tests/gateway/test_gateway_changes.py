@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from cortex.gateway.runtime_api import Runtime
+from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
 from harness.servers.upstream import Client, Load, ask, backend, eventually, run, table, world
 
@@ -15,7 +15,7 @@ def test_servers_come_and_go_under_load_without_a_failed_request(home: Home) -> 
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("r0"))))
             pid = w.gateway.pid
-            runtime = Runtime(home.sockets_dir / "gateway-master.sock")
+            runtime = RuntimeApi(home.sockets_dir / "gateway-master.sock")
             worker = await runtime.workers()
             async with Load(w.port, "/iris?sleep=0.005") as load:
                 for number in range(1, 9):

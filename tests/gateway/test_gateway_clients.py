@@ -7,8 +7,8 @@ import socket
 
 import psutil
 
-from cortex.gateway.process import TRIM_ABOVE_BYTES
-from cortex.gateway.runtime_api import Runtime
+from cortex.gateway.haproxy import TRIM_ABOVE_BYTES
+from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
 from harness.servers.upstream import Client, ask, backend, eventually, run, table, world
 
@@ -73,7 +73,7 @@ def test_the_memory_of_a_flood_of_slow_uploads_is_given_back(home: Home) -> None
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a"))))
-            worker = (await Runtime(home.sockets_dir / "gateway-master.sock").workers()).current
+            worker = (await RuntimeApi(home.sockets_dir / "gateway-master.sock").workers()).current
             slow = [Client(w.port) for _ in range(120)]
             for client in slow:
                 (await client.connect()).write(
@@ -88,7 +88,7 @@ def test_the_memory_of_a_flood_of_slow_uploads_is_given_back(home: Home) -> None
                 client.close()
 
             async def none_left() -> bool:
-                fetched = await Runtime(home.sockets_dir / "gateway-master.sock").backends(worker or 0)
+                fetched = await RuntimeApi(home.sockets_dir / "gateway-master.sock").backends(worker or 0)
                 return fetched["api:iris"].requests == 0
 
             await eventually(none_left)

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from cortex.errors import GatewayError
-from cortex.gateway.config import CONFIG_FILE
-from cortex.gateway.haproxy import HUNG_AFTER_PROBES, Gateway, GatewaySettings
+from cortex.gateway.config import CONFIG_FILE, GatewaySettings
+from cortex.gateway.haproxy import HUNG_AFTER_PROBES, HaproxyGateway
 from cortex.gateway.maps import ROUTES_MAP
-from cortex.gateway.runtime_api import Runtime
+from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
 from cortex.processes.identity import Identity
 from harness.servers.upstream import Load, ask, backend, eventually, run, table, world
@@ -27,7 +27,7 @@ def test_a_second_operator_adopts_the_running_gateway(home: Home) -> None:
         async with world(home) as w:
             first = table(backend("iris", await w.server("a")))
             await w.gateway.startup(first)
-            workers = await Runtime(home.sockets_dir / "gateway-master.sock").workers()
+            workers = await RuntimeApi(home.sockets_dir / "gateway-master.sock").workers()
             async with Load(w.port, "/iris") as load:
                 await w.gateway.shutdown()
                 second = w.another_gateway()
@@ -35,7 +35,7 @@ def test_a_second_operator_adopts_the_running_gateway(home: Home) -> None:
                 await load.more()
                 assert load.failures == []
             assert second.pid == w.gateway.pid
-            assert await Runtime(home.sockets_dir / "gateway-master.sock").workers() == workers
+            assert await RuntimeApi(home.sockets_dir / "gateway-master.sock").workers() == workers
             assert w.upstreams["b"].served > 0
 
     run(scenario())
@@ -135,7 +135,7 @@ def test_a_killed_gateway_is_back_at_once(home: Home, victim: str) -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a"))))
             await w.gateway.apply(table(backend("iris", await w.server("a"), await w.server("b"))))
-            workers = await Runtime(home.sockets_dir / "gateway-master.sock").workers()
+            workers = await RuntimeApi(home.sockets_dir / "gateway-master.sock").workers()
             master, worker = w.gateway.pid, workers.current
             assert master and worker
             os.kill(master if victim == "master" else worker, signal.SIGKILL)
@@ -168,7 +168,7 @@ def test_a_hung_worker_is_replaced(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a"))))
-            worker = (await Runtime(home.sockets_dir / "gateway-master.sock").workers()).current
+            worker = (await RuntimeApi(home.sockets_dir / "gateway-master.sock").workers()).current
             assert worker
             os.kill(worker, signal.SIGSTOP)
 
@@ -230,7 +230,7 @@ def test_a_taken_port_is_named_with_its_owner_and_the_flag_to_change(home: Home)
             owner.bind(("127.0.0.1", 0))
             owner.listen()
             port = owner.getsockname()[1]
-            gateway = Gateway(home, GatewaySettings(port=port))
+            gateway = HaproxyGateway(home, GatewaySettings(port=port))
             with pytest.raises(GatewayError) as caught:
                 await gateway.startup(table())
             message = str(caught.value)

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from cortex.gateway.runtime_api import Runtime
+from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
 from harness.servers.upstream import Client, ask, backend, eventually, run, table, world
 
@@ -126,14 +126,14 @@ def test_503_without_a_replica_says_why_in_the_users_words(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris")))
-            before = await Runtime(home.sockets_dir / "gateway-master.sock").workers()
+            before = await RuntimeApi(home.sockets_dir / "gateway-master.sock").workers()
             for reason in reasons:
                 await w.gateway.apply(table(backend("iris", unavailable=reason)))
                 answer = await ask(w.port, "/iris")
                 assert (answer.status, answer.headers["retry-after"]) == (503, "1")
                 expected = reason.strip() or "no reason is known"
                 assert answer.json()["error"] == f"no replica is ready: {expected}"
-            assert await Runtime(home.sockets_dir / "gateway-master.sock").workers() == before
+            assert await RuntimeApi(home.sockets_dir / "gateway-master.sock").workers() == before
 
     run(scenario())
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from cortex.gateway.runtime_api import Runtime, Unresponsive
+from cortex.gateway.runtime_api import RuntimeApi, Unresponsive
 from cortex.home import Home
 from harness.servers.upstream import Client, World, ask, backend, eventually, run, table, world
 
@@ -100,7 +100,7 @@ def test_held_requests_are_refused_once_the_api_holds_no_more(home: Home) -> Non
         async with world(home) as w:
             cold = backend("iris", holds=True)
             await w.gateway.startup(table(cold))
-            runtime = Runtime(home.sockets_dir / "gateway-master.sock")
+            runtime = RuntimeApi(home.sockets_dir / "gateway-master.sock")
             workers = await runtime.workers()
             sent = [asyncio.create_task(ask(w.port, "/iris")) for _ in range(5)]
             await waiting(w, 5)

@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 
 from cortex.errors import GatewayError
-from cortex.gateway.backends import Sockets
+from cortex.gateway.backends import GatewaySockets
 from cortex.gateway.config import GatewaySettings, render
-from cortex.gateway.routes import Backend, RoutingTable
+from cortex.gateway.routes import ApiBackend, RoutingTable
 from cortex.home import Home
 from harness.ports import free_port
 from harness.servers.upstream import Client, World, ask, backend, eventually, run, table, world
 
-AWAY = "the operator is not running; jobs can't be submitted, seen or stopped now"
+AWAY = "the operator is not running; jobs can't be submitted, queried or stopped now"
 JOB = "68ad3f6c5cbb5c00"
 
 
-def jobs(home: Home, name: str = "sum", **settings: object) -> Backend:
+def jobs(home: Home, name: str = "sum", **settings: object) -> ApiBackend:
     return backend(name, jobs_socket=str(home.jobs_socket), **settings)
 
 
-async def started(w: World, *others: Backend, **settings: object) -> None:
+async def started(w: World, *others: ApiBackend, **settings: object) -> None:
     """Start a gateway for a batch API, with an operator that echoes."""
     await w.server("jobs")
     await w.gateway.startup(table(jobs(w.home, **settings), *others))
@@ -167,7 +167,7 @@ def test_an_operator_that_ends_before_it_answers_leaves_it_open_what_became_of_i
             await started(w)
             answer = await ask(w.port, "/sum?close=1", "POST", b"{}")
             assert answer.status == 502
-            assert "look for the job before you submit it again" in answer.json()["message"]
+            assert "check for the job before you submit it again" in answer.json()["message"]
 
     run(scenario())
 
@@ -217,11 +217,13 @@ def test_a_caller_that_vanishes_in_an_upload_is_told_to_the_operator(home: Home)
 
 @pytest.mark.parametrize("path", ["relative", "/with'quote", "/line\nbreak", "/" + "x" * 200, "/$HOME"])
 def test_a_socket_path_that_is_not_plain_is_refused(path: str) -> None:
-    made = Backend("sum", "/sum", 1, 1, 1, "", jobs_socket=path)
+    made = ApiBackend("sum", "/sum", 1, 1, 1, "", jobs_socket=path)
     with pytest.raises(GatewayError, match="socket path"):
-        render(RoutingTable((made,)), GatewaySettings(port=free_port()), Sockets("/tmp/c/g", "/tmp/c/s", "/tmp/c/i"))
+        render(
+            RoutingTable((made,)), GatewaySettings(port=free_port()), GatewaySockets("/tmp/c/g", "/tmp/c/s", "/tmp/c/i")
+        )
 
 
 def test_a_table_without_jobs_looks_up_no_paths_of_jobs(tmp_path: Path) -> None:
-    sockets = Sockets(str(tmp_path / "g"), str(tmp_path / "s"), str(tmp_path / "i"))
+    sockets = GatewaySockets(str(tmp_path / "g"), str(tmp_path / "s"), str(tmp_path / "i"))
     assert "jobs.map" not in render(RoutingTable((backend("iris"),)), GatewaySettings(), sockets).config

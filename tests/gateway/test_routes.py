@@ -1,19 +1,46 @@
+"""The routing table: local sockets of servers, and the JSON form."""
+
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cortex.gateway.routes import Backend, RoutingTable, Server
+from cortex.gateway.routes import (
+    ApiBackend,
+    ApiKey,
+    RoutingTable,
+    Server,
+    Share,
+    Split,
+    table_from_json,
+    table_to_json,
+)
 
 HERE, HERE_V6, THERE = "10.0.0.1", "fd00::1", "10.0.0.2"
 FOLDER = Path("/run/s")
+TABLE = RoutingTable((ApiBackend("a", "/a", 1.0, 1, 1, "", (Server("s", "/s", 1),)),), keys=(ApiKey("k", "0" * 64),))
+tables = st.builds(
+    RoutingTable,
+    st.lists(
+        st.builds(ApiBackend, timeout_s=st.floats(allow_nan=False), servers=st.lists(st.builds(Server)).map(tuple))
+    ).map(tuple),
+    st.lists(st.builds(Split, shares=st.lists(st.builds(Share)).map(tuple), shadow=st.none() | st.builds(Share))).map(
+        tuple
+    ),
+    st.lists(st.builds(ApiKey, apis=st.lists(st.text()).map(tuple))).map(tuple),
+    st.text(),
+)
 
 
-def seen(server: Server, *hosts: str) -> str:
-    table = RoutingTable((Backend("a", "/a", 1.0, 1, 1, "", (server,)),), gateway_secret="s")
-    found = table.seen_from(dict.fromkeys(hosts, FOLDER))
+def socket_for(server: Server, *hosts: str) -> str:
+    table = RoutingTable((ApiBackend("a", "/a", 1.0, 1, 1, "", (server,)),), gateway_secret="s")
+    found = table.with_local_sockets(dict.fromkeys(hosts, FOLDER))
     [after] = found.backends[0].servers
     assert replace(after, socket=server.socket, near=server.near) == server
     assert replace(found, backends=table.backends) == table
@@ -32,13 +59,35 @@ def seen(server: Server, *hosts: str) -> str:
         ("/run/s/local", [HERE], False),
     ],
 )
-def test_a_gateway_takes_the_path_of_what_is_on_its_machine(socket: str, hosts: list[str], is_near: bool) -> None:
-    assert seen(Server("s", socket, 3, near="/run/s/x"), *hosts) == ("/run/s/x" if is_near else socket)
+def test_servers_on_the_same_machine_use_their_unix_socket(socket: str, hosts: list[str], is_near: bool) -> None:
+    assert socket_for(Server("s", socket, 3, near="/run/s/x"), *hosts) == ("/run/s/x" if is_near else socket)
 
 
 @pytest.mark.parametrize(
     "near",
     ["", "/var/run/docker.sock", "/run/s/../x", "/run/s/below/x", "run/s/x", "/run/s/x\n", "/run/s/jo'hn", "/run/s,x"],
 )
-def test_only_paths_in_the_folder_of_sockets_are_taken(near: str) -> None:
-    assert seen(Server("s", f"{HERE}:80", 3, near=near), HERE) == f"{HERE}:80"
+def test_paths_outside_the_sockets_folder_are_ignored(near: str) -> None:
+    assert socket_for(Server("s", f"{HERE}:80", 3, near=near), HERE) == f"{HERE}:80"
+
+
+@given(tables)
+def test_a_table_survives_the_round_trip_through_json(table: RoutingTable) -> None:
+    assert table_from_json(json.loads(json.dumps(table_to_json(table)))) == table
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"doors": []},
+        {"backends": [{"api": "a"}]},
+        {"backends": [{**table_to_json(TABLE)["backends"][0], "needs_fingerprint": True}]},
+        {"keys": [{"id": "a", "digest": "", "until": 1}]},
+        {"splits": None},
+        {"splits": [[]]},
+    ],
+    ids=lambda change: json.dumps(change)[:20],
+)
+def test_unknown_fields_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError, KeyError, AttributeError)):
+        table_from_json({**table_to_json(TABLE), **change})

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 
 from cortex.gateway.maps import SLOTS_MAP, fixed_maps, live_maps
-from cortex.gateway.routes import Backend, RoutingTable, Share, Split
-from cortex.gateway.runtime_api import Runtime
+from cortex.gateway.routes import ApiBackend, RoutingTable, Share, Split
+from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
 from harness.servers.upstream import Client, World, ask, backend, eventually, run, world
 
 SPLIT = Split("ab", "/ab", (Share("a", 30), Share("b", 70)))
 
 
-def split_table(*splits: Split, backends: tuple[Backend, ...]) -> RoutingTable:
+def split_table(*splits: Split, backends: tuple[ApiBackend, ...]) -> RoutingTable:
     return RoutingTable(backends, splits)
 
 
-async def started(w: World, split: Split = SPLIT, **shadow: object) -> tuple[Backend, ...]:
+async def started(w: World, split: Split = SPLIT, **shadow: object) -> tuple[ApiBackend, ...]:
     """Start a gateway with the APIs `a` and `b`, and `s` for a shadow."""
     backends = (
         backend("a", await w.server("a")),
@@ -60,7 +60,7 @@ def test_requests_are_shared_out_by_weight_and_weights_change_without_a_reload(h
     async def scenario() -> None:
         async with world(home) as w:
             backends = await started(w)
-            runtime = Runtime(home.sockets_dir / "gateway-master.sock")
+            runtime = RuntimeApi(home.sockets_dir / "gateway-master.sock")
             workers = await runtime.workers()
             seen = await send(w, 2000)
             assert abs(seen["a"] - 600) < 6 * (2000 * 0.3 * 0.7) ** 0.5

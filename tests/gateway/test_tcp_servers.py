@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from cortex.errors import GatewayError
-from cortex.gateway.backends import Sockets
+from cortex.gateway.backends import GatewaySockets
 from cortex.gateway.config import GatewaySettings, render
 from cortex.gateway.routes import Server
 from cortex.home import Home
@@ -34,7 +34,7 @@ async def served(home: Home, *hosts: str) -> AsyncIterator[World]:
 
 
 def test_what_is_neither_a_path_nor_an_address_is_refused() -> None:
-    sockets = Sockets("/run/stats", "/run/successor", "/run/inside")
+    sockets = GatewaySockets("/run/stats", "/run/successor", "/run/inside")
     for address in ("node-1:80", "relative/path", "", "127.0.0.1:80\n  server x"):
         with pytest.raises(GatewayError, match="neither a path nor"):
             render(table(backend("a", Server("s", address, 1))), GatewaySettings(), sockets)
@@ -44,14 +44,14 @@ def test_what_is_neither_a_path_nor_an_address_is_refused() -> None:
 
 
 def test_without_servers_over_tcp_nothing_is_different() -> None:
-    sockets = Sockets("/run/stats", "/run/successor", "/run/inside")
+    sockets = GatewaySockets("/run/stats", "/run/successor", "/run/inside")
     text = render(table(backend("a", Server("s", "/run/s", 1))), GatewaySettings(), sockets).config
     assert "x-cortex-gateway" not in text
     assert "srvtcpka" not in text
 
 
 def test_the_first_server_needs_no_reload() -> None:
-    sockets = Sockets("/run/stats", "/run/successor", "/run/inside")
+    sockets = GatewaySockets("/run/stats", "/run/successor", "/run/inside")
     structures = {
         render(table(backend("a", *servers), gateway_secret=SECRET), GatewaySettings(), sockets).structure
         for servers in ((), (Server("s", "127.0.0.1:80", 1),), (Server("s", "/run/s", 1),))

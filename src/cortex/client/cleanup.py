@@ -16,7 +16,8 @@ from cortex.client.operator_info import OperatorIdentity, last_operator, operato
 from cortex.engine.local import LocalEngine
 from cortex.engine.model_agent import ModelAgent, model_agent_file
 from cortex.errors import CortexError
-from cortex.gateway.haproxy import Gateway, GatewaySettings
+from cortex.gateway.config import GatewaySettings
+from cortex.gateway.haproxy import HaproxyGateway
 from cortex.home import Home
 from cortex.processes.identity import Identity
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
@@ -77,7 +78,7 @@ def _wait_until_gone(operator: OperatorIdentity, timeout_s: float) -> bool:
 
 
 async def _stop_rest(home: Home) -> bool:
-    gateway = Gateway(home, GatewaySettings())
+    gateway = HaproxyGateway(home, GatewaySettings())
     found = _gateway(home) is not None or _models(home) is not None
     await gateway.stop()
     engine = LocalEngine(home, {}, Logger(__name__))

@@ -13,9 +13,8 @@ from cortex.cluster.node.gateway import NodeGatewaySettings
 from cortex.cluster.node_client import SILENCE_S
 from cortex.cluster.placement import NodeAddress
 from cortex.cluster.transport import Json, PeerConnection, PeerError, connect
-from cortex.gateway.routes import RoutingTable
-from cortex.gateway.stats import BackendStats
-from cortex.gateway.table_json import table_to_json
+from cortex.gateway.routes import RoutingTable, table_to_json
+from cortex.gateway.statistics import BackendStats
 from cortex.processes.backoff import Backoff
 from cortex.telemetry import Logger
 

@@ -1,6 +1,6 @@
 """All gateways of a cluster behind one interface: the operator's own gateway, and one on each selected node.
 
-Implements `gateway.base.AnyGateway`. All gateways get the same routing table, and each reaches replicas on its own
+Implements `gateway.base.Gateway`. All gateways get the same routing table, and each reaches replicas on its own
 machine by their unix sockets. A gateway that does not answer serves its last table; nothing waits for it, and it gets
 the newest table when it is back.
 """
@@ -22,9 +22,9 @@ from cortex.cluster.node_client import NodeClient
 from cortex.cluster.placement import AGENT_PREFIX, ClusterResources, NodeAddress, Placer, Resources
 from cortex.cluster.transport import PeerError
 from cortex.gateway.addresses import numeric
-from cortex.gateway.base import AnyGateway
+from cortex.gateway.base import Gateway
 from cortex.gateway.routes import RoutingTable
-from cortex.gateway.stats import BackendStats, summed
+from cortex.gateway.statistics import BackendStats, sum_stats
 from cortex.home import write_private
 from cortex.telemetry import Logger
 
@@ -67,7 +67,7 @@ class GatewayFleet:
 
     def __init__(
         self,
-        own: AnyGateway,
+        own: Gateway,
         nodes: Mapping[str, NodeClient],
         placer: Placer,
         settings: GatewayFleetSettings,
@@ -116,7 +116,7 @@ class GatewayFleet:
             for host, member in sorted(self._members.items())
         ]
 
-    # The interface `gateway.base.AnyGateway`.
+    # The interface `gateway.base.Gateway`.
 
     async def startup(self, table: RoutingTable) -> None:
         """Start the operator's own gateway, and update those of the last operator. Raises: GatewayError."""
@@ -165,9 +165,9 @@ class GatewayFleet:
             nothing = BackendStats(0, 0)
             ours = own.get(api, nothing)
             counted = replace(nothing, responses=self._totals.of(api))
-            together = summed([ours, counted])
+            together = sum_stats([ours, counted])
             each = [ours, *(stats[api] for stats in of_nodes if api in stats)]
-            found[api] = replace(summed(each), responses=together.responses)
+            found[api] = replace(sum_stats(each), responses=together.responses)
         self._totals.save()  # counters that were shown must not go back
         return found
 
@@ -296,7 +296,7 @@ class GatewayFleet:
 
     def _with_local_sockets(self, table: RoutingTable) -> RoutingTable:
         found = ((numeric(host) or host, node.local_sockets_dir) for host, node in self._nodes.items())
-        return table.seen_from({host: folder for host, folder in found if folder is not None})
+        return table.with_local_sockets({host: folder for host, folder in found if folder is not None})
 
     def _offer(self) -> None:
         for host, member in self._members.items():

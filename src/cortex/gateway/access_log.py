@@ -1,4 +1,4 @@
-"""The access log of one machine's gateway as a stream, wherever who reads it is: the lines of one API."""
+"""Access log: the rules by which HAProxy writes one JSON line per request, and a reader of the lines of one API."""
 
 from __future__ import annotations
 
@@ -10,22 +10,58 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from cortex.gateway.access import ACCESS_LOG_FILE
+from cortex.gateway.routes import ApiBackend, RoutingTable
 
+#: HAProxy's standard output, in the folder of logs.
+ACCESS_LOG_FILE = "access.log"
+_LINE_MAX_BYTES = 8192
 _POLL_S = 0.2
 _READ_BYTES = 1024 * 1024
+
+_TIME = (
+    '%[unique-id,field(1,-),div(1000),utime("%Y-%m-%dT%H:%M:%S")]'
+    ".%[unique-id,bytes(10,3)]Z"  # the id begins with 13 digits
+)
+_LINE = (
+    '{"time":"' + _TIME + '","request_id":"%ID","api":"%[var(txn.api)]","method":"%HM","path":"%[var(txn.path)]",'
+    '"status":%ST,"bytes":%B,"queue_ms":%Tw,"total_ms":%Ta,"client":"%ci","termination":"%ts"'
+)
+#: Id of the caller's key; `-` where no key is required.
+_KEY = ',"key":"%[var(txn.key_id)]"'
 
 Fields = Mapping[str, Any]
 
 
+def frontend_log(table: RoutingTable) -> str:
+    """Return the logging rules of the frontend; empty if no API has an access log, because each line costs time."""
+    if not any(backend.access_log for backend in table.backends):
+        return ""
+    return f"""\
+  log stdout len {_LINE_MAX_BYTES} format raw local0 notice
+  log-format '{_LINE}{_KEY if table.requires_keys else ""}}}'
+  http-request set-log-level silent
+"""
+
+
+def section_log(backend: ApiBackend) -> str:
+    """Return the logging rules of an API's backend."""
+    if not backend.access_log:
+        return ""
+    return f"""\
+  http-request set-log-level notice
+  http-request set-var(txn.api) str({backend.api})
+  http-request set-var(txn.path) path,json(utf8ps)
+"""
+
+
 class AccessSource(Protocol):
-    """Where lines of access logs come from."""
+    """Source of access log lines: this machine's log, or those of all nodes of a cluster."""
 
     def access(self, api: str, request: str | None, tail: int, follow: bool) -> AsyncGenerator[list[Fields], None]:
-        """Go through the lines of an API, or of one of its requests, the oldest first.
+        """Yield the lines of an API, or of one of its requests, oldest first.
 
-        First, and perhaps empty, come the last `tail` of those that are there. With `follow`, others come as they are
-        written, until nobody listens.
+        The first list holds the last `tail` existing lines; it may be empty. With `follow`, lists of new lines follow
+        until the generator is closed.
         """
 
 
@@ -38,8 +74,8 @@ class LocalAccess:
     async def access(
         self, api: str, request: str | None, tail: int, follow: bool
     ) -> AsyncGenerator[list[Fields], None]:
-        """Go through lines; see `AccessSource`."""
-        reader = _Reader(self._path, api, request)
+        """Yield lines; see `AccessSource`."""
+        reader = _AccessLogReader(self._path, api, request)
         yield await asyncio.to_thread(reader.last, tail)
         while follow:
             found = await asyncio.to_thread(reader.poll)
@@ -48,11 +84,8 @@ class LocalAccess:
                 await asyncio.sleep(_POLL_S)
 
 
-class _Reader:
-    """Reads what there is, then what is appended.
-
-    A file that has become large is copied to the older one and emptied, under HAProxy's pen.
-    """
+class _AccessLogReader:
+    """Reader of existing and appended lines; handles rotation, which copies the file to `.1` and truncates it."""
 
     def __init__(self, path: Path, api: str, request: str | None) -> None:
         self._path = path
@@ -63,14 +96,14 @@ class _Reader:
         self._rest = b""
 
     def last(self, tail: int) -> list[Fields]:
-        """Return the last lines that there are."""
+        """Return the last `tail` existing lines."""
         found = deque(self._read(self._older), maxlen=tail)
         self._position, self._rest = 0, b""
         found.extend(self._read(self._path))
         return list(found)
 
     def poll(self) -> list[Fields]:
-        """Return what was written since the last call."""
+        """Return the lines written since the last call."""
         found: list[Fields] = []
         if self._size() < self._position:
             found += self._read(self._older)
@@ -84,7 +117,7 @@ class _Reader:
             return 0
 
     def _read(self, path: Path) -> Iterator[Fields]:
-        """Yield what is in a file beyond our position."""
+        """Yield the matching lines of a file after the current position."""
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
             file.seek(self._position)
             while data := file.read(_READ_BYTES):
@@ -97,7 +130,7 @@ class _Reader:
 
 
 def _parse(line: bytes, api: str, request: str | None) -> Fields | None:
-    """Return a line; None if it is of another API, or another request, or cut off."""
+    """Parse a line; return None if it belongs to another API or request, or is truncated."""
     if api.encode() not in line:
         return None
     try:

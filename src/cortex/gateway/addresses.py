@@ -1,7 +1,7 @@
-"""Where a server of the gateway is: a path of this machine, or `host:port` in numbers. Does no I/O.
+"""Validation and notation of the addresses of gateway servers: a local path, or a numeric `host:port`. Pure.
 
-Paths and addresses come from nodes, too, and are written into HAProxy's configuration and commands: what is not
-exactly of one of these forms must not get there.
+Nodes report paths and addresses, and they are written into HAProxy's configuration and commands. Anything that does
+not have exactly one of these forms must be rejected.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ _PATH = re.compile(r"/[^\x00-\x1f\x7f-\x9f\u2028\u2029'\"\\$#,]{1,106}")
 
 
 def is_path(socket: str) -> bool:
-    """Tell whether it is a path that HAProxy can be given."""
+    """Return whether it is an absolute path that needs no escaping in HAProxy's configuration, except for spaces."""
     return _PATH.fullmatch(socket) is not None
 
 
 def is_address(socket: str) -> bool:
-    """Tell whether it is `host:port` in numbers, `[host]:port` of IPv6 without a zone."""
+    """Return whether it is a numeric `host:port`, or `[host]:port` for IPv6 without a zone identifier."""
     host, _, port = socket.rpartition(":")
     try:
         is_v6 = ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).version == 6
@@ -26,7 +26,7 @@ def is_address(socket: str) -> bool:
         return False
     is_bracketed = host.startswith("[") and host.endswith("]")
     is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536
-    return is_v6 == is_bracketed and is_port and "%" not in host  # any text may follow that
+    return is_v6 == is_bracketed and is_port and "%" not in host  # a zone identifier may be any text
 
 
 def host_of(address: str) -> str:
@@ -35,7 +35,7 @@ def host_of(address: str) -> str:
 
 
 def numeric(host: str) -> str | None:
-    """Write a host in numbers as `host_of` returns it, however it was written; None of a name."""
+    """Return a numeric host in canonical form, which `host_of` also uses; None for a name."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
@@ -43,5 +43,5 @@ def numeric(host: str) -> str | None:
 
 
 def server_address(address: str) -> str:
-    """Write an address as HAProxy takes it."""
+    """Return an address in HAProxy's notation."""
     return f"ipv6@{address}" if address.startswith("[") else f"ipv4@{address}"

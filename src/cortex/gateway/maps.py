@@ -1,7 +1,19 @@
-"""Owns the contents of HAProxy's map files, as pure functions of the routing table; does no I/O.
+"""Contents of HAProxy's map files, as pure functions of the routing table.
 
-Text of users (why an API is unavailable, endpoints) goes into map files only, never into the configuration, so
-that nothing they write is ever read as a directive.
+Text of users (endpoints, the reason why an API is unavailable) goes only into map files, never into the
+configuration, so that HAProxy never parses it as a directive.
+
+| map | key | value | changed by |
+|---|---|---|---|
+| `routes.map` | path | backend | reload |
+| `info.map` | path that ends in `/info` | backend or splitter | reload |
+| `jobs.map` | endpoint and `/` | backend of the API that runs jobs | reload |
+| `splits.map` | path | splitter | reload |
+| `unavailable.map` | backend | reason, as the inside of a JSON string | command |
+| `holds.map` | backend | 1 if requests wait for the first replica | command |
+| `slots.map` | splitter:0 to splitter:99 | backend | command |
+| `shadows.map` | splitter:0 to splitter:99 | backend that gets a copy, or `-` | command |
+| `keys.map` | hash of a key; hash/API | id of the key | command |
 """
 
 from __future__ import annotations
@@ -9,7 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from cortex.gateway.routes import Backend, RoutingTable, Share, Split
+from cortex.gateway.routes import ApiBackend, RoutingTable, Share, Split
 
 ROUTES_MAP = "routes.map"
 INFO_MAP = "info.map"
@@ -22,7 +34,7 @@ SHADOWS_MAP = "shadows.map"
 KEYS_MAP = "keys.map"
 
 BACKEND_PREFIX = "api:"
-#: Of APIs of jobs: their only server is the operator, always, so nothing in them is changed while HAProxy runs.
+#: Backends of APIs that run jobs. Their only server is always the operator, so no command ever changes them.
 JOBS_PREFIX = "jobs:"
 UNKNOWN_BACKEND = "cortex-unknown"
 HEALTH_BACKEND = "cortex-health"
@@ -34,44 +46,43 @@ _HEALTH_PATHS = ("/livez", "/readyz", "/healthz")
 Maps = dict[str, dict[str, str]]
 
 
-def backend_name(backend: Backend) -> str:
-    """Name an API's backend in HAProxy."""
+def backend_name(backend: ApiBackend) -> str:
+    """Return the name of an API's backend in HAProxy."""
     return (JOBS_PREFIX if backend.jobs_socket else BACKEND_PREFIX) + backend.api
 
 
 def api_of(backend: str) -> str | None:
-    """Return the API of a backend's name, or None for one of the gateway's own."""
+    """Return the API of a backend's name, or None for one of the gateway's own backends."""
     for prefix in (BACKEND_PREFIX, JOBS_PREFIX):
         if backend.startswith(prefix):
             return backend.removeprefix(prefix)
     return None
 
 
-def unavailable_text(backend: Backend) -> str:
-    r"""Write the reason as the inside of a JSON string: printable ASCII on one line, as map files need it."""
+def unavailable_text(backend: ApiBackend) -> str:
+    r"""Return the reason as the inside of a JSON string: one line of printable ASCII, as map files require."""
     text = backend.unavailable.strip()[:UNAVAILABLE_MAX_LENGTH].strip() or "no reason is known"
     return json.dumps(text)[1:-1].replace("\x7f", "\\u007f")
 
 
 def map_text(entries: Mapping[str, str]) -> str:
-    """Write a map file."""
+    """Return the text of a map file."""
     return "".join(f"{key} {value}\n" for key, value in sorted(entries.items()))
 
 
 def fixed_maps(table: RoutingTable) -> Maps:
-    """Return the maps that only a reload changes: every path exactly.
+    """Return the maps that only a reload changes. Paths match exactly.
 
-    An endpoint of its own goes before what another endpoint implies. `info` holds the paths that ask for a summary of
-    an API instead of calling it, `jobs` those below which jobs are.
+    An API's own endpoint takes precedence over a path derived from another endpoint.
     """
     routes: dict[str, str] = {}
     info: dict[str, str] = {}
     splits: dict[str, str] = {}
-    entries: tuple[Backend | Split, ...] = (*table.backends, *table.splits)
+    entries: tuple[ApiBackend | Split, ...] = (*table.backends, *table.splits)
     for suffix in ("", "/", "/info"):
         for entry in entries:
             path = entry.endpoint.rstrip("/") + suffix or "/"
-            runs_jobs = isinstance(entry, Backend) and bool(entry.jobs_socket)
+            runs_jobs = isinstance(entry, ApiBackend) and bool(entry.jobs_socket)
             if path in routes or path in splits or (suffix == "/info" and runs_jobs):
                 continue
             if isinstance(entry, Split):
@@ -88,7 +99,7 @@ def fixed_maps(table: RoutingTable) -> Maps:
 
 
 def live_maps(table: RoutingTable) -> Maps:
-    """Return the maps whose values are changed while HAProxy runs. Their keys follow from what a reload changes."""
+    """Return the maps whose values commands change. Their keys change only together with the fixed maps."""
     calls = [backend for backend in table.backends if not backend.jobs_socket]
     names = {backend.api: backend_name(backend) for backend in calls}
     slots: dict[str, str] = {}
@@ -105,9 +116,10 @@ def live_maps(table: RoutingTable) -> Maps:
 
 
 def keys_map(table: RoutingTable) -> dict[str, str]:
-    """Return the ids of keys: by the hash of the key alone, and by that and each API it is for, `*` for all.
+    """Return the map of API keys, whose entries commands add and delete.
 
-    Entries come and go while HAProxy runs. Hashes are written as HAProxy writes them, in upper case.
+    Each key has an entry for its hash, and one for `<hash>/<API>` per API, or `<hash>/*` for all. Hashes are in upper
+    case, as HAProxy computes them.
     """
     entries: dict[str, str] = {}
     for key in table.keys:
@@ -117,7 +129,7 @@ def keys_map(table: RoutingTable) -> dict[str, str]:
 
 
 def _slots(split: str, shares: tuple[Share, ...], names: Mapping[str, str], rest: str) -> dict[str, str]:
-    """Give each API as many of a hundred slots as its percentage; one that is not in the table gets none."""
+    """Assign each API as many of a hundred slots as its percentage. Slots of APIs not in the table get `rest`."""
     values = [names.get(share.api, rest) for share in shares for _ in range(share.percent)]
     values += [rest] * (100 - len(values))
     return {f"{split}:{number}": value for number, value in enumerate(values[:100])}

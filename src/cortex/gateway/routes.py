@@ -1,49 +1,55 @@
-"""The routing table: which endpoint leads to which replica processes, under which limits. Pure data."""
+"""Routing table: endpoints, the backends that they lead to, traffic splits and API keys; its JSON form.
+
+Pure data. The field names are the keys of the JSON form, which operators and nodes of other versions read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from cortex.gateway.addresses import host_of, is_path
+
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Server:
-    """One replica process that may get requests."""
+    """One process of a replica that may receive requests."""
 
     name: str  #: unique in its backend and stable: `<replica id>-<process index>`
-    socket: str  #: path of its unix socket, or `host:port` in numbers, `[host]:port` of IPv6
-    capacity: int  #: requests that the gateway may have open there at once, those lent to slow clients included
-    near: str = ""  #: path of its unix socket on its own machine, where `socket` is `host:port`
+    socket: str  #: path of its unix socket, or numeric `host:port`, `[host]:port` for IPv6
+    capacity: int  #: maximum number of open requests of the gateway there, including those lent to slow clients
+    near: str = ""  #: path of its unix socket on its own machine, if `socket` is `host:port`
 
-    def seen_from(self, folders: Mapping[str, Path]) -> Server:
-        """See `RoutingTable.seen_from`."""
+    def with_local_socket(self, folders: Mapping[str, Path]) -> Server:
+        """Return the server for a gateway; see `RoutingTable.with_local_sockets`."""
         folder = folders.get(host_of(self.socket)) if is_path(self.near) else None
         return replace(self, socket=self.near, near="") if folder == Path(self.near).parent else self
 
 
 @dataclass(frozen=True)
-class Backend:
-    """One API as the gateway sees it."""
+class ApiBackend:
+    """The servers and limits of one API."""
 
     api: str
-    endpoint: str  #: `/iris`; matched exactly, with and without a trailing slash, and with `/info` after it
+    endpoint: str  #: `/iris`; also matches with a trailing slash and with `/info` appended
     timeout_s: float
     max_body_bytes: int
-    max_queue: int  #: requests that may wait for a free process, per ready process; beyond it callers get 503
-    unavailable: str  #: what a caller reads in the 503 while `servers` is empty: `starting`, `ValueError: …`
+    max_queue: int  #: requests that may wait for a free process, per ready process; more are answered with 503
+    unavailable: str  #: reason in the 503 response while `servers` is empty: `starting`, `ValueError: …`
     servers: tuple[Server, ...] = ()
-    jobs_socket: str = ""  #: of an API that runs jobs: the operator's socket, which takes them instead of any server
-    holds: bool = False  #: while `servers` is empty, requests wait for one instead of being refused
-    access_log: bool = False  #: a line is written per request
-    needs_key: bool = False  #: only callers with a key get in
+    jobs_socket: str = ""  #: of an API that runs jobs: the operator's socket, which replaces `servers`
+    holds: bool = False  #: while `servers` is empty, requests wait for a server instead of being refused
+    access_log: bool = False  #: write one line per request to the access log
+    needs_key: bool = False  #: require an API key
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one API gets of a splitter's requests."""
+    """The percentage of a splitter's requests that one API receives."""
 
     api: str
     percent: int
@@ -51,47 +57,88 @@ class Share:
 
 @dataclass(frozen=True)
 class Split:
-    """A TrafficSplitter as the gateway sees it: each request goes to one API, and perhaps a copy to another."""
+    """A TrafficSplitter: each request goes to one API, and possibly a copy to another."""
 
     name: str
     endpoint: str
-    shares: tuple[Share, ...]  #: sum up to 100
-    shadow: Share | None = None  #: gets copies of so many requests; nobody waits for its answers
-    needs_key: bool = False  #: only callers with a key get in, which the APIs then don't ask for again
+    shares: tuple[Share, ...]  #: the percentages add up to 100
+    shadow: Share | None = None  #: receives copies of this percentage of requests; its responses are dropped
+    needs_key: bool = False  #: require an API key here; the APIs then don't check it again
 
 
 @dataclass(frozen=True)
 class ApiKey:
-    """What opens APIs to a caller. The key itself is known to nobody else."""
+    """The hash of an API key, and the APIs that it gives access to."""
 
     id: str
-    digest: str  #: SHA-256 of the key in hexadecimal, lower case
-    apis: tuple[str, ...] = ()  #: APIs and splitters that it is for; none: all
+    digest: str  #: SHA-256 of the key, in lower-case hexadecimal
+    apis: tuple[str, ...] = ()  #: APIs and splitters; empty: all
 
 
 @dataclass(frozen=True)
 class RoutingTable:
-    """All APIs and splitters, sorted by name, and the keys that open those which need one."""
+    """All APIs and splitters, sorted by name, and the API keys."""
 
-    backends: tuple[Backend, ...] = ()
+    backends: tuple[ApiBackend, ...] = ()
     splits: tuple[Split, ...] = ()
     keys: tuple[ApiKey, ...] = ()
-    gateway_secret: str = field(default="", repr=False)  #: what replicas over TCP are shown; "": nothing
+    gateway_secret: str = field(default="", repr=False)  #: sent to replicas over TCP; "": nothing is sent
 
-    def seen_from(self, folders: Mapping[str, Path]) -> RoutingTable:
-        """Return the table for a gateway on a machine where the unix sockets are in `folders`, by its addresses.
+    def with_local_sockets(self, folders: Mapping[str, Path]) -> RoutingTable:
+        """Return the table for the gateway of a machine whose sockets folder is given for each of its addresses.
 
-        Servers at such an address are reached by their path, if it is in that folder and HAProxy can be given it.
+        Servers at such an address are reached by their unix socket if it lies in that folder and its path is valid.
         """
         if not folders:
             return self
         backends = (
-            replace(backend, servers=tuple(server.seen_from(folders) for server in backend.servers))
+            replace(backend, servers=tuple(server.with_local_socket(folders) for server in backend.servers))
             for backend in self.backends
         )
         return replace(self, backends=tuple(backends))
 
     @property
-    def asks_for_keys(self) -> bool:
-        """Tell whether anything is there that only callers with a key get into."""
+    def requires_keys(self) -> bool:
+        """Return whether any API or splitter requires a key."""
         return any(each.needs_key for each in self.backends) or any(each.needs_key for each in self.splits)
+
+
+def table_to_json(table: RoutingTable) -> Json:
+    """Return the JSON form, which includes the gateway's secret."""
+    return asdict(table)
+
+
+def table_from_json(data: Mapping[str, Any]) -> RoutingTable:
+    """Parse the JSON form.
+
+    Unknown fields are refused, not ignored: one of them may restrict the access to an API.
+    Raises: KeyError, TypeError, ValueError or AttributeError for anything else.
+    """
+    table = _parse(data, backends=_each(_parse_backend), splits=_each(_parse_split), keys=_each(_parse_key))
+    return RoutingTable(**table)
+
+
+def _parse_backend(data: Mapping[str, Any]) -> ApiBackend:
+    return ApiBackend(**_parse(data, servers=_each(lambda server: Server(**server))))
+
+
+def _parse_split(data: Mapping[str, Any]) -> Split:
+    return Split(
+        **_parse(data, shares=_each(_parse_share), shadow=lambda share: None if share is None else _parse_share(share))
+    )
+
+
+def _parse_share(data: Mapping[str, Any]) -> Share:
+    return Share(**data)
+
+
+def _parse_key(data: Mapping[str, Any]) -> ApiKey:
+    return ApiKey(**_parse(data, apis=tuple))
+
+
+def _each(parse: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
+    return lambda items: tuple(parse(item) for item in items)
+
+
+def _parse(data: Mapping[str, Any], **parsers: Callable[[Any], Any]) -> Json:
+    return {name: parsers[name](value) if name in parsers else value for name, value in data.items()}

@@ -1,4 +1,17 @@
-"""Owns the conversation with a running HAProxy over its master socket; knows the commands, not the routing table."""
+"""HAProxy's runtime API: commands to the workers over the master socket, and the changes of servers, maps and keys.
+
+Commands bring the current worker to the routing table without a reload. States of a server in a worker:
+
+```text
+             add server                           not in the table
+ (absent) ───────────────▶ DOWN/MAINT ──enable──▶ ready ─────────────▶ DRAIN ──no request inside──▶ MAINT ──▶ deleted
+                                                    ▲                    │
+                                                    └──── in the table ──┘
+```
+
+HAProxy executes no commands for the servers of an old worker, which a reload replaced; see `config` for what it does
+with new requests. Its maps can still be changed.
+"""
 
 from __future__ import annotations
 
@@ -12,78 +25,81 @@ from pathlib import Path
 
 from cortex.errors import GatewayError
 from cortex.gateway.backends import HOLD_SERVER
+from cortex.gateway.maps import KEYS_MAP, keys_map, live_maps
+from cortex.gateway.routes import ApiKey, RoutingTable
 
 #: An idle worker answers within a millisecond and a saturated one within tens.
 ANSWER_TIMEOUT_S = 2.0
 RELOAD_TIMEOUT_S = 30.0
-#: A machine may be away for so long, beside the checks that it failed, before requests inside it are given up.
+#: Time after failed checks after which requests to a machine that vanished are ended.
 LOST_S = 2
-#: Commands sent in one connection; HAProxy reads them as they come.
+#: Commands sent per connection. HAProxy executes them as they arrive.
 _BATCH = 200
 _SERVERS_AND_BACKENDS = "show stat -1 6 -1"
 _COLUMNS = frozenset(
     {"pxname", "svname", "qcur", "scur", "slim", "stot", "status", "lastchg", "check_status", "qtime", "ctime", "rtime"}
     | {"hrsp_1xx", "hrsp_2xx", "hrsp_3xx", "hrsp_4xx", "hrsp_5xx", "hrsp_other"}
 )
-#: What we lack ourselves when we can't ask; it says nothing of HAProxy.
-_OUR_LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+#: Errors caused by limits of this process. They don't mean that HAProxy hangs.
+_OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _NOT_PLAIN = re.compile(r"([^A-Za-z0-9_])")
 
 
 class Unresponsive(GatewayError):
-    """HAProxy did not answer its master socket, or not in time."""
+    """HAProxy did not answer on its master socket in time."""
 
 
 @dataclass(frozen=True)
-class Workers:
-    """The worker processes behind one master: the current one, and those that a reload left to finish."""
+class HaproxyWorkers:
+    """The worker processes of one master: the current one, and old ones that finish their requests after a reload."""
 
     current: int | None
     old: tuple[int, ...]
 
     @property
     def all(self) -> tuple[int, ...]:
-        """Every worker's pid, the current one first."""
+        """The pids of all workers, the current one first."""
         return ((self.current,) if self.current is not None else ()) + self.old
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """One server as one worker sees it."""
+    """State of one server in one worker."""
 
     in_flight: int
     queued: int
     capacity: int
-    accepts: bool  #: gets new requests: neither draining nor in maintenance
-    lost_s: int = 0  #: for how long it has been down because its machine answers nothing
+    accepts: bool  #: receives new requests: neither draining nor in maintenance
+    lost_s: int = 0  #: seconds since it went down because connections to its machine time out; else 0
 
 
 @dataclass
 class BackendState:
-    """One backend as one worker sees it.
+    """State of one backend in one worker.
 
-    `responses`: answers by class of status since the worker began, 1 to 5; 0 where a client went before its answer.
+    `responses` are the responses since the worker started, by class of status: 1 to 5, and 0 for clients that
+    disconnected before the response.
     """
 
     queued: int = 0
-    average_ms: float = 0.0  #: until an answer begins, the wait in the queue included; of the latest answers
-    requests: int = 0  #: everywhere in it: coming in, held, queued, in a server, going out
+    average_ms: float = 0.0  #: of the latest requests, until the response starts; includes the time in the queue
+    requests: int = 0  #: all open ones: being received, held, queued, in a server, being sent
     responses: dict[int, int] = field(default_factory=dict)
     servers: dict[str, ServerState] = field(default_factory=dict)
 
 
-class Runtime:
-    """Sends commands to the master and, through it, to each worker."""
+class RuntimeApi:
+    """Client of the master process, which forwards commands to each worker."""
 
     def __init__(self, master_socket: Path) -> None:
         self._socket = master_socket
 
-    async def workers(self) -> Workers:
+    async def workers(self) -> HaproxyWorkers:
         """List the worker processes."""
         return parse_workers(await self._ask("show proc\n"))
 
     async def structure(self, pid: int) -> str:
-        """Return the digest of the configuration that a worker runs."""
+        """Return the digest `structure` of the configuration that a worker runs."""
         found = re.search(r"^description: (\S+)", await self._ask(f"@!{pid} show info\n"), re.MULTILINE | re.IGNORECASE)
         return found.group(1) if found else ""
 
@@ -91,8 +107,8 @@ class Runtime:
         """Return the state of every backend and server of a worker."""
         return parse_stat(await self._ask(f"@!{pid} {_SERVERS_AND_BACKENDS}\n"))
 
-    async def all_backends(self, workers: Workers) -> dict[int, dict[str, BackendState]]:
-        """Ask every worker, by its pid; an old one that leaves meanwhile has nothing to say."""
+    async def all_backends(self, workers: HaproxyWorkers) -> dict[int, dict[str, BackendState]]:
+        """Return the state of each worker by pid, without old ones that end meanwhile."""
         seen = {}
         for pid in workers.all:
             try:
@@ -103,30 +119,30 @@ class Runtime:
         return seen
 
     async def map(self, pid: int, name: str) -> dict[str, str]:
-        """Return a map's entries as a worker has them."""
+        """Return the entries of a map in a worker."""
         return parse_map(await self._ask(f"@!{pid} show map {name}\n"))
 
     async def run(self, pid: int, commands: Sequence[str]) -> list[str]:
-        """Send commands to a worker and return what it said, blank lines left out; most say nothing."""
-        said: list[str] = []
+        """Send commands to a worker; return its output without blank lines. Most commands print nothing."""
+        output: list[str] = []
         for start in range(0, len(commands), _BATCH):
             batch = "".join(f"@!{pid} {command}\n" for command in commands[start : start + _BATCH])
-            said += [line for line in (await self._ask(batch)).splitlines() if line]
-        return said
+            output += [line for line in (await self._ask(batch)).splitlines() if line]
+        return output
 
     async def reload(self) -> None:
-        """Load the configuration file anew. Raises: GatewayError with HAProxy's words; then the old one goes on."""
+        """Reload the configuration file. Raises: GatewayError with HAProxy's message; the old worker then goes on."""
         answer = await self._ask("reload\n", RELOAD_TIMEOUT_S)
         if not answer.startswith("Success=1"):
-            raise GatewayError(f"HAProxy refused its new configuration: {answer.strip()[-2000:]}")
+            raise GatewayError(f"HAProxy rejected its new configuration: {answer.strip()[-2000:]}")
 
     async def _ask(self, text: str, timeout_s: float = ANSWER_TIMEOUT_S) -> str:
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._exchange(text)
-        except OSError as error:  # TimeoutError is one
-            if error.errno in _OUR_LACKS:
-                raise GatewayError(f"HAProxy can't be asked: {error.strerror}") from error
+        except OSError as error:  # includes TimeoutError
+            if error.errno in _OWN_LIMITS:
+                raise GatewayError(f"HAProxy can't be queried: {error.strerror}") from error
             raise Unresponsive(f"HAProxy does not answer on {self._socket}: {error or 'timed out'}") from error
 
     async def _exchange(self, text: str) -> str:
@@ -139,21 +155,21 @@ class Runtime:
             writer.close()
 
 
-def parse_workers(text: str) -> Workers:
-    """Read `show proc`."""
+def parse_workers(text: str) -> HaproxyWorkers:
+    """Parse the output of `show proc`."""
     current: list[int] = []
     old: list[int] = []
-    into: list[int] = []
+    group: list[int] = []
     for line in text.splitlines():
         if line.startswith("#"):
-            into = {"# workers": current, "# old workers": old}.get(line.strip(), [])
+            group = {"# workers": current, "# old workers": old}.get(line.strip(), [])
         elif (fields := line.split()) and fields[0].isdigit():
-            into.append(int(fields[0]))
-    return Workers(current[0] if current else None, tuple(old))
+            group.append(int(fields[0]))
+    return HaproxyWorkers(current[0] if current else None, tuple(old))
 
 
 def parse_stat(text: str) -> dict[str, BackendState]:
-    """Read `show stat` of backends and servers."""
+    """Parse the output of `show stat` for backends and servers."""
     backends: dict[str, BackendState] = {}
     held: dict[str, Mapping[str, str]] = {}
     for row in _rows(text):
@@ -175,12 +191,12 @@ def parse_stat(text: str) -> dict[str, BackendState]:
                 lost_s=_lost_s(row),
             )
     for name, held_row in held.items():
-        _leave_out(backends[name], held_row)
+        _subtract_held(backends[name], held_row)
     return backends
 
 
 def _rows(text: str) -> Iterator[dict[str, str]]:
-    """Read what we need of a table in CSV, of which that is a tenth; thousands of lines are read per second."""
+    """Parse the needed columns, a tenth, of a CSV table. This runs for thousands of lines per second."""
     header, _, lines = text.lstrip("# \n").partition("\n")
     columns = [(name, number) for number, name in enumerate(header.split(",")) if name in _COLUMNS]
     for line in lines.splitlines():
@@ -194,11 +210,11 @@ def _lost_s(row: Mapping[str, str]) -> int:
     return int(row["lastchg"] or 0) if is_lost else 0
 
 
-def _leave_out(backend: BackendState, held: Mapping[str, str]) -> None:
-    """Forget those that are, or were, behind the server that holds: they are, or were, in the backend once more."""
+def _subtract_held(backend: BackendState, held: Mapping[str, str]) -> None:
+    """Subtract the requests that went to the hold server: the backend counts each of them twice."""
     backend.requests -= int(held["scur"])
     responses = _responses(held)
-    # A client that went before its answer is counted as 400 or as nothing, as HAProxy noticed it here or there.
+    # Of clients that disconnected, the second pass counts 400 or nothing, depending on which pass noticed it first.
     aborted = max(0, int(held["stot"]) - int(held["scur"]) - sum(responses.values()))
     responses[0] += min(aborted, backend.responses[0])
     responses[4] += max(0, aborted - backend.responses[0])
@@ -210,7 +226,7 @@ def _responses(row: Mapping[str, str]) -> dict[int, int]:
 
 
 def parse_map(text: str) -> dict[str, str]:
-    """Read `show map`: an address, the key and the value in each line."""
+    """Parse the output of `show map`: lines of address, key and value."""
     entries: dict[str, str] = {}
     for line in text.splitlines():
         fields = line.split(" ", 2)
@@ -220,28 +236,28 @@ def parse_map(text: str) -> dict[str, str]:
 
 
 def set_map(name: str, key: str, value: str) -> str:
-    """Write the command that changes a map's entry."""
+    """Return the command that changes an entry of a map."""
     return f"set map {name} {escape(key)} {escape(value)}"
 
 
 def add_map(name: str, key: str, value: str) -> str:
-    """Write the command that adds an entry to a map, which must not have it."""
+    """Return the command that adds an entry to a map. The map must not contain the key."""
     return f"add map {name} {escape(key)} {escape(value)}"
 
 
 def del_map(name: str, key: str) -> str:
-    """Write the command that takes an entry from a map."""
+    """Return the command that deletes an entry of a map."""
     return f"del map {name} {escape(key)}"
 
 
 def escape(value: str) -> str:
-    """Quote a value for the command line of HAProxy: a backslash before all that is not plain."""
+    """Escape a value for a command: put a backslash before each special character."""
     return _NOT_PLAIN.sub(r"\\\1", value)
 
 
 @dataclass(frozen=True)
 class WantedServer:
-    """A server as it should be in every worker."""
+    """Required options and capacity of a server."""
 
     options: str
     capacity: int
@@ -250,10 +266,10 @@ class WantedServer:
 def server_commands(
     observed: Mapping[str, BackendState], wanted: Mapping[str, Mapping[str, WantedServer]], prefix: str
 ) -> list[str]:
-    """Decide how a worker gets from the servers it has to those it should have.
+    """Return the commands that bring a worker from its observed servers to the wanted ones.
 
-    Backends that a worker does not know, or that are not called `prefix…`, are left alone. A server that goes is
-    drained, and deleted once nothing is in it: call again until nothing is left to say.
+    Only backends that the worker has and whose name starts with `prefix` are changed. A removed server is drained, and
+    deleted once it has no request: call this again until it returns no commands.
     """
     commands: list[str] = []
     for backend, state in observed.items():
@@ -267,7 +283,7 @@ def server_commands(
 
 
 def cut_off_commands(observed: Mapping[str, BackendState]) -> list[str]:
-    """Decide which servers have their requests ended: nothing comes from their machines any more, no error either."""
+    """Return the commands that end the requests inside servers whose machines vanished without closing connections."""
     return [
         f"shutdown sessions server {backend}/{name}"
         for backend, state in observed.items()
@@ -277,7 +293,7 @@ def cut_off_commands(observed: Mapping[str, BackendState]) -> list[str]:
 
 
 def lacks_servers(observed: Mapping[str, BackendState], wanted: Mapping[str, Mapping[str, WantedServer]]) -> bool:
-    """Say whether a worker misses a server, or keeps one from new requests, that it should send requests to."""
+    """Return whether a wanted server is missing in a worker, or receives no new requests."""
     return any(
         name not in state.servers or not state.servers[name].accepts
         for backend, state in observed.items()
@@ -288,7 +304,7 @@ def lacks_servers(observed: Mapping[str, BackendState], wanted: Mapping[str, Map
 def has_others(
     observed: Mapping[str, BackendState], wanted: Mapping[str, Mapping[str, WantedServer]], prefix: str
 ) -> bool:
-    """Say whether a worker still has a server that it should not."""
+    """Return whether a worker still has a server that is not wanted."""
     return any(
         state.servers.keys() - wanted.get(backend, {}).keys()
         for backend, state in observed.items()
@@ -297,10 +313,10 @@ def has_others(
 
 
 def may_use(old: bool, backends: Mapping[str, BackendState], server: str) -> bool:
-    """Say whether a request is, or can get, into a server of a worker.
+    """Return whether a request is inside a server of a worker, or may still get there.
 
-    In an old worker no server can be drained, but no request enters a backend any more either: those that it has are
-    all that can reach the server.
+    Servers of an old worker can't be drained. But no new request enters its backends, so only their open requests can
+    reach the server.
     """
     for state in backends.values():
         if server in state.servers:
@@ -326,8 +342,59 @@ def _remove(path: str, state: ServerState) -> Iterable[str]:
         if state.accepts:
             yield f"set server {path} state drain"
         return
-    # Draining comes first, as maintenance alone leaves idle connections for which the deletion is refused for ever. A
-    # request that comes between these lines goes on: then, too, the deletion is refused, and tried again later.
+    # Drain first: maintenance alone leaves idle connections, and HAProxy then refuses the deletion forever. It also
+    # refuses it, until a later attempt, if a request arrives between these commands.
     yield f"set server {path} state drain"
     yield f"set server {path} state maint"
     yield f"del server {path}"
+
+
+class LiveMaps:
+    """Brings the maps of HAProxy's workers to the routing table by commands."""
+
+    def __init__(self, runtime: RuntimeApi) -> None:
+        self._runtime = runtime
+        self._keys: dict[int, tuple[ApiKey, ...]] = {}  # keys that each worker has, by pid
+
+    async def sync(self, pid: int, table: RoutingTable) -> None:
+        """Set the values of all maps but the keys in the current worker. Raises: Unresponsive."""
+        commands = []
+        for name, wanted in live_maps(table).items():
+            if wanted:
+                entries = await self._runtime.map(pid, name)
+                commands += [
+                    set_map(name, key, value) for key, value in wanted.items() if entries.get(key, value) != value
+                ]
+        await self._runtime.run(pid, commands)
+
+    async def sync_keys(self, workers: HaproxyWorkers, table: RoutingTable) -> None:
+        """Add new keys to every worker, and delete revoked ones.
+
+        This includes old workers: one may hold a request that it received before the reload and has not checked yet.
+        Raises: Unresponsive; GatewayError if the current worker does not have exactly the wanted keys afterwards.
+        """
+        self._keys = {pid: keys for pid, keys in self._keys.items() if pid in workers.all}
+        if not table.requires_keys:
+            self._keys.clear()  # no worker's configuration refers to the map
+            return
+        wanted = keys_map(table)
+        for pid in workers.all:
+            if self._keys.get(pid) == table.keys:
+                continue
+            try:
+                await self._set_keys(pid, wanted)
+            except GatewayError:
+                if pid == workers.current:
+                    raise
+                continue  # it ends, or its configuration requires no keys
+            self._keys[pid] = table.keys
+
+    async def _set_keys(self, pid: int, wanted: Mapping[str, str]) -> None:
+        there = await self._runtime.map(pid, KEYS_MAP)
+        # Delete revoked keys first, in case a worker dies meanwhile.
+        revoked = [del_map(KEYS_MAP, key) for key in there.keys() - wanted.keys()]
+        new = [add_map(KEYS_MAP, key, value) for key, value in wanted.items() if key not in there]
+        if revoked or new:
+            output = await self._runtime.run(pid, revoked + new)
+            if (await self._runtime.map(pid, KEYS_MAP)).keys() != wanted.keys():
+                raise GatewayError(f"HAProxy rejected a change of API keys: {' '.join(output)[-1000:]}")

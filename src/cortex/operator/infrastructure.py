@@ -21,9 +21,9 @@ from cortex.engine.base import Engine
 from cortex.engine.environment import Prepared, prepare_revision
 from cortex.engine.local import LocalEngine
 from cortex.errors import InputError
-from cortex.gateway.base import AnyGateway
+from cortex.gateway.base import Gateway
 from cortex.gateway.config import GatewaySettings
-from cortex.gateway.haproxy import Gateway
+from cortex.gateway.haproxy import HaproxyGateway
 from cortex.home import Home
 from cortex.installation import Installation
 from cortex.state.apis import Target
@@ -45,7 +45,7 @@ class Infrastructure:
     """Engine and gateway, on one machine or on a cluster."""
 
     engine: Engine
-    gateway: AnyGateway
+    gateway: Gateway
     prepare: Callable[[Target], Awaitable[Prepared]]  #: prepares environment and models of a revision
     gateway_secret: str = ""  #: authenticates the gateway to replicas that it reaches over TCP
     cluster: Cluster | None = None
@@ -60,7 +60,7 @@ def create_infrastructure(
     logger: Logger,
 ) -> Infrastructure:
     """Return engine and gateway of an installation. Raises: InputError if `own_address` does."""
-    gateway = Gateway(home, listening)
+    gateway = HaproxyGateway(home, listening)
     if installation.engine == "local":
         engine = LocalEngine(home, os.environ, logger)
         return Infrastructure(engine, gateway, partial(prepare_revision, home, os.environ))

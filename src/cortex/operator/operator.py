@@ -15,7 +15,7 @@ from cortex.config.schema import Api
 from cortex.engine.cpu import CpuMeter
 from cortex.engine.model_agent import ModelAgent
 from cortex.errors import GatewayError
-from cortex.gateway.haproxy import GatewaySettings
+from cortex.gateway.config import GatewaySettings
 from cortex.home import Home
 from cortex.installation import Installation
 from cortex.jobs.http.async_endpoints import AsyncRoutes

@@ -12,7 +12,8 @@ from cortex.cluster.credentials import ClusterCredentials
 from cortex.cluster.engine import ClusterEngine
 from cortex.cluster.gateways import GatewayFleet, GatewayFleetSettings
 from cortex.cluster.known_nodes import nodes_in_file
-from cortex.gateway.haproxy import Gateway, GatewaySettings
+from cortex.gateway.config import GatewaySettings
+from cortex.gateway.haproxy import HaproxyGateway
 from cortex.gateway.routes import Server
 from cortex.home import Home
 from cortex.telemetry import Logger
@@ -26,7 +27,7 @@ class Operator:
     """One operator's gateways. They serve on when it ends."""
 
     fleet: GatewayFleet
-    own: Gateway
+    own: HaproxyGateway
     placer: StaticPlacer
     engine: ClusterEngine
 
@@ -60,7 +61,7 @@ class Site:
         access = ClusterCredentials(SECRET, "127.0.0.1", 0, epoch)
         known = nodes_in_file(self.home.run_dir / "nodes.json")
         engine = ClusterEngine(self.home, placer, access, known, Logger("test"))
-        own = Gateway(self.home, GatewaySettings(port=self.port))
+        own = HaproxyGateway(self.home, GatewaySettings(port=self.port))
         settings = GatewayFleetSettings(where, "127.0.0.1", self.port, operator_host="127.0.0.1")
         fleet = GatewayFleet(
             own, engine.nodes, placer, settings, access.identity, epoch, self.home.run_dir, Logger("test")

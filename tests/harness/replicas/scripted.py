@@ -9,7 +9,7 @@ from dataclasses import replace
 from cortex.engine.devices import Inventory
 from cortex.errors import ComputeUnavailableError, EngineError, GatewayError
 from cortex.gateway.routes import RoutingTable
-from cortex.gateway.stats import BackendStats
+from cortex.gateway.statistics import BackendStats
 from cortex.lifecycle import ProcessState
 from cortex.replica.spec import Death, ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits, StartFailure
 from harness.wait import PATIENCE_S
@@ -114,7 +114,7 @@ class ScriptedEngine:
 
 
 class ScriptedGateway:
-    """Implements `cortex.gateway.base.AnyGateway`: records routing tables; servers are idle unless listed in `busy`."""
+    """Implements `cortex.gateway.base.Gateway`: records routing tables; servers are idle unless listed in `busy`."""
 
     def __init__(self) -> None:
         self.pid: int | None = None

@@ -16,8 +16,9 @@ import httptools
 import orjson
 import uvloop
 
-from cortex.gateway.haproxy import Gateway, GatewaySettings
-from cortex.gateway.routes import Backend, RoutingTable, Server
+from cortex.gateway.config import GatewaySettings
+from cortex.gateway.haproxy import HaproxyGateway
+from cortex.gateway.routes import ApiBackend, RoutingTable, Server
 from cortex.home import Home
 from harness.ports import free_port
 from harness.wait import SLACK
@@ -214,16 +215,16 @@ async def eventually(predicate: Callable[[], Awaitable[T]], timeout_s: float = 1
             await asyncio.sleep(0.01)
 
 
-def backend(name: str, *servers: Server, **settings: Any) -> Backend:
+def backend(name: str, *servers: Server, **settings: Any) -> ApiBackend:
     """An API on the endpoint of its name."""
     defaults: dict[str, Any] = {
         "endpoint": f"/{name}", "timeout_s": 10.0, "max_body_bytes": 10_000_000, "max_queue": 100,
         "unavailable": "starting",
     }  # fmt: skip
-    return Backend(api=name, servers=servers, **{**defaults, **settings})
+    return ApiBackend(api=name, servers=servers, **{**defaults, **settings})
 
 
-def table(*backends: Backend, **fields: Any) -> RoutingTable:
+def table(*backends: ApiBackend, **fields: Any) -> RoutingTable:
     return RoutingTable(tuple(sorted(backends, key=lambda each: each.api)), **fields)
 
 
@@ -232,13 +233,13 @@ class World:
 
     def __init__(self, home: Home, settings: GatewaySettings) -> None:
         self.home, self.settings, self.port = home, settings, settings.port
-        self.gateways: list[Gateway] = []
+        self.gateways: list[HaproxyGateway] = []
         self.gateway = self.another_gateway()
         self.upstreams: dict[str, Upstream] = {}
 
-    def another_gateway(self) -> Gateway:
+    def another_gateway(self) -> HaproxyGateway:
         """Return that of the next operator; it ends with the test, also where the test fails."""
-        self.gateways.append(Gateway(self.home, self.settings))
+        self.gateways.append(HaproxyGateway(self.home, self.settings))
         return self.gateways[-1]
 
     async def server(self, name: str, capacity: int = 10, host: str = "") -> Server:

@@ -8,7 +8,7 @@ import pytest
 
 from cortex.engine.log_writer import LogWriter
 from cortex.engine.logs import LocalLogs
-from cortex.gateway.access import ACCESS_LOG_FILE as ACCESS_LOG
+from cortex.gateway.access_log import ACCESS_LOG_FILE as ACCESS_LOG
 from cortex.gateway.access_log import LocalAccess
 from cortex.operator.http.log_format import LogForm
 from cortex.operator.http.log_streams import stream_access_log, stream_logs

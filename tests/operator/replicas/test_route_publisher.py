@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 
 from cortex.errors import GatewayError
-from cortex.gateway.routes import Backend, RoutingTable
+from cortex.gateway.routes import ApiBackend, RoutingTable
 from cortex.operator.replicas.routing import FAILING_AFTER_S, LATE_AFTER_S, RoutePublisher
 from cortex.telemetry import Logger
 from harness.wait import PATIENCE_S
@@ -18,7 +18,7 @@ class Clock:
 
 
 def table(name: str) -> RoutingTable:
-    return RoutingTable((Backend(name, f"/{name}", 60, 1, 1, "starting"),))
+    return RoutingTable((ApiBackend(name, f"/{name}", 60, 1, 1, "starting"),))
 
 
 class Recorder:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cortex.config.schema import Api
-from cortex.gateway.routes import Backend, Share, Split
+from cortex.gateway.routes import ApiBackend, Share, Split
 from cortex.lifecycle import ProcessState
 from cortex.operator.replicas.plan import Preparation, Replica
 from cortex.operator.replicas.routing import routes_of, server_capacity
@@ -14,14 +14,14 @@ from harness.replicas.fleet import BROKEN, FAILED, READY, RESTARTING, STARTING, 
 BACKING_OFF = process(state=ProcessState.BACKING_OFF, restarts=3)
 
 
-def backend(replicas: list[Replica], preparation: Preparation | None = None, **spec: object) -> Backend:
+def backend(replicas: list[Replica], preparation: Preparation | None = None, **spec: object) -> ApiBackend:
     desired = record(target(spec=api(**spec)))  # type: ignore[arg-type]
     preparations = {("iris", "r1"): preparation} if preparation else {}
     (found,) = routes_of([desired], replicas, preparations).backends
     return found
 
 
-def names(found: Backend) -> list[str]:
+def names(found: ApiBackend) -> list[str]:
     return [server.name for server in found.servers]
 
 

@@ -16,10 +16,9 @@ from cortex.cluster.transport import Json, PeerConnection, PeerError
 from cortex.errors import GatewayError
 from cortex.gateway.addresses import numeric
 from cortex.gateway.config import GatewaySettings
-from cortex.gateway.haproxy import Gateway
-from cortex.gateway.routes import RoutingTable
-from cortex.gateway.stats import BackendStats
-from cortex.gateway.table_json import table_from_json, table_to_json
+from cortex.gateway.haproxy import HaproxyGateway
+from cortex.gateway.routes import RoutingTable, table_from_json, table_to_json
+from cortex.gateway.statistics import BackendStats
 from cortex.home import Home, write_private
 from cortex.telemetry import Logger
 
@@ -51,7 +50,7 @@ class NodeGateway:
         self._home = home
         self._logger = logger
         self._file = home.run_dir / _WANTED_FILE
-        self._gateway: Gateway | None = None
+        self._gateway: HaproxyGateway | None = None
         self._settings: NodeGatewaySettings | None = None
         self._table = RoutingTable()
         self._is_up = False
@@ -161,7 +160,7 @@ class NodeGateway:
     async def _end(self) -> None:
         async with self._lock:
             is_there = self._settings is not None or self._file.exists()
-            gateway = self._gateway or Gateway(self._home, GatewaySettings())
+            gateway = self._gateway or HaproxyGateway(self._home, GatewaySettings())
             self._file.unlink(missing_ok=True)
             self._saved = ""
             self._settings, self._gateway, self._is_up, self._table = None, None, False, RoutingTable()
@@ -199,7 +198,7 @@ class NodeGateway:
         assert self._settings is not None
         await self._detach()
         settings = self._settings
-        self._gateway = Gateway(
+        self._gateway = HaproxyGateway(
             self._home, GatewaySettings(settings.host, settings.port, certificate=settings.certificate)
         )
         await self._gateway.startup(self._table)
@@ -249,7 +248,7 @@ class NodeGateway:
 
 def _localize(table: RoutingTable, host: str, home: Home) -> RoutingTable:
     """Return the table with the paths of this node; requests for the operator go through the node's relay."""
-    table = table.seen_from({numeric(host) or host: home.sockets_dir})
+    table = table.with_local_sockets({numeric(host) or host: home.sockets_dir})
     return replace(
         table,
         backends=tuple(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from cortex.engine.base import Engine
 from cortex.errors import GatewayError
-from cortex.gateway.base import AnyGateway
+from cortex.gateway.base import Gateway
 from cortex.lifecycle import ApiKind
 from cortex.operator.autoscaling.policy import (
     SAMPLE_S,
@@ -84,7 +84,7 @@ def _next(due: float, period_s: float, now: float) -> float:
     return due + period_s if due + period_s > now else now + period_s
 
 
-async def requests_of(gateway: AnyGateway) -> Mapping[str, int]:
+async def requests_of(gateway: Gateway) -> Mapping[str, int]:
     """Return the number of requests of each API, in replicas and queued. Raises: GatewayError.
 
     Requests whose body is still being received don't count, unless the API has no replica and they may wait for it.

@@ -10,7 +10,7 @@ from cortex.engine.logs import LocalLogs, LogSource
 from cortex.engine.model_agent import ModelAgent
 from cortex.errors import NotFoundError
 from cortex.gateway.access_log import AccessSource, LocalAccess
-from cortex.gateway.base import AnyGateway
+from cortex.gateway.base import Gateway
 from cortex.home import Home
 from cortex.operator.autoscaling.sampler import Autoscaler
 from cortex.operator.bootstrap import OperatorInfo
@@ -33,7 +33,7 @@ class Services:
     identity: OperatorInfo
     apis: ApiStore
     engine: Engine
-    gateway: AnyGateway
+    gateway: Gateway
     model_agent: ModelAgent
     cluster: Cluster | None
     reconciler: Reconciler

@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 
 from cortex import __version__
 from cortex.errors import GatewayError
-from cortex.gateway.base import AnyGateway
-from cortex.gateway.stats import BackendStats
+from cortex.gateway.base import Gateway
+from cortex.gateway.statistics import BackendStats
 from cortex.jobs.records import count_by_status
 from cortex.jobs.store import JobStore
 from cortex.operator.monitoring.metric_totals import MetricTotals
@@ -78,7 +78,7 @@ class Metrics:
         self,
         store: ApiStore,
         totals: MetricTotals,
-        gateway: AnyGateway,
+        gateway: Gateway,
         jobs: JobStore,
         open_workloads: Callable[[], Awaitable[Mapping[str, int]]],
         state_of: Callable[[ApiRecord], ApiState],

@@ -23,7 +23,7 @@ from pathlib import Path
 from cortex.engine.base import Engine
 from cortex.engine.logs import prune as prune_logs
 from cortex.errors import ComputeUnavailableError, DatabaseUnavailableError, EngineError, GatewayError
-from cortex.gateway.base import AnyGateway
+from cortex.gateway.base import Gateway
 from cortex.gateway.routes import ApiKey, RoutingTable
 from cortex.home import Home
 from cortex.lifecycle import ApiKind, ApiStatus, ProcessState
@@ -77,7 +77,7 @@ class Reconciler:
         home: Home,
         store: ApiStore,
         engine: Engine,
-        gateway: AnyGateway,
+        gateway: Gateway,
         preparations: Preparations,
         async_apis: AsyncApis,
         job_targets: Callable[[], Iterable[Target]],

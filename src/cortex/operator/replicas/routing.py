@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from cortex.errors import GatewayError
-from cortex.gateway.base import AnyGateway
-from cortex.gateway.routes import ApiKey, Backend, RoutingTable, Server, Share, Split
+from cortex.gateway.base import Gateway
+from cortex.gateway.routes import ApiBackend, ApiKey, RoutingTable, Server, Share, Split
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.replicas.plan import Preparation, PreparationStates, Replica, is_restarting
 from cortex.operator.replicas.status import failure_of
@@ -98,7 +98,7 @@ def _share(number: int, gateways: int) -> int:
     return -(-number // gateways)
 
 
-def _backend(record: ApiRecord, replicas: Sequence[Replica], preparation: Preparation, gateways: int) -> Backend:
+def _backend(record: ApiRecord, replicas: Sequence[Replica], preparation: Preparation, gateways: int) -> ApiBackend:
     spec = record.spec
     limit = max(1, spec.autoscaling.max_replica_concurrency // spec.handler.processes_per_replica)
     routed = _routed(replicas)
@@ -107,7 +107,7 @@ def _backend(record: ApiRecord, replicas: Sequence[Replica], preparation: Prepar
     # Independent of the number of replicas: a change of the limit makes the gateway reload its configuration.
     slots = max((replica.status.slots for replica, _ in routed), default=spec.handler.threads_per_process)
     inside = server_capacity(slots, 0, limit, limit >= _AHEAD_MIN_LIMIT, gateways)
-    return Backend(
+    return ApiBackend(
         api=record.name,
         endpoint=spec.networking.endpoint,
         timeout_s=spec.networking.timeout_s,
@@ -130,9 +130,9 @@ def _backend(record: ApiRecord, replicas: Sequence[Replica], preparation: Prepar
     )
 
 
-def _jobs_backend(record: ApiRecord, socket: str) -> Backend:
+def _jobs_backend(record: ApiRecord, socket: str) -> ApiBackend:
     networking = record.spec.networking
-    return Backend(
+    return ApiBackend(
         api=record.name,
         endpoint=networking.endpoint,
         timeout_s=networking.timeout_s,
@@ -174,7 +174,7 @@ class RoutePublisher:
 
     def __init__(
         self,
-        gateway: AnyGateway,
+        gateway: Gateway,
         on_change: Callable[[], None],
         logger: Logger,
         clock: Callable[[], float] = time.monotonic,

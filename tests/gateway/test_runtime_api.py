@@ -6,9 +6,9 @@ import pytest
 
 from cortex.gateway.runtime_api import (
     BackendState,
+    HaproxyWorkers,
     ServerState,
     WantedServer,
-    Workers,
     escape,
     has_others,
     may_use,
@@ -85,8 +85,8 @@ def test_workers_are_told_from_the_master_and_from_old_ones() -> None:
         "# old workers\n11              worker          2               0d00h08m        2.8.25\n"
         "12              worker          1               0d00h04m        2.8.25\n# programs\n\n"
     )
-    assert parse_workers(text) == Workers(13, (11, 12))
-    assert parse_workers("") == Workers(None, ())
+    assert parse_workers(text) == HaproxyWorkers(13, (11, 12))
+    assert parse_workers("") == HaproxyWorkers(None, ())
 
 
 def test_stat_is_read_by_the_names_of_its_columns() -> None:

@@ -1,4 +1,4 @@
-"""Counts of answers: they add up over workers that come and go, and over operators and gateways that are killed."""
+"""Statistics: sums over gateways, and response totals over reloads and kills of gateways and operators."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from cortex.gateway.counters import ResponseCounters, average_ms
-from cortex.gateway.runtime_api import BackendState, Runtime
+from cortex.gateway.runtime_api import BackendState, RuntimeApi
+from cortex.gateway.statistics import BackendStats, ResponseCounters, average_ms, sum_stats
 from cortex.home import Home
 from cortex.processes.identity import Identity
 from harness.servers.upstream import Client, Load, World, ask, backend, eventually, run, table, world
@@ -22,10 +22,12 @@ def seen(count: int, name: str = "api:a") -> dict[str, BackendState]:
     return {name: BackendState(responses={2: count})}
 
 
+BUSY = BackendStats(3, 2, 7, {"a-0": 1, "b-0": 2}, {2: 30, 5: 1}, 10.0)
+IDLE = BackendStats(1, 0, 1, {"b-0": 1}, {2: 8, 4: 2}, 52.0)
 ONE, TWO, THREE = Identity(1, 1.0), Identity(2, 1.0), Identity(3, 1.0)
 
 
-def test_totals_grow_over_workers_that_come_and_go() -> None:
+def test_totals_grow_while_workers_start_and_end() -> None:
     counters = ResponseCounters()
     for now, total in (
         ({ONE: seen(5)}, 5),
@@ -40,7 +42,7 @@ def test_totals_grow_over_workers_that_come_and_go() -> None:
         assert counters.totals()["a"][2] == total
 
 
-def test_totals_outlive_their_owner() -> None:
+def test_totals_survive_dump_and_load() -> None:
     before, after = ResponseCounters(), ResponseCounters()
     before.update({ONE: seen(5), TWO: seen(7)})
     before.update({TWO: seen(8)})
@@ -49,7 +51,7 @@ def test_totals_outlive_their_owner() -> None:
     assert after.totals() == {"a": {2: 15}}
 
 
-def test_a_worker_is_known_again_after_the_clock_was_set() -> None:
+def test_a_change_of_the_clock_does_not_count_a_worker_twice() -> None:
     counters = ResponseCounters()
     counters.update({Identity(2, 1.0, "boot", 100): seen(7)})
     counters.load(json.loads(json.dumps(counters.dump())))
@@ -59,7 +61,7 @@ def test_a_worker_is_known_again_after_the_clock_was_set() -> None:
     assert counters.totals() == {"a": {2: 9}}
 
 
-def test_what_is_counted_otherwise_for_a_moment_does_not_go_back() -> None:
+def test_totals_do_not_decrease_when_a_response_changes_its_class() -> None:
     counters = ResponseCounters()
     counters.update({ONE: {"api:a": BackendState(responses={0: 1, 2: 5})}})
     assert counters.totals() == {"a": {0: 1, 2: 5}}
@@ -67,7 +69,7 @@ def test_what_is_counted_otherwise_for_a_moment_does_not_go_back() -> None:
     assert counters.totals() == {"a": {0: 1, 2: 6}}
 
 
-def test_an_api_that_is_gone_is_forgotten_with_its_last_worker() -> None:
+def test_a_removed_api_is_forgotten_with_its_last_worker() -> None:
     counters = ResponseCounters()
     counters.update({ONE: seen(5)})
     counters.forget(["b"])
@@ -78,12 +80,12 @@ def test_an_api_that_is_gone_is_forgotten_with_its_last_worker() -> None:
 
 
 @pytest.mark.parametrize("data", [None, [], {}, {"ended": 1}, {"ended": {}, "living": [{}]}])
-def test_what_is_no_dump_is_refused(data: object) -> None:
+def test_load_refuses_invalid_data(data: object) -> None:
     with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
         ResponseCounters().load(data)
 
 
-def test_workers_count_for_the_average_by_the_requests_they_averaged() -> None:
+def test_the_average_is_weighted_by_the_requests_of_each_worker() -> None:
     assert average_ms([BackendState(), BackendState(average_ms=5.0)]) is None
     few = BackendState(average_ms=100.0, responses={2: 255, 5: 1})
     many = BackendState(average_ms=0.0, responses={2: 1_000_000})
@@ -91,16 +93,32 @@ def test_workers_count_for_the_average_by_the_requests_they_averaged() -> None:
     assert average_ms([few, many]) == 100.0 * 256 / (256 + 1024)
 
 
+def test_sums_weight_durations_by_responses() -> None:
+    both = sum_stats([BUSY, IDLE])
+    assert both == BackendStats(4, 2, 8, {"a-0": 1, "b-0": 3}, {2: 38, 4: 2, 5: 1}, both.average_ms)
+    assert both.average_ms == (31 * 10 + 10 * 52) / 41
+
+
+def test_the_sum_of_none_is_zero_and_of_one_is_itself() -> None:
+    assert sum_stats([]) == BackendStats(0, 0)
+    assert sum_stats([BUSY]) == BUSY
+
+
+def test_stats_survive_the_round_trip_through_json() -> None:
+    for stats in (BUSY, BackendStats(0, 0)):
+        assert BackendStats.from_json(json.loads(json.dumps(stats.to_json()))) == stats
+
+
 async def counted(w: World, api: str = "iris") -> dict[int, int]:
     return {kind: count for kind, count in (await w.gateway.stats())[api].responses.items() if count}
 
 
-def test_answers_of_workers_that_are_reloaded_away_are_counted_to_the_last(home: Home) -> None:
+def test_the_last_responses_of_old_workers_are_counted(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             iris = backend("iris", await w.server("a"))
             await w.gateway.startup(table(iris))
-            runtime = Runtime(home.sockets_dir / "gateway-master.sock")
+            runtime = RuntimeApi(home.sockets_dir / "gateway-master.sock")
             inside: list[asyncio.Task[object]] = []
             for number in range(4):
                 inside += [asyncio.create_task(ask(w.port, "/iris?sleep=0.3")) for _ in range(2)]
@@ -126,7 +144,7 @@ def test_answers_of_workers_that_are_reloaded_away_are_counted_to_the_last(home:
     run(scenario())
 
 
-def test_every_answer_is_counted_under_load_and_reloads(home: Home) -> None:
+def test_all_responses_are_counted_under_load_with_reloads(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             iris = backend("iris", await w.server("a"))
@@ -146,7 +164,7 @@ def test_every_answer_is_counted_under_load_and_reloads(home: Home) -> None:
     run(scenario())
 
 
-def test_clients_that_go_are_counted(home: Home) -> None:
+def test_clients_that_disconnect_are_counted(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a", 1))))
@@ -169,7 +187,7 @@ def test_clients_that_go_are_counted(home: Home) -> None:
     run(scenario())
 
 
-def test_counts_outlive_operators_and_the_gateway(home: Home) -> None:
+def test_totals_survive_restarts_of_operator_and_gateway(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             iris = backend("iris", await w.server("a"))
@@ -178,10 +196,10 @@ def test_counts_outlive_operators_and_the_gateway(home: Home) -> None:
             for _ in range(3):
                 await ask(w.port, "/iris")
             await w.gateway.ensure_running()
-            await ask(w.port, "/iris")  # the first operator never hears of it
+            await ask(w.port, "/iris")  # after the first operator's last count
             first, w.gateway = w.gateway, w.another_gateway()
-            first._unwatch()  # as if it was killed
-            first._tally.close()
+            first._unwatch()  # as if it were killed
+            first._totals.close()
             await w.gateway.startup(table(iris, backend("other")))
             assert await counted(w) == {2: 4}
             assert w.gateway.pid
