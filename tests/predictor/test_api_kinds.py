@@ -80,7 +80,7 @@ def test_a_task_is_given_its_metrics_client(project: UserProject) -> None:
          ["class Task is not defined (class Handler belongs to `kind: RealtimeAPI` with `handler:`)"]),
         (TASK_CLASS.replace("__call__(self, config)", "__init__(self, config)"),
          ["class Task: __call__(self, config) is not defined (add it)",
-          'class Task: invalid signature for method "__init__(self, config)": "config" is not available (it is given '
+          'class Task: invalid signature for method "__init__(self, config)": "config" is not available (it is passed '
           "to __call__)"]),
     ],
 )  # fmt: skip
