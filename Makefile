@@ -1,4 +1,4 @@
-# A list of commands. `make` shows it; each target sets up .venv first, once, from Python 3.11–3.13 and the package index.
+# `make` lists the targets. Each one first creates .venv, once, with Python 3.11, 3.12 or 3.13 and the package index.
 
 VENV := .venv
 RUNTIME := $(VENV)/.installed-runtime
@@ -6,7 +6,7 @@ DEV := $(VENV)/.installed-dev
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-stop test test-cluster check bench docs format clean
+.PHONY: help demo demo-stop test-fast test test-long check bench docs format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -17,13 +17,16 @@ demo: $(RUNTIME) ## deploy the iris example and ask it for a prediction
 demo-stop: $(RUNTIME) ## stop what the demo left running
 	@$(VENV)/bin/python scripts/demo.py --stop
 
-test: $(DEV) ## run all tests, those with real operators and gateways too
-	@sh scripts/test-services
-	@sh scripts/test $(WORKERS)
+test-fast: $(DEV) ## run the pure and in-process tests (under a minute, nothing else installed)
+	@sh scripts/test fast
 
-test-cluster: $(DEV) ## run all tests on a Ray cluster of three nodes, the long ones too (as root)
+test: $(DEV) ## run the tests with real operators, gateways, replicas, S3, PostgreSQL and Ray (minutes)
 	@sh scripts/test-services
-	$(VENV)/bin/pytest -m ray
+	@sh scripts/test main $(WORKERS)
+
+test-long: $(DEV) ## run the chaos, soak and cluster tests (as root)
+	@sh scripts/test-services
+	@sh scripts/test long $(WORKERS)
 
 check: $(DEV) ## lint, formatting, types, import order, documentation
 	$(VENV)/bin/ruff check .

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,31 +20,71 @@ from harness.servers.databases import postgres, postgresql_url, where
 
 __all__ = ["home", "postgres", "postgresql_url", "swift", "swift_server", "where"]
 
-# A shell has what it starts in the background ignore interrupts, and so would all that is started and interrupted here.
+# A shell makes background commands ignore interrupts, and with them every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-#: Files of tests/cluster whose tests want a Ray cluster.
+#: Files of tests/cluster that need a Ray cluster.
 _ON_RAY = re.compile(r"(^|_)ray(_|$)")
+#: A test module that uses one of these starts processes, so that `make test-fast` leaves it out.
+_STARTS_PROCESSES = (
+    "subprocess",
+    "multiprocessing",
+    "harness.cluster",
+    "harness.installations",
+    "harness.models.model_agents",
+    "harness.models.tensorflow_models",
+    "harness.jobs.job_workers",
+    "harness.replicas.reloading_replicas",
+    "harness.replicas.replicas",
+    "harness.servers",
+)
+_SERVERS = {"postgres", "postgresql_url", "swift", "swift_server"}
+_PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}
 
-# Thousands of tests are made now, none of which becomes garbage.
+# Thousands of tests are collected, and none of them becomes garbage.
 gc.disable()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """In the fast loop, fail each test that starts a process."""
+    if "not processes" in config.option.markexpr:
+        sys.addaudithook(_refuse_processes)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what wants a Ray cluster, so that one process runs all of it."""
+    """Mark tests on Ray, which share one cluster and so one process, and tests that start processes."""
     for item in items:
         if item.path.parent.name == "cluster" and _ON_RAY.search(item.path.stem):
             item.add_marker(pytest.mark.ray)
+        if _starts_processes(item):
+            item.add_marker(pytest.mark.processes)
+
+
+def _starts_processes(item: pytest.Item) -> bool:
+    assert isinstance(item, pytest.Function)
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    if _SERVERS & set(item.fixturenames) or any(isinstance(each, str) and each == "postgresql" for each in parameters):
+        return True
+    return any(_module_of(value).startswith(_STARTS_PROCESSES) for value in vars(item.module).values())
+
+
+def _module_of(value: object) -> str:
+    return str(getattr(value, "__module__", None) or getattr(value, "__name__", ""))
+
+
+def _refuse_processes(event: str, _: tuple[object, ...]) -> None:
+    if event in _PROCESS_EVENTS and os.environ.get("PYTEST_CURRENT_TEST"):
+        raise AssertionError("this test starts a process: mark it with @pytest.mark.processes")
 
 
 def pytest_collection_finish() -> None:
-    """Have no collection of garbage walk all tests again: some of what is tested collects it hundreds of times."""
+    """Keep collected tests out of every later garbage collection; some tests collect hundreds of times."""
     gc.collect()
     gc.freeze()
     gc.enable()
 
 
-# How long one example takes says more about the machine than about the code.
+# The duration of one example depends on the machine.
 settings.register_profile("cortex", deadline=None)
 settings.load_profile("cortex")
 

@@ -231,7 +231,7 @@ def _gist(message: str) -> str:
 
 
 def _versus(ours: Sample | None, other: Sample, name: str) -> str:
-    """cortex's figure divided by the other's."""
+    """Return our figure divided by the other system's."""
     if ours is None or other.system == CORTEX:
         return ""
     return _show(_ratio(getattr(ours, name), getattr(other, name)), "{:.2f}")

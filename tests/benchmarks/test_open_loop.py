@@ -12,6 +12,8 @@ from benchmarks.tools.endpoint import Endpoint
 from benchmarks.tools.open_loop import is_whole, open_loop
 from benchmarks.tools.workloads import NOOP
 
+pytestmark = pytest.mark.processes
+
 _ANSWER = b'HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n{"y":1}'
 
 

@@ -27,6 +27,8 @@ from harness.ports import free_port
 from harness.servers.certificates import write_pair
 from harness.servers.upstream import Upstream, backend, run, table
 
+pytestmark = pytest.mark.long
+
 TIMEOUT_S = 150.0
 
 

@@ -30,7 +30,7 @@ from harness.installations.installation import served, write_project
 from harness.wait import wait_until
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.processes,
     pytest.mark.long,
     pytest.mark.timeout(600),
     pytest.mark.usefixtures("cached_packages"),

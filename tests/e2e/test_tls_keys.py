@@ -18,7 +18,7 @@ from harness.ports import free_port
 from harness.servers.certificates import write_pair
 from harness.wait import wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.processes
 
 SOURCE = """
     class Handler:

@@ -13,6 +13,8 @@ from cortex.engine.devices import Inventory, assign, find_devices, parse_gpus, v
 from cortex.errors import ComputeUnavailableError
 from cortex.replica.spec import ReplicaSpec
 
+pytestmark = pytest.mark.processes
+
 TWO = "0, GPU-aaaa\n1, GPU-bbbb\n"
 
 

@@ -11,6 +11,8 @@ import uvloop
 from cortex.engine.installer import Installer, InstallerFailedError, uv_settings
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 
 def run(tmp_path: Path, script: str, lines: list[str] | None = None) -> None:
     asyncio.run(started(tmp_path, script, lines if lines is not None else []))

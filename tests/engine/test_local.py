@@ -21,6 +21,8 @@ from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
 from harness.wait import SLACK
 
+pytestmark = pytest.mark.processes
+
 HANDLER = """
 import os
 class Handler:

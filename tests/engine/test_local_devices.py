@@ -13,6 +13,8 @@ from cortex.errors import ComputeUnavailableError
 from cortex.home import Home
 from cortex.replica.spec import ReplicaSpec
 
+pytestmark = pytest.mark.processes
+
 HANDLER = """
 import os
 class Handler:

@@ -16,6 +16,8 @@ from cortex.home import Home
 from cortex.telemetry import Logger
 from harness.wait import SLACK
 
+pytestmark = pytest.mark.processes
+
 
 def run(home: Home, test: Callable[[ModelAgent], Awaitable[None]]) -> None:
     async def go() -> None:

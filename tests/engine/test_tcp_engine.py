@@ -16,6 +16,8 @@ from cortex.lifecycle import ProcessState
 from cortex.replica.spec import ReplicaSpec
 from harness.replicas.replicas import TcpConnection
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def spec(home: Home, tmp_path: Path) -> ReplicaSpec:

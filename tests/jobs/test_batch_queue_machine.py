@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -29,6 +30,8 @@ from cortex.state.database import JOB_MIGRATIONS, open_jobs, open_sqlite
 from cortex.state.tables import dead_letters, first_key, jobs, results
 from harness.jobs.job_checks import check_jobs, dump, open_seqs, put_job
 from harness.servers.postgres import Postgres
+
+pytestmark = pytest.mark.heavy
 
 WORKERS = [("one", 11), ("one", 12), ("two", 21), ("three", 31)]
 

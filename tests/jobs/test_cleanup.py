@@ -15,6 +15,8 @@ from cortex.state.tables import batches, dead_letters, job_marks, job_metadata, 
 from harness.jobs.job_checks import ORIGIN, options
 from harness.jobs.store_place import Place, run
 
+pytestmark = pytest.mark.heavy
+
 
 def test_a_deleted_job_is_invisible_at_once_and_its_rows_are_removed(where: Where) -> None:
     async def use(place: Place) -> None:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -20,6 +21,8 @@ from cortex.models.loaded_models import call_scope
 from cortex.models.registry import Registry
 from cortex.models.spec import ModelSource
 from harness.models.local_models import FolderFetcher, PickleLoader, RecordedEvents, Store
+
+pytestmark = pytest.mark.heavy
 
 MODELS = ("a", "b", "c", "d")
 NUMBERS = ("1", "2")

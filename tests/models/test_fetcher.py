@@ -17,6 +17,8 @@ from cortex.models.spec import ModelSource, Version
 from harness.models.model_agents import AgentClient, RunningAgent
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def agent(home: Home) -> Iterator[RunningAgent]:

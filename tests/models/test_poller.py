@@ -90,6 +90,7 @@ def test_list_soon_does_not_wait_for_the_interval() -> None:
     run(test)
 
 
+@pytest.mark.heavy
 def test_a_store_that_is_down_is_polled_with_backoff_and_then_normally() -> None:
     async def test(poller: Poller, store: Store) -> None:
         store.error = StorageError("S3 can't be reached")

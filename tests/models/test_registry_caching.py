@@ -270,6 +270,7 @@ class TestMemoryBudget:
                 assert sum(model["weights"].nbytes for model in bench.loader.live) <= 70 * MIB
 
 
+@pytest.mark.heavy
 def test_get_stays_fast_and_correct_under_threads_and_updates(cached: Callable[..., Bench]) -> None:
     bench = cached("a", "b", "c", "d", cache_size=2)
     stop = threading.Event()

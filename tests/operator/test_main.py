@@ -20,7 +20,7 @@ from cortex.home import Home
 from harness.installations.running import BROKEN_HANDLER, Load, RunningOperator, config, running_operator
 from harness.wait import wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from cortex.home import Home
 from harness.installations.running import RunningOperator, config, project, running_operator
 from harness.wait import wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.processes
 
 PREDICTOR = """
 import pathlib

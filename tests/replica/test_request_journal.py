@@ -64,6 +64,7 @@ def test_begin_discards_the_last_request() -> None:
     assert not journal.is_complete(1)
 
 
+@pytest.mark.processes
 def test_a_parent_restores_a_request_that_its_fork_read() -> None:
     journal = RequestJournal(3)
     if (pid := os.fork()) == 0:

@@ -181,6 +181,7 @@ def test_threads_lose_nothing(tmp_path: Path) -> None:
     assert read_folder(tmp_path) == {counter("hits"): 20_000}
 
 
+@pytest.mark.processes
 def test_a_process_that_the_user_forks_counts_on_its_own(tmp_path: Path) -> None:
     client = client_in(tmp_path)
     client.increment("hits")
@@ -196,6 +197,7 @@ def test_a_process_that_the_user_forks_counts_on_its_own(tmp_path: Path) -> None
     assert read_folder(tmp_path) == {counter("hits"): 22}
 
 
+@pytest.mark.processes
 def test_forks_without_end_leave_few_files_and_lose_nothing(tmp_path: Path) -> None:
     client = client_in(tmp_path)
     for _ in range(20):

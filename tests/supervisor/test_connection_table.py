@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 
+import pytest
+
 from cortex.lifecycle import DeathCause
 from cortex.replica.shared_state import ConnectionState
 from cortex.replica.spec import Death
@@ -13,6 +15,7 @@ from cortex.supervisor.connection_table import ConnectionTable
 REQUEST = b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\n42"
 
 
+@pytest.mark.processes
 def test_requests_that_no_process_will_run_again_are_answered() -> None:
     statuses: list[int] = []
     holding = ConnectionTable(statuses.append, keeps_requests=True)

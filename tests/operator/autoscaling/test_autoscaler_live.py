@@ -11,7 +11,7 @@ from cortex.home import Home
 from harness.installations.running import Load, RunningOperator, running_operator
 from harness.wait import wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.processes
 
 HANDLER = """
 import time

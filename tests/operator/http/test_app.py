@@ -12,7 +12,7 @@ import pytest
 from cortex.home import Home
 from harness.installations.running import RunningOperator, config, project, running_operator
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 from cortex.home import Home
 from harness.installations.running import RunningOperator, config, running_operator
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.processes
 
 KEYED = "  networking: {auth: api_key}\n"
 

@@ -74,6 +74,7 @@ def test_finds_a_death_by_each_request_inside_the_process(folder: Path) -> None:
     assert of("170-4") == of("70-1") == of("170-1, 170-3") == of("request") == []
 
 
+@pytest.mark.processes
 def test_finds_the_death_of_a_real_process_by_its_request() -> None:
     handler = """
         import ctypes

@@ -1,7 +1,7 @@
-"""Globs over whole paths, which select files of a listing.
+r"""Globs over whole paths, which select files of a listing.
 
 `*` and `?` match within one part of a path, `**` crosses slashes; `[a-z]`, `[!a-z]` and `{one,two}` are alternatives;
-`\\` escapes the next character. Patterns come from clients, so they run on the regex engine of pydantic, whose time is
+`\` escapes the next character. Patterns come from clients, so they run on the regex engine of pydantic, whose time is
 linear in the path's length: Python's own takes hours for some patterns. pathspec has neither braces nor this bound.
 """
 
