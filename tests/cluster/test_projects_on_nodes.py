@@ -18,6 +18,8 @@ from cortex.home import Home
 from cortex.replica.spec import ReplicaSpec
 from harness.cluster.local_nodes import CREDENTIALS, LocalNode, local_nodes
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def node() -> Iterator[LocalNode]:

@@ -27,6 +27,8 @@ from cortex.home import Home
 from cortex.telemetry import Logger
 from harness.cluster.local_nodes import LocalNode, local_nodes
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def node() -> Iterator[LocalNode]:

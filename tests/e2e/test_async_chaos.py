@@ -12,6 +12,8 @@ import pytest
 from harness.installations.async_chaos import AsyncChaos, AsyncPlan
 from harness.installations.installation import installation
 
+pytestmark = pytest.mark.long
+
 SMALL = AsyncPlan(seed=3, workloads=300, replicas=2, senders=4, poison=0, kills=3, power_cuts=1, limit_s=60)
 
 

@@ -17,6 +17,8 @@ import pytest
 from harness.installations.chaos import Chaos, Plan, from_environ, schedule
 from harness.installations.installation import Installation, installation
 
+pytestmark = pytest.mark.long
+
 SMALL = Plan(seed=4, items=4000, poison=2, kills=8, pause_s=0.02, limit_s=60)
 
 

@@ -12,6 +12,7 @@ import threading
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
 from sqlalchemy import Connection, select
 
 from cortex.jobs.records import Visibility
@@ -21,6 +22,8 @@ from cortex.state.tables import first_key, jobs, results
 from harness import HARNESS
 from harness.jobs.job_checks import check_jobs
 from harness.servers.postgres import Postgres
+
+pytestmark = pytest.mark.long
 
 KILLS = 8
 

@@ -22,7 +22,7 @@ from cortex.models.registry import Registry
 from cortex.models.spec import ModelSource
 from harness.models.local_models import FolderFetcher, PickleLoader, RecordedEvents, Store
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.long]
 
 MODELS = ("a", "b", "c", "d")
 NUMBERS = ("1", "2")
