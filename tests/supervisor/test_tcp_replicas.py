@@ -18,8 +18,8 @@ import test_orphans as orphans
 import test_supervisor as supervisor
 
 from cortex.lifecycle import DeathCause, ProcessState
-from cortex.supervisor.forking import fork
 from cortex.supervisor.listeners import ReplicaListeners
+from cortex.supervisor.process_slot import fork
 from cortex.supervisor.request_worker import RequestWorker
 from harness.models.scripted_agents import ScriptedAgent
 from harness.replicas import replicas

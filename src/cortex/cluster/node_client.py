@@ -32,7 +32,7 @@ from cortex.gateway.addresses import host_of, is_address, numeric
 from cortex.home import Home
 from cortex.processes.backoff import Backoff
 from cortex.processes.identity import Identity
-from cortex.processes.peer import peer_of
+from cortex.processes.sockets import peer_of
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus, RequestLimits
 from cortex.telemetry import Logger
 

@@ -41,7 +41,7 @@ from cortex.cluster.node.start import (
 )
 from cortex.errors import CortexError
 from cortex.processes.identity import Identity
-from cortex.processes.peer import peer_of
+from cortex.processes.sockets import peer_of
 
 #: Share of a node group's resource that one reservation takes: small enough for a thousand replicas per node.
 GROUP_SHARE = 0.001

@@ -22,7 +22,7 @@ from cortex.home import Home
 from cortex.processes.backoff import Backoff
 from cortex.processes.daemon import Daemon, output_tail
 from cortex.processes.identity import Identity
-from cortex.processes.peer import peer_of
+from cortex.processes.sockets import peer_of
 from cortex.telemetry import Logger
 
 START_TIMEOUT_S = 10.0

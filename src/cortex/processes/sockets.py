@@ -1,4 +1,4 @@
-"""Listening sockets, unix and TCP, and the descriptors that their connections need."""
+"""Listening sockets, unix and TCP, the descriptors that their connections need, and the peers of unix sockets."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import contextlib
 import errno
 import resource
 import socket
+import struct
 import time
 from pathlib import Path
+from typing import NamedTuple
 
+#: Credentials of a peer (SO_PEERCRED, see unix(7)).
+_CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 1024
 _NO_DESCRIPTOR_PAUSE_S = 0.01
 #: TCP keepalive: a peer whose machine vanished is detected after about 30 s, whether or not data is in flight.
@@ -84,3 +88,18 @@ def allow_descriptors(wanted: int) -> None:
         wanted = min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class Peer(NamedTuple):
+    """The process that connected, or that listens, as the kernel recorded it."""
+
+    pid: int  #: 0 for a process of another PID namespace
+    uid: int
+    gid: int
+
+
+def peer_of(sock: socket.socket) -> Peer | None:
+    """Return the peer of a connected unix socket; None where the system does not report it. Raises: OSError."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return None
+    return Peer(*_CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)))

@@ -23,16 +23,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cortex.engine.log_writer import SUPERVISOR, LogWriter
-from cortex.lifecycle import ProcessState
+from cortex.lifecycle import DeathCause, ProcessState
 from cortex.processes.jsonl import LineBuffer
 from cortex.processes.sockets import allow_descriptors
 from cortex.replica.channel import Channel
+from cortex.replica.metrics import SUPERVISOR as METRICS_FILE
+from cortex.replica.metrics import MetricFile, SeriesKind, compact_ended, series_key
 from cortex.replica.shared_state import MAX_CONNECTIONS
 from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits
-from cortex.supervisor.forking import fork
 from cortex.supervisor.listeners import ReplicaListeners, UnixListener
-from cortex.supervisor.metrics import SupervisorMetrics
-from cortex.supervisor.process_slot import ProcessSlot
+from cortex.supervisor.process_slot import ProcessSlot, fork
 from cortex.supervisor.request_worker import RequestWorker
 
 if TYPE_CHECKING:
@@ -383,6 +383,44 @@ class Supervisor:
 
 def _ignore(number: int, frame: object) -> None:
     """Do nothing: a handler is required for a signal to reach the wake-up descriptor."""
+
+
+class SupervisorMetrics:
+    """Counters in the supervisor's own file in `folder`. If the file can't be written, nothing is counted."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._file: MetricFile | None = None
+
+    def startup(self) -> None:
+        """Open the file."""
+        if self._folder:
+            with contextlib.suppress(OSError):  # requests are served without metrics
+                self._file = MetricFile(Path(self._folder) / METRICS_FILE)
+
+    def died(self, cause: DeathCause) -> None:
+        """Count a process that ended without being stopped."""
+        self._count("cortex_process_deaths_total", cause=cause.value)
+
+    def answered(self, status: int) -> None:
+        """Count a response sent on behalf of a process that died or does not exist."""
+        self._count("cortex_replica_requests_total", code=str(status))
+
+    def reloaded(self) -> None:
+        """Count a process that took over with newer models."""
+        self._count("cortex_model_reloads_total")
+
+    def gather(self) -> None:
+        """Merge the files of ended processes, so that their number stays bounded."""
+        if self._folder:
+            with contextlib.suppress(OSError, ValueError):  # repeated after the next death
+                compact_ended(Path(self._folder))
+
+    def _count(self, name: str, **labels: str) -> None:
+        if self._file is not None:
+            index = self._file.index_of(series_key(SeriesKind.COUNTER, name, labels))
+            if index is not None:
+                self._file.cells[index] += 1
 
 
 def main() -> None:

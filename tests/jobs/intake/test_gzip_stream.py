@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.errors import SubmissionError
-from cortex.jobs.intake.gzip_stream import GzipStream
+from cortex.jobs.intake.files import GzipStream
 
 
 def unpacked(*pieces: bytes) -> bytes:

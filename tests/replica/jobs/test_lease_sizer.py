@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from cortex.replica.jobs.lease_sizer import MAX_BATCHES, LeaseSizer
+from cortex.replica.jobs.operator_client import MAX_BATCHES, LeaseSizer
 
 
 def after(*leases: tuple[int, float]) -> LeaseSizer:

@@ -1,4 +1,4 @@
-"""The operator's HTTP API."""
+"""The operator's HTTP API: the application, and the routes of keys and of the operator itself."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from dataclasses import asdict
 from html import escape
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from cortex.errors import ConfigError, CortexError, DatabaseUnavailableError, InputError, UserError
+from cortex.operator.deploy.keys import Keys
 from cortex.operator.http.api_routes import api_routes, deploy_routes
 from cortex.operator.http.auth import AuthMiddleware, HostCheck
 from cortex.operator.http.job_routes import job_routes
-from cortex.operator.http.key_routes import key_routes
-from cortex.operator.http.operator_routes import operator_routes
 from cortex.operator.http.services import Services
 from cortex.telemetry import Logger
+
+Json = dict[str, Any]
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
@@ -101,3 +104,83 @@ def _rows(paths: dict[str, dict[str, Any]]) -> Iterator[str]:
             )
             text = escape(operation.get("description", ""))
             yield f"<tr><td><code>{escape(method.upper())} {escape(path)}</code><td>{parameters}<td>{text}</tr>"
+
+
+class NewKey(BaseModel):
+    """Body of a request to create a key."""
+
+    name: str
+    apis: list[str] = []
+
+
+def key_routes(keys: Keys) -> APIRouter:
+    """Return the routes of API keys."""
+    router = APIRouter(prefix="/v1/keys")
+
+    @router.get("")
+    async def list_keys() -> list[dict[str, Any]]:
+        """Return id, name and APIs of every key, oldest first; a key without APIs is valid for all."""
+        return keys.list()
+
+    @router.post("")
+    async def create_key(new: NewKey) -> dict[str, Any]:
+        """Create a key that is valid on return; only this response contains it."""
+        return await keys.create(new.name, new.apis)
+
+    @router.delete("/{key_id}")
+    async def revoke_key(key_id: str) -> dict[str, Any]:
+        """Revoke a key: new requests with it are rejected."""
+        return await keys.revoke(key_id)
+
+    return router
+
+
+def operator_routes(services: Services) -> APIRouter:
+    """Return the routes of the operator itself: liveness, status, metrics, shutdown."""
+    router = APIRouter()
+
+    @router.get("/livez")
+    async def livez() -> Json:
+        """Return 200 while the operator is alive; needs no token."""
+        return {"ok": True}
+
+    @router.get("/v1/status")
+    async def status() -> Json:
+        """Return the operator, the gateway and every process of every replica."""
+        return _status(services)
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """Return all metrics in the Prometheus text format."""
+        return Response(await services.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    @router.post("/v1/shutdown")
+    async def shutdown(all: bool = False) -> Json:
+        """Shut down the operator; with `all`, stop the gateway and every replica first."""
+        services.shut_down(all)
+        return {"stopping": True}
+
+    return router
+
+
+def _status(services: Services) -> Json:
+    identity, cluster, model_agent_pid = services.identity, services.cluster, services.model_agent.pid
+    replicas = sorted((status for _, status in services.engine.replicas().values()), key=lambda status: status.id)
+    return {
+        "operator": {
+            "pid": identity.process.pid,
+            "url": identity.url,
+            "version": identity.version,
+            "started_at": identity.started_at.isoformat(),
+        },
+        "gateway": {"pid": services.gateway.pid, "url": identity.gateway_url},
+        "gateways": cluster.fleet.describe() if cluster else [],
+        "cluster": cluster and {"problem": cluster.placer.reason, "nodes": _nodes_up(services)},
+        "models": {"pid": model_agent_pid} if model_agent_pid else None,
+        "replicas": [process for status in replicas for process in status.describe_processes()],
+    }
+
+
+def _nodes_up(services: Services) -> list[str]:
+    links = services.cluster.engine.nodes if services.cluster else {}
+    return sorted(host for host, link in links.items() if link.is_up)

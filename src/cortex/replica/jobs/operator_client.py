@@ -22,12 +22,16 @@ from http.client import HTTPConnection, HTTPException
 
 from cortex.jobs.http import wire
 from cortex.jobs.spec import Assignment, ExchangeReply, StopSignal
-from cortex.replica.jobs.lease_sizer import LeaseSizer
 from cortex.replica.jobs.shared_state import SharedJobState
 from cortex.replica.jobs.unacknowledged_reports import ActiveLease, BatchOutcome, PendingReport, ReportQueue
 from cortex.replica.request_log import write_log
 from cortex.replica.spec import ReplicaSpec
 
+MAX_BATCHES = 512
+_LEASE_WORK_S = 0.25
+#: Maximum growth from one lease to the next, because the first batches may not be representative.
+_GROWTH = 16
+_WEIGHT = 0.5
 #: The main thread waits while more than this has not been acknowledged.
 MAX_WAITING_BYTES = 16 * 1024 * 1024
 _LEASE_BYTES = 1024 * 1024
@@ -484,3 +488,33 @@ class _OperatorHttpConnection(HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(_CONNECT_S)
         self.sock.connect(self._path)
+
+
+class LeaseSizer:
+    """Measures the speed of a job on this worker."""
+
+    def __init__(self) -> None:
+        self._batch_s: float | None = None
+        self._last = 1
+
+    def record(self, batches: int, seconds: float) -> None:
+        """Record how long a number of batches took."""
+        if batches:
+            newest = seconds / batches
+            self._batch_s = newest if self._batch_s is None else self._batch_s + _WEIGHT * (newest - self._batch_s)
+            self._last = batches
+
+    @property
+    def batches(self) -> int:
+        """Return the size of the next lease."""
+        if self._batch_s is None:
+            return 1
+        wanted = _LEASE_WORK_S / max(self._batch_s, 1e-9)
+        return int(max(1, min(wanted, MAX_BATCHES, self._last * _GROWTH)))
+
+    def is_quick(self, batches: int) -> bool:
+        """Return whether this many batches end soon, so that the next lease is fetched meanwhile.
+
+        An early lease of slow batches would withhold them from idle workers.
+        """
+        return self._batch_s is not None and self._batch_s * batches <= 2 * _LEASE_WORK_S

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import socket
 
-from cortex.processes.peer import peer_of
+from cortex.processes.sockets import peer_of
 
 
 def test_reports_the_process_at_the_other_end() -> None:
