@@ -1,4 +1,4 @@
-"""Count the words of a text: work that its caller need not wait for."""
+"""Count the words of a text asynchronously."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Train a small neural network on the digits of scikit-learn; write model.npz and unseen digits as pictures."""
+"""Train a small neural network on the digits of scikit-learn; write model.npz and images of unseen digits."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def main():
 
 
 def draw(pixels, path):
-    """Draw dark on light, as a scan would be, at a size that people can see."""
+    """Write an image with dark ink on light paper, enlarged so that people can recognize it."""
     ink = (255 - pixels.reshape(8, 8) * 255 / 16).astype(numpy.uint8)
     Image.fromarray(ink).resize((128, 128), Image.Resampling.NEAREST).save(path)
 

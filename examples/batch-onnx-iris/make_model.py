@@ -1,6 +1,6 @@
 """Train a random forest on the iris data; write it as version 1 of an ONNX model.
 
-Run as `make_model.py [DESTINATION]`: a folder, or an s3:// or gs:// URL; `models` beside this file if none is given.
+Run as `make_model.py [DESTINATION]`: a folder, or an s3:// or gs:// URL; by default `models` beside this file.
 """
 
 import sys
@@ -24,11 +24,11 @@ def main():
         target_opset={"": 17, "ai.onnx.ml": 3},
     )
     destination = sys.argv[1] if len(sys.argv) > 1 else str(Path(__file__).with_name("models"))
-    obstore.put(opened(destination), "1/model.onnx", exported.SerializeToString())
+    obstore.put(open_store(destination), "1/model.onnx", exported.SerializeToString())
     print(f"wrote {destination}/1/model.onnx")
 
 
-def opened(destination):
+def open_store(destination):
     """Open a folder or a bucket; credentials and endpoint come from variables such as AWS_ACCESS_KEY_ID."""
     if "://" in destination:
         return from_url(destination, client_options={"allow_http": True})

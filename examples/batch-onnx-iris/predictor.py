@@ -1,4 +1,4 @@
-"""Classify batches of iris flowers with an ONNX model that cortex loads; what is returned is kept by cortex."""
+"""Classify batches of iris flowers with an ONNX model that cortex loads; cortex keeps the return values."""
 
 FEATURES = ("sepal_length", "sepal_width", "petal_length", "petal_width")
 

@@ -1,4 +1,4 @@
-"""Add up numbers: a file per batch while the job runs, one for the whole job at its end."""
+"""Add numbers: one file per batch, and at the end of the job one file with the total."""
 
 import json
 from pathlib import Path
@@ -11,8 +11,8 @@ class PythonPredictor:
         self.parts.mkdir(parents=True, exist_ok=True)
 
     def predict(self, payload, batch_id):
-        # Workers share no memory, and a batch may be run a second time after a crash: a file by the batch's name is
-        # seen by all, and counts once.
+        # Workers share no memory, and a batch may run again after a crash: a file named after the batch is visible to
+        # all workers and counted once.
         (self.parts / f"{batch_id}.json").write_text(json.dumps(sum(payload)))
 
     def on_job_complete(self):

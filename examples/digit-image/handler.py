@@ -1,4 +1,4 @@
-"""Read a handwritten digit: the bytes of a picture in, the digit out."""
+"""Recognize a handwritten digit: image bytes in, JSON out."""
 
 import io
 
@@ -6,8 +6,8 @@ import numpy
 from PIL import Image, UnidentifiedImageError
 from starlette.responses import JSONResponse
 
-SIDE = 8  # the model was trained on pictures of 8 x 8 pixels
-INK = 16  # in which full ink is 16 and paper is 0
+SIDE = 8  # the model was trained on images of 8 x 8 pixels
+INK = 16  # in the training data, full ink is 16 and paper is 0
 
 
 class Handler:
@@ -20,7 +20,7 @@ class Handler:
         try:
             pixels = read_picture(payload)
         except (UnidentifiedImageError, TypeError):
-            return JSONResponse({"error": "send a picture, e.g. curl --data-binary @digit.png"}, status_code=400)
+            return JSONResponse({"error": "send an image, for example: curl --data-binary @digit.png"}, status_code=400)
         hidden = numpy.maximum(pixels @ self.hidden[0] + self.hidden[1], 0)
         scores = hidden @ self.output[0] + self.output[1]
         probabilities = numpy.exp(scores - scores.max())
@@ -29,7 +29,7 @@ class Handler:
 
 
 def read_picture(data):
-    """Scale to what the model knows; a picture of dark ink on light paper is inverted."""
+    """Scale an image to the size of the training data; invert dark ink on light paper."""
     picture = Image.open(io.BytesIO(data)).convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
     pixels = numpy.asarray(picture, dtype=numpy.float64).ravel() / 255
     return (1 - pixels if pixels.mean() > 0.5 else pixels) * INK

@@ -1,4 +1,4 @@
-"""Classify an iris flower by the four lengths that botanists measure."""
+"""Classify an iris flower by the lengths and widths of its sepals and petals."""
 
 import numpy
 

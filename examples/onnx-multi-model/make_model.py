@@ -1,6 +1,6 @@
-"""Train classifiers on three data sets; write them as ONNX models, that of irises in two versions.
+"""Train classifiers on three data sets; write them as ONNX models, the one for irises in two versions.
 
-Run as `make_model.py [DESTINATION]`: a folder, or an s3:// or gs:// URL; `models` beside this file if none is given.
+Run as `make_model.py [DESTINATION]`: a folder, or an s3:// or gs:// URL; by default `models` beside this file.
 """
 
 import sys
@@ -20,14 +20,14 @@ MODELS += [("cancer", 1, load_breast_cancer, 20)]
 
 def main():
     destination = sys.argv[1] if len(sys.argv) > 1 else str(Path(__file__).with_name("models"))
-    store = opened(destination)
+    store = open_store(destination)
     for name, version, load, trees in MODELS:
         key = f"{name}/{version}/model.onnx"
-        obstore.put(store, key, trained(load(), trees))
+        obstore.put(store, key, train(load(), trees))
         print(f"wrote {destination}/{key}")
 
 
-def trained(data, trees):
+def train(data, trees):
     model = RandomForestClassifier(n_estimators=trees, max_depth=4, random_state=0).fit(data.data, data.target)
     exported = to_onnx(
         model,
@@ -38,7 +38,7 @@ def trained(data, trees):
     return exported.SerializeToString()
 
 
-def opened(destination):
+def open_store(destination):
     """Open a folder or a bucket; credentials and endpoint come from variables such as AWS_ACCESS_KEY_ID."""
     if "://" in destination:
         return from_url(destination, client_options={"allow_http": True})

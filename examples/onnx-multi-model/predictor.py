@@ -1,4 +1,4 @@
-"""Classify with the model, and the version of it, that the query asks for."""
+"""Classify with the model and version in the query."""
 
 
 class ONNXPredictor:

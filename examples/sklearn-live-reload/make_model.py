@@ -1,7 +1,7 @@
 """Train a regression on the diabetes data of scikit-learn; publish it as the next version.
 
-Each version has seen 100 patients more than the one before. Run as `make_model.py [DESTINATION]`: a folder, or an
-s3:// or gs:// URL; /tmp/cortex-diabetes if none is given.
+Each version is trained on 100 more patients than the previous one. Run as `make_model.py [DESTINATION]`: a folder, or
+an s3:// or gs:// URL; by default /tmp/cortex-diabetes.
 """
 
 import io
@@ -16,7 +16,7 @@ from sklearn.linear_model import Ridge
 
 def main():
     destination = sys.argv[1] if len(sys.argv) > 1 else "/tmp/cortex-diabetes"
-    store = opened(destination)
+    store = open_store(destination)
     folders = obstore.list_with_delimiter(store)["common_prefixes"]
     version = max([int(name) for name in folders if name.isdecimal()], default=0) + 1
     data, target = load_diabetes(return_X_y=True)
@@ -28,7 +28,7 @@ def main():
     print(f"wrote {destination}/{version}/model.joblib")
 
 
-def opened(destination):
+def open_store(destination):
     """Open a folder or a bucket; credentials and endpoint come from variables such as AWS_ACCESS_KEY_ID."""
     if "://" in destination:
         return from_url(destination, client_options={"allow_http": True})

@@ -1,4 +1,4 @@
-"""Predict how diabetes progresses, with whichever version of the model is the newest."""
+"""Predict the progression of diabetes with the newest version of the model."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Say which files of a folder take most of its space."""
+"""List the largest files of a folder."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """Train a logistic regression on the iris data; write it as version 1 of a TensorFlow SavedModel.
 
-Run as `make_model.py [DESTINATION]`: a folder, or an s3:// or gs:// URL; `models` beside this file if none is given.
+Run as `make_model.py [DESTINATION]`: a folder, or an s3:// or gs:// URL; by default `models` beside this file.
 """
 
 import sys
@@ -29,7 +29,7 @@ def main():
     model = LogisticRegression(max_iter=1000).fit(iris.data, iris.target)
     classifier = Classifier(model.coef_.T, model.intercept_)
     destination = sys.argv[1] if len(sys.argv) > 1 else str(Path(__file__).with_name("models"))
-    store = opened(destination)
+    store = open_store(destination)
     with tempfile.TemporaryDirectory() as folder:
         tf.saved_model.save(classifier, folder, signatures=classifier.classify)
         for file in Path(folder).rglob("*"):
@@ -38,7 +38,7 @@ def main():
     print(f"wrote {destination}/1")
 
 
-def opened(destination):
+def open_store(destination):
     """Open a folder or a bucket; credentials and endpoint come from variables such as AWS_ACCESS_KEY_ID."""
     if "://" in destination:
         return from_url(destination, client_options={"allow_http": True})

@@ -1,4 +1,4 @@
-"""Continue a text word by word, and send each word as soon as it is known."""
+"""Continue a text, and send each word as soon as it is generated."""
 
 import asyncio
 import json
@@ -21,4 +21,4 @@ class Handler:
                 return
             text.append(chance.choice(choices))
             yield f"{text[-1]} "
-            await asyncio.sleep(self.pause_s)  # stands for the time that a large model takes for a word
+            await asyncio.sleep(self.pause_s)  # simulates the time that a large model needs per word
