@@ -1,4 +1,4 @@
-"""A home with a path short enough for unix sockets inside it."""
+"""Fixture: a home whose path is short enough for unix sockets."""
 
 from __future__ import annotations
 

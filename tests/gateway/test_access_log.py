@@ -1,4 +1,4 @@
-"""The access log: one line of JSON per request to an API that asks for it."""
+"""Access log: one JSON line per request to an API with `access_log`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.servers.upstream import Client, ask, backend, eventually, run, tabl
 
 
 async def lines(home: Home, number: int) -> list[dict[str, Any]]:
-    """Return the log once it has so many lines."""
+    """Wait until the log has `number` lines, and return them."""
 
     async def written() -> list[str]:
         found = (home.logs_dir / "access.log").read_text().splitlines()
@@ -29,7 +29,7 @@ async def lines(home: Home, number: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in found]
 
 
-def test_a_line_says_what_became_of_a_request(home: Home) -> None:
+def test_each_request_is_logged_with_its_outcome(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             iris = backend("iris", await w.server("a", 1), access_log=True, max_body_bytes=10)
@@ -63,7 +63,7 @@ def test_a_line_says_what_became_of_a_request(home: Home) -> None:
     run(scenario())
 
 
-def test_a_held_request_has_one_line_and_its_whole_time(home: Home) -> None:
+def test_a_held_request_is_logged_once_with_its_total_time(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", holds=True, access_log=True)))
@@ -82,7 +82,7 @@ def test_a_held_request_has_one_line_and_its_whole_time(home: Home) -> None:
     run(scenario())
 
 
-def test_a_path_can_not_break_its_line(home: Home) -> None:
+def test_special_characters_of_a_path_are_escaped(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a"), endpoint='/"\\%0a', access_log=True)))
@@ -92,7 +92,7 @@ def test_a_path_can_not_break_its_line(home: Home) -> None:
     run(scenario())
 
 
-def test_a_log_is_moved_aside_once_it_is_large(tmp_path: Path) -> None:
+def test_a_large_log_is_rotated(tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     with log.open("ab") as writer:
         for text in (b"one", b"two"):
@@ -106,7 +106,7 @@ def test_a_log_is_moved_aside_once_it_is_large(tmp_path: Path) -> None:
             assert (log.read_bytes(), (tmp_path / "access.log.1").read_bytes()) == (b"", text * 10 + b"!")
 
 
-def test_a_large_log_is_copied_beside_the_loop_that_all_else_runs_on(home: Home) -> None:
+def test_a_large_log_is_rotated_outside_the_event_loop(home: Home) -> None:
     copying: list[int] = []
 
     def hook(event: str, _: object) -> None:
@@ -118,7 +118,7 @@ def test_a_large_log_is_copied_beside_the_loop_that_all_else_runs_on(home: Home)
             await w.gateway.startup(table())
             with (home.logs_dir / "access.log").open("r+b") as log:
                 log.truncate(ACCESS_LOG_MAX_BYTES + 1)
-            sys.addaudithook(hook)  # for ever, but nobody looks at it afterwards
+            sys.addaudithook(hook)  # can't be removed, and has no effect afterwards
             await w.gateway.ensure_running()
             assert copying and threading.get_ident() not in copying
 

@@ -27,7 +27,7 @@ from cortex.gateway.addresses import host_of, is_address, is_path, numeric, serv
         ("", False),
     ],
 )
-def test_addresses_are_numeric(socket: str, valid: bool) -> None:
+def test_only_numeric_addresses_are_valid(socket: str, valid: bool) -> None:
     assert is_address(socket) is valid
 
 
@@ -48,16 +48,16 @@ def test_addresses_are_numeric(socket: str, valid: bool) -> None:
         ("", False),
     ],
 )
-def test_paths_are_such_as_haproxy_reads(path: str, valid: bool) -> None:
+def test_paths_with_characters_special_to_haproxy_are_invalid(path: str, valid: bool) -> None:
     assert is_path(path) is valid
 
 
-def test_hosts_are_compared_in_one_form() -> None:
+def test_numeric_hosts_have_one_canonical_form() -> None:
     assert host_of("10.0.0.1:80") == numeric("10.0.0.1")
     assert host_of("[::1]:80") == numeric("0:0:0:0:0:0:0:1") == "::1"
     assert numeric("localhost") is None
 
 
-def test_haproxy_is_told_the_family() -> None:
+def test_server_addresses_state_their_family() -> None:
     assert server_address("10.0.0.1:80") == "ipv4@10.0.0.1:80"
     assert server_address("[::1]:80") == "ipv6@[::1]:80"

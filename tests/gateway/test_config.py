@@ -1,4 +1,4 @@
-"""The configuration as text: what it says, and that nothing of a user's gets out of its place in it."""
+"""The configuration text: its contents, and no injection of directives by names and paths."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def section(config: str, title: str) -> list[str]:
     return [line.strip() for line in rest[: next((i for i, line in enumerate(rest) if line[:2] != "  "), len(rest))]]
 
 
-def test_a_backend_says_its_limits_and_servers() -> None:
+def test_a_backend_section_contains_limits_and_servers() -> None:
     lines = section(rendered(IRIS).config, "backend api:iris")
     assert "timeout queue 1500ms" in lines
     assert "timeout server 2500ms" in lines
@@ -44,13 +44,13 @@ def test_a_backend_says_its_limits_and_servers() -> None:
     assert "http-request set-var(txn.limit) nbsrv,mul(7) if { queue ge 7 }" in lines
 
 
-def test_the_script_is_that_of_the_start_whatever_is_installed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lua_script_is_read_once_at_import(monkeypatch: pytest.MonkeyPatch) -> None:
     before = rendered(IRIS)
     monkeypatch.setattr("importlib.resources.files", lambda package: Path("/nonexistent"))
     assert rendered(IRIS) == before
 
 
-def test_settings_reach_the_listener_and_the_time_outs() -> None:
+def test_settings_are_rendered_as_listener_and_timeouts() -> None:
     config = rendered(settings=GatewaySettings("::1", 81, 2, 50, 1.5, 2.5, 3.5, 4.5)).config
     assert "bind [::1]:81 proto h1" in section(config, "frontend gateway")
     assert {"nbthread 2", "maxconn 50"} <= set(section(config, "global"))
@@ -61,7 +61,7 @@ def test_settings_reach_the_listener_and_the_time_outs() -> None:
         body_timeout_s=2.5)).config, "backend api:iris")  # fmt: skip
 
 
-def test_an_endpoint_covers_its_slash_and_its_info() -> None:
+def test_an_endpoint_matches_with_trailing_slash_and_info() -> None:
     routes = rendered(IRIS, replace(IRIS, api="root", endpoint="/", servers=())).files[ROUTES_MAP].splitlines()
     assert {line for line in routes if line.endswith("api:iris")} == {
         "/iris api:iris", "/iris/ api:iris", "/iris/info api:iris"
@@ -69,7 +69,7 @@ def test_an_endpoint_covers_its_slash_and_its_info() -> None:
     assert {line for line in routes if line.endswith("api:root")} == {"/ api:root", "/info api:root"}
 
 
-def test_an_own_endpoint_goes_before_what_another_endpoint_or_the_gateway_implies() -> None:
+def test_an_own_endpoint_precedes_derived_and_built_in_paths() -> None:
     info = replace(IRIS, api="info", endpoint="/iris/info", servers=())
     live = replace(IRIS, api="live", endpoint="/livez", servers=())
     routes = dict(line.split() for line in rendered(IRIS, info, live).files[ROUTES_MAP].splitlines())
@@ -78,7 +78,7 @@ def test_an_own_endpoint_goes_before_what_another_endpoint_or_the_gateway_implie
     assert routes["/readyz"] == "cortex-health"
 
 
-def test_only_what_a_socket_command_cannot_change_changes_the_structure() -> None:
+def test_what_commands_can_change_does_not_change_the_structure() -> None:
     before = rendered(IRIS).structure
     server = replace(IRIS.servers[0], name="iris-2-0", capacity=9)
     assert rendered(replace(IRIS, servers=(server,), unavailable="another")).structure == before
@@ -89,7 +89,7 @@ def test_only_what_a_socket_command_cannot_change_changes_the_structure() -> Non
 
 
 @given(TROUBLE)
-def test_a_reason_is_one_line_of_its_map_and_plain_json(reason: str) -> None:
+def test_a_reason_is_one_line_of_its_map_and_valid_json(reason: str) -> None:
     result = rendered(replace(IRIS, unavailable=reason))
     assert result.config == rendered(IRIS).config
     assert re.fullmatch(r"api:iris [ -~]+\n", result.files[UNAVAILABLE_MAP])
@@ -99,7 +99,7 @@ def test_a_reason_is_one_line_of_its_map_and_plain_json(reason: str) -> None:
 
 
 @given(TROUBLE)
-def test_an_endpoint_is_one_key_or_is_refused(endpoint: str) -> None:
+def test_an_endpoint_is_one_key_of_the_map_or_is_refused(endpoint: str) -> None:
     try:
         result = rendered(replace(IRIS, endpoint="/" + endpoint))
     except GatewayError:
@@ -112,7 +112,7 @@ def test_an_endpoint_is_one_key_or_is_refused(endpoint: str) -> None:
 
 
 @given(TROUBLE, st.sampled_from(["api", "name", "socket", "host"]))
-def test_names_and_paths_add_no_line_and_end_no_quote(value: str, place: str) -> None:
+def test_names_and_paths_can_not_inject_directives(value: str, place: str) -> None:
     backend, settings = IRIS, GatewaySettings()
     if place == "api":
         backend = replace(IRIS, api=value)

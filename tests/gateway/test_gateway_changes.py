@@ -1,4 +1,4 @@
-"""Servers and APIs come and go behind the gateway, and callers notice nothing."""
+"""Servers and APIs are added and removed without failed requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cortex.home import Home
 from harness.servers.upstream import Client, Load, ask, backend, eventually, run, table, world
 
 
-def test_servers_come_and_go_under_load_without_a_failed_request(home: Home) -> None:
+def test_servers_are_added_and_removed_under_load_without_a_failed_request(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("r0"))))
@@ -51,7 +51,7 @@ def test_a_server_with_a_request_inside_is_drained_only_after_it(home: Home) -> 
             await w.gateway.apply(table(backend("iris", new)))
             assert await w.gateway.drained({"old"}) == set()
             assert (await ask(w.port, "/iris")).json()["server"] == "new"
-            await w.gateway.apply(table(backend("iris", new, old)))  # called back while it drains
+            await w.gateway.apply(table(backend("iris", new, old)))  # added again while it drains
             assert await w.gateway.drained({"old"}) == set()
             await w.gateway.apply(table(backend("iris", new)))
             assert (await inside).status == 200
@@ -78,7 +78,7 @@ def test_capacity_changes_at_once(home: Home) -> None:
     run(scenario())
 
 
-def test_new_apis_come_by_reload_under_load_without_a_failed_request(home: Home) -> None:
+def test_new_apis_cause_reloads_under_load_without_a_failed_request(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             iris = backend("iris", await w.server("a"))

@@ -1,4 +1,4 @@
-"""Streams and slow clients at the gateway: what they hold, and what they do not."""
+"""Streamed responses and slow clients at the gateway."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cortex.home import Home
 from harness.servers.upstream import Client, ask, backend, eventually, run, table, world
 
 
-def test_each_chunk_of_a_streaming_answer_is_passed_on_at_once(home: Home) -> None:
+def test_each_chunk_of_a_streamed_response_is_forwarded_at_once(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a"))))
@@ -33,7 +33,7 @@ def test_each_chunk_of_a_streaming_answer_is_passed_on_at_once(home: Home) -> No
     run(scenario())
 
 
-def test_a_chunked_body_is_passed_on_and_a_waiting_client_is_told_to_continue(home: Home) -> None:
+def test_a_chunked_body_with_expect_continue_is_forwarded(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a"))))
@@ -49,7 +49,7 @@ def test_a_chunked_body_is_passed_on_and_a_waiting_client_is_told_to_continue(ho
     run(scenario())
 
 
-def test_slow_uploads_hold_no_replica(home: Home) -> None:
+def test_slow_uploads_occupy_no_replica(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a", 1))))
@@ -69,7 +69,7 @@ def test_slow_uploads_hold_no_replica(home: Home) -> None:
     run(scenario())
 
 
-def test_the_memory_of_a_flood_of_slow_uploads_is_given_back(home: Home) -> None:
+def test_memory_is_freed_after_many_slow_uploads(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a"))))
@@ -103,7 +103,7 @@ def test_the_memory_of_a_flood_of_slow_uploads_is_given_back(home: Home) -> None
     run(scenario())
 
 
-def test_slow_readers_hold_no_replica(home: Home) -> None:
+def test_slow_readers_occupy_no_replica(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a", 1))))
@@ -128,7 +128,7 @@ def test_slow_readers_hold_no_replica(home: Home) -> None:
     run(scenario())
 
 
-def test_dribbled_headers_end_with_a_408(home: Home) -> None:
+def test_slow_headers_are_refused_with_408(home: Home) -> None:
     async def scenario() -> None:
         async with world(home, header_timeout_s=0.3) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a"))))
@@ -140,7 +140,7 @@ def test_dribbled_headers_end_with_a_408(home: Home) -> None:
     run(scenario())
 
 
-def test_a_call_longer_than_the_clients_time_out_is_answered(home: Home) -> None:
+def test_a_call_may_take_longer_than_the_client_timeout(home: Home) -> None:
     async def scenario() -> None:
         async with world(home, client_timeout_s=0.3) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a"))))

@@ -1,4 +1,4 @@
-"""The gateway's processes: adopted, killed, hung, and out of means."""
+"""Adoption and recovery of the gateway's processes: killed, hung, out of descriptors or disk space."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_second_operator_adopts_the_running_gateway(home: Home) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "{}"])
-def test_a_gateway_whose_starter_was_killed_before_it_wrote_who_it_is_is_adopted(home: Home, text: str | None) -> None:
+def test_a_gateway_without_identity_file_is_adopted(home: Home, text: str | None) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table())
@@ -59,7 +59,7 @@ def test_a_gateway_whose_starter_was_killed_before_it_wrote_who_it_is_is_adopted
     run(scenario())
 
 
-def test_a_gateway_is_the_same_and_counts_nothing_twice_when_the_clock_of_the_machine_is_set(home: Home) -> None:
+def test_a_change_of_the_clock_affects_neither_adoption_nor_totals(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             first = table(backend("iris", await w.server("a")))
@@ -67,7 +67,7 @@ def test_a_gateway_is_the_same_and_counts_nothing_twice_when_the_clock_of_the_ma
             assert (await ask(w.port, "/iris")).status == 200
             assert (await w.gateway.stats())["iris"].responses[2] == 1
             await w.gateway.shutdown()
-            # The same as setting the clock, as that moves what is computed from it.
+            # Equivalent to a change of the clock, from which this time is computed.
             files = [file for file in (home.run_dir / "gateway").iterdir() if "created_at" in file.read_text()]
             assert len(files) == 2
             for file in files:
@@ -81,7 +81,7 @@ def test_a_gateway_is_the_same_and_counts_nothing_twice_when_the_clock_of_the_ma
     run(scenario())
 
 
-def test_a_gateway_of_an_older_version_is_adopted_and_then_outlasts_the_clock(home: Home) -> None:
+def test_the_identity_file_of_an_older_version_is_upgraded(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table())
@@ -98,7 +98,7 @@ def test_a_gateway_of_an_older_version_is_adopted_and_then_outlasts_the_clock(ho
     run(scenario())
 
 
-def test_no_gateway_is_left_of_a_test_that_fails_after_a_second_was_started(home: Home) -> None:
+def test_a_failing_test_leaves_no_gateway_behind(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table())
@@ -115,7 +115,7 @@ def test_no_gateway_is_left_of_a_test_that_fails_after_a_second_was_started(home
     assert not any(socket_file in argument for command in commands for argument in command)
 
 
-def test_an_identity_of_another_process_is_not_adopted(home: Home) -> None:
+def test_another_process_with_the_same_pid_is_not_adopted(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             folder = home.run_dir / "gateway"
@@ -130,7 +130,7 @@ def test_an_identity_of_another_process_is_not_adopted(home: Home) -> None:
 
 
 @pytest.mark.parametrize("victim", ["master", "worker"])
-def test_a_killed_gateway_is_back_at_once(home: Home, victim: str) -> None:
+def test_a_killed_gateway_is_restarted_at_once(home: Home, victim: str) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a"))))
@@ -151,7 +151,7 @@ def test_a_killed_gateway_is_back_at_once(home: Home, victim: str) -> None:
     run(scenario())
 
 
-def test_a_gateway_killed_while_nobody_watched_is_started_with_the_table(home: Home) -> None:
+def test_apply_starts_a_gateway_that_died_unwatched(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table())
@@ -182,7 +182,7 @@ def test_a_hung_worker_is_replaced(home: Home) -> None:
     run(scenario())
 
 
-def test_a_lack_of_our_own_descriptors_is_not_taken_for_a_hung_gateway(home: Home) -> None:
+def test_exhausted_descriptors_of_the_operator_do_not_restart_the_gateway(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a"))))
@@ -202,7 +202,7 @@ def test_a_lack_of_our_own_descriptors_is_not_taken_for_a_hung_gateway(home: Hom
     run(scenario())
 
 
-def test_a_full_disk_stops_reloads_with_a_clear_error_and_no_change_of_servers(home: Home) -> None:
+def test_a_full_disk_prevents_reloads_but_not_changes_of_servers(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a"))))
@@ -224,7 +224,7 @@ def test_a_full_disk_stops_reloads_with_a_clear_error_and_no_change_of_servers(h
     run(scenario())
 
 
-def test_a_taken_port_is_named_with_its_owner_and_the_flag_to_change(home: Home) -> None:
+def test_the_error_for_a_port_in_use_names_the_owner_and_the_flag(home: Home) -> None:
     async def scenario() -> None:
         with socket.socket() as owner:
             owner.bind(("127.0.0.1", 0))
@@ -241,7 +241,7 @@ def test_a_taken_port_is_named_with_its_owner_and_the_flag_to_change(home: Home)
     run(scenario())
 
 
-def test_private_files_are_private_and_stop_leaves_no_process(home: Home) -> None:
+def test_files_are_private_and_stop_ends_all_processes(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a"))))

@@ -1,4 +1,4 @@
-"""HTTPS at the gateway: what it speaks, and that a new certificate costs nobody a request."""
+"""HTTPS at the gateway: protocols, and the replacement of a certificate."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def shown(w: World) -> bytes | None:
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
-def test_only_https_from_tls_1_2_on_is_spoken(home: Home, tmp_path: Path) -> None:
+def test_only_https_with_tls_1_2_or_later_is_accepted(home: Home, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(home, certificate=loaded(tmp_path, "a").pem) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a"))))
@@ -69,7 +69,7 @@ def test_only_https_from_tls_1_2_on_is_spoken(home: Home, tmp_path: Path) -> Non
             with pytest.raises((OSError, asyncio.IncompleteReadError)):
                 await ask(w.port, "/iris")
             old = context()
-            old.set_ciphers("DEFAULT@SECLEVEL=0")  # else it would not ask for less than TLS 1.2
+            old.set_ciphers("DEFAULT@SECLEVEL=0")  # otherwise OpenSSL offers TLS 1.2 or later only
             old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
             with pytest.raises(OSError):
                 await SecureClient(w.port, old).connect()
@@ -79,7 +79,7 @@ def test_only_https_from_tls_1_2_on_is_spoken(home: Home, tmp_path: Path) -> Non
     run(scenario())
 
 
-def test_a_new_certificate_is_served_while_requests_go_on(home: Home, tmp_path: Path) -> None:
+def test_a_new_certificate_interrupts_no_request(home: Home, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(home, certificate=loaded(tmp_path, "a").pem) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a"))))

@@ -1,4 +1,4 @@
-"""The gateway with a real HAProxy: what callers get."""
+"""Responses of the gateway with a real HAProxy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_requests_reach_the_server_of_their_path(home: Home) -> None:
         "/iris;x",
     ],
 )
-def test_any_other_path_is_a_404_in_json(home: Home, target: str) -> None:
+def test_other_paths_are_refused_with_404(home: Home, target: str) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a"))))
@@ -61,7 +61,7 @@ def test_any_other_path_is_a_404_in_json(home: Home, target: str) -> None:
     run(scenario())
 
 
-def test_every_answer_has_a_request_id_that_the_replica_was_given_too(home: Home) -> None:
+def test_every_response_has_the_request_id_that_the_replica_received(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a")), backend("none")))
@@ -81,7 +81,7 @@ def test_every_answer_has_a_request_id_that_the_replica_was_given_too(home: Home
     run(scenario())
 
 
-def test_health_and_preflight_are_answered_by_the_gateway_itself(home: Home) -> None:
+def test_the_gateway_answers_health_checks_and_preflight_requests(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("own", await w.server("a"), endpoint="/readyz")))
@@ -95,7 +95,7 @@ def test_health_and_preflight_are_answered_by_the_gateway_itself(home: Home) -> 
     run(scenario())
 
 
-def test_a_body_over_the_limit_is_refused_before_it_is_sent(home: Home) -> None:
+def test_a_body_over_the_limit_is_refused_before_it_is_received(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a"), max_body_bytes=1000)))
@@ -120,7 +120,7 @@ def test_oversized_headers_are_refused(home: Home) -> None:
     run(scenario())
 
 
-def test_503_without_a_replica_says_why_in_the_users_words(home: Home) -> None:
+def test_503_without_a_replica_contains_the_reason(home: Home) -> None:
     reasons = ["starting", 'ValueError: "x" \\ %[pid] # é\n  next; line', "", "\\\\ '$HOME' \x7f <<\n"]
 
     async def scenario() -> None:
@@ -139,7 +139,7 @@ def test_503_without_a_replica_says_why_in_the_users_words(home: Home) -> None:
 
 
 @pytest.mark.parametrize("max_queue", [0, 1, 3])
-def test_a_full_queue_is_a_503(home: Home, max_queue: int) -> None:
+def test_requests_beyond_the_queue_limit_are_refused_with_503(home: Home, max_queue: int) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             servers = [await w.server("a", 2), await w.server("b", 2)]
@@ -162,7 +162,7 @@ def test_a_full_queue_is_a_503(home: Home, max_queue: int) -> None:
     run(scenario())
 
 
-def test_time_outs_in_the_queue_and_in_the_replica_are_504(home: Home) -> None:
+def test_timeouts_in_the_queue_and_in_the_replica_are_504(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a", 1), timeout_s=0.5)))
@@ -181,7 +181,7 @@ def test_time_outs_in_the_queue_and_in_the_replica_are_504(home: Home) -> None:
     run(scenario())
 
 
-def test_a_replica_that_hangs_up_is_a_502_and_is_not_asked_again(home: Home) -> None:
+def test_a_closed_connection_of_the_replica_is_a_502_without_a_retry(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a"), await w.server("b"))))
@@ -193,7 +193,7 @@ def test_a_replica_that_hangs_up_is_a_502_and_is_not_asked_again(home: Home) -> 
     run(scenario())
 
 
-def test_a_server_that_refuses_connections_costs_no_request(home: Home) -> None:
+def test_refused_connections_are_retried_at_another_server(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             servers = [await w.server("a"), await w.server("b")]
@@ -207,7 +207,7 @@ def test_a_server_that_refuses_connections_costs_no_request(home: Home) -> None:
     run(scenario())
 
 
-def test_a_caller_that_hangs_up_while_queued_is_dropped_and_one_inside_is_cancelled(home: Home) -> None:
+def test_requests_of_disconnected_clients_leave_queue_and_replica(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", await w.server("a", 1))))

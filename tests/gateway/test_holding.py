@@ -1,4 +1,4 @@
-"""Requests for an API without a replica wait in the gateway for one, and are lost to nothing meanwhile."""
+"""Requests for an API without a replica are held in the gateway until it has one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from harness.servers.upstream import Client, World, ask, backend, eventually, ru
 
 
 async def waiting(w: World, number: int) -> None:
-    """Return once so many requests are in the API `iris`."""
+    """Wait until the API `iris` has `number` requests."""
 
     async def reached() -> bool:
         try:
             return (await w.gateway.stats())["iris"].requests == number
-        except Unresponsive:  # it has a thousand connections to take first
+        except Unresponsive:  # it accepts a thousand connections first
             return False
 
     await eventually(reached)
@@ -45,7 +45,7 @@ def test_a_thousand_requests_at_once_wait_for_the_first_replica(home: Home) -> N
     run(scenario())
 
 
-def test_a_held_request_keeps_its_id_and_its_headers_and_shows_no_other(home: Home) -> None:
+def test_a_held_request_keeps_its_id_and_headers(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             cold = backend("iris", holds=True)
@@ -63,7 +63,7 @@ def test_a_held_request_keeps_its_id_and_its_headers_and_shows_no_other(home: Ho
     run(scenario())
 
 
-def test_a_held_request_outlives_a_reload(home: Home) -> None:
+def test_a_held_request_survives_reloads(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             cold = backend("iris", holds=True)
@@ -81,7 +81,7 @@ def test_a_held_request_outlives_a_reload(home: Home) -> None:
     run(scenario())
 
 
-def test_a_request_that_no_replica_came_for_is_a_504_with_the_reason(home: Home) -> None:
+def test_a_held_request_times_out_with_504_and_the_reason(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(backend("iris", holds=True, timeout_s=0.3)))
@@ -95,7 +95,7 @@ def test_a_request_that_no_replica_came_for_is_a_504_with_the_reason(home: Home)
     run(scenario())
 
 
-def test_held_requests_are_refused_once_the_api_holds_no_more(home: Home) -> None:
+def test_held_requests_are_refused_when_the_api_stops_holding(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             cold = backend("iris", holds=True)
@@ -113,7 +113,7 @@ def test_held_requests_are_refused_once_the_api_holds_no_more(home: Home) -> Non
 
 
 @pytest.mark.parametrize("body", [b"", b"x", b"x" * 500_000])
-def test_clients_that_hang_up_while_they_wait_count_once_and_harm_nobody(home: Home, body: bytes) -> None:
+def test_held_requests_of_disconnected_clients_count_once(home: Home, body: bytes) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             cold = backend("iris", holds=True)
@@ -135,7 +135,7 @@ def test_clients_that_hang_up_while_they_wait_count_once_and_harm_nobody(home: H
     run(scenario())
 
 
-def test_no_more_are_held_than_the_limit(home: Home) -> None:
+def test_requests_beyond_the_limit_of_held_ones_are_refused(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             cold = backend("iris", holds=True)
@@ -150,7 +150,7 @@ def test_no_more_are_held_than_the_limit(home: Home) -> None:
     run(scenario())
 
 
-def test_a_replica_that_leaves_and_another_that_comes_lose_nothing(home: Home) -> None:
+def test_no_held_request_is_lost_while_replicas_are_replaced(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             cold = backend("iris", holds=True, max_queue=0)

@@ -1,4 +1,4 @@
-"""APIs of jobs at the gateway: everything below their endpoint goes to the operator, whatever its size."""
+"""APIs that run jobs: the gateway sends all requests below their endpoint to the operator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def jobs(home: Home, name: str = "sum", **settings: object) -> ApiBackend:
 
 
 async def started(w: World, *others: ApiBackend, **settings: object) -> None:
-    """Start a gateway for a batch API, with an operator that echoes."""
+    """Start a gateway for a batch API, with an echo server in place of the operator."""
     await w.server("jobs")
     await w.gateway.startup(table(jobs(w.home, **settings), *others))
 
@@ -43,7 +43,7 @@ async def started(w: World, *others: ApiBackend, **settings: object) -> None:
         ("/", f"/{JOB}", JOB),
     ],
 )
-def test_the_operator_is_told_the_api_and_the_job_of_the_path(
+def test_the_operator_receives_the_api_and_job_of_the_path(
     home: Home, endpoint: str, path: str, job: str | None
 ) -> None:
     async def scenario() -> None:
@@ -59,7 +59,7 @@ def test_the_operator_is_told_the_api_and_the_job_of_the_path(
     run(scenario())
 
 
-def test_an_own_endpoint_goes_before_the_path_of_a_job(home: Home) -> None:
+def test_an_own_endpoint_precedes_the_path_of_a_job(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await started(w, backend("inner", await w.server("a"), endpoint="/sum/inner"))
@@ -71,7 +71,7 @@ def test_an_own_endpoint_goes_before_the_path_of_a_job(home: Home) -> None:
 
 
 @pytest.mark.parametrize("path", ["/sum/x/y", "/sum//", "/summary", "/inner/x"])
-def test_what_is_neither_endpoint_nor_job_is_nobodys(home: Home, path: str) -> None:
+def test_paths_that_are_neither_endpoint_nor_job_are_404(home: Home, path: str) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await started(w, backend("inner", await w.server("a")))
@@ -81,7 +81,7 @@ def test_what_is_neither_endpoint_nor_job_is_nobodys(home: Home, path: str) -> N
     run(scenario())
 
 
-def test_a_body_larger_than_the_buffers_streams_through(home: Home) -> None:
+def test_a_body_larger_than_the_buffers_is_streamed(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await started(w, max_body_bytes=1000)
@@ -104,7 +104,7 @@ def test_a_body_larger_than_the_buffers_streams_through(home: Home) -> None:
     run(scenario())
 
 
-def test_without_an_operator_callers_are_told_so(home: Home) -> None:
+def test_without_an_operator_requests_are_refused_with_503(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await w.gateway.startup(table(jobs(home), backend("iris", await w.server("a"))))
@@ -119,9 +119,7 @@ def test_without_an_operator_callers_are_told_so(home: Home) -> None:
     run(scenario())
 
 
-def test_who_finds_too_many_requests_open_is_told_so_and_not_that_the_operator_is_away(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_open_requests_have_an_error_of_their_own(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cortex.gateway.backends._JOBS_CONNECTIONS", 2)
     monkeypatch.setattr("cortex.gateway.backends._JOBS_QUEUE_S", 0.2)
 
@@ -146,7 +144,7 @@ def test_who_finds_too_many_requests_open_is_told_so_and_not_that_the_operator_i
     run(scenario())
 
 
-def test_an_operator_that_comes_back_is_used_at_once_without_a_reload(home: Home) -> None:
+def test_a_restarted_operator_is_used_at_once_without_a_reload(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await started(w)
@@ -161,7 +159,7 @@ def test_an_operator_that_comes_back_is_used_at_once_without_a_reload(home: Home
     run(scenario())
 
 
-def test_an_operator_that_ends_before_it_answers_leaves_it_open_what_became_of_it(home: Home) -> None:
+def test_an_operator_that_stops_before_its_response_is_a_502(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await started(w)
@@ -172,7 +170,7 @@ def test_an_operator_that_ends_before_it_answers_leaves_it_open_what_became_of_i
     run(scenario())
 
 
-def test_adding_and_removing_an_api_of_jobs_leaves_others_alone(home: Home) -> None:
+def test_adding_and_removing_a_batch_api_does_not_affect_others(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             iris = backend("iris", await w.server("a"))
@@ -192,7 +190,7 @@ def test_adding_and_removing_an_api_of_jobs_leaves_others_alone(home: Home) -> N
     run(scenario())
 
 
-def test_a_caller_that_vanishes_in_an_upload_is_told_to_the_operator(home: Home) -> None:
+def test_the_operator_notices_an_aborted_upload(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await started(w)
@@ -216,7 +214,7 @@ def test_a_caller_that_vanishes_in_an_upload_is_told_to_the_operator(home: Home)
 
 
 @pytest.mark.parametrize("path", ["relative", "/with'quote", "/line\nbreak", "/" + "x" * 200, "/$HOME"])
-def test_a_socket_path_that_is_not_plain_is_refused(path: str) -> None:
+def test_a_socket_path_with_special_characters_is_refused(path: str) -> None:
     made = ApiBackend("sum", "/sum", 1, 1, 1, "", jobs_socket=path)
     with pytest.raises(GatewayError, match="socket path"):
         render(
@@ -224,6 +222,6 @@ def test_a_socket_path_that_is_not_plain_is_refused(path: str) -> None:
         )
 
 
-def test_a_table_without_jobs_looks_up_no_paths_of_jobs(tmp_path: Path) -> None:
+def test_a_table_without_batch_apis_has_no_rule_for_jobs(tmp_path: Path) -> None:
     sockets = GatewaySockets(str(tmp_path / "g"), str(tmp_path / "s"), str(tmp_path / "i"))
     assert "jobs.map" not in render(RoutingTable((backend("iris"),)), GatewaySettings(), sockets).config

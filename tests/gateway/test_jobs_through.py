@@ -1,4 +1,4 @@
-"""Submissions through a real gateway to the real application of the jobs socket."""
+"""Submissions through a real gateway to the real application behind the jobs socket."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUBMISSION = json.dumps({"workers": 1, "item_list": {"items": [1, 2, 3], "batch_
 
 
 def through(home: Home, test: Callable[[JobsServer, int], None]) -> None:
-    """Run a test, in a thread, with a port that leads to the application."""
+    """Run a test in a thread, with the gateway's port."""
 
     async def scenario(server: JobsServer) -> None:
         async with world(home) as w:
@@ -34,7 +34,7 @@ def through(home: Home, test: Callable[[JobsServer, int], None]) -> None:
 
 
 def curl(port: int, target: str, *options: str | Path, stdin: bytes = b"") -> tuple[int, str, dict[str, str]]:
-    """Return status, body and headers of what an ordinary client gets."""
+    """Return status, body and headers of a response to curl."""
     command = ["curl", "-sS", "--max-time", "30", "-D", "/dev/stderr", *options, f"http://127.0.0.1:{port}{target}"]
     done = subprocess.run(list(map(os.fspath, command)), input=stdin, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -43,7 +43,7 @@ def curl(port: int, target: str, *options: str | Path, stdin: bytes = b"") -> tu
     return int(head[0].split()[1]), done.stdout.decode(), headers
 
 
-def test_a_job_is_submitted_seen_and_stopped(home: Home) -> None:
+def test_a_job_is_submitted_queried_and_stopped(home: Home) -> None:
     def test(server: JobsServer, port: int) -> None:
         status, body, headers = curl(port, "/sum", "-d", SUBMISSION)
         assert status == 200
@@ -76,7 +76,7 @@ def test_a_file_of_lines_is_uploaded(home: Home, tmp_path: Path, options: tuple[
 
 
 @pytest.mark.parametrize("options", [(), ("-H", "expect:"), ("-H", "expect:", "-H", "transfer-encoding: chunked")])
-def test_what_is_refused_before_its_end_is_told_why(home: Home, tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_an_upload_refused_before_its_end_gets_the_reason(home: Home, tmp_path: Path, options: tuple[str, ...]) -> None:
     large = tmp_path / "large"
     large.write_bytes(b"{" + b" " * 20_000_000 + b"\n")
 

@@ -1,4 +1,4 @@
-"""API keys in a real HAProxy: who gets in, who is refused how, and what becomes of the key."""
+"""API keys in a real HAProxy: accepted and refused callers, changes of keys, and secrecy of keys."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def requests_4xx(w: World, api: str) -> int:
     ],
     ids=["bearer", "lower case", "header", "for all APIs", "header first"],
 )  # fmt: skip
-def test_a_key_opens_its_api_and_goes_no_further(home: Home, headers: dict[str, str]) -> None:
+def test_a_valid_key_is_accepted_and_not_forwarded(home: Home, headers: dict[str, str]) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await started(w)
@@ -78,7 +78,7 @@ def test_a_key_opens_its_api_and_goes_no_further(home: Home, headers: dict[str, 
     ],
     ids=["none", "basic", "longer", "empty", "hash", "two", "header first", "other API"],
 )
-def test_others_are_refused_before_their_body_is_in(
+def test_callers_without_a_valid_key_are_refused_before_their_body_is_received(
     home: Home, headers: dict[str, str], expected: int, said: str
 ) -> None:
     async def scenario() -> None:
@@ -107,7 +107,7 @@ def test_others_are_refused_before_their_body_is_in(
     run(scenario())
 
 
-def test_keys_come_and_go_in_every_worker_without_a_reload(home: Home) -> None:
+def test_keys_are_added_and_revoked_in_every_worker_without_a_reload(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             made = await started(w)
@@ -121,7 +121,7 @@ def test_keys_come_and_go_in_every_worker_without_a_reload(home: Home) -> None:
             assert [await status(w, text) for text in (new, ONE, EVERY)] == [401, 401, 401]
             await w.gateway.apply(made)
             assert await runtime.workers() == workers
-            idle = Client(w.port)  # which keeps the old worker
+            idle = Client(w.port)  # keeps the old worker alive
             assert (await idle.get("/iris", **{"x-api-key": ONE})).status == 200
             await w.gateway.apply(replace(made, backends=(*made.backends, backend("new", await w.server("b")))))
             after = await runtime.workers()
@@ -135,7 +135,7 @@ def test_keys_come_and_go_in_every_worker_without_a_reload(home: Home) -> None:
     run(scenario())
 
 
-def test_keys_hold_after_a_restart_of_the_gateway_and_of_the_operator(home: Home) -> None:
+def test_keys_are_valid_after_restarts_of_gateway_and_operator(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             made = await started(w)
@@ -159,7 +159,7 @@ def test_keys_hold_after_a_restart_of_the_gateway_and_of_the_operator(home: Home
     run(scenario())
 
 
-def test_an_api_that_has_no_replica_holds_only_callers_with_a_key(home: Home) -> None:
+def test_only_requests_with_a_key_are_held(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             held = backend("iris", needs_key=True, holds=True)
@@ -173,7 +173,7 @@ def test_an_api_that_has_no_replica_holds_only_callers_with_a_key(home: Home) ->
 
             await eventually(is_held)
             await w.gateway.apply(replace(made, backends=(replace(held, servers=(await w.server("a"),)),), keys=()))
-            answer = await waiting  # who was let in stays in
+            answer = await waiting  # a held request is not checked again
             assert (answer.status, "authorization" in answer.json()["headers"]) == (200, False)
             assert (await w.gateway.stats())["iris"].responses[4] == 1
 
@@ -181,7 +181,7 @@ def test_an_api_that_has_no_replica_holds_only_callers_with_a_key(home: Home) ->
 
 
 @pytest.mark.parametrize(("own", "behind"), [(True, False), (False, True), (True, True)])
-def test_a_splitter_asks_once_for_itself_and_for_what_is_behind_it(home: Home, own: bool, behind: bool) -> None:
+def test_a_splitter_checks_the_key_once_for_itself_and_its_apis(home: Home, own: bool, behind: bool) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             apis = (backend("a", await w.server("a"), needs_key=behind), backend("s", await w.server("s")))
@@ -208,7 +208,7 @@ def test_a_splitter_asks_once_for_itself_and_for_what_is_behind_it(home: Home, o
     run(scenario())
 
 
-def test_apis_that_run_jobs_answer_in_their_own_form(home: Home) -> None:
+def test_batch_apis_refuse_keys_in_their_own_error_format(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             server = await w.server("operator")
@@ -226,7 +226,7 @@ def test_apis_that_run_jobs_answer_in_their_own_form(home: Home) -> None:
     run(scenario())
 
 
-def test_the_access_log_names_the_key_and_never_shows_it(home: Home) -> None:
+def test_the_access_log_contains_the_id_of_the_key_and_not_the_key(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await started(w, backend("open", await w.server("b"), access_log=True), access_log=True)
@@ -248,7 +248,7 @@ def test_the_access_log_names_the_key_and_never_shows_it(home: Home) -> None:
     run(scenario())
 
 
-def test_only_hashes_are_compared_and_open_apis_have_no_rule_more() -> None:
+def test_only_hashes_are_looked_up_and_open_apis_have_no_rules() -> None:
     sockets = GatewaySockets("/s/a", "/s/b", "/s/c")
     plain, keyed = backend("plain"), backend("keyed", needs_key=True)
     split = Split("ab", "/ab", (Share("keyed", 100),))
@@ -256,7 +256,7 @@ def test_only_hashes_are_compared_and_open_apis_have_no_rule_more() -> None:
     checks = [line for line in config.splitlines() if "key" in line and "http-request" in line]
     raw = [line for line in checks if "x-api-key" in line or "http_auth" in line]
     assert raw and not any("map(" in line or "-m str" in line.partition(" if ")[0] for line in raw)
-    # After the key is taken, whatever the conditions, it is hashed before it is looked up.
+    # Under any conditions, the key is hashed before it is looked up.
     for index, line in enumerate(checks):
         if "http_auth_bearer" in line:
             assert "sha2(256),hex" in checks[index + 1] and KEYS_MAP in checks[index + 2]

@@ -1,4 +1,4 @@
-"""Reading HAProxy's words, and deciding what to tell it."""
+"""Parsers of HAProxy's output, and the choice of commands."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DELETE = ["set server api:a/s state drain", "set server api:a/s state maint", "d
         (None, None, []),
     ],
 )
-def test_a_server_gets_from_what_is_to_what_should_be(
+def test_commands_bring_a_server_to_its_wanted_state(
     observed: ServerState | None, wanted: WantedServer | None, commands: list[str]
 ) -> None:
     state = {"api:a": BackendState(servers={"s": observed} if observed else {})}
@@ -53,7 +53,7 @@ def test_a_server_gets_from_what_is_to_what_should_be(
     assert has_others(state, want, "api:") == (observed is not None and wanted is None)
 
 
-def test_backends_that_are_not_of_an_api_are_left_alone() -> None:
+def test_backends_without_the_prefix_are_not_changed() -> None:
     state = {"cortex-successor": BackendState(servers={"successor": IDLE})}
     assert server_commands(state, {"api:new": {"s": WANTED}}, "api:") == []
 
@@ -77,7 +77,7 @@ def test_a_worker_without_the_server_never_uses_it() -> None:
     assert not may_use(False, {"api:a": BackendState(requests=5)}, "s")
 
 
-def test_workers_are_told_from_the_master_and_from_old_ones() -> None:
+def test_current_and_old_workers_are_parsed() -> None:
     text = (
         "#<PID>          <type>          <reloads>       <uptime>        <version>      \n"
         "10              master          2 [failed: 0]   0d00h08m35s     2.8.25-5cf5d0683\n"
@@ -89,7 +89,7 @@ def test_workers_are_told_from_the_master_and_from_old_ones() -> None:
     assert parse_workers("") == HaproxyWorkers(None, ())
 
 
-def test_stat_is_read_by_the_names_of_its_columns() -> None:
+def test_statistics_are_parsed_by_column_name() -> None:
     text = (
         "# pxname,svname,qcur,scur,slim,status,stot,hrsp_1xx,hrsp_2xx,hrsp_3xx,hrsp_4xx,hrsp_5xx,hrsp_other,"
         "qtime,ctime,rtime,\n"
@@ -108,9 +108,9 @@ def test_stat_is_read_by_the_names_of_its_columns() -> None:
     }
 
 
-def test_map_values_keep_their_blanks() -> None:
+def test_map_values_keep_their_spaces() -> None:
     assert parse_map("0x1f api:a why  not \n0x2e api:b x\n\n") == {"api:a": "why  not ", "api:b": "x"}
 
 
-def test_escaped_values_have_no_bare_special_character() -> None:
+def test_special_characters_are_escaped() -> None:
     assert escape(r'a b;c\n"#<<') == r"a\ b\;c\\n\"\#\<\<"

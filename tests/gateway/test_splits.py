@@ -1,4 +1,4 @@
-"""Splitters: how requests are shared out, and that copies for a shadow change nothing for the callers."""
+"""Splitters: the distribution of requests by weight, and copies for a shadow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def split_table(*splits: Split, backends: tuple[ApiBackend, ...]) -> RoutingTabl
 
 
 async def started(w: World, split: Split = SPLIT, **shadow: object) -> tuple[ApiBackend, ...]:
-    """Start a gateway with the APIs `a` and `b`, and `s` for a shadow."""
+    """Start a gateway with the APIs `a` and `b`, and the shadow `s`."""
     backends = (
         backend("a", await w.server("a")),
         backend("b", await w.server("b")),
@@ -35,7 +35,7 @@ async def started(w: World, split: Split = SPLIT, **shadow: object) -> tuple[Api
 
 
 async def send(w: World, count: int, path: str = "/ab") -> Counter[str]:
-    """Send requests one after the other on a few connections, and count who answered."""
+    """Send requests in sequence on a few connections, and count responses by server."""
     seen: Counter[str] = Counter()
 
     async def some(client: Client) -> None:
@@ -56,7 +56,7 @@ async def copies(w: World, number: int) -> None:
     await eventually(reached)
 
 
-def test_requests_are_shared_out_by_weight_and_weights_change_without_a_reload(home: Home) -> None:
+def test_requests_are_split_by_weight_and_weights_change_without_a_reload(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             backends = await started(w)
@@ -77,7 +77,7 @@ def test_requests_are_shared_out_by_weight_and_weights_change_without_a_reload(h
     run(scenario())
 
 
-def test_a_split_request_is_as_one_to_its_api(home: Home) -> None:
+def test_a_split_request_is_treated_like_a_request_to_its_api(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             split = replace(SPLIT, shares=(Share("a", 100),))
@@ -96,7 +96,7 @@ def test_a_split_request_is_as_one_to_its_api(home: Home) -> None:
     run(scenario())
 
 
-def test_a_shadow_gets_copies_of_so_many_requests_and_its_answers_are_dropped(home: Home) -> None:
+def test_a_shadow_receives_copies_by_weight_and_its_responses_are_dropped(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             backends = await started(w, replace(SPLIT, shadow=Share("s", 100)))
@@ -124,7 +124,7 @@ def test_a_shadow_gets_copies_of_so_many_requests_and_its_answers_are_dropped(ho
 
 
 @pytest.mark.parametrize("body", [1_000_001, 3_000_000])
-def test_what_is_larger_than_the_buffer_is_served_and_not_copied(home: Home, body: int) -> None:
+def test_a_body_larger_than_the_buffer_is_not_copied(home: Home, body: int) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await started(w, replace(SPLIT, shadow=Share("s", 100)))
@@ -140,7 +140,7 @@ def test_what_is_larger_than_the_buffer_is_served_and_not_copied(home: Home, bod
     run(scenario())
 
 
-def test_a_copy_has_the_headers_of_one_name_in_their_order(home: Home) -> None:
+def test_a_copy_keeps_the_order_of_repeated_headers(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             await started(w, replace(SPLIT, shadow=Share("s", 100)))
@@ -170,7 +170,7 @@ def test_copies_are_made_in_a_home_with_a_space_in_its_path() -> None:
         run(scenario(home))
 
 
-def test_a_dead_shadow_harms_nothing(home: Home) -> None:
+def test_an_unreachable_shadow_affects_no_request(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             backends = await started(w, replace(SPLIT, shadow=Share("s", 100)))
@@ -186,7 +186,7 @@ def test_a_dead_shadow_harms_nothing(home: Home) -> None:
     run(scenario())
 
 
-def test_a_slow_shadow_delays_nobody_and_gets_no_more_than_a_bounded_number(home: Home) -> None:
+def test_a_slow_shadow_delays_no_request_and_copies_are_bounded(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
             split = Split("ab", "/ab", (Share("a", 100),), Share("s", 100))
@@ -202,13 +202,13 @@ def test_a_slow_shadow_delays_nobody_and_gets_no_more_than_a_bounded_number(home
     run(scenario())
 
 
-def test_an_api_that_is_not_there_is_a_404() -> None:
+def test_the_share_of_a_missing_api_is_a_404() -> None:
     table = split_table(SPLIT, backends=(backend("a"), backend("b", jobs_socket="/s")))
     values = Counter(live_maps(table)[SLOTS_MAP].values())
     assert values == {"api:a": 30, "cortex-unknown": 70}
 
 
-def test_an_own_endpoint_goes_before_what_a_splitter_implies() -> None:
+def test_an_own_endpoint_precedes_derived_paths_of_a_splitter() -> None:
     inner = backend("inner", endpoint="/ab/info")
     maps = fixed_maps(split_table(SPLIT, backends=(inner, backend("a"), backend("b"))))
     assert maps["routes.map"]["/ab/info"] == "api:inner"

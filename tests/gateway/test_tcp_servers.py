@@ -26,14 +26,14 @@ SECRET = "5ec2e7" * 8
 
 @contextlib.asynccontextmanager
 async def served(home: Home, *hosts: str) -> AsyncIterator[World]:
-    """Give a test a gateway with one API, `all`, and a server per host; "" is one on a unix socket."""
+    """Yield a gateway with one API, `all`, and a server per host; "" is a server on a unix socket."""
     async with world(home) as made:
         servers = [await made.server(f"s{index}", host=host) for index, host in enumerate(hosts)]
         await made.gateway.startup(table(backend("all", *servers), gateway_secret=SECRET))
         yield made
 
 
-def test_what_is_neither_a_path_nor_an_address_is_refused() -> None:
+def test_invalid_addresses_and_secrets_are_refused() -> None:
     sockets = GatewaySockets("/run/stats", "/run/successor", "/run/inside")
     for address in ("node-1:80", "relative/path", "", "127.0.0.1:80\n  server x"):
         with pytest.raises(GatewayError, match="neither a path nor"):
@@ -43,14 +43,14 @@ def test_what_is_neither_a_path_nor_an_address_is_refused() -> None:
     assert "sec ret" not in str(raised.value)
 
 
-def test_without_servers_over_tcp_nothing_is_different() -> None:
+def test_without_tcp_servers_there_are_no_tcp_rules() -> None:
     sockets = GatewaySockets("/run/stats", "/run/successor", "/run/inside")
     text = render(table(backend("a", Server("s", "/run/s", 1))), GatewaySettings(), sockets).config
     assert "x-cortex-gateway" not in text
     assert "srvtcpka" not in text
 
 
-def test_the_first_server_needs_no_reload() -> None:
+def test_the_first_tcp_server_needs_no_reload() -> None:
     sockets = GatewaySockets("/run/stats", "/run/successor", "/run/inside")
     structures = {
         render(table(backend("a", *servers), gateway_secret=SECRET), GatewaySettings(), sockets).structure
@@ -60,7 +60,7 @@ def test_the_first_server_needs_no_reload() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_servers_are_shown_the_secret_and_clients_can_not_set_it(home: Home, host: str) -> None:
+def test_servers_receive_the_secret_and_clients_can_not_set_it(home: Home, host: str) -> None:
     async def scenario() -> None:
         async with served(home, host) as made:
             for headers in ({}, {"x-cortex-gateway": "mine"}, {"X-Cortex-Gateway": SECRET}):
@@ -73,7 +73,7 @@ def test_servers_are_shown_the_secret_and_clients_can_not_set_it(home: Home, hos
     run(scenario())
 
 
-def test_the_secret_is_in_files_of_the_owner_only(home: Home) -> None:
+def test_files_with_the_secret_are_private(home: Home) -> None:
     async def scenario() -> None:
         os.umask(0o000)
         async with served(home, "127.0.0.1") as made:
@@ -89,7 +89,7 @@ def test_the_secret_is_in_files_of_the_owner_only(home: Home) -> None:
         os.umask(before)
 
 
-def test_servers_come_and_go_without_a_reload(home: Home) -> None:
+def test_tcp_servers_are_added_and_removed_without_a_reload(home: Home) -> None:
     async def scenario() -> None:
         async with served(home, "127.0.0.1", "") as made:
             worker = (await made.gateway._runtime.workers()).current
@@ -111,7 +111,7 @@ async def _drained(made: World, names: set[str]) -> bool:
     return await made.gateway.drained(names) == names
 
 
-def test_connections_are_used_again(home: Home) -> None:
+def test_tcp_connections_are_reused(home: Home) -> None:
     async def scenario() -> None:
         async with served(home, "127.0.0.1") as made:
             seen = set[object]()
@@ -123,7 +123,7 @@ def test_connections_are_used_again(home: Home) -> None:
     run(scenario())
 
 
-def test_a_url_that_no_replica_would_read_is_refused(home: Home) -> None:
+def test_a_url_longer_than_the_limit_of_replicas_is_refused(home: Home) -> None:
     async def scenario() -> None:
         async with served(home, "127.0.0.1") as made:
             assert (await ask(made.port, f"/all?{'x' * 60_000}")).status == 200
@@ -134,7 +134,7 @@ def test_a_url_that_no_replica_would_read_is_refused(home: Home) -> None:
     run(scenario())
 
 
-def test_who_refuses_connections_costs_no_request_and_comes_back(home: Home) -> None:
+def test_a_server_that_refuses_connections_is_skipped_until_it_recovers(home: Home) -> None:
     async def scenario() -> None:
         async with served(home, "127.0.0.1", "127.0.0.1") as made:
             gone = made.upstreams["s0"]
@@ -161,8 +161,8 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     writer.close()
 
 
-def test_who_takes_no_connection_costs_no_request(home: Home) -> None:
-    """A full backlog drops what comes, as a machine does that is not there."""
+def test_a_server_that_accepts_no_connection_costs_no_request(home: Home) -> None:
+    """A full backlog drops new connections, like a machine that vanished."""
 
     async def scenario() -> None:
         with socket.socket() as silent, contextlib.ExitStack() as waiting:
@@ -195,7 +195,7 @@ def _can_make_namespaces() -> bool:
 
 @pytest.mark.skipif(not _can_make_namespaces(), reason="no network namespaces can be made here")
 @pytest.mark.parametrize("kind", ["cold", "warm"])
-def test_a_machine_that_vanishes_costs_no_request_but_those_that_it_may_have_seen(kind: str) -> None:
+def test_a_vanished_machine_only_fails_requests_that_it_may_have_received(kind: str) -> None:
     command = ["unshare", "-rn", sys.executable, str(TESTS / "harness" / "servers" / "vanishing.py"), kind]
     environ = {**os.environ, "PYTHONPATH": str(TESTS)}
     result = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)

@@ -15,7 +15,7 @@ from cortex.errors import DatabaseUnavailableError
 from cortex.jobs.writer import TransactionThread
 from cortex.state.database import open_jobs
 from harness.servers.postgres import Postgres
-from harness.servers.tcp_proxy import Deed, TcpProxy
+from harness.servers.tcp_proxy import ProxyAction, TcpProxy
 from harness.wait import wait_until
 
 
@@ -60,20 +60,20 @@ def numbers(connection: Connection) -> list[int]:
     return list(connection.execute(text("SELECT n FROM numbers ORDER BY n")).scalars())
 
 
-def once(deed: Deed, what: bytes) -> Callable[[bytes], Deed]:
+def once(action: ProxyAction, what: bytes) -> Callable[[bytes], ProxyAction]:
     """Do something to the first message that contains `what`."""
     left = threading.Semaphore(1)
-    return lambda data: deed if what in data and left.acquire(blocking=False) else Deed.PASS
+    return lambda data: action if what in data and left.acquire(blocking=False) else ProxyAction.PASS
 
 
-@pytest.mark.parametrize("deed", [Deed.CUT, Deed.CUT_ANSWER])
+@pytest.mark.parametrize("action", [ProxyAction.CUT, ProxyAction.CUT_ANSWER])
 @pytest.mark.parametrize("moment", [b"BEGIN", b"UPDATE fence", b"SAVEPOINT", b"INSERT INTO numbers", b"COMMIT"])
 def test_a_connection_that_breaks_at_any_moment_costs_nothing(
-    postgresql_url: str, postgres: Postgres, proxy: TcpProxy, moment: bytes, deed: Deed
+    postgresql_url: str, postgres: Postgres, proxy: TcpProxy, moment: bytes, action: ProxyAction
 ) -> None:
     async def work(writer: TransactionThread) -> None:
         assert await writer.run(put(0)) == 0
-        proxy.judge = once(deed, moment)
+        proxy.judge = once(action, moment)
         together = (writer.run(put(number)) for number in range(1, 5))
         assert await asyncio.gather(*together) == [1, 2, 3, 4]
         assert await writer.run(numbers) == [0, 1, 2, 3, 4]

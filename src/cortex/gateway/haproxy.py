@@ -87,7 +87,7 @@ class HaproxyGateway:
         self._table = RoutingTable()
         self._synced: tuple[RoutingTable, int | None] | None = None
         self._unwritten: OSError | None = None  # error of writing the newest files
-        self._leaving = False  # the current worker still has a server that the table has not
+        self._leaving = False  # the current worker still has a server that is not in the table
         self._failed_probes = 0
         self._totals = ResponseTotals(self._runtime, self._sockets.stats, self._folder / "counters.json", self._logger)
         self._watch: int | None = None
@@ -233,7 +233,7 @@ class HaproxyGateway:
             raise GatewayError(f"the gateway's files can't be written: {self._unwritten}") from self._unwritten
 
     async def _follow(self, rendered: RenderedConfig) -> None:
-        """Bring the running HAProxy to the table: by commands if possible, else by a reload."""
+        """Apply the table to the running HAProxy: by commands if possible, else by a reload."""
         workers = await self._runtime.workers()
         if workers.current is None or await self._runtime.structure(workers.current) != rendered.structure:
             self._require_files()
@@ -251,7 +251,7 @@ class HaproxyGateway:
         await self._sync(workers)
 
     async def _sync(self, workers: HaproxyWorkers) -> None:
-        """Bring servers and maps of the current worker to the table; busy servers are deleted later."""
+        """Apply servers and maps of the table to the current worker; busy servers are deleted later."""
         pid = workers.current
         if pid is None:
             raise Unresponsive("HAProxy has no worker")
@@ -277,7 +277,7 @@ class HaproxyGateway:
         self._synced = (self._table, pid)
 
     async def _restart(self) -> None:
-        """End what is left of the last HAProxy, and start one that serves the table."""
+        """End the processes of the last HAProxy, and start one that serves the table."""
         self._unwatch()
         self._totals.close()
         await self._process.stop()

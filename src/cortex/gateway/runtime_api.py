@@ -350,7 +350,7 @@ def _remove(path: str, state: ServerState) -> Iterable[str]:
 
 
 class LiveMaps:
-    """Brings the maps of HAProxy's workers to the routing table by commands."""
+    """Applies the routing table to the maps of HAProxy's workers by commands."""
 
     def __init__(self, runtime: RuntimeApi) -> None:
         self._runtime = runtime

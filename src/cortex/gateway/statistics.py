@@ -302,7 +302,7 @@ class WorkerHold:
             return True
 
     def close(self) -> None:
-        """Let the worker exit."""
+        """Close the connection, so that the worker can exit."""
         self._writer.close()
 
     async def _is_with(self, pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""Stands between a client and an HTTP server: counts requests, and holds or refuses some of them."""
+"""HTTP proxy that records requests, and delays or refuses some of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class SlowProxy:
-    """Passes everything on, unchanged in all that a signature covers."""
+    """Forwards requests without a change of anything that a signature covers."""
 
     def __init__(self, target: str) -> None:
         self.requests: list[tuple[str, str]] = []  #: method and path, without query
@@ -38,11 +38,11 @@ class SlowProxy:
         self._server.server_close()
 
     def refuse(self, ending: str | None) -> None:
-        """Answer 403 to each GET of a path that ends so."""
+        """Refuse GETs of paths with this ending with 403."""
         self._refused = ending
 
     def hold(self, ending: str | None, after_bytes: int = 0) -> None:
-        """Stop in the middle of each answer to a GET of a path that ends so, until this is called again."""
+        """Pause responses to GETs of paths with this ending after some bytes, until this is called again."""
         self._hold = (ending, after_bytes) if ending else None
         self.held.clear()
         if ending is None:

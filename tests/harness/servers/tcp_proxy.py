@@ -1,4 +1,4 @@
-"""Stands between a client and a TCP server, and breaks connections where a test wants it."""
+"""TCP proxy that breaks connections when a test requires it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from enum import Enum, auto
 from typing import Self
 
 
-class Deed(Enum):
-    """What becomes of something that a client sends."""
+class ProxyAction(Enum):
+    """Treatment of data from a client."""
 
     PASS = auto()
-    CUT = auto()  #: it does not arrive, and the connection breaks
-    CUT_ANSWER = auto()  #: it arrives; the connection breaks before its answer comes back
+    CUT = auto()  #: drop the data and close the connection
+    CUT_ANSWER = auto()  #: forward the data and close the connection before the response
 
 
 class TcpProxy:
-    """Passes bytes on. `judge` is asked about all that clients send; `cut_off` makes the server unreachable."""
+    """Forwards bytes. `judge` chooses the action for all data from clients."""
 
     def __init__(self, port: int) -> None:
-        self.judge: Callable[[bytes], Deed] = lambda data: Deed.PASS
+        self.judge: Callable[[bytes], ProxyAction] = lambda data: ProxyAction.PASS
         self._target = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -41,7 +41,7 @@ class TcpProxy:
         self.break_all()
 
     def break_all(self) -> None:
-        """Break every connection; new ones can be made."""
+        """Close every connection; new ones are accepted."""
         with self._lock:
             broken, self._sockets = self._sockets, set()
         for each in broken:
@@ -49,7 +49,7 @@ class TcpProxy:
                 each.shutdown(socket.SHUT_RDWR)
 
     def fall_silent(self) -> None:
-        """Pass nothing on any more and close nothing, as a network that is gone; connections can still be begun."""
+        """Forward nothing and close nothing, like a broken network; new connections are still accepted."""
         self._silent.set()
 
     def _accept(self) -> None:
@@ -73,10 +73,10 @@ class TcpProxy:
             while data := client.recv(65536):
                 if self._silent.is_set():
                     return
-                deed = self.judge(data)
-                if deed is Deed.CUT_ANSWER:
-                    answering.clear()  # the thread that waits for the answer ends both
-                if deed is Deed.CUT:
+                action = self.judge(data)
+                if action is ProxyAction.CUT_ANSWER:
+                    answering.clear()  # the thread that forwards responses closes both
+                if action is ProxyAction.CUT:
                     break
                 server.sendall(data)
         if not self._silent.is_set():

@@ -1,4 +1,4 @@
-"""Trivial HTTP servers on unix sockets in place of replicas, a plain client, and a gateway between them."""
+"""Simple HTTP servers in place of replicas, a simple HTTP client, and a gateway between them."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def run(scenario: Coroutine[Any, Any, T], timeout_s: float = 240.0) -> T:
 
 
 class Upstream:
-    """A server on a unix socket, or over TCP at a free port, that echoes what it got.
+    """A server on a unix socket, or on a free TCP port, that returns each request as JSON.
 
-    `?sleep=0.5` waits, `?size=1000` answers so many bytes, `?close=1` hangs up.
-
-    `?chunks=1` sends one chunk and leaves the rest to the test, in `open_streams`. While it is `mute` it never answers.
+    Query parameters change the response: `?sleep=0.5` delays it, `?wait=1` delays it until `release`, `?size=1000`
+    sends that many bytes, `?close=1` closes the connection instead, `?chunks=1` sends one chunk and leaves the
+    connection in `open_streams`. While `mute` is set, no request is answered.
     """
 
     def __init__(self, path: Path, host: str = "") -> None:
         self.path = path
         self.host = host
-        self.address = str(path)  #: for the gateway, once it is started
+        self.address = str(path)  #: address for the gateway; set by `start`
         self.served = 0
         self.aborted = 0
         self.live = 0
@@ -50,6 +50,7 @@ class Upstream:
         self.mute = False
         self.seen: deque[dict[str, Any]] = deque(maxlen=100)
         self.open_streams: list[asyncio.Transport] = []
+        self.waiting: deque[Callable[[], None]] = deque()
         self.connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
 
@@ -68,6 +69,11 @@ class Upstream:
             self._server.close()
         for connection in list(self.connections):
             connection.transport.abort()
+
+    def release(self, count: int) -> None:
+        """Answer the oldest requests with `?wait=1`."""
+        for _ in range(count):
+            self.waiting.popleft()()
 
 
 class _Connection(asyncio.Protocol):
@@ -115,7 +121,9 @@ class _Connection(asyncio.Protocol):
         delay_s = float(query.get("sleep", ["0"])[0])
         if self._upstream.mute:
             return
-        if delay_s:
+        if "wait" in query:
+            self._upstream.waiting.append(lambda: self._answer(query))
+        elif delay_s:
             asyncio.get_running_loop().call_later(delay_s, self._answer, query)
         else:
             self._answer(query)
@@ -155,7 +163,7 @@ class Answer:
 
 
 class Client:
-    """One connection to the gateway, opened when first used, kept as long as the gateway keeps it."""
+    """One connection to the gateway, opened at the first request and kept alive."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -206,7 +214,7 @@ async def ask(port: int, target: str, method: str = "GET", body: bytes = b"", **
 
 
 async def eventually(predicate: Callable[[], Awaitable[T]], timeout_s: float = 10.0) -> T:
-    """Return the first truthy result; `timeout_s` is ample on an idle machine. Raises: TimeoutError."""
+    """Poll until the result is truthy, and return it; `timeout_s` is for an idle machine. Raises: TimeoutError."""
     async with asyncio.timeout(timeout_s * SLACK):
         while True:
             value = await predicate()
@@ -216,7 +224,7 @@ async def eventually(predicate: Callable[[], Awaitable[T]], timeout_s: float = 1
 
 
 def backend(name: str, *servers: Server, **settings: Any) -> ApiBackend:
-    """An API on the endpoint of its name."""
+    """Return the backend of an API whose endpoint is its name."""
     defaults: dict[str, Any] = {
         "endpoint": f"/{name}", "timeout_s": 10.0, "max_body_bytes": 10_000_000, "max_queue": 100,
         "unavailable": "starting",
@@ -229,7 +237,7 @@ def table(*backends: ApiBackend, **fields: Any) -> RoutingTable:
 
 
 class World:
-    """A home, its gateway and the servers behind it."""
+    """A home with its gateway and the servers behind it."""
 
     def __init__(self, home: Home, settings: GatewaySettings) -> None:
         self.home, self.settings, self.port = home, settings, settings.port
@@ -238,7 +246,7 @@ class World:
         self.upstreams: dict[str, Upstream] = {}
 
     def another_gateway(self) -> HaproxyGateway:
-        """Return that of the next operator; it ends with the test, also where the test fails."""
+        """Return the gateway object of a next operator; the test stops it at its end, also if it fails."""
         self.gateways.append(HaproxyGateway(self.home, self.settings))
         return self.gateways[-1]
 
@@ -250,12 +258,12 @@ class World:
 
 @contextlib.asynccontextmanager
 async def world(home: Home, **settings: Any) -> AsyncIterator[World]:
-    """Give a test a gateway that is not started, and end everything after it."""
+    """Yield a gateway that is not started yet; stop everything afterwards."""
     made = World(home, GatewaySettings(port=free_port(), **settings))
     try:
         yield made
     finally:
-        async with contextlib.AsyncExitStack() as ends:  # in reverse, all of them
+        async with contextlib.AsyncExitStack() as ends:  # all of them, even if one raises
             for upstream in made.upstreams.values():
                 ends.push_async_callback(upstream.stop)
             for gateway in made.gateways:
@@ -263,7 +271,7 @@ async def world(home: Home, **settings: Any) -> AsyncIterator[World]:
 
 
 class Load:
-    """Keep-alive clients that send requests all the time and note every answer that is not 200."""
+    """Keep-alive clients that send requests continuously, and collect every response that is not 200."""
 
     def __init__(self, port: int, target: str, clients: int = 8, pause_s: float = 0.03) -> None:
         self._port, self._target, self._pause_s = port, target, pause_s
@@ -284,7 +292,7 @@ class Load:
             client.close()
 
     async def more(self, count: int = 40) -> None:
-        """Wait until so many more answers have come."""
+        """Wait for `count` further responses."""
         goal = self.answers + count
 
         async def reached() -> bool:

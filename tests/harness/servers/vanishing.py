@@ -1,4 +1,4 @@
-"""A gateway in one network namespace, a server in another, a link between them that goes; see `test_tcp_servers.py`."""
+"""A gateway and a server in two network namespaces, whose link is cut; run by `test_tcp_servers.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEAR, FAR = "10.77.0.1", "10.77.0.2"
 
 @contextlib.contextmanager
 def far_node() -> Iterator[tuple[int, int]]:
-    """Run a server in a namespace of its own; yields its process and port."""
+    """Run a server in a namespace of its own; yield its pid and port."""
     command = ["unshare", "-n", sys.executable, __file__, "serve"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -53,9 +53,9 @@ async def serve() -> None:
 
 
 def vanish(pid: int) -> None:
-    """Drop all that comes to the far node or from it; nobody is told."""
+    """Drop all packets from and to the far node silently."""
     subprocess.run(["nsenter", "-t", str(pid), "-n", "ip", "link", "set", "far", "down"], check=True)
-    # The near side would notice at once that its cable is out.
+    # Without a permanent ARP entry, the near side would notice at once that the link is down.
     ip("neigh", "replace", FAR, "lladdr", "02:00:00:00:00:01", "dev", "near", "nud", "permanent")
 
 
@@ -64,15 +64,15 @@ async def scenario(home: Home, pid: int, port: int, is_warm: bool) -> None:
         near = await made.server("near", host="127.0.0.1")
         far = Server("far", f"{FAR}:{port}", 10)
         await made.gateway.startup(table(backend("both", near, far, timeout_s=120.0), gateway_secret="s"))
-        if is_warm:  # connections that will be used again
+        if is_warm:  # open connections, to be reused
             await asyncio.gather(*(ask(made.port, "/both?sleep=0.3") for _ in range(10)))
         inside = [asyncio.create_task(ask(made.port, "/both?sleep=8")) for _ in range(2)]
         await eventually(lambda: _has_requests(made, "near", "far"))
         vanish(pid)
         failures = [await _ended(asyncio.create_task(ask(made.port, "/both")), made) for _ in range(20)]
-        # What was sent into a connection that was open may have reached user code: it is not sent again.
+        # Requests sent on an open connection may have reached user code, so they are not retried.
         assert len([failure for failure in failures if failure]) <= (1 if is_warm else 0), failures
-        # Requests inside it end before their time, which is two minutes; the other server's go on.
+        # Requests inside the far server end before their timeout of two minutes; those of the near server go on.
         ended = {await _ended(each, made) for each in inside}
         assert ended == {"", "lost"}, ended
         assert await _failure(ask(made.port, "/both")) == ""
@@ -92,7 +92,7 @@ async def _failure(request: Awaitable[Answer]) -> str:
 
 
 async def _ended(request: asyncio.Task[Answer], made: World) -> str:
-    """Wait for a request as the operator does; an answer of 502 or none at all is "lost"."""
+    """Wait for a request while the gateway is kept running; return "lost" for a 502, 503 or closed connection."""
     while not (await asyncio.wait([request], timeout=0.5))[0]:
         await made.gateway.ensure_running()
     failure = await _failure(request)
