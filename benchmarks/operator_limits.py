@@ -89,10 +89,9 @@ class NoPlacer:
     is_available, reason = True, ""
 
     def __init__(self, found: dict[str, Placement]) -> None:
-        self.on_change = lambda: None
         self._found = found
 
-    async def startup(self) -> None: ...
+    async def startup(self, on_change: object) -> None: ...
 
     async def shutdown(self) -> None: ...
 
@@ -158,7 +157,7 @@ async def measure(count: int, folder: Path) -> list[str]:
     )
     engine._mirror.refresh = _nothing  # type: ignore[method-assign] - scripted nodes count nothing
     wall, used = time.perf_counter(), time.process_time()
-    await engine.startup()
+    await engine.startup(lambda: None, lambda spec: None)
     while len(engine.replicas()) < count:
         await asyncio.sleep(0.05)
     adopted, adopting = time.perf_counter() - wall, time.process_time() - used

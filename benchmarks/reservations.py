@@ -104,7 +104,7 @@ async def _placer(cluster: RayCluster):  # type: ignore[no-untyped-def]
         placer = RayPlacer(
             cluster.address, start, environ, log, Logger("benchmark"), prefix=cluster.head.machine.command([])
         )
-        await placer.startup()
+        await placer.startup(lambda: None)
         try:
             await _until(lambda: placer.is_available)
             yield placer

@@ -74,7 +74,7 @@ async def _served(name: str, host: str) -> AsyncIterator[Endpoint]:
         (port,) = free_ports(1)
         secret = secrets.token_hex(32) if host else ""
         engine, gateway = LocalEngine(home, os.environ, Logger(name)), HaproxyGateway(home, GatewaySettings(port=port))
-        await engine.startup()
+        await engine.startup(lambda: None)
         try:
             spec = _spec(home, name, host, secret)
             await engine.start(spec)

@@ -314,7 +314,7 @@ def test_a_pause_of_the_operator_loses_no_node(home: Home, nodes: list[LocalNode
             spec = made.spec()
             before = await ready(made, spec)
             lost: list[bool] = []
-            made.engine.on_change = lambda: lost.append(spec.id not in made.engine.replicas())
+            made.engine._on_change = lambda: lost.append(spec.id not in made.engine.replicas())
             time.sleep(4)  # as a database that answers late, or a machine that is paused, has it
             link = made.engine.nodes[nodes[0].host]
             heard = link._heard_at

@@ -75,7 +75,7 @@ def test_an_operator_on_another_machine_adopts_replicas_while_ray_is_away(
         engine = ClusterEngine(
             other, placer, ClusterCredentials(SECRET, "127.0.0.1", 0, 2), nodes_in_database(facts), Logger("test")
         )
-        await engine.startup()
+        await engine.startup(lambda: None, lambda spec: None)
         try:
             adopted, status = engine.replicas()[spec.id]
             assert status == before

@@ -52,7 +52,7 @@ class Running:
 
     async def start(self) -> None:
         """Start the placer, and wait for Ray."""
-        await self.placer.startup()
+        await self.placer.startup(lambda: None)
         await until(lambda: self.placer.is_available, "Ray answers", self.placer)
 
     async def remove_all(self) -> None:
@@ -320,7 +320,7 @@ def test_a_missing_or_wrong_token_is_reported(
     )
 
     async def test() -> None:
-        await placer.startup()
+        await placer.startup(lambda: None)
         try:
             assert advice in placer.reason
         finally:
@@ -344,7 +344,7 @@ def test_a_machine_outside_of_the_cluster_gets_advice(
     )
 
     async def test() -> None:
-        await placer.startup()
+        await placer.startup(lambda: None)
         try:
             advice = "if this machine is not a node of the cluster, make it one or use --ray-address ray://"
             assert advice in placer.reason

@@ -197,7 +197,7 @@ def test_a_bridge_that_sends_invalid_events_is_restarted(tmp_path: Path) -> None
     async def test(port: int) -> None:
         prefix = (sys.executable, str(script))
         placer = RayPlacer(f"127.0.0.1:{port}", start, os.environ, tmp_path / "log", Logger("test"), prefix)
-        await placer.startup()
+        await placer.startup(lambda: None)
         seen = set()
         try:
             async with asyncio.timeout(60):

@@ -36,7 +36,7 @@ class Handler:
 @asynccontextmanager
 async def engine_of(home: Home, stop_all: bool = True, **environ: str) -> AsyncIterator[LocalEngine]:
     engine = LocalEngine(home, {**os.environ, **environ}, Logger("test"))
-    await engine.startup()
+    await engine.startup(lambda: None)
     try:
         yield engine
     finally:
@@ -93,7 +93,7 @@ def test_a_replica_starts_reports_changes_and_stops_without_leaving_files(home: 
     async def scenario() -> None:
         changes: list[int] = []
         async with engine_of(home) as engine:
-            engine.on_change = lambda: changes.append(1)
+            engine._on_change = lambda: changes.append(1)
             spec = make_spec(home, tmp_path)
             await engine.start(spec)
             first = status(engine, spec)

@@ -203,7 +203,7 @@ def test_waiting_ends_with_the_workload(where: Where) -> None:
 def test_new_workloads_are_told(where: Where) -> None:
     async def use(place: Place) -> None:
         told: list[tuple[str, int]] = []
-        place.store.workloads.on_added = lambda job_id, count: told.append((job_id, count))
+        await place.store.workloads.startup(lambda job_id, count: told.append((job_id, count)))
         await asyncio.gather(*(_add(place, b"1") for _ in range(20)))
         standing = await place.store.workloads.open("greet")
         assert {job_id for job_id, _ in told} == {standing.job_id}

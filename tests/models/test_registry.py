@@ -15,6 +15,7 @@ from cortex.errors import ModelError, UserError
 from cortex.models import loader
 from cortex.models.loader import LoadRequest
 from cortex.models.spec import DEFAULT_MODEL, ModelPath, ModelSource
+from cortex.processes.backoff import Backoff
 from harness.models.registry_bench import Bench, in_threads
 from harness.wait import wait_until
 
@@ -145,7 +146,7 @@ class TestFailures:
     def test_a_failed_load_is_retried_after_the_delay(
         self, cached: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(loader, "FIRST_RETRY_S", 0.05)
+        monkeypatch.setattr(loader, "RETRY_BACKOFF", Backoff(0.05, 60.0))
         bench = cached(cache_size=1)
         bench.store.add_raw("a", b"no pickle")
         with pytest.raises(ModelError):

@@ -13,6 +13,7 @@ from cortex.errors import ModelError
 from cortex.models import loader, memory_budget
 from cortex.models.loaded_models import call_scope
 from cortex.models.loader import LoadRequest
+from cortex.processes.backoff import Backoff
 from harness.models.registry_bench import Bench
 from harness.wait import wait_until
 
@@ -110,7 +111,7 @@ class TestUpdatesWithCaching:
     def test_a_failed_background_load_is_retried(
         self, cached: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(loader, "FIRST_RETRY_S", 0.05)
+        monkeypatch.setattr(loader, "RETRY_BACKOFF", Backoff(0.05, 60.0))
         bench = cached("a", cache_size=2)
         bench.registry.get("a")
 

@@ -82,9 +82,9 @@ async def _stop_rest(home: Home) -> bool:
     found = _gateway(home) is not None or _models(home) is not None
     await gateway.stop()
     engine = LocalEngine(home, {}, Logger(__name__))
-    engine.on_end = lambda spec: None  # the next operator adds up what they counted
     try:
-        await engine.startup()
+        # The metrics stay: the next operator aggregates them.
+        await engine.startup(on_change=lambda: None, on_end=lambda spec: None)
         for replica in engine.replicas():
             found = True
             await engine.stop(replica, _DRAIN_S)

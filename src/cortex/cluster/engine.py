@@ -59,8 +59,8 @@ class ClusterEngine:
         logger: Logger,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.on_change: Callable[[], None] = lambda: None
-        self.on_end: Callable[[ReplicaSpec], None] = lambda spec: None
+        self._on_change: Callable[[], None] = lambda: None
+        self._on_end: Callable[[ReplicaSpec], None] = lambda spec: None
         self._home = home
         self._placer = placer
         self._credentials = credentials
@@ -79,12 +79,12 @@ class ClusterEngine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_started = False
 
-    async def startup(self) -> None:
+    async def startup(self, on_change: Callable[[], None], on_end: Callable[[ReplicaSpec], None]) -> None:
         """Adopt the running replicas of all nodes that answer. Raises: EngineError if the port is taken."""
+        self._on_change, self._on_end = on_change, on_end
         await self._listen()
         self._mirror.startup(self._home.run_dir / "led", self._credentials.epoch)
-        self._placer.on_change = self._on_placements
-        await self._placer.startup()
+        await self._placer.startup(self._on_placements)
         for address in self._known_nodes.all():
             self._follow(address)
         self._on_placements()
@@ -192,7 +192,7 @@ class ClusterEngine:
                 self._repeat_commands(node, replica)
         for name in node.ended:
             self._spawn(self._collect_ended(node, name), f"collect metrics of {name}")
-        self.on_change()
+        self._on_change()
 
     def node_is_lost(self, node: NodeClient, reason: str) -> None:
         """Drop the replicas of a node; the reconciler places others."""
@@ -202,7 +202,7 @@ class ClusterEngine:
             del self._replicas[name]
             self._lost_with_node[name] = node.address.host
             self._spawn(self._placer.remove(name), f"remove {name}")
-        self.on_change()
+        self._on_change()
 
     def replica_changed(self, node: NodeClient, replica_id: str) -> None:
         """Take the new status of a replica, or its end."""
@@ -227,7 +227,7 @@ class ClusterEngine:
         elif replica.unreserved_since is None:
             replica.unreserved_since = self._clock()
         replica.update(found.status)
-        self.on_change()
+        self._on_change()
 
     async def project_archive(self, project_hash: str) -> tuple[Path, str]:
         """Return a file with the archive of a project, and the archive's digest."""
@@ -270,7 +270,7 @@ class ClusterEngine:
             if replica.retry_at is None:
                 self._logger.warning("reservation lost", replica=replica.spec.id, reason=placement.reason)
                 replica.lost(placement.reason, self._clock())
-                self.on_change()
+                self._on_change()
         elif placement.state == "placed" and placement.node is not None:
             replica.node = self._nodes[placement.node.host]
             replica.placed()
@@ -315,7 +315,7 @@ class ClusterEngine:
                 reason = replica.problem or waiting_reason(replica, placement, self._placer)
                 if reason != replica.status.lack:
                     replica.status = replace(replica.status, lack=reason)
-                    self.on_change()
+                    self._on_change()
             elif replica.node is None and placement is None and replica.retry_at is None:
                 if self._placer.is_available:
                     await self._placer.place(name, replica.wanted)
@@ -337,7 +337,7 @@ class ClusterEngine:
                 await node.shutdown()
                 for name in [name for name, where in self._lost_with_node.items() if where == host]:
                     del self._lost_with_node[name]
-                    await asyncio.to_thread(self.on_end, spec_of_metrics_folder(self._home.metrics_dir / name))
+                    await asyncio.to_thread(self._on_end, spec_of_metrics_folder(self._home.metrics_dir / name))
 
     async def _place_elsewhere(self, replica: RemoteReplica, placement: Placement | None) -> None:
         """Handle a replica that was placed on a node that has not answered since; nothing of it was started."""
@@ -349,7 +349,7 @@ class ClusterEngine:
             replica.lost(reason, self._clock())
         else:
             replica.status = replace(replica.status, lack=reason)
-        self.on_change()
+        self._on_change()
 
     async def _check_reservation(self, replica: RemoteReplica) -> None:
         if await reserve_again(replica, self._placer, self._clock) or replica.is_leaving:
@@ -359,7 +359,7 @@ class ClusterEngine:
             await self.stop(replica.spec.id, replica.spec.timeout_s)  # another worker runs the batches that it leased
         replica.is_leaving = True
         replica.update(replica.status)
-        self.on_change()
+        self._on_change()
 
     async def _refresh_metrics(self) -> None:
         while True:
@@ -374,7 +374,7 @@ class ClusterEngine:
         replica = self._replicas.pop(name, None)
         if replica is None:
             return
-        self.on_change()  # first, because the gateway still routes to it
+        self._on_change()  # first, because the gateway still routes to it
         self._spawn(self._placer.remove(name), f"remove {name}")
         if replica.stop_drain_s is None:
             self._logger.warning("replica vanished", api=replica.spec.api, replica=name)
@@ -384,7 +384,7 @@ class ClusterEngine:
     async def _forget(self, name: str) -> None:
         self._replicas.pop(name, None)
         await self._placer.remove(name)
-        self.on_change()
+        self._on_change()
 
     async def _collect_ended(self, node: NodeClient, name: str) -> None:
         """Aggregate the metrics of an ended replica, then delete them on the node."""
@@ -396,7 +396,7 @@ class ClusterEngine:
             except (PeerError, OSError) as error:
                 self._logger.warning("metrics of a replica can't be fetched yet", replica=name, error=error)
                 return
-            await asyncio.to_thread(self.on_end, spec_of_metrics_folder(self._home.metrics_dir / name))
+            await asyncio.to_thread(self._on_end, spec_of_metrics_folder(self._home.metrics_dir / name))
             self._lost_with_node.pop(name, None)
             node.forget(name)
 

@@ -75,8 +75,9 @@ class GatewayFleet:
         epoch: int,
         folder: Path,
         logger: Logger,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self.on_change: Callable[[], None] = lambda: None
+        self._on_change = on_change
         self._own = own
         self._nodes = nodes
         self._placer = placer
@@ -242,7 +243,7 @@ class GatewayFleet:
                     self._drop(host)
         if before != set(self._members):
             self._save_members()
-            self.on_change()
+            self._on_change()
 
     def _is_wanted(self, host: str, groups: Collection[str]) -> bool:
         settings = self._settings
@@ -270,7 +271,7 @@ class GatewayFleet:
         member = self._members.pop(host)
         self._save_members()
         self._ended.add(host)
-        self.on_change()
+        self._on_change()
         try:
             await member.client.end()
         except PeerError as error:

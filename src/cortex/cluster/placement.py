@@ -84,14 +84,14 @@ class ClusterResources:
 class Placer(Protocol):
     """Reserve resources of the cluster. Reservations outlive the operator; the next operator finds them.
 
-    All methods run on the operator's event loop. Only `startup` waits for the cluster. The owner sets `on_change`
-    before `startup`; the placer calls it after each change of `placements`, `resources` or `is_available`.
+    All methods run on the operator's event loop. Only `startup` waits for the cluster.
     """
 
-    on_change: Callable[[], None]
+    async def startup(self, on_change: Callable[[], None]) -> None:
+        """Find existing reservations. Returns after some seconds even if the cluster does not answer.
 
-    async def startup(self) -> None:
-        """Find existing reservations. Returns after some seconds even if the cluster does not answer."""
+        The placer calls `on_change` after each change of `placements`, `resources` or `is_available`.
+        """
 
     async def shutdown(self) -> None:
         """Stop without releasing any reservation."""

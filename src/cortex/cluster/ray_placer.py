@@ -75,7 +75,7 @@ class RayPlacer:
         logger: Logger,
         prefix: Sequence[str] = (),
     ) -> None:
-        self.on_change: Callable[[], None] = lambda: None
+        self._on_change: Callable[[], None] = lambda: None
         self._address = address
         self._start = start
         self._environ = environ
@@ -115,8 +115,9 @@ class RayPlacer:
         """Return the resources of the cluster; None while Ray is away."""
         return self._resources
 
-    async def startup(self) -> None:
+    async def startup(self, on_change: Callable[[], None]) -> None:
         """Find existing reservations, for `STARTUP_TIMEOUT_S` at most."""
+        self._on_change = on_change
         self._task = asyncio.create_task(self._run(), name="ray")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STARTUP_TIMEOUT_S):
@@ -138,7 +139,7 @@ class RayPlacer:
         self._wanted[name] = _Request(resources, node_id)
         self._placements[name] = Placement(name, "pending", None, time.monotonic())
         self._send_place(name)
-        self.on_change()
+        self._on_change()
 
     async def remove(self, name: str) -> None:
         """Release a reservation or cancel a request."""
@@ -147,7 +148,7 @@ class RayPlacer:
         self._wanted.pop(name, None)
         self._removed.add(name)
         self._send({"do": "remove", "name": name})
-        self.on_change()
+        self._on_change()
 
     async def _run(self) -> None:
         failures = 0
@@ -283,7 +284,7 @@ class RayPlacer:
         if found != self._resources or self._reason:
             self._resources = found
             self._reason = ""
-            self.on_change()
+            self._on_change()
 
     def _confirm(self, name: str) -> None:
         if name in self._wanted:
@@ -298,7 +299,7 @@ class RayPlacer:
         found = Placement(name, state, node or known.node, known.since, reason, gpus or known.gpus)
         if found != known:
             self._placements[name] = replace(found, since=time.monotonic())
-            self.on_change()
+            self._on_change()
 
     def _set_away(self, reason: str) -> None:
         if not self._reason or not self._has_tried.is_set():
@@ -306,7 +307,7 @@ class RayPlacer:
         if reason != self._reason:
             self._reason = reason
             self._resources = None
-            self.on_change()
+            self._on_change()
 
     def _send_place(self, name: str) -> None:
         wanted = self._wanted[name]

@@ -12,17 +12,15 @@ from cortex.replica.spec import ReplicaSpec, ReplicaStatus, RequestLimits
 class Engine(Protocol):
     """Starts, watches and stops replicas. Replicas outlive it and are adopted by the next engine.
 
-    All methods run on the operator's event loop. The engine keeps the newest status of each replica and calls
-    `on_change` after each change. It calls `on_end` once nothing of a replica runs any more, before it removes the
-    replica's files: possibly more than once, and for replicas of an earlier engine too. The owner sets both callbacks
-    before `startup`.
+    All methods run on the operator's event loop. The engine keeps the newest status of each replica.
     """
 
-    on_change: Callable[[], None]
-    on_end: Callable[[ReplicaSpec], None]
+    async def startup(self, on_change: Callable[[], None], on_end: Callable[[ReplicaSpec], None]) -> None:
+        """Adopt every running replica and clean up after those that died while no operator ran.
 
-    async def startup(self) -> None:
-        """Adopt every running replica and clean up after those that died while no operator ran."""
+        The engine calls `on_change` after each change of a status. It calls `on_end` once nothing of a replica runs any
+        more, before it removes the replica's files: possibly more than once, and for replicas of an earlier engine too.
+        """
 
     async def shutdown(self) -> None:
         """Stop watching the replicas; they keep running."""

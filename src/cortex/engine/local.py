@@ -79,12 +79,18 @@ class _Running:
     ends_at: float = math.inf  #: monotonic; when orphaned workers are killed
 
 
+def remove_metrics(spec: ReplicaSpec) -> None:
+    """Delete the metrics of a replica when no aggregator is configured."""
+    if spec.metrics_dir:
+        shutil.rmtree(spec.metrics_dir, ignore_errors=True)
+
+
 class LocalEngine:
     """Runs replicas on this machine; `engine/base.py` documents its methods."""
 
     def __init__(self, home: Home, environ: Mapping[str, str], logger: Logger, device_dir: Path = DEVICE_DIR) -> None:
-        self.on_change: Callable[[], None] = lambda: None
-        self.on_end: Callable[[ReplicaSpec], None] = remove_metrics
+        self._on_change: Callable[[], None] = lambda: None
+        self._on_end: Callable[[ReplicaSpec], None] = remove_metrics
         self._home = home
         self._environ = replica_environ(environ)
         self._logger = logger
@@ -93,8 +99,11 @@ class LocalEngine:
         self._running: dict[str, _Running] = {}
         self._orphaned: dict[str, _Running] = {}
 
-    async def startup(self) -> None:
+    async def startup(
+        self, on_change: Callable[[], None], on_end: Callable[[ReplicaSpec], None] = remove_metrics
+    ) -> None:
         """Adopt every running replica and clean up after those that died while no operator ran."""
+        self._on_change, self._on_end = on_change, on_end
         folders = sorted(self._home.replicas_dir.iterdir()) if self._home.replicas_dir.is_dir() else []
         await asyncio.gather(self.find_devices(), *map(self._adopt, folders))
 
@@ -258,12 +267,12 @@ class LocalEngine:
             status = ReplicaStatus.from_json(line.decode())
             if status != running.status:
                 running.status = status
-                self.on_change()
+                self._on_change()
 
     async def _on_gone(self, running: _Running, was_connected: bool) -> None:
         spec = running.spec
         self._running.pop(spec.id, None)
-        self.on_change()  # first of all: the gateway still sends requests to it
+        self._on_change()  # first of all: the gateway still sends requests to it
         if running.killer:
             running.killer.cancel()
         if not was_connected:
@@ -281,7 +290,7 @@ class LocalEngine:
             if self._may_have_orphans(running):
                 await self._wait_for_orphans(running, running.supervisor.identity)
             await asyncio.to_thread(running.supervisor.kill)  # processes that the user's code left behind
-        self.on_end(spec)
+        self._on_end(spec)
         _clean(spec)
 
     def _may_have_orphans(self, running: _Running) -> bool:
@@ -297,7 +306,7 @@ class LocalEngine:
                 await asyncio.sleep(_ORPHANS_POLL_S)
         finally:
             del self._orphaned[running.spec.id]
-        self.on_change()  # their devices are free
+        self._on_change()  # their devices are free
 
     def _log_output(self, spec: ReplicaSpec) -> None:
         text = output_tail(Path(spec.run_dir) / _OUTPUT_FILE, _OUTPUT_TAIL_BYTES)
@@ -357,9 +366,3 @@ def _clean(spec: ReplicaSpec) -> None:
         with contextlib.suppress(OSError):
             Path(socket).unlink()
     shutil.rmtree(spec.run_dir, ignore_errors=True)
-
-
-def remove_metrics(spec: ReplicaSpec) -> None:
-    """Delete the metrics of a replica when no aggregator is configured."""
-    if spec.metrics_dir:
-        shutil.rmtree(spec.metrics_dir, ignore_errors=True)

@@ -106,10 +106,7 @@ class _NewWorkload:
 
 
 class AsyncQueues:
-    """The queues of all AsyncAPIs. All methods belong to one event loop.
-
-    `on_added(job_id, count)` is called when workloads were stored.
-    """
+    """The queues of all AsyncAPIs. All methods belong to one event loop."""
 
     def __init__(
         self,
@@ -118,7 +115,6 @@ class AsyncQueues:
         clean_soon: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        self.on_added: Callable[[str, int], None] = lambda job_id, count: None
         self._writer = writer
         self._reader = reader
         self._clean_soon = clean_soon
@@ -131,8 +127,9 @@ class AsyncQueues:
         self._storing: dict[str, asyncio.Task[None]] = {}
         self._waiting: dict[int, set[asyncio.Future[None]]] = {}
 
-    async def startup(self) -> None:
-        """Load the stored queues."""
+    async def startup(self, on_added: Callable[[str, int], None]) -> None:
+        """Load the stored queues. `on_added(job_id, count)` is called when workloads were stored."""
+        self._on_added = on_added
         for queue in await self._writer.run(_read_queues):
             self._register(queue)
             await self._writer.run(partial(self._update_count, queue.number))
@@ -265,7 +262,7 @@ class AsyncQueues:
         for one in group:
             if not one.stored.done():  # a caller may have disconnected; its workload stays
                 one.stored.set_result(None)
-        self.on_added(queue.job_id, len(group))
+        self._on_added(queue.job_id, len(group))
 
     async def _find(self, api: str, name: uuid.UUID) -> WorkloadView | None:
         queue = self._by_api.get(api)

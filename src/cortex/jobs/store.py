@@ -73,13 +73,16 @@ class JobStore:
         self._last_ns = 0
         self._last_expiry_at = clock()
 
-    async def startup(self) -> None:
-        """Start. Workers that could not reach the operator keep their leases."""
+    async def startup(self, on_workloads_added: Callable[[str, int], None] = lambda job_id, count: None) -> None:
+        """Start. Workers that could not reach the operator keep their leases.
+
+        `on_workloads_added(job_id, count)` is called when workloads were stored.
+        """
         self._writer.startup()
         self._reader.startup()
         self._last_expiry_at = self._clock()
         await self.write(batch_queue.discard_unpublished)
-        await self.workloads.startup()
+        await self.workloads.startup(on_workloads_added)
         await self._writer.run(lambda connection: lease_expiry.renew_all(connection, self._clock()))
         self._clean_soon()
 

@@ -31,9 +31,10 @@ from cortex.models.memory_budget import (
     trim_heap,
 )
 from cortex.models.spec import DEFAULT_MODEL, Model, ModelSource, Version
+from cortex.processes.backoff import Backoff
 
-#: A failed load is retried after this delay, which doubles with each failure up to the maximum.
-FIRST_RETRY_S, MAX_RETRY_S = 2.0, 60.0
+#: Delay of the retry of a failed load.
+RETRY_BACKOFF = Backoff(2.0, 60.0)
 _MESSAGE_CHARACTERS = 1000
 #: References to a value that only its `LoadedModel` has: that one, and the argument of `sys.getrefcount`.
 _OWN_REFERENCES = 2
@@ -119,7 +120,7 @@ class LoadFailure:
 class _FailedVersion:
     failure: LoadFailure
     digest: str
-    retry_s: float
+    failures: int
     retry_at: float
 
 
@@ -142,8 +143,8 @@ class FailedLoads:
     def add(self, key: VersionKey, digest: str, failure: LoadFailure, now: float) -> None:
         """Record a failure and set the next retry time."""
         known = self._by_key.get(key)
-        retry_s = min(known.retry_s * 2, MAX_RETRY_S) if known and known.digest == digest else FIRST_RETRY_S
-        self._by_key[key] = _FailedVersion(failure, digest, retry_s, now + retry_s)
+        failures = known.failures + 1 if known and known.digest == digest else 1
+        self._by_key[key] = _FailedVersion(failure, digest, failures, now + RETRY_BACKOFF.delay_s(failures))
 
     def remove(self, key: VersionKey) -> None:
         """Remove the failure of a version."""
@@ -317,7 +318,7 @@ class LoadCoordinator(Generic[T]):
         except ModelError:  # was reported
             with self._loaded.changed:
                 retry_at = self._failures.retry_at((model.name, version.number), version.digest)
-            return retry_at or time.monotonic() + FIRST_RETRY_S
+            return retry_at or time.monotonic() + RETRY_BACKOFF.first_s
         return None
 
     def keep_only(self, versions: Iterable[tuple[Model, Version]]) -> None:

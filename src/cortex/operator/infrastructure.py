@@ -57,9 +57,13 @@ def create_infrastructure(
     listening: GatewaySettings,
     facts: KeyValueStore,
     epoch: int,
+    on_fleet_change: Callable[[], None],
     logger: Logger,
 ) -> Infrastructure:
-    """Return engine and gateway of an installation. Raises: InputError if `own_address` does."""
+    """Return engine and gateway of an installation; `on_fleet_change` is as in `GatewayFleet`.
+
+    Raises: InputError if `own_address` does.
+    """
     gateway = HaproxyGateway(home, listening)
     if installation.engine == "local":
         engine = LocalEngine(home, os.environ, logger)
@@ -76,7 +80,15 @@ def create_infrastructure(
         installation.gateways, listening.host, listening.port, listening.certificate, credentials.host
     )
     fleet = GatewayFleet(
-        gateway, cluster_engine.nodes, placer, settings, credentials.identity, epoch, home.run_dir, logger
+        gateway,
+        cluster_engine.nodes,
+        placer,
+        settings,
+        credentials.identity,
+        epoch,
+        home.run_dir,
+        logger,
+        on_fleet_change,
     )
     cluster = Cluster(cluster_engine, placer, fleet)
     return Infrastructure(cluster_engine, fleet, _prepare_nothing, credentials.gateway_secret, cluster)

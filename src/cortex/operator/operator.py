@@ -84,14 +84,13 @@ class Operator:
         self._certificate = ServedCertificate(settings.tls, home.fingerprints_file, _logger)
         self._settings = self._certificate.apply_name(settings)
         listening = GatewaySettings(settings.host, settings.gateway_port, certificate=self._certificate.pem)
-        infrastructure = create_infrastructure(home, installation, listening, facts, epoch or 1, _logger)
+        infrastructure = create_infrastructure(home, installation, listening, facts, epoch or 1, self._wake, _logger)
         self._engine, self._gateway = infrastructure.engine, infrastructure.gateway
         self._cluster = cluster = infrastructure.cluster
         self._model_agent = ModelAgent(home, os.environ, _logger)
 
         # Jobs. `_wake` wakes both control loops, the job supervisor's and the reconciler's.
         preparations = Preparations(infrastructure.prepare, self._wake, time.time, _logger)
-        self._engine.on_change = self._wake
         self._supervisor = JobSupervisor(
             home,
             self._apis,
@@ -130,13 +129,10 @@ class Operator:
             gateway_count=cluster.fleet.size if cluster else lambda: 1,
             was_lost_with_node=cluster.engine.was_lost_with_node if cluster else lambda replica_id: False,
         )
-        if cluster is not None:
-            cluster.fleet.on_change = self._reconciler.wake
 
         # Metrics, predictions, autoscaling.
         archive = PredictionArchive(home, _logger)
         self._metric_totals = MetricTotals(home.metrics_dir, MetricStore(self._database), _logger, archive.add)
-        self._engine.on_end = self._metric_totals.end
         self._metrics = Metrics(
             self._apis,
             self._metric_totals,
@@ -205,7 +201,7 @@ class Operator:
     async def _start(self) -> None:
         """Adopt what runs already, in the order in which the parts depend on each other."""
         self._projects.clean()
-        await self._engine.startup()
+        await self._engine.startup(self._wake, self._metric_totals.end)
         running = self._cluster.engine.unsettled() if self._cluster else self._engine.replicas().keys()
         self._metric_totals.startup(running)
         await self._model_agent.startup(self._needs_model_agent)

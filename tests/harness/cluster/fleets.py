@@ -66,7 +66,7 @@ class Site:
         fleet = GatewayFleet(
             own, engine.nodes, placer, settings, access.identity, epoch, self.home.run_dir, Logger("test")
         )
-        await engine.startup()
+        await engine.startup(lambda: None, lambda spec: None)
         try:
             yield Operator(fleet, own, placer, engine)
         finally:

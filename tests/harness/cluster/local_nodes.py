@@ -96,7 +96,8 @@ class StaticPlacer:
     is_available: bool = True
     reason: str = ""
 
-    async def startup(self) -> None: ...
+    async def startup(self, on_change: Callable[[], None]) -> None:
+        self.on_change = on_change
 
     async def shutdown(self) -> None: ...
 

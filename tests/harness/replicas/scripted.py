@@ -38,8 +38,8 @@ class ScriptedEngine:
         self.start_error: EngineError | ComputeUnavailableError | None = None
         self._started = 0
 
-    async def startup(self) -> None:
-        pass
+    async def startup(self, on_change: Callable[[], None], on_end: Callable[[ReplicaSpec], None]) -> None:
+        self.on_change, self.on_end = on_change, on_end
 
     async def shutdown(self) -> None:
         pass

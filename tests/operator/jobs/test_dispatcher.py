@@ -214,8 +214,9 @@ def test_a_lease_whose_response_was_lost_is_released_at_once(tmp_path: Path) -> 
 
 def test_offer_wakes_one_worker_per_batch(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
-        queue, dispatcher = await scene.store.workloads.open("greet"), scene.dispatcher
-        scene.store.workloads.on_added = dispatcher.offer
+        dispatcher = scene.dispatcher
+        await scene.store.workloads.startup(dispatcher.offer)
+        queue = await scene.store.workloads.open("greet")
         for worker in ("a", "b", "c"):
             dispatcher.assign(worker, Assignment(queue.job_id, {}, {}, {}, "/log", 30.0))
         asking = {

@@ -81,12 +81,10 @@ class Hosting:
         self._project_arrived = asyncio.Event()
         self._project_problems: dict[str, str] = {}  #: by hash, why the last request for it failed
         self._ended: set[str] = set()  #: replicas whose metrics are final, though their folders may still exist
-        engine.on_change = self._report_changes
-        engine.on_end = self._on_end
 
     async def startup(self) -> None:
         """Adopt running replicas."""
-        await self._engine.startup()
+        await self._engine.startup(self._report_changes, self._on_end)
         self._report_changes()
 
     async def shutdown(self) -> None:

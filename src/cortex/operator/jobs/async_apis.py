@@ -45,7 +45,6 @@ class AsyncApis:
         self._workers = workers
         self._dispatcher = dispatcher
         self._worker_token = worker_token
-        workloads.on_added = dispatcher.offer
 
     # Replicas.
 

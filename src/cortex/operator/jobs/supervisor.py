@@ -145,7 +145,7 @@ class JobSupervisor:
 
     async def startup(self) -> None:
         """Adopt the jobs and workers of a previous operator. Call it before any worker's request is answered."""
-        await self._store.startup()
+        await self._store.startup(self.dispatcher.offer)
         for job in await self._store.active():
             if job.status is JobStatus.ENQUEUING and isinstance(source_from_json(job.source), Upload):
                 await self._store.delete_job(job.id)  # its submission was never acknowledged

@@ -19,7 +19,8 @@ from cortex.state.apis import Target
 from cortex.telemetry import Logger
 
 _BACKOFF = Backoff(10.0, 300.0)
-_MAX_LOSS_DELAY_S = 60.0
+#: Delay after the second loss in a row and later ones; the first replacement is immediate.
+_LOSS_BACKOFF = Backoff(1.0, 60.0)
 #: Losses older than this don't delay the next start.
 _LOSSES_FORGOTTEN_AFTER_S = 300.0
 #: Losses of ready replicas within this time have one cause and count once.
@@ -85,7 +86,7 @@ class Preparations:
         if not was_ready or not revision.losses or elapsed > _SAME_CAUSE_S:
             revision.losses = revision.losses + 1 if elapsed < _LOSSES_FORGOTTEN_AFTER_S else 1
             revision.lost_at = now
-        delay = min(2.0 ** (revision.losses - 2), _MAX_LOSS_DELAY_S) if revision.losses > 1 else 0.0
+        delay = _LOSS_BACKOFF.delay_s(revision.losses - 1) if revision.losses > 1 else 0.0
         failure = revision.state.failure
         if not was_ready:
             failure = StartFailure(f"a replica ended before it was ready; `cortex logs {key[0]}` shows its output")

@@ -22,6 +22,7 @@ from http.client import HTTPConnection, HTTPException
 
 from cortex.jobs.http import wire
 from cortex.jobs.spec import Assignment, ExchangeReply, StopSignal
+from cortex.processes.backoff import Backoff
 from cortex.replica.jobs.shared_state import SharedJobState
 from cortex.replica.jobs.unacknowledged_reports import ActiveLease, BatchOutcome, PendingReport, ReportQueue
 from cortex.replica.request_log import write_log
@@ -40,7 +41,7 @@ _WAIT_S = 20.0
 _ANSWER_S = 10.0
 #: Minimum interval between requests that return nothing.
 _PAUSE_S = 0.2
-_FIRST_BACK_OFF_S, _MAX_BACK_OFF_S = 0.02, 1.0
+_BACKOFF = Backoff(0.02, 1.0)
 _RENEWALS_PER_LEASE = 3
 #: How long an ending process tries to send its last report.
 _LAST_REPORT_S = 1.0
@@ -94,7 +95,7 @@ class LeaseClient:
         self._is_idle = False  #: the main thread waits for work
         self._job: Assignment | None = None
         self._is_given = True  #: the main thread has received the job
-        self._back_off_s = _FIRST_BACK_OFF_S
+        self._failures = 0  #: requests in a row that failed
         self._enter_job()
 
     def _enter_job(self) -> None:
@@ -224,7 +225,7 @@ class LeaseClient:
             except (NoResponseError, wire.WorkerMessageError):
                 self._back_off()
                 continue
-            self._back_off_s = _FIRST_BACK_OFF_S
+            self._failures = 0
             if isinstance(answer, StopSignal):
                 self._dismiss()
             elif answer is None:
@@ -294,7 +295,7 @@ class LeaseClient:
                 self._must_renew = self._must_renew or (wants and may_have_arrived)
             self._back_off()
             return
-        self._back_off_s = _FIRST_BACK_OFF_S
+        self._failures = 0
         with self._turn:
             self._outbox.answered(outgoing)
             self._settle(outgoing, answer)
@@ -352,11 +353,11 @@ class LeaseClient:
             body = wire.write_renew(wire.RenewalRequest(self._pid, tokens, is_all=True))
             answer = wire.parse_renewed(self._line.post("renew", body, _ANSWER_S))
         except (NoResponseError, wire.WorkerMessageError):
-            self._renew_at = self._clock() + _MAX_BACK_OFF_S
+            self._renew_at = self._clock() + _BACKOFF.max_s
             self._back_off()
             return
         self._must_renew = False
-        self._back_off_s = _FIRST_BACK_OFF_S
+        self._failures = 0
         self._renew_at = self._clock() + self._job.lease_s / _RENEWALS_PER_LEASE
         self._cells.tend(time.monotonic_ns())
         with self._turn:
@@ -395,8 +396,8 @@ class LeaseClient:
         self.stop()
 
     def _back_off(self) -> None:
-        self._pause(self._back_off_s)
-        self._back_off_s = min(2 * self._back_off_s, _MAX_BACK_OFF_S)
+        self._failures += 1
+        self._pause(_BACKOFF.delay_s(self._failures))
 
     def _pause(self, seconds: float) -> None:
         """Wait; only the end of the process interrupts it."""
