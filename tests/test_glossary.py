@@ -1,0 +1,98 @@
+"""The vocabulary of the code is closed: the terms of `docs/reference/glossary.md`, and some plain words."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "cortex"
+GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
+
+#: Words of module names that need no definition. Add a word only if any programmer knows it in the meaning that it has
+#: here; otherwise name the module with a term of the glossary, or define a new term there.
+PLAIN = set(
+    """
+    access address age app archive argument arguments async auth autoscaling background base binding body bootstrap
+    budget certificate check cleanup cli client command commands config connect connection content context
+    conversion cpu credential cross database deploy deployer device diagnose document dotenv election endpoint
+    engine error fetcher field file filelock format get glob gzip haproxy hosting http identity importing info
+    infrastructure input installer interface json jsonl key known joined library lifecycle list loaded loader local location lock
+    log main map mapping memory message metric monitor monitoring object onnx output packaging path peer plot policy
+    postgresql prediction preparations priority process progress protocol python query queue queueing ray reason
+    record remote replica report request requirement reservation retry route routing rpc rule run runner sample
+    scaling schema servable service serving settings simulation socket source sqlite start state statistics status
+    storage store stream streaming summary table task telemetry tensor tensorflow theory timing tls total traceback
+    tracking traffic transport trial unacknowledged user validate value view violation watch wire writer
+    """.split()
+)
+
+
+def terms() -> list[str]:
+    return re.findall(r"^\| (?!term \|)([A-Za-z -]+) \|", GLOSSARY.read_text(), re.MULTILINE)
+
+
+def pattern(term: str) -> re.Pattern[str]:
+    """Match a term as words of a text and as parts of a name: "node agent", `node_agent`, `NodeAgent`."""
+    return re.compile(r"[ _-]?\n?\s*".join(map(re.escape, term.lower().replace("-", " ").split())))
+
+
+@pytest.fixture(scope="module")
+def code() -> str:
+    return "\n".join(path.read_text() for path in sorted(SOURCE.rglob("*.py"))).lower()
+
+
+@pytest.fixture(scope="module")
+def pages() -> str:
+    pages = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path != GLOSSARY]
+    return "\n".join(path.read_text() for path in [ROOT / "README.md", *pages]).lower()
+
+
+@pytest.mark.parametrize("term", terms())
+def test_each_term_occurs_in_code_and_documentation(term: str, code: str, pages: str) -> None:
+    assert pattern(term).search(code), f"no code uses the term {term!r}: remove it from docs/reference/glossary.md"
+    assert pattern(term).search(pages), f"no page uses the term {term!r}: use it, or remove it from the glossary"
+
+
+def test_each_term_is_defined_once() -> None:
+    assert len(terms()) == len({term.lower() for term in terms()})
+
+
+def test_public_class_names_are_unique() -> None:
+    modules = defaultdict(list)
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules[node.name].append(path.relative_to(SOURCE).as_posix())
+    repeated = {name: places for name, places in modules.items() if len(places) > 1}
+    assert not repeated, f"one class name must mean one class; rename all but one of each: {repeated}"
+
+
+def test_module_names_consist_of_known_words() -> None:
+    known = PLAIN | {word for term in terms() for word in re.split("[ -]", term.lower())}
+    odd = {}
+    for path in sorted([*SOURCE.rglob("*.py"), *(folder for folder in SOURCE.rglob("*") if has_code(folder))]):
+        if path.stem == "__init__" or path.parent.name == "commands":  # a command's module has the command's name
+            continue
+        if unknown := [word for word in path.stem.split("_") if not singulars(word) & known]:
+            odd[path.relative_to(SOURCE).as_posix()] = unknown
+    assert not odd, (
+        f"module names with words that nobody can look up: {odd}. Rename the module with a term of "
+        "docs/reference/glossary.md; or define the word there; or, if it is a plain word, add it to PLAIN in this test"
+    )
+
+
+def has_code(path: Path) -> bool:
+    return path.is_dir() and any(path.glob("*.py"))
+
+
+def singulars(word: str) -> set[str]:
+    """Return a word and what it may be the plural of."""
+    forms = {word}
+    if word.endswith("s"):
+        forms |= {word[:-1], word.removesuffix("es"), word.removesuffix("ies") + "y"}
+    return forms
