@@ -15,21 +15,20 @@ GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 
 #: Words of module names that need no definition. Add a word only if any programmer knows it in the meaning that it has
 #: here; otherwise name the module with a term of the glossary, or define a new term there.
-PLAIN = set(
-    """
-    access address age app archive argument arguments async auth autoscaling background base binding body bootstrap
-    budget certificate check cleanup cli client command commands config connect connection content context
-    conversion cpu credential cross database deploy deployer device diagnose document dotenv election endpoint
-    engine error fetcher field file filelock format get glob gzip haproxy hosting http identity importing info
-    infrastructure input installer interface json jsonl key known joined library lifecycle list loaded loader local location lock
-    log main map mapping memory message metric monitor monitoring object onnx output packaging path peer plot policy
-    postgresql prediction preparations priority process progress protocol python query queue queueing ray reason
-    record remote replica report request requirement reservation retry route routing rpc rule run runner sample
-    scaling schema servable service serving settings simulation socket source sqlite start state statistics status
-    storage store stream streaming summary table task telemetry tensor tensorflow theory timing tls total traceback
-    tracking traffic transport trial unacknowledged user validate value view violation watch wire writer
-    """.split()
-)
+_PLAIN = """
+access address age app archive argument arguments async auth autoscaling background base binding body bootstrap budget
+certificate check cleanup cli client command commands config connect connection content context conversion cpu
+credential cross database deploy deployer device diagnose document dotenv election endpoint engine error fetcher field
+file filelock format get glob gzip haproxy hosting http identity importing info infrastructure input installer
+interface joined json jsonl key known library lifecycle list loaded loader local location lock log main map mapping
+memory message metric monitor monitoring object onnx output packaging path peer plot policy postgresql prediction
+preparations priority process progress protocol python query queue queueing ray reason record remote replica report
+request requirement reservation retry route routing rpc rule run runner sample scaling schema servable service serving
+settings simulation socket source sqlite start state statistics status storage store stream streaming summary table
+task telemetry tensor tensorflow theory timing tls total traceback tracking traffic transport trial unacknowledged
+user validate value view violation watch wire writer
+"""
+PLAIN = set(_PLAIN.split())
 
 
 def terms() -> list[str]:
