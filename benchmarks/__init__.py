@@ -1,1 +1,1 @@
-"""Measures cortex against other Python model servers; see README.md. Nothing here is part of the product."""
+"""Benchmarks of cortex against other Python model servers; see README.md. Not part of the product."""

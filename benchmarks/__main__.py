@@ -1,4 +1,4 @@
-"""The comparison with the peers: `python -m benchmarks`."""
+"""Compare cortex with other model servers: `python -m benchmarks`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUICK = measure.Plan(rounds=1, seconds=2, open_s=3, open_rounds=1)
 
 
 def main() -> None:
-    """Measure, report, write."""
+    """Measure, and write the report."""
     arguments = _arguments()
     require_wrk()
     chosen = systems.named(arguments.systems)
@@ -44,12 +44,16 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one short round: does it work, not how fast is it")
-    parser.add_argument("--systems", default="", help="comma-separated; all by default")
+    parser.add_argument("--quick", action="store_true", help="one short round, as a functional check")
+    parser.add_argument("--systems", default="", help="comma-separated list of systems (default: all)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--seconds", type=float, help="of each measurement, whole seconds")
-    parser.add_argument("--concurrency", type=lambda text: tuple(map(int, text.split(","))), help="1,16,64 by default")
+    parser.add_argument("--seconds", type=float, help="duration of each measurement, in whole seconds")
+    parser.add_argument(
+        "--concurrency",
+        type=lambda text: tuple(map(int, text.split(","))),
+        help="comma-separated numbers of connections (default: 1,16,64)",
+    )
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""What it costs the gateway to ask callers for keys: `python -m benchmarks.api_keys`."""
+"""Measure the cost of API keys at the gateway: `python -m benchmarks.api_keys`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.tools.workloads import NOOP
 from cortex.client.environments import connect_local
 from cortex.home import Home
 
-#: So many keys more are in the gateway's map.
+#: Number of further keys in the gateway's map.
 _OTHER_KEYS = 1000
 _CONNECTIONS = 16
 #: By the name of the API.
@@ -37,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.api_keys", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=4)
-    parser.add_argument("--keys", type=int, default=_OTHER_KEYS, help="keys in the map beside the one that is sent")
+    parser.add_argument("--keys", type=int, default=_OTHER_KEYS, help="number of further keys in the gateway's map")
     options = parser.parse_args()
     require_wrk()
     with tempfile.TemporaryDirectory(prefix="cortex-bench-") as folder:

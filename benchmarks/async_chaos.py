@@ -1,8 +1,9 @@
-"""Does an AsyncAPI lose or double anything? `python -m benchmarks.async_chaos`.
+"""Count lost and duplicated workloads of an AsyncAPI under kills: `python -m benchmarks.async_chaos`.
 
-10,000 workloads are sent and worked through while `kill -9` hits 30 times, workers, their supervisors and the operator,
-and the power is cut twice. Five workloads end their process, one of a hundred raises. Then every result is fetched and
-held against what was sent. The code is the tests' own, `tests/harness/installations/async_chaos.py`.
+It sends 10,000 workloads. Meanwhile `kill -9` ends 30 workers, supervisors and operators, and two simulated power cuts
+end all processes at once. Five workloads kill their own process, and one in a hundred raises. Finally every result is
+fetched and compared with the submission. The code is shared with the tests:
+`tests/harness/installations/async_chaos.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from benchmarks.tools.paths import REPOSITORY
 
 
 def main() -> None:
-    """Run, report, write."""
+    """Run, and write the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.async_chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
     parser.add_argument("--workloads", type=int, default=10_000)

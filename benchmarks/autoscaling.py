@@ -1,10 +1,10 @@
-"""Does `cortex simulate` tell what happens, and does a cold API lose requests? `python -m benchmarks.autoscaling`.
+"""Compare `cortex simulate` with a real API, and test a cold start: `python -m benchmarks.autoscaling`.
 
-Trace: a real API whose calls wait for 100 ms on average gets a step of load (2, 30, then 2 requests per second, by
-chance), and the autoscaler follows. What was sent, second by second, is then simulated, with the service time and the
-start-up time that were measured before. Average replicas and p95 latency may differ by 15 %.
+Trace: a real API, whose calls wait for 100 ms on average, receives 2, then 30, then 2 random requests per second, and
+the autoscaler reacts. The recorded requests per second are then simulated with the measured service and startup times.
+Average replicas and p95 latency may differ by 15 %.
 
-Cold: an API without replicas gets 1,000 requests at once. None may be lost.
+Cold: an API without replicas receives 1,000 requests at once. None may be lost.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Figures = dict[str, float]
 
 
 def main() -> None:
-    """Measure, report, write."""
+    """Measure, and write the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.autoscaling", description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=("trace", "cold"), default=["trace", "cold"])
     parser.add_argument("--rounds", type=int, default=3)
@@ -116,7 +116,7 @@ def _service_time(cortex: Cortex) -> ServiceTime:
 
 
 def _startup_time(cortex: Cortex) -> float:
-    """Ask for a second replica, and go back to the first state by deploying anew."""
+    """Measure the start of a second replica, then redeploy with one."""
     file = cortex.project / "scaled.yaml"
     more = file.with_name("more.yaml")
     more.write_text(file.read_text().replace("autoscaling:", "autoscaling:\n    min_replicas: 2"))
@@ -140,7 +140,7 @@ def _arrivals(chance: random.Random) -> list[float]:
 
 
 def _recorded(due: Sequence[float]) -> Trace:
-    """Return how many were due in each second."""
+    """Return the number of requests due in each second."""
     seconds = int(STEPS[-1][0])
     counts = Counter(map(int, due))
     return Trace(tuple(map(float, range(seconds))), tuple(float(counts[at]) for at in range(seconds)), float(seconds))
@@ -165,7 +165,7 @@ def _real(cortex: Cortex, due: Sequence[float]) -> Figures:
 
 
 class _Watched:
-    """Asks a few times per second how many replicas are wanted, for as long as the trace lasts."""
+    """Polls the wanted number of replicas a few times per second during the trace."""
 
     def __init__(self, cortex: Cortex) -> None:
         self._cortex = cortex

@@ -1,8 +1,8 @@
-"""The comparison of batch jobs: `python -m benchmarks.batch`.
+"""Compare batch jobs with other systems: `python -m benchmarks.batch`.
 
 A million integers in batches of 100 go to two workers, which return the sum of each batch. The time runs from before
-the submission until every batch is recorded. Cortex, Ray Data, Celery with Redis, and a pool of processes as the limit
-take turns; each is started anew, does a small job first, then the one that is measured.
+the submission until every batch is recorded. Cortex, Ray Data, Celery with Redis, and a process pool as the upper limit
+take turns. Each is started from scratch, and runs a small job before the measured one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GOAL_PER_S, GOAL_CPU_MS = 300_000, 0.3
 
 @dataclass(frozen=True)
 class BatchSample:
-    """What one system did in one round."""
+    """Figures of one system in one round."""
 
     system: str
     first_s: float  #: of the small job, the first after the start
@@ -35,9 +35,9 @@ class BatchSample:
 
 
 def main() -> None:
-    """Measure, report, write."""
+    """Measure, and write the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch", description=__doc__)
-    parser.add_argument("--systems", default="", help="comma-separated; all by default")
+    parser.add_argument("--systems", default="", help="comma-separated list of systems (default: all)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--items", type=int, default=ITEMS)
     parser.add_argument("--batch-size", type=int, default=BATCH_SIZE)
@@ -82,7 +82,7 @@ def medians(samples: list[BatchSample]) -> list[BatchSample]:
 
 
 def goals(samples: list[BatchSample]) -> list[report.Goal]:
-    """Hold the medians against what the project promises."""
+    """Compare the medians with the project's goals."""
     ours = next((sample for sample in medians(samples) if sample.system == report.CORTEX), None)
     rate = f"{ours.per_s:,.0f}" if ours else "–"
     cpu = f"{ours.cpu_ms:.3f} ms" if ours else "–"
@@ -130,7 +130,7 @@ def _measure(system: BatchSystem, items: int, batch_size: int) -> BatchSample:
 
 
 def _check(driver: Driver, items: int, batch_size: int) -> None:
-    """A figure counts only if every result is there. Ray ends a block with a shorter batch, so it may have more."""
+    """Check that all results are there. Ray may have more batches: it ends each block with a shorter one."""
     found = driver.tell("totals")
     if found["total"] != sum(range(items)) or found["batches"] < -(-items // batch_size):
         raise DriverError(f"the results are not right: {found}")

@@ -1,9 +1,9 @@
-"""Does a job lose or double anything? `python -m benchmarks.batch_chaos`.
+"""Count lost and duplicated items of a batch job under kills: `python -m benchmarks.batch_chaos`.
 
-100,000 items in batches of 10 for three workers; 20 items end the process with a segmentation fault. In the first run
-`kill -9` hits 50 times: workers, their supervisors, and the operator, which is started again. In the second the power
-is cut three times: every process ends at one instant, while the operator writes. Then results, dead letters, counts and
-the calls of `on_job_complete` are held against what was submitted. The code is the tests' own,
+100,000 items in batches of 10 go to three workers; 20 items crash the process with a segmentation fault. In the first
+run, `kill -9` ends 50 workers, supervisors and operators; operators are restarted. In the second run, three simulated
+power cuts end all processes at once while the operator writes. Finally results, dead letters, counts and calls of
+`on_job_complete` are compared with the submission. The code is shared with the tests:
 `tests/harness/installations/chaos.py`.
 """
 
@@ -24,7 +24,7 @@ RUNS = {"kills": {"kills": 50, "power_cuts": 0}, "power cuts": {"kills": 0, "pow
 
 
 def main() -> None:
-    """Run both, report, write."""
+    """Run both parts, and write the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
     parser.add_argument("--items", type=int, default=100_000)

@@ -1,8 +1,8 @@
-"""What do jobs over files in S3 cost? `python -m benchmarks.batch_files`.
+"""Measure jobs over files in S3: `python -m benchmarks.batch_files`.
 
-First 20,000 small objects: a dry run with globs, then a job over their paths. Then one file of 2 GB of JSON lines,
-which the operator streams into batches: its memory is read from outside meanwhile. The endpoint is the tests' own,
-OpenStack Swift (`scripts/test-services` installs it), on this machine: it shares the processor with what is measured.
+First 20,000 small objects: a dry run with globs, then a job over their paths. Then a 2 GB file of JSON lines, which the
+operator streams into batches while its memory is sampled. The endpoint is OpenStack Swift on this machine
+(`scripts/test-services` installs it), so it shares the CPU with the system under test.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Rows = list[tuple[str, str]]
 
 
 def main() -> None:
-    """Measure, report, write."""
+    """Measure, and write the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_files", description=__doc__)
     parser.add_argument("--objects", type=int, default=OBJECTS)
     parser.add_argument("--bytes", type=int, default=BYTES)
@@ -140,7 +140,7 @@ def _run(cortex: Cortex, jobs: Jobs, body: dict[str, Any]) -> tuple[str, float, 
 
 
 def _check(jobs: Jobs, job: str, items: int) -> None:
-    """A figure counts only if every item was in exactly one batch."""
+    """Check that every item was in exactly one batch."""
     found = sum(each["result"] for each in jobs.results(job))
     if found != items:
         raise SystemExit(f"the batches had {found} items, not {items}")

@@ -1,7 +1,7 @@
-"""What does a very large submission cost? `python -m benchmarks.batch_upload`.
+"""Measure a very large submission: `python -m benchmarks.batch_upload`.
 
-Ten million integers are sent as lines of JSON through the gateway in one POST, made while they are sent; two workers
-with a method that does nothing take them. Meanwhile the operator's memory is read from outside, ten times a second.
+Ten million integers are generated and sent as JSON lines in one POST through the gateway. Two workers consume them with
+a method that does nothing. Meanwhile the operator's memory is sampled ten times per second.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GROWTH_GOAL_MB = 16.0
 
 
 def main() -> None:
-    """Measure, report, write."""
+    """Measure, and write the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_upload", description=__doc__)
     parser.add_argument("--items", type=int, default=ITEMS)
     parser.add_argument("--batch-size", type=int, default=BATCH_SIZE)
@@ -78,7 +78,7 @@ def _measure(cortex: Cortex, items: int, batch_size: int, workers: int) -> dict[
 
 
 def _cpu(cortex: Cortex) -> dict[str, float]:
-    """Seconds of CPU time of each part so far."""
+    """Return the CPU seconds of each part so far."""
     return {name: sum(processes.cpu_s(members).values()) for name, members in groups(cortex.status()).items()}
 
 

@@ -1,4 +1,4 @@
-"""Server-side batching against the peers', with and without: `python -m benchmarks.batching`."""
+"""Compare server-side batching with other systems, each with and without it: `python -m benchmarks.batching`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def main() -> None:
-    """Measure, report, write."""
+    """Measure, and write the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batching", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement, whole seconds")
+    parser.add_argument("--seconds", type=float, default=4.0, help="duration of each measurement, in whole seconds")
     parser.add_argument("--concurrency", type=lambda text: tuple(map(int, text.split(","))), default=(1, 2, 16, 64))
-    parser.add_argument("--systems", default="", help="comma-separated; all by default")
+    parser.add_argument("--systems", default="", help="comma-separated list of systems (default: all)")
     arguments = parser.parse_args()
     require_wrk()
     wanted = [name for name in arguments.systems.split(",") if name]
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def workload_of(width: str, in_list: bool) -> Workload:
-    """Return the request of a width; BentoML's batches are made of lists, so that its requests have one."""
+    """Return the request for a width; BentoML's requests contain a list, because it joins lists to batches."""
     sys.path.insert(0, str(USER_CODE))
     from mlp_model import WIDTHS as NUMBERS  # type: ignore[import-not-found]
     from mlp_model import Mlp
@@ -76,7 +76,7 @@ def _rounds(systems: tuple[System, ...], width: str, plan: measure.Plan) -> meas
 
 
 def _systems() -> tuple[System, ...]:
-    """List every system twice, with batching and without."""
+    """Return every system twice, with and without batching."""
     serves: dict[str, Callable[[bool], Callable[[Workload, Path], contextlib.AbstractContextManager[Endpoint]]]] = {
         "cortex": lambda batched: partial(_cortex, batched),
         **{peer: partial(_peer_of, peer) for peer in _VENVS},
@@ -126,7 +126,7 @@ def _peer(peer: str, batched: bool, workload: Workload, folder: Path) -> context
 
 
 def _table(samples: list[measure.Sample], plan: measure.Plan) -> list[str]:
-    """Show the medians over the rounds, a line per width and system."""
+    """Return a table of medians over the rounds, with a line per width and system."""
     lines = []
     for width in WIDTHS:
         lines += [f"\n## {width}\n", "| system | " + " | ".join(f"{c} open" for c in plan.concurrencies) + " |"]

@@ -1,7 +1,7 @@
-"""Replicas on a Ray cluster: their throughput beside a single machine's and Ray Serve's, and large projects on nodes.
+"""Measure replicas on a Ray cluster: their throughput against one machine and Ray Serve, and large projects.
 
-The cluster is the tests': a head and three nodes in namespaces of this machine (root, `iproute2`). All systems of a
-round are up at the same time, and are measured one after the other: take the ratios, not the figures.
+The cluster is that of the tests: a head and three nodes in network namespaces of this machine (requires root and
+`iproute2`). All systems of a round run at the same time and are measured one after the other, so compare ratios only.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class Handler:
 
 
 def main() -> None:
-    """Measure, print."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=int, default=3, help="of each measurement")
+    parser.add_argument("--seconds", type=int, default=3, help="duration of each measurement in seconds")
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--project-mb", type=int, default=200)
     parser.add_argument("--parts", nargs="+", choices=list(_PARTS), default=list(_PARTS))
@@ -93,7 +93,7 @@ def _others() -> Iterator[Others]:
 
 
 def _throughput(on_ray: OnRay, others: Others, arguments: argparse.Namespace) -> None:
-    """Measure all in turn. wrk is on the gateway's machine; only the way to the replica may lead over a network."""
+    """Measure all in turn. wrk runs on the gateway machine; only the connection to the replica may cross a network."""
     with installed(on_ray.cluster, place=on_ray.cluster.nodes[0]) as beside:
         ours = {OVER_NETWORK: on_ray, BESIDE: beside}
         for workload, _ in COMPARED:
@@ -164,7 +164,7 @@ def _archives(on_ray: OnRay, others: Others, arguments: argparse.Namespace) -> N
 
 
 def _no_index(on_ray: OnRay, others: Others, arguments: argparse.Namespace) -> None:
-    """Deploy what wants a package, to nodes that reach no index."""
+    """Deploy a project with a requirement to nodes without access to a package index."""
     files = {"handler.py": _HANDLER.encode(), "requirements.txt": b"numpy>=1.26\n"}
     with _project(files, "indexless", "handler.py", 1, 1) as project:
         began = time.monotonic()

@@ -1,7 +1,7 @@
-"""How fast batches are given to workers and come back, with SQLite and with PostgreSQL: no HTTP, no workers' code.
+"""Measure the rate at which batches are leased and reported, with SQLite or PostgreSQL: no HTTP, no user code.
 
-Run as `python -m benchmarks.leases [--database URL] [--batches N] [--per-lease N] [--workers N]`. Each worker reports
-what it was leased and asks for more, again and again; what is said to be recorded is on the disk.
+Run `python -m benchmarks.leases [--database URL] [--batches N] [--per-lease N] [--workers N]`. Each worker repeatedly
+reports its lease and requests the next. Recorded batches are on disk.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ async def _measure(store: JobStore, count: int, per_lease: int, workers: int) ->
 
 def main() -> None:
     """Measure, and print one line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--database", default="", help="a PostgreSQL URL; without one, SQLite in a folder of its own")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.leases", description=__doc__)
+    parser.add_argument("--database", default="", help="PostgreSQL URL (default: SQLite in a temporary folder)")
     parser.add_argument("--batches", type=int, default=50_000)
     parser.add_argument("--per-lease", type=int, default=64)
     parser.add_argument("--workers", type=int, default=2)

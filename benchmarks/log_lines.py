@@ -1,7 +1,7 @@
-"""How many lines of logs one operator passes on in a second: `python -m benchmarks.log_lines [--nodes N] [--lines N]`.
+"""Measure the log lines per second that an operator forwards: `python -m benchmarks.log_lines`.
 
-The node agents are real, each with the log of one replica; the operator's side is its own code without HTTP. CPU is
-that of the operator's side alone.
+The node agents are real, each with the log of one replica. The operator's side is its own code without HTTP; the CPU
+time is that side's only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TEXT = "a line of a usual length, with a number of its own and a few words more
 
 
 class _Nobody:
-    """Owns links that are only asked for logs."""
+    """Owner of node connections that are only used for logs."""
 
     def node_is_up(self, link: NodeClient) -> None: ...
 
@@ -41,10 +41,10 @@ class _Nobody:
 
 
 def main() -> None:
-    """Measure, print."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.log_lines", description=__doc__)
     parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--lines", type=int, default=100_000, help="of each node")
+    parser.add_argument("--lines", type=int, default=100_000, help="number of lines per node")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="cx-") as folder, local_nodes(Path(folder), options.nodes) as nodes:
         for number, node in enumerate(nodes):

@@ -1,10 +1,9 @@
-"""Does caching keep to its budget, and does memory return? `python -m benchmarks.model_cache`.
+"""Check the memory budget of model caching, and the release of memory: `python -m benchmarks.model_cache`.
 
-A fresh process gets 300 models of 20 MB under `cache_memory: 500Mi`, 20,000 times by Zipf's law, on four threads; its
-memory is read from outside every few milliseconds. Then all models go. Other fresh processes load and unload models
-1,000 times: pickles of one big array, pickles of thousands of small objects, the same with a reference cycle, ONNX
-sessions, SavedModels.
-The files of the 300 are one file with 300 names: the disk is not what is measured.
+A new process requests 300 models of 20 MB under `cache_memory: 500Mi` on four threads: 20,000 requests distributed by
+Zipf's law, with its memory sampled every few milliseconds. Then all models are removed. Further processes load and
+unload models 1,000 times: pickles of one large array, pickles of thousands of small objects, the same with a reference
+cycle, ONNX sessions, SavedModels. The 300 models are hard links to one file, because the disk is not under test.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ EXPONENT = 1.0
 
 
 def main() -> None:
-    """Measure, report, write."""
+    """Measure, and write the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.model_cache", description=__doc__)
     parser.add_argument("--gets", type=int, default=GETS)
     parser.add_argument("--cycles", type=int, default=1000)
@@ -117,7 +116,7 @@ def _cycles(folder: Path, kind: str, cycles: int) -> dict[str, Any]:
 
 
 def _growth(found: dict[str, Any]) -> float:
-    """Compare the last tenth with the second: the process is warm by then."""
+    """Return the growth from the second to the last tenth of the cycles, when the process is warm."""
     resident = found["resident"]
     return sum(resident[-2:]) / sum(resident[2:4]) - 1
 
@@ -157,7 +156,7 @@ def _write_onnx(folder: Path, number: int) -> None:
 
 
 def _write_tensorflow(folder: Path, number: int) -> None:
-    """Write a SavedModel in a process of its own: TensorFlow does not leave."""
+    """Write a SavedModel in a process of its own, because TensorFlow can't be unloaded."""
     code = f"""
 import tensorflow as tf
 class M(tf.Module):

@@ -1,7 +1,7 @@
-"""What the clients cost over calling the libraries directly: `python -m benchmarks.model_clients`.
+"""Measure the overhead of model clients over direct library calls: `python -m benchmarks.model_clients`.
 
-In one process, against real registries. Bare and client calls take turns in short rounds; what the fastest tenth of the
-rounds took is reported, since whatever else runs on the machine only adds to it.
+Direct and client calls alternate in short rounds, in one process with real registries. The report shows the fastest
+tenth of the rounds, because other processes only add to the time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROW = [5.1, 3.5, 1.4, 0.2]
 
 @dataclass(frozen=True)
 class Case:
-    """One call of a client, and what it is compared with."""
+    """A call of a client and the corresponding direct call."""
 
     name: str
     bare: Callable[[], Any]  #: the library, given what it wants
@@ -40,7 +40,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """In µs per call."""
+    """Durations in µs per call."""
 
     name: str
     bare_us: float
@@ -48,7 +48,7 @@ class Result:
 
     @property
     def overhead_us(self) -> float:
-        """What the client adds."""
+        """The overhead of the client."""
         return self.client_us - self.bare_us
 
 
@@ -140,7 +140,7 @@ PARTS: dict[str, Callable[[Path], Iterator[Case]]] = {
 
 
 def measure(case: Case, rounds: int, round_s: float) -> Result:
-    """Let both take turns; the order changes from round to round."""
+    """Measure both in turn; the order alternates."""
     calls = (case.bare, case.client)
     counts = [_calls_in(call, round_s) for call in calls]
     taken: tuple[list[float], list[float]] = ([], [])
@@ -163,7 +163,7 @@ def _time(call: Callable[[], Any], count: int) -> float:
 
 
 def main() -> None:
-    """Measure, report, write."""
+    """Measure, and write the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.model_clients", description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=sorted(PARTS), default=sorted(PARTS))
     parser.add_argument("--rounds", type=int, default=41)

@@ -1,8 +1,7 @@
-"""What does watching many objects cost? `python -m benchmarks.model_listing`.
+"""Measure the cost of watching 10,000 objects in S3: `python -m benchmarks.model_listing`.
 
-The model agent watches a folder of 10,000 objects in S3: 100 models of 10 versions of 10 files. First as users have
-it, every 10 seconds: its CPU time per poll and the requests that it makes. Then 1,000 polls as quick as it will go:
-whether its memory grows.
+The model agent watches a folder with 100 models of 10 versions of 10 files. First at the default interval of 10
+seconds: CPU time and requests per poll. Then 1,000 polls without a pause: growth of memory.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ _CPU_GOAL_MS = 500.0
 
 
 def main() -> None:
-    """Measure, report, write."""
+    """Measure, and write the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.model_listing", description=__doc__)
-    parser.add_argument("--polls", type=int, default=1000, help="of the quick ones")
-    parser.add_argument("--slow-polls", type=int, default=6, help="of those every 10 seconds")
+    parser.add_argument("--polls", type=int, default=1000, help="number of polls without a pause")
+    parser.add_argument("--slow-polls", type=int, default=6, help="number of polls at the default interval")
     arguments = parser.parse_args()
     facts = machine.facts()
     keys = [
@@ -122,7 +121,7 @@ def _agent(endpoint: str) -> Iterator[tuple[psutil.Process, Home]]:
 
 @contextlib.contextmanager
 def _watching(home: Home, interval_s: float) -> Iterator[None]:
-    """Be the supervisor of an API that watches all of it; with caching, so that nothing is downloaded."""
+    """Act as the supervisor of an API that watches all models; caching is on, so that nothing is downloaded."""
     source = ModelSource("python", dir="s3://bucket/models", poll_interval_s=interval_s, cache_size=1)
     path = str(home.model_agent_socket)
     deadline = time.monotonic() + _LIMIT_S

@@ -1,9 +1,9 @@
-"""Does a reload slow down requests? `python -m benchmarks.model_reload`.
+"""Measure the effect of a model reload on latency: `python -m benchmarks.model_reload`.
 
-Two APIs take requests at a constant rate: one with a big model, and its neighbour, which does nothing. A repetition
-measures both twice without a reload, then while a new version of the model appears, is loaded and swapped in. The
-windows are as long as that takes, plus two seconds. Goal: p99 at most 1.3 times that before, for both. The quotient of
-the two windows without a reload tells how much of that is noise.
+Two APIs receive requests at a constant rate: one with a large model, and a neighbour that does nothing. Each repetition
+measures both twice without a reload, and then while a new version of the model is loaded and swapped in. The windows
+last as long as a reload, plus two seconds. Goal: the p99 of both is at most 1.3 times the p99 before. The ratio of the
+two windows without a reload shows the noise.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _EXTRA_S = 2.0  #: two polls begin at any time
 
 
 def main() -> None:
-    """Measure, report, write."""
+    """Measure, and write the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.model_reload", description=__doc__)
     parser.add_argument("--kinds", nargs="+", choices=list(WRITERS), default=list(WRITERS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--megabytes", type=int, default=500)
-    parser.add_argument("--rate", type=float, default=300, help="requests per second, to each of the two APIs")
+    parser.add_argument("--rate", type=float, default=300, help="requests per second to each of the two APIs")
     arguments = parser.parse_args()
     processes.adopt_orphans()
     facts = machine.facts()
@@ -87,7 +87,7 @@ def _measure(kind: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _publish(kind: str, models: Path, folder: Path, number: int, size_bytes: int) -> Path:
-    """Write a version aside, so that it appears by one rename; the disk is done with it then."""
+    """Write and sync a version outside the folder, so that one rename publishes it."""
     models.mkdir(exist_ok=True)
     staged = folder / f"staged-{number}"
     staged.mkdir()
@@ -111,7 +111,7 @@ def _project(kind: str, folder: Path, models: Path) -> Path:
 
 
 def _reload(staged: Path, target: Path, endpoint: Endpoint) -> float:
-    """Let a version appear; return the seconds until it answers. Raises: NotServingError."""
+    """Publish a version; return the seconds until it is served. Raises: NotServingError."""
     start = time.monotonic()
     staged.rename(target)
     while (now := time.monotonic()) - start < _LIMIT_S:

@@ -1,8 +1,8 @@
-"""Do the numbers add up? `python -m benchmarks.numbers`.
+"""Compare `/metrics` with the responses that clients received, under kills: `python -m benchmarks.numbers`.
 
-An API is called at a constant rate while `kill -9` hits 20 of its processes and supervisors, and the operator twice,
-which is then started again and updates the API. After each kill it is looked whether a counter went back; at the end
-`/metrics` is held against what the callers saw. The code is the tests' own,
+An API is called at a constant rate while `kill -9` ends 20 of its processes and supervisors, and twice the operator,
+which is then restarted and updates the API. After each kill the counters are checked for decreases. Finally `/metrics`
+is compared with the received responses. The code is shared with the tests:
 `tests/harness/installations/number_chaos.py`.
 """
 
@@ -20,7 +20,7 @@ from benchmarks.tools.paths import REPOSITORY
 
 
 def main() -> None:
-    """Run, report, write."""
+    """Run, and write the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.numbers", description=__doc__)
     parser.add_argument("--rate", type=float, default=300.0, help="requests per second")
     arguments = parser.parse_args()

@@ -1,8 +1,8 @@
-"""What one operator carries in a cluster: nodes and replicas followed, passes of the control loop, routes in HAProxy.
+"""Measure the limits of one operator in a cluster: nodes, replicas, reconciler passes, routes in HAProxy.
 
-Run as `python -m benchmarks.operator_limits [--replicas 100,1000]`. The nodes are scripted: they speak the protocol of
-node agents with the real engine of a cluster, and host nothing. Everything else is the operator's own code, in one
-process as in an operator, and a real HAProxy. Times are CPU seconds of that process but where it says otherwise.
+Run `python -m benchmarks.operator_limits [--replicas 100,1000]`. The nodes are scripted: they speak the protocol of
+node agents and host nothing. Everything else is the operator's own code in one process, and a real HAProxy. Times are
+CPU seconds of that process unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FOLLOWED_S = 10.0
 
 
 class ScriptedNode:
-    """Says that it hosts replicas, which are ready, and that it lives."""
+    """Node that reports ready replicas and sends heartbeats."""
 
     def __init__(self, host: str, home: Path, replicas: Mapping[str, ReplicaSpec]) -> None:
         self.host, self.port = host, 0
@@ -58,7 +58,7 @@ class ScriptedNode:
         self.port = int(server.sockets[0].getsockname()[1])
 
     def change(self) -> None:
-        """Tell of one replica again."""
+        """Report one replica again."""
         spec = next(iter(self._replicas.values()))
         for wire in self._wires:
             wire.send(self._event(spec))
@@ -84,7 +84,7 @@ class ScriptedNode:
 
 
 class NoPlacer:
-    """Everything is placed already."""
+    """Placer that is never called: everything is placed."""
 
     is_available, reason = True, ""
 
@@ -107,7 +107,7 @@ class NoPlacer:
 
 
 def ready(spec: ReplicaSpec, host: str) -> ReplicaStatus:
-    """Return the status of a replica that serves."""
+    """Return the status of a ready replica."""
     status = first_status(spec, 1)
     port = 10_000 + abs(hash(spec.id)) % 50_000
     processes = tuple(
@@ -199,7 +199,7 @@ def _one_pass(replicas: list[Replica], count: int) -> float:
 
 
 async def _haproxy(home: Home, replicas: list[Replica]) -> list[str]:
-    """Return how long HAProxy takes to start with the routes, to change one server, and what it needs."""
+    """Return HAProxy's start time with the routes, the time to change one server, and its memory."""
     names = sorted({replica.spec.api for replica in replicas})
     now, records = datetime.now(UTC), []
     for number, name in enumerate(names):

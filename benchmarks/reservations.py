@@ -1,6 +1,6 @@
-"""What a reservation through Ray costs, and how fast a lost node is noticed: on a cluster in namespaces.
+"""Measure the cost of a reservation through Ray, and the time to detect a lost node: `benchmarks.reservations`.
 
-Wants root and `iproute2`, like the tests with several machines, whose cluster it uses.
+It uses the cluster of the tests, in network namespaces (requires root and `iproute2`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
     """Print two tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reservations", description=__doc__)
     parser.add_argument("--reservations", type=int, default=8)
-    parser.add_argument("--skip-detection", action="store_true", help="only what a reservation costs")
+    parser.add_argument("--skip-detection", action="store_true", help="only measure the cost of a reservation")
     arguments = parser.parse_args()
     started = time.monotonic()
     with ray_cluster(nodes=1, cpus=arguments.reservations) as cluster:

@@ -1,7 +1,8 @@
-"""Do slow clients slow down the others? `python -m benchmarks.slow_clients`.
+"""Measure the effect of slow clients on other requests: `python -m benchmarks.slow_clients`.
 
-The p99 of normal requests at a constant rate, without slow clients, with 200 that upload 1 MB at 1 kB/s, and with 200
-that read a 1 MB answer at 1 kB/s; all of them at one API with one replica. Goal: at most 1.5 times.
+It measures the p99 of normal requests at a constant rate: without slow clients, next to 200 clients that upload 1 MB at
+1 kB/s, and next to 200 clients that read a 1 MB response at 1 kB/s. All call one API with one replica. Goal: at most
+1.5 times the p99 without slow clients.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from benchmarks.tools.slow_connections import SlowClients
 from benchmarks.tools.workloads import MIXED, MIXED_DOWNLOAD, MIXED_UPLOAD
 
 GOAL = 1.5
-#: The burst in which 200 clients connect is over by then.
+#: After this time the burst of 200 connecting clients is over.
 _SETTLE_S = 2.0
 WITHOUT, UPLOADING, READING = "without", "uploading", "reading"
 
 
 def main() -> None:
-    """Measure, report, write."""
+    """Measure, and write the report."""
     arguments = _arguments()
     system = systems.named(arguments.system)[0]
     systems.prepare((system,))
@@ -56,7 +57,7 @@ def main() -> None:
 
 
 def _one(endpoint: Endpoint, condition: str, arguments: argparse.Namespace) -> tuple[OpenLoad, dict[str, int]]:
-    """One measurement under one condition, and how many slow clients ended how."""
+    """Measure under one condition; also return the outcomes of the slow clients."""
     slow: SlowClients | None = None
     if condition != WITHOUT:
         workload = MIXED_UPLOAD if condition == UPLOADING else MIXED_DOWNLOAD
@@ -77,7 +78,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--system", default="cortex", choices=("cortex", "fastapi"))
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--rate", type=float, default=1000.0, help="normal requests per second")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each measurement in seconds")
     parser.add_argument("--repeats", type=int, default=3)
     return parser.parse_args()
 

@@ -1,9 +1,9 @@
-"""How soon is an API live, and what does it cost when idle? `python -m benchmarks.startup`.
+"""Measure the time until an API is live, and the memory of an idle system: `python -m benchmarks.startup`.
 
-Each repeat, in a CORTEX_HOME of its own: `cortex deploy` of an API without requirements while nothing runs, then of a
-second one while the operator runs, both until the first right answer; then the memory (PSS) of what idles. The second
-API tells how old its processes were when its module was imported: the start of a replica before user code.
-Needs the default ports, 8888 and 8889, free.
+Each repetition uses a new CORTEX_HOME. It runs `cortex deploy` for an API without requirements while nothing runs, and
+for a second one while the operator runs, each until the first correct response. Then it reads the memory (PSS) of the
+idle processes. The second API reports the age of its processes at the import of its module: the startup time of a
+replica before user code. The default ports, 8888 and 8889, must be free.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LIMIT_S = 60.0
 DEFAULT_PORTS = (8888, 8889)
 _STARTUP = Workload("startup", b"{}", JSON, None)
 
-#: Figure: its goal, what it says, and its unit.
+#: Goal, description and unit of each figure.
 GOALS = {
     "cold_s": (2.5, "deploy to first 200, nothing running", "s"),
     "warm_s": (0.7, "deploy to first 200, operator running", "s"),
@@ -37,7 +37,7 @@ GOALS = {
 
 
 def main() -> None:
-    """Measure, report, write."""
+    """Measure, and write the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
@@ -85,7 +85,7 @@ def _one() -> dict[str, float]:
 
 
 def _deploy(cortex: Cortex, workload: Workload) -> tuple[float, float]:
-    """Deploy; return seconds to the first right answer, and to the end of the command."""
+    """Deploy; return the seconds to the first correct response, and to the end of the command."""
     start = time.monotonic()
     command = cortex.command("deploy", str(cortex.project / f"{workload.name}.yaml"), "-o", "json")
     with (cortex.folder / "deploy.log").open("wb") as log:
@@ -119,7 +119,7 @@ def _endpoint(cortex: Cortex, workload: Workload) -> Endpoint:
 
 
 def _idle_memory(cortex: Cortex) -> dict[str, float]:
-    """PSS of each part once only the no-op API is left and nothing has happened for two seconds."""
+    """Return the PSS of each part, two seconds after only the no-op API was left."""
     deadline = time.monotonic() + _LIMIT_S
     while len((status := cortex.status())["replicas"]) != 1 and time.monotonic() < deadline:
         time.sleep(0.2)

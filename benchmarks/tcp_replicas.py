@@ -1,4 +1,4 @@
-"""What TCP costs between gateway and replica, beside unix sockets, on loopback: `python -m benchmarks.tcp_replicas`."""
+"""Compare replicas over TCP with replicas on unix sockets, on loopback: `python -m benchmarks.tcp_replicas`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CAPACITY = 17
 
 
 def main() -> None:
-    """Measure both in turn, print requests per second and their ratio."""
+    """Measure both in turn; print requests per second and their ratio."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tcp_replicas", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=3)

@@ -1,6 +1,6 @@
-"""What tracking costs a request, how often drift is flagged by chance, and how soon a change is.
+"""Measure the cost of tracking, the rate of false drift alarms, and the delay of real ones.
 
-`python -m benchmarks.tracking`
+Run `python -m benchmarks.tracking`.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Stream:
 
 
 def main() -> None:
-    """Measure, report, write."""
+    """Measure, and write the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tracking", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=10_000, help="streams of each kind")
-    parser.add_argument("--rounds", type=int, default=5, help="of the load; 0 leaves it out")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    parser.add_argument("--seeds", type=int, default=10_000, help="number of streams of each kind")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of the load test; 0 skips it")
+    parser.add_argument("--seconds", type=float, default=4.0, help="duration of each measurement in seconds")
     parser.add_argument("--concurrency", type=int, default=16)
     arguments = parser.parse_args()
     chance = [_chance(stream, arguments.seeds) for stream in _streams()]
@@ -91,7 +91,7 @@ def _streams() -> Iterator[Stream]:
 
 
 def _chance(stream: Stream, seeds: int) -> dict[str, Any]:
-    """Return how many windows of a stream that does not change are flagged, by the stated rate."""
+    """Return the number of flagged windows of an unchanging stream for the given rate."""
     seeds = seeds if stream.counts_classes else max(1, seeds // 5)  # as long as those take
     flagged = dict.fromkeys(map(str, _RATES), 0)
     for seed in range(seeds):
@@ -104,7 +104,7 @@ def _chance(stream: Stream, seeds: int) -> dict[str, Any]:
 
 
 def _delay(stream: Stream, seeds: int) -> dict[str, Any]:
-    """Return how many predictions after a change it is flagged, at the default rate."""
+    """Return the number of predictions from a change until it is flagged, at the default rate."""
     seeds = seeds if stream.counts_classes else max(1, seeds // 5)
     settings = DriftSettings(stream.counts_classes, _WINDOW, 0.001)
     needed = [_needed(stream, settings, default_rng(seed)) for seed in range(seeds)]
@@ -131,7 +131,7 @@ def _needed(stream: Stream, settings: DriftSettings, rng: Generator) -> int:
 
 
 def _own_costs() -> dict[str, float]:
-    """Return the microseconds of tracking alone: little beside what the load above varies by."""
+    """Return the microseconds of tracking alone, which are small against the variation of the load test."""
     found = {}
     for model_type in ("classification", "regression"):
         with tempfile.TemporaryDirectory(prefix="tracking-", dir="/dev/shm") as folder:

@@ -1,4 +1,4 @@
-"""A user of batch jobs: submits, looks and fetches results over HTTP, with nothing but the standard library."""
+"""Client for batch jobs: submit, query and fetch results over HTTP, with the standard library only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PIECE = 1 << 18
 
 
 class JobError(Exception):
-    """A job was refused, or did not end well."""
+    """A job was refused or failed."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Jobs:
         return text.splitlines()
 
     def status(self, job: str) -> dict[str, Any]:
-        """Return its `job_status`."""
+        """Return the `job_status` of a job."""
         found: dict[str, Any] = self._ask("GET", f"/{self.api}?jobID={job}")["job_status"]
         return found
 
     def wait(
         self, job: str, every_s: float = 0.1, seen: Callable[[dict[str, Any]], object] = lambda _: None
     ) -> dict[str, Any]:
-        """Return its status once it is over; `seen` gets every one on the way. Raises: JobError."""
+        """Wait for the end of a job and return its status; `seen` receives every polled status. Raises: JobError."""
         deadline = time.monotonic() + _LIMIT_S
         while True:
             status = self.status(job)
@@ -77,11 +77,11 @@ class Jobs:
             time.sleep(every_s)
 
     def results(self, job: str) -> Iterator[dict[str, Any]]:
-        """Yield what its batches returned."""
+        """Yield the results of the batches."""
         return self._lines(job, "results")
 
     def dead_letters(self, job: str) -> Iterator[dict[str, Any]]:
-        """Yield the batches that were given up."""
+        """Yield the dead letters."""
         return self._lines(job, "dead-letters")
 
     def _lines(self, job: str, what: str) -> Iterator[dict[str, Any]]:
@@ -103,7 +103,7 @@ class Jobs:
 
 
 def lines(items: int) -> Iterator[bytes]:
-    """Yield the integers from 0, a line each, in pieces; holds one piece at a time."""
+    """Yield the integers from 0 as lines, in chunks; one chunk is in memory at a time."""
     step = _PIECE // 8
     for start in range(0, items, step):
         yield b"\n".join(map(b"%d".__mod__, range(start, min(start + step, items)))) + b"\n"

@@ -1,6 +1,6 @@
-"""Drives jobs of cortex for the comparison of batch systems; see `user_code/batch_driver.py`.
+"""Driver of cortex in the comparison of batch systems; see `user_code/batch_driver.py`.
 
-The items are sent as lines of JSON; the job is over when `GET <endpoint>?jobID=` says so.
+It sends the items as JSON lines, and polls `GET <endpoint>?jobID=` until the job has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks.tools.batch_client import JobError, Jobs, lines
 
 
 def main() -> None:
-    """Answer the benchmark."""
+    """Answer the benchmark's commands."""
     ports = int(os.environ["GATEWAY_PORT"]), int(os.environ["OPERATOR_PORT"])
     jobs = Jobs(*ports, Path(os.environ["CORTEX_HOME"]), "batch")
     workers = int(os.environ["WORKERS"])

@@ -1,4 +1,4 @@
-"""The systems of the comparison of batch jobs: how each is started and driven. Knows nothing of rounds or figures."""
+"""The batch systems of the comparison, and their drivers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORKERS = 2
 
 
 class DriverError(Exception):
-    """A system did not do what it was told; the text has the end of what it printed."""
+    """A driver failed; the message contains the end of its output."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Driver:
     log: Path
 
     def tell(self, order: str) -> Any:
-        """Send one line and return what is answered to it. Raises: DriverError."""
+        """Send one line and return the answer. Raises: DriverError."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(order + "\n")
@@ -40,7 +40,7 @@ class Driver:
         return self.answer()
 
     def answer(self) -> Any:
-        """Return its next answer. Raises: DriverError."""
+        """Return the next answer. Raises: DriverError."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("ANSWER "):
@@ -53,7 +53,7 @@ Drive = Callable[[Path], contextlib.AbstractContextManager[Driver]]
 
 @dataclass(frozen=True)
 class BatchSystem:
-    """One of the compared."""
+    """One system of the comparison."""
 
     name: str
     role: str  #: "cortex", "peer" or "limit"
@@ -63,7 +63,7 @@ class BatchSystem:
 
     @contextlib.contextmanager
     def driven(self) -> Iterator[Driver]:
-        """Start it, workers included; end all its processes at the exit."""
+        """Start the system and its workers; end all its processes at the exit."""
         with (
             # Ray's sockets have long names: the folder's must be short.
             tempfile.TemporaryDirectory(prefix="cb-", ignore_cleanup_errors=True) as folder,
@@ -164,6 +164,6 @@ def named(names: str) -> tuple[BatchSystem, ...]:
 
 
 def prepare(systems: tuple[BatchSystem, ...]) -> None:
-    """Make every environment that they need. Raises: SystemExit where Redis is missing."""
+    """Build all environments. Raises: SystemExit if Redis is missing."""
     for venv in sorted({system.venv for system in systems if system.venv}):
         environments.prepare(venv)

@@ -1,4 +1,4 @@
-"""Big models for `model_reload`: each answers with a number of its own, so that one sees which version answered."""
+"""Large models for `model_reload`. Each returns its own number, which identifies the version that answered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write_python(folder: Path, number: int, size_bytes: int) -> None:
 
 
 def write_onnx(folder: Path, number: int, size_bytes: int) -> None:
-    """Write `model.onnx`: y = x + number + weights[0·x], which no optimiser can do without its weights."""
+    """Write `model.onnx`: y = x + number + weights[0·x], from which no optimizer can remove the weights."""
     from onnx import TensorProto, helper, numpy_helper
 
     weights = numpy.random.default_rng(number).random(size_bytes // FLOAT_BYTES, numpy.float32)

@@ -1,4 +1,4 @@
-"""cortex itself as its users run it: the command line, in a CORTEX_HOME and on ports of its own."""
+"""A cortex installation driven by the command line, with its own CORTEX_HOME and ports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Cortex:
 
     @classmethod
     def in_folder(cls, folder: Path, ports: tuple[int, int] | None = None) -> Cortex:
-        """Copy the project there, as a user would have it; `ports` of gateway and operator are free ones if None."""
+        """Copy the project to the folder; `ports` are those of gateway and operator, by default free ones."""
         gateway_port, operator_port = ports or free_ports(2)
         cortex = cls(folder, gateway_port, operator_port)
         shutil.copytree(PEERS / "cortex", cortex.project, ignore=shutil.ignore_patterns("__pycache__"))
@@ -47,7 +47,7 @@ class Cortex:
 
     @property
     def home(self) -> Path:
-        """Its CORTEX_HOME."""
+        """The CORTEX_HOME."""
         return self.folder / "home"
 
     def command(self, *arguments: str) -> list[str]:
@@ -85,14 +85,14 @@ class Cortex:
         self.run("up", "--gateway-port", str(self.gateway_port), "--operator-port", str(self.operator_port))
 
     def stop(self) -> None:
-        """Stop everything; kill by id what `cortex down` leaves."""
+        """Stop everything; kill by pid what `cortex down` leaves."""
         with contextlib.suppress(NotServingError, subprocess.TimeoutExpired):
             self.run("down")
         end([], grace_s=0.0)
 
     @contextlib.contextmanager
     def up(self) -> Iterator[None]:
-        """Keep it running for the block."""
+        """Run the installation for the block."""
         try:
             self.start()
             yield
@@ -104,13 +104,13 @@ class Cortex:
         self.run("deploy", str(self.project / f"{workload}.yaml"), "-o", "json")
 
     def status(self) -> dict[str, Any]:
-        """Return what runs."""
+        """Return the status of the installation."""
         found: dict[str, Any] = json.loads(self.run("status", "-o", "json"))
         return found
 
 
 def groups(status: dict[str, Any]) -> dict[str, list[psutil.Process]]:
-    """Divide the running processes into operator, gateway, replicas and whatever else there is."""
+    """Divide the running processes into operator, gateway, replicas and others."""
     running = descendants()
     # A replica is more than the process with the user's code: its supervisor counts too.
     owner = {process.pid: "replicas" for process in running if _is_supervisor(process)}
@@ -129,7 +129,7 @@ def _is_supervisor(process: psutil.Process) -> bool:
 
 
 def _group_of(process: psutil.Process, owner: dict[int, str]) -> str:
-    """The group of the nearest ancestor that has one: gateway and replicas may be children of the operator."""
+    """Return the group of the nearest ancestor that has one; gateway and replicas may be children of the operator."""
     with contextlib.suppress(psutil.Error):
         for candidate in (process, *process.parents()):
             if candidate.pid in owner:

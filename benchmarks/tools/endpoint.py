@@ -1,4 +1,4 @@
-"""Where a system answers, and single requests to it: to wait until it is up and to check that its answers are right."""
+"""Endpoints of systems, and single requests that wait for a system and check its responses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Endpoint:
             connection.close()
 
     def mistake(self, workload: Workload) -> str:
-        """Return what is wrong with the answer to one request, or an empty string."""
+        """Send one request; return what is wrong with the response, or an empty string."""
         try:
             return workload.mistake(*self.ask(workload))
         except (OSError, http.client.HTTPException) as error:
@@ -43,13 +43,13 @@ class Endpoint:
 
 
 class NotServingError(Exception):
-    """A system did not come up, or answers wrongly."""
+    """A system did not start, or returned a wrong response."""
 
 
 def wait_until_right(
     endpoint: Endpoint, workload: Workload, timeout_s: float, ended: Callable[[], bool] = lambda: False
 ) -> None:
-    """Return once the answer is right. Raises: NotServingError after `timeout_s`, or when the server has `ended`."""
+    """Wait for a correct response. Raises: NotServingError after `timeout_s`, or when the server has `ended`."""
     deadline = time.monotonic() + timeout_s
     while mistake := endpoint.mistake(workload):
         if ended():
@@ -72,6 +72,6 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_listening(port: int) -> bool:
-    """Tell whether anything takes connections on this port."""
+    """Return whether a process listens on this port."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0

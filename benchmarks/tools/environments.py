@@ -1,4 +1,4 @@
-"""Each peer's virtual environment, made from its `requirements.txt`; made anew when that file changes."""
+"""Virtual environments of the peers, built from `requirements.txt` and rebuilt when that file changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def python_of(peer: str) -> Path:
 
 
 def prepare(peer: str) -> Path:
-    """Make a peer's environment unless it is there, with pip, whose own settings (`PIP_*`) hold."""
+    """Build a peer's environment with pip, unless it exists; `PIP_*` settings apply."""
     requirements = PEERS / peer / "requirements.txt"
     digest = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()
     folder = VENVS / peer

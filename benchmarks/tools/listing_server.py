@@ -1,6 +1,6 @@
-"""An S3 endpoint that only lists: fixed keys in pages of 1,000, as S3 gives them, and counts what it was asked.
+"""S3 endpoint that only lists: fixed keys in pages of 1,000. It counts requests.
 
-It is quick, so that what is measured is the one who asks; it knows nothing of models.
+It is fast, so that the client dominates the measurement.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAGE = 1000
 
 
 class ListingServer:
-    """Answers ListObjectsV2 for one bucket; anything else is not there."""
+    """Server of ListObjectsV2 for one bucket; everything else is a 404."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self.requests: Counter[str] = Counter()  #: "first page", "next page", "other"
@@ -37,7 +37,7 @@ class ListingServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -68,7 +68,7 @@ class ListingServer:
                 self.wfile.write(body)
 
             def log_message(self, *_: Any) -> None:
-                """Say nothing."""
+                """Suppress the log."""
 
         return Handler
 

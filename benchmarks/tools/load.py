@@ -1,4 +1,4 @@
-"""Closed-loop load with `wrk`: each connection sends its next request when it has its answer."""
+"""Closed-loop load with `wrk`: each connection sends its next request when it has received a response."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.tools.workloads import Workload
 
 @dataclass(frozen=True)
 class Load:
-    """What a load generator saw."""
+    """Results of a load generator."""
 
     requests: int
     seconds: float
@@ -29,12 +29,12 @@ class Load:
 
     @property
     def per_s(self) -> float:
-        """Answers per second."""
+        """Responses per second."""
         return self.requests / self.seconds
 
 
 def require_wrk() -> None:
-    """Raises: SystemExit that says how to get it, if `wrk` is not there."""
+    """Raise a SystemExit with installation help if `wrk` is missing."""
     if shutil.which("wrk") is None:
         raise SystemExit("wrk is not on PATH: `apt-get install wrk` (Debian, Ubuntu) or `brew install wrk`")
 

@@ -1,4 +1,4 @@
-"""The facts without which figures mean nothing: machine, versions, date."""
+"""Facts about machine, versions and date that accompany all results."""
 
 from __future__ import annotations
 

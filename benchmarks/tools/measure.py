@@ -1,4 +1,4 @@
-"""What is measured, in rounds: every system once, one at a time, then all again. Prints progress, judges nothing."""
+"""Measurements in rounds: every system once, one at a time, then all again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHARE_OF_PEAK = 0.7
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured."""
+    """Extent of the measurements."""
 
     rounds: int = 5
     seconds: float = 4.0
@@ -40,7 +40,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Sample:
-    """One measurement; figures that a kind of load does not have are None."""
+    """One measurement; figures that don't apply to its kind of load are None."""
 
     system: str
     workload: str
@@ -72,7 +72,7 @@ _L = TypeVar("_L", bound=Load)
 
 
 def closed_rounds(systems: tuple[System, ...], workloads: tuple[Workload, ...], plan: Plan) -> Outcome:
-    """Requests per second, latencies, CPU and memory under `wrk`."""
+    """Measure requests per second, latencies, CPU and memory under `wrk`."""
     concurrencies = plan.concurrencies if workloads == SMALL else (plan.large_concurrency,)
 
     def one_visit(system: System, workload: Workload, endpoint: Endpoint) -> Iterator[Sample]:
@@ -91,7 +91,7 @@ def closed_rounds(systems: tuple[System, ...], workloads: tuple[Workload, ...], 
 
 
 def open_rounds(systems: tuple[System, ...], closed: Outcome, plan: Plan) -> Outcome:
-    """Latencies of the no-op at a constant rate of 70 % of each system's own peak."""
+    """Measure latencies of the no-op at a constant rate of 70 % of each system's own peak."""
     highest = max(plan.concurrencies)
     found = [each for each in closed if isinstance(each, Sample) and each.workload == NOOP.name]
     peaks: dict[str, list[float]] = {}
@@ -113,7 +113,7 @@ def open_rounds(systems: tuple[System, ...], closed: Outcome, plan: Plan) -> Out
 
 
 def large_rounds(systems: tuple[System, ...], plan: Plan) -> Outcome:
-    """1 MB in and 1 MB out, and a streaming answer."""
+    """Measure 1 MB in, 1 MB out, and a streamed response."""
     peers = tuple(system for system in systems if system.role != "limit")
     outcome = closed_rounds(peers, LARGE, plan)
 
@@ -135,7 +135,7 @@ def visit(
     plan: Plan,
     measurements: Callable[[System, Workload, Endpoint], Iterator[Sample]],
 ) -> Outcome:
-    """Start a system, warm it up, measure, end it. What goes wrong is an outcome too: the others go on."""
+    """Start a system, warm it up, measure and end it. A failure is recorded, and the other systems go on."""
     if workload.name not in system.workloads:
         return []
     done: Outcome = []

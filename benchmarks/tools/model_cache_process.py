@@ -1,4 +1,4 @@
-"""What runs in a fresh process for `model_cache`: a registry, models on disk, and a file that says what was seen."""
+"""Parts of `model_cache` that run in a new process, and write their results to a file."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ THREADS = 4
 
 
 class PickleLoader:
-    """What a user's `load_model` often is."""
+    """Loader like that of a typical user."""
 
     def load(self, request: LoadRequest) -> Any:
         with (Path(request.path) / "model.pkl").open("rb") as file:
             return pickle.load(file)  # noqa: S301 – ours
 
     def unload(self, model: Any) -> None:
-        """Nothing but references."""
+        """Only drop references."""
 
 
 class Here:
-    """The files are on this machine already: downloads are measured elsewhere."""
+    """Source whose files are already on this machine; downloads are measured elsewhere."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -49,11 +49,11 @@ class Here:
         return self._folder / model
 
     def release(self, version: Version) -> None:
-        """They stay."""
+        """Keep the files."""
 
 
 class Counted:
-    """Counts loads, and takes the time of each."""
+    """Counts and times loads."""
 
     def __init__(self, loader: ModelLoader[Any]) -> None:
         self._loader = loader
@@ -70,7 +70,7 @@ class Counted:
 
 
 class Quiet:
-    """Is told what nobody asks about here, but failures."""
+    """Observer that raises failures and ignores the rest."""
 
     def loading(self, model: str, version: Version) -> None: ...
 
@@ -83,7 +83,7 @@ class Quiet:
 
 
 def main() -> None:
-    """Run the part that is named, with its arguments as JSON; what it found goes to the file named last."""
+    """Run the named part with JSON arguments, and write its results to the file named last."""
     part, arguments, file = sys.argv[1:]
     memory_budget.configure_allocator()
     found = {"zipf": zipf, "cycles": cycles}[part](**json.loads(arguments))
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def zipf(folder: str, models: int, gets: int, budget_bytes: int, exponent: float) -> dict[str, Any]:
-    """Get models that are popular to very different degrees; then let all go."""
+    """Request models with popularities by Zipf's law; then release all."""
     import numpy  # noqa: F401 – is in memory before the baseline, as a user's module would have it
 
     catalogue = _catalogue(Path(folder), models)
@@ -147,7 +147,7 @@ def zipf(folder: str, models: int, gets: int, budget_bytes: int, exponent: float
 
 
 def cycles(folder: str, kind: str, cycles: int) -> dict[str, Any]:
-    """Load and unload, in turn, two models that do not fit together; say what the process takes as it goes."""
+    """Load and unload in turn two models that don't fit together; record the memory of the process."""
     loader = Counted(_loader(kind))
     source = ModelSource("python", dir=folder, cache_size=1)
     registry: Registry[Any] = Registry(source, _catalogue(Path(folder), 2), loader, Here(Path(folder)), Quiet())
@@ -190,7 +190,7 @@ def _catalogue(folder: Path, models: int) -> Catalogue:
 
 
 def _first_gets(registry: Registry[Any], name: str) -> int:
-    """Ask for a model that is not loaded on a hundred threads at once; how many objects did they get?"""
+    """Request an unloaded model on a hundred threads at once; return the number of distinct objects."""
     barrier = threading.Barrier(100)
 
     def ask(_: int) -> Any:
@@ -202,7 +202,7 @@ def _first_gets(registry: Registry[Any], name: str) -> int:
 
 
 def _wait_until_empty(registry: Registry[Any], loader: Counted) -> None:
-    """Wait for the thread that unloads what has left."""
+    """Wait for the thread that unloads models."""
     deadline = time.monotonic() + 30
     registry.close()
     while any(thread.name == "cortex-model-renewals" for thread in threading.enumerate()):

@@ -1,4 +1,4 @@
-"""Sends requests at given times, each on a connection of its own, and keeps what became of each."""
+"""Requests sent at given times, each on its own connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Call:
-    """One request: when it was due, how long its answer took from then, and its status (0: none)."""
+    """One request: its due time, its latency from then on, and its status (0: no response)."""
 
     due_s: float
     latency_s: float
@@ -18,7 +18,7 @@ class Call:
 
 
 async def send_all(port: int, path: str, body: bytes, due_s: Sequence[float]) -> list[Call]:
-    """Send requests to the gateway on `port` at these times from now, however slowly they are answered."""
+    """Send requests to the gateway at these times from now, independent of the responses."""
     head = f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close\r\n"
     request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
     start = time.monotonic()

@@ -1,8 +1,8 @@
-"""Open-loop load: requests leave at a constant rate, whatever the answers do.
+"""Open-loop load: requests are sent at a constant rate, independent of the responses.
 
-A latency runs from the instant at which its request was due, not from when it could be sent, so a server that stalls
-is charged for all that waited (no coordinated omission). One thread on `epoll`, run as a process of its own:
-`python -m benchmarks.tools.open_loop` reads its plan from stdin and prints the result.
+Latency is measured from the time at which a request was due, not from the time at which it could be sent. A server that
+stalls is therefore charged for all requests that had to wait (no coordinated omission). The generator is one thread on
+`epoll` in a process of its own: `python -m benchmarks.tools.open_loop` reads its plan from stdin and prints the result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DRAIN_S = 5.0
 
 @dataclass(frozen=True)
 class OpenLoad(Load):
-    """What the generator saw, and whether it kept its own pace."""
+    """Results of the generator, including its own lateness."""
 
     rate: float = 0.0  #: requests per second that were due
     late_p99_us: float = 0.0  #: how late requests left while a connection was free: the generator's own fault
@@ -80,7 +80,7 @@ class _Generator:
     errors: int = 0
 
     def run(self, count: int, connections: int) -> float:
-        """Send `count` requests; return the seconds from the first one's instant to the last answer."""
+        """Send `count` requests; return the seconds from the first due time to the last response."""
         poll = select.epoll()
         by_fd: dict[int, _Connection] = {}
         free: deque[_Connection] = deque()
@@ -110,7 +110,7 @@ class _Generator:
                 answered += self._receive(by_fd[fd], poll, by_fd, free)
         self.errors += count - answered
         end = time.perf_counter_ns()
-        # What never came took at least this long.
+        # Missing responses took at least this long.
         self.latencies.extend(max(0, end - start - int(index * self.interval_ns)) for index in range(answered, count))
         return (end - start) / 1e9
 
@@ -131,7 +131,7 @@ class _Generator:
     def _receive(
         self, connection: _Connection, poll: select.epoll, by_fd: dict[int, _Connection], free: deque[_Connection]
     ) -> int:
-        """Take what came; return 1 if it ended a request."""
+        """Read available data; return 1 if it completed a response."""
         try:
             data = connection.socket.recv(65536)
         except BlockingIOError:
@@ -165,7 +165,7 @@ class _Generator:
 
 
 def is_whole(data: bytes) -> bool:
-    """Tell whether these bytes are a complete answer."""
+    """Return whether these bytes are a complete response."""
     head = data.find(b"\r\n\r\n")
     if head < 0:
         return False
@@ -178,13 +178,13 @@ def is_whole(data: bytes) -> bool:
 
 
 def _percentile(values: array[int], share: float) -> float:
-    """The value in microseconds below which `share` of them lie."""
+    """Return the value in microseconds below which `share` of the latencies lie."""
     ordered = sorted(values) or [0]
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] / 1e3
 
 
 def main() -> None:
-    """Read a plan, carry it out, print the result."""
+    """Read a plan, execute it, and print the result."""
     plan = json.load(sys.stdin)
     count = max(1, int(plan["rate"] * plan["seconds"]))
     request = base64.b64decode(plan["request"])

@@ -1,4 +1,4 @@
-"""Where the benchmark's files are, and nothing else."""
+"""Paths of the benchmark's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches the memory of one process from outside, as the kernel counts it."""
+"""Sampler of one process's memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Watch:
-    """Samples one process a few times a second while a block runs."""
+    """Samples one process a few times per second while a block runs."""
 
     def __init__(self, pid: int, every_s: float = 0.1) -> None:
         self.samples: list[tuple[float, float, float]] = []  #: seconds, RSS, and of that what no file backs; in MB
@@ -31,7 +31,7 @@ class Watch:
         return time.monotonic() - self._start
 
     def between(self, start_s: float, end_s: float) -> list[float]:
-        """Return RSS in MB of that time."""
+        """Return RSS in MB in that period."""
         return [rss for at, rss, _ in self.samples if start_s <= at <= end_s]
 
     def _run(self) -> None:
@@ -42,7 +42,7 @@ class Watch:
 
 
 def memory_mb(pid: int) -> tuple[float, float]:
-    """Return RSS and the part of it that no file backs. Raises: OSError when the process is gone."""
+    """Return RSS and its anonymous part. Raises: OSError if the process has ended."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     fields = {line.partition(":")[0]: line.split()[1] for line in lines if line.startswith(("VmRSS", "RssAnon"))}
     return int(fields["VmRSS"]) * 1024 / 1e6, int(fields["RssAnon"]) * 1024 / 1e6

@@ -1,7 +1,7 @@
-"""The processes of the system under test: who they are, what they use, and their end.
+"""Processes of the system under test: discovery, CPU time and memory, termination.
 
-The benchmark makes itself the subreaper of its descendants and runs one system at a time. So every descendant that is
-not a load generator belongs to that system, however often it forked or changed its session.
+The benchmark is the subreaper of its descendants and runs one system at a time. Every descendant that is not a load
+generator therefore belongs to that system, regardless of forks and sessions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends."""
+    """Become the parent of descendants whose parent ends."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
@@ -33,7 +33,7 @@ def descendants() -> list[psutil.Process]:
 
 
 def tree(pids: Iterable[int]) -> list[psutil.Process]:
-    """Return the processes with these ids and all that descend from them."""
+    """Return the processes with these ids and all their descendants."""
     found: dict[int, psutil.Process] = {}
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -53,7 +53,7 @@ def cpu_s(processes: Iterable[psutil.Process]) -> dict[int, float]:
 
 
 def cpu_between(before: dict[int, float], after: dict[int, float]) -> float:
-    """Return the seconds used from one reading to the next; what a process that ended used is lost."""
+    """Return the seconds used between two readings, without processes that ended."""
     return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
 
 
@@ -82,7 +82,7 @@ def pss_mb(processes: Iterable[psutil.Process]) -> float:
 
 
 def end(roots: Iterable[psutil.Process], grace_s: float) -> None:
-    """Ask these processes and all that descend from them to end; kill by id what is left after `grace_s`."""
+    """Terminate these processes and their descendants; kill by pid what is left after `grace_s`."""
     asked = list(roots)
     for process in asked:
         with contextlib.suppress(psutil.Error):
@@ -121,7 +121,7 @@ def started(command: list[str], environ: dict[str, str], cwd: Path, log: Path) -
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Tell whether it runs; reaps it if it is a child of ours that ended."""
+    """Return whether the process runs; reap it if it is an ended child."""
     with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
         if process.status() != psutil.STATUS_ZOMBIE:
             return True
@@ -137,7 +137,7 @@ def _wait(predicate: Callable[[], bool], timeout_s: float) -> None:
 
 
 class PeakMemory:
-    """The highest PSS of all descendants while a block runs, looked at twice a second: looking costs CPU time too."""
+    """Highest PSS of all descendants while a block runs, sampled twice per second because sampling costs CPU time."""
 
     def __init__(self, every_s: float = 0.5) -> None:
         self.mb = 0.0

@@ -1,4 +1,4 @@
-"""From samples to medians, ratios, tables and verdicts. Pure: takes data, returns data and text."""
+"""Medians, ratios, tables and goals from samples. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MARGINS = ("per_s", "p50_us", "p99_us", "cpu_us", "pss_mb", "rate", "late_p99_u
 
 @dataclass(frozen=True)
 class Goal:
-    """Something promised, and what was measured; `met` is None where it could not be measured."""
+    """A goal of the project and its measurement; `met` is None if it could not be measured."""
 
     text: str
     target: str
@@ -35,12 +35,12 @@ def medians(outcome: Outcome) -> list[Sample]:
 
 
 def failures(outcome: Outcome) -> list[Failed]:
-    """Return what could not be measured."""
+    """Return the failed measurements."""
     return [each for each in outcome if isinstance(each, Failed)]
 
 
 def goals(outcome: Outcome) -> list[Goal]:
-    """Hold the medians against what the project promises."""
+    """Compare the medians with the project's goals."""
     samples = medians(outcome)
 
     def figure(system: str, concurrency: int, name: str) -> float | None:
@@ -120,7 +120,7 @@ def _median(group: list[Sample]) -> Sample:
 def _choose(
     samples: list[Sample], workload: str, load: str, concurrency: int | None = None, system: str | None = None
 ) -> list[Sample]:
-    """The samples that match, cortex first, then from the fastest to the slowest, the limits last."""
+    """Return the matching samples: cortex first, then from the fastest to the slowest, limits last."""
     chosen = [
         sample
         for sample in samples
@@ -225,7 +225,7 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def _gist(message: str) -> str:
-    """The first line, which says what failed, and the last, which tends to say why."""
+    """Return the first line, which names the failure, and the last, which usually has the reason."""
     lines = message.strip().splitlines() or [""]
     return lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
 

@@ -1,4 +1,4 @@
-"""Results on disk: one markdown and one JSON file per run, and the newest under a fixed name."""
+"""Result files: markdown and JSON per run, and the newest under a fixed name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.tools.paths import RESULTS
 
 
 def write(name: str, text: str, data: dict[str, Any]) -> None:
-    """Write both files, print the text and say where it is."""
+    """Write both files; print the text and its path."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for stem in (f"{name}-{stamp}", f"{name}-latest"):

@@ -1,4 +1,4 @@
-"""Clients that send or read a kilobyte per second, many of them, in one thread of the caller's process."""
+"""Many clients that send or read a kilobyte per second, in one thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Slow:
 
 @dataclass
 class SlowClients:
-    """`count` of them; each step of each is a second after its last, all spread evenly over the second."""
+    """`count` slow clients; each takes a step per second, spread evenly over the second."""
 
     endpoint: Endpoint
     workload: Workload

@@ -1,4 +1,4 @@
-"""A streaming answer read by one client: how soon its first byte comes, and how fast the rest."""
+"""Streamed responses read by one client: time to the first byte, and rate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def streaming(endpoint: Endpoint, workload: Workload, seconds: float) -> Streami
 
 
 def _one(endpoint: Endpoint, workload: Workload) -> tuple[float, float]:
-    """Seconds until the first byte of the body, and until its end. Raises: ValueError if chunks are missing."""
+    """Return the seconds to the first byte of the body and to its end. Raises: ValueError if chunks are missing."""
     request = workload.request(endpoint.host, endpoint.path).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
     with socket.create_connection((endpoint.host, endpoint.port), timeout=30) as connection:
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The systems that are compared, and how each is started for one workload. Knows nothing of load or figures."""
+"""The systems of the comparison, and how each is started for one workload."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Serve = Callable[[Workload, Path], contextlib.AbstractContextManager[Endpoint]]
 
 @dataclass(frozen=True)
 class System:
-    """One of the compared."""
+    """One system of the comparison."""
 
     name: str
     role: str  #: "cortex", "peer" or "limit"
@@ -36,7 +36,7 @@ class System:
 
     @contextlib.contextmanager
     def serve(self, workload: Workload) -> Iterator[Endpoint]:
-        """Start it, wait until its answer is right, and end all its processes at the exit."""
+        """Start the system, wait for a correct response, and end all its processes at the exit."""
         with (
             tempfile.TemporaryDirectory(prefix="cortex-bench-", ignore_cleanup_errors=True) as folder,
             self.serve_in(workload, Path(folder)) as endpoint,
@@ -45,7 +45,7 @@ class System:
 
 
 def environ_of(**extra: str) -> dict[str, str]:
-    """The caller's environment, with our modules importable and byte code cached."""
+    """Return the environment, with the benchmark's modules importable and byte code cached."""
     environ = {**os.environ, "PYTHONPATH": str(USER_CODE), **extra}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
     return environ
@@ -55,7 +55,7 @@ def environ_of(**extra: str) -> dict[str, str]:
 def running(
     command: list[str], environ: dict[str, str], folder: Path, endpoint: Endpoint, workload: Workload
 ) -> Iterator[Endpoint]:
-    """Run a server until the block ends. Raises: NotServingError with what it wrote, if it does not answer rightly."""
+    """Run a server until the block ends. Raises: NotServingError with its output if its response is wrong."""
     log = folder / "server.log"
     with started(command, environ, folder, log) as process:
         try:
@@ -174,6 +174,6 @@ def named(names: str) -> tuple[System, ...]:
 
 
 def prepare(systems: tuple[System, ...]) -> None:
-    """Make every environment that they need."""
+    """Build all environments."""
     for venv in sorted({system.venv for system in systems if system.venv}):
         environments.prepare(venv)

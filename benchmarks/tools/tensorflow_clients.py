@@ -1,7 +1,8 @@
-"""The TensorFlow part of `python -m benchmarks.model_clients`: what is called directly, and by which clients.
+"""TensorFlow part of `python -m benchmarks.model_clients`.
 
-In this process the bare call is a signature of `tf.saved_model.load`, on an array, its outputs read as arrays. On a
-server it is the official stub with a request made in advance; the server is the one of the tests, on a unix socket.
+The direct call in this process is a signature of `tf.saved_model.load` with an array, whose outputs are read as arrays.
+The direct call to a server uses the official stub with a prepared request; the server is that of the tests, on a unix
+socket.
 """
 
 from __future__ import annotations

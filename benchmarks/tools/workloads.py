@@ -1,4 +1,4 @@
-"""What is asked of every system, and the answer that is right. Knows no system and no load generator."""
+"""The request of each workload, and the correct response."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BYTES = "application/octet-stream"
 
 @dataclass(frozen=True)
 class Workload:
-    """One request, sent over and over, and what its answer must be."""
+    """One request that is sent repeatedly, and its correct response."""
 
     name: str
     body: bytes
@@ -22,7 +22,7 @@ class Workload:
     expected: Any  #: a JSON value; or, where the answer is bytes, how many (None: as many as the server sends)
 
     def mistake(self, status: int, body: bytes) -> str:
-        """Return what is wrong with an answer, or an empty string."""
+        """Return what is wrong with a response, or an empty string."""
         if status != 200:
             return f"status {status}: {body[:200]!r}"
         if self.name == "stream":

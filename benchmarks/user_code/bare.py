@@ -1,4 +1,4 @@
-"""The limit of every Python server: the user's function called in a loop, with nothing around it.
+"""Upper limit of every Python server: the user's function called in a loop.
 
 `python bare.py noop 2 '{"x": 1}'` prints one JSON object.
 """

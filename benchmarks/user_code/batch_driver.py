@@ -1,7 +1,7 @@
-"""How the benchmark talks to the program that drives one system: a line in, a line out.
+"""Line protocol between the benchmark and the program that drives one system.
 
-`run ITEMS BATCH_SIZE` is answered once every batch is recorded, with the seconds that took; `totals` with how many
-batches were recorded and the sum of what they returned.
+`run ITEMS BATCH_SIZE` is answered with the seconds until every batch was recorded; `totals` with the number of recorded
+batches and the sum of their results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Totals = Callable[[], Iterable[int]]
 
 
 def serve(run: Callable[[int, int], Totals]) -> None:
-    """Say that the system is ready, then do as told until the input ends."""
+    """Report that the system is ready, then execute commands until the input ends."""
     _say("ready")
     totals: Totals | None = None
     for line in sys.stdin:

@@ -1,8 +1,8 @@
-"""The user's code of the comparison of batch jobs: the same function, whatever calls it."""
+"""User code of the comparison of batch jobs, the same for every system."""
 
 from __future__ import annotations
 
 
 def total(numbers: list[int]) -> int:
-    """Return their sum, which is next to nothing: what is measured is everything around it."""
+    """Return the sum of a batch; its cost is negligible."""
     return sum(numbers)

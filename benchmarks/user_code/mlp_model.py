@@ -1,4 +1,4 @@
-"""A dense network for the comparison of server-side batching: the same in every system, and it knows no server."""
+"""Dense network for the comparison of server-side batching, the same for every system."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Mlp:
         self._out = random.standard_normal((width, 3), numpy.float32)
 
     def predict_one(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Classify one."""
+        """Classify one input."""
         return self.predict([payload])[0]
 
     def predict(self, payloads: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Classify all of them at once."""
+        """Classify a batch."""
         rows = numpy.array([payload["x"] for payload in payloads], numpy.float32)
         hidden = numpy.maximum(numpy.maximum(rows @ self._spread, 0) @ self._hidden, 0)
         return [{"label": int(label)} for label in (hidden @ self._out).argmax(axis=1)]

@@ -1,4 +1,4 @@
-"""The user's code, the same in every system: it runs in each peer's own environment and knows no server."""
+"""User code of the comparison of servers, the same for every system."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ CHUNKS = tuple(b"chunk %03d of an answer\n" % index for index in range(100))
 
 
 def noop(payload: dict[str, Any]) -> dict[str, Any]:
-    """Answer with what came in."""
+    """Return the input."""
     return {"y": payload["x"]}
 
 
 def upload(body: bytes) -> dict[str, Any]:
-    """Answer with the size of the body."""
+    """Return the size of the body."""
     return {"length": len(body)}
 
 
 def download(payload: dict[str, Any]) -> bytes:
-    """Answer with 1 MB."""
+    """Return 1 MB."""
     return MEGABYTE
 
 
 def stream(payload: dict[str, Any]) -> Iterator[bytes]:
-    """Answer in 100 chunks."""
+    """Return 100 chunks."""
     yield from CHUNKS
 
 
 class Iris:
-    """The species of a flower, by a small ONNX model on one thread."""
+    """Classifier of flowers: a small ONNX model on one thread."""
 
     LABELS = ("setosa", "versicolor", "virginica")
     FIELDS = ("sepal_length", "sepal_width", "petal_length", "petal_width")

@@ -1,6 +1,6 @@
-"""Celery over Redis: one task per batch, acknowledged when it is done, its result kept in Redis.
+"""Celery over Redis: one task per batch, acknowledged after it ran, with results in Redis.
 
-Starts Redis and the workers itself. Run as a program it drives them; as a module it is their app.
+As a program it starts Redis and the workers, and drives them; as a module it is the Celery app.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _redis(running: contextlib.ExitStack) -> Redis:
-    """Start Redis as it is installed: snapshots now and then, and no log of each write."""
+    """Start Redis with its defaults: periodic snapshots, no append-only file."""
     command = ["redis-server", "--port", "0", "--unixsocket", SOCKET, "--dir", os.environ["BATCH_FOLDER"]]
     _start(running, command)
     redis = Redis(unix_socket_path=SOCKET)
@@ -81,7 +81,7 @@ def _start(running: contextlib.ExitStack, command: list[str]) -> None:
 
 
 def _recorded(redis: Redis, sent: list[str]) -> Totals:
-    """Wait until Redis has every result: looking costs less than to be told of each, as `GroupResult.get` is."""
+    """Wait until Redis has every result. Polling is cheaper than the notifications of `GroupResult.get`."""
     keys = [app.backend.get_key_for_task(task) for task in sent]
     left = keys
     while left:

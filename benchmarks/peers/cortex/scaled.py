@@ -1,4 +1,4 @@
-"""Calls that only wait, for a time drawn by chance: replicas are then as independent as on machines of their own."""
+"""API whose calls wait for a random time, so that replicas behave as if on separate machines."""
 
 from __future__ import annotations
 

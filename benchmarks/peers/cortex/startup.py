@@ -1,4 +1,4 @@
-"""Tells how long ago its own processes began when the user's module was imported."""
+"""API that reports the age of its processes at the import of this module."""
 
 import os
 import time
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def _age_s(pid: int, now: float) -> float:
-    """Seconds since `pid` began; ticks of 10 ms."""
+    """Return the age of `pid` in seconds, in ticks of 10 ms."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return now - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 

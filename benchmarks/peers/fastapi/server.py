@@ -1,4 +1,4 @@
-"""FastAPI: the model in the lifespan, `async def` routes, as its documentation serves models."""
+"""FastAPI: the model is loaded in the lifespan; routes are `async def`, as in its documentation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """LitServe: one worker of one `LitAPI`. `WORKLOAD=noop PORT=8000 python server.py`.
 
-Its raw bodies are JSON or forms only, so it takes no part in the upload of plain bytes.
+LitServe accepts only JSON and forms, so it is left out of the upload of raw bytes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The limit: a multiprocessing pool of the standard library, results in a list, nothing survives anything.
+"""Upper limit: a process pool of the standard library, with results in a list and no durability.
 
-The argument is how many batches travel together.
+The argument is the number of batches sent at a time.
 """
 
 from __future__ import annotations

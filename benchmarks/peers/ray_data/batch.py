@@ -1,6 +1,6 @@
-"""Ray Data: `map_batches` over a range, two at a time; the results are in Ray's object store, or written as Parquet.
+"""Ray Data: `map_batches` over a range, two at a time; results in Ray's object store, or in Parquet files.
 
-The input is Ray's own range: it is made where it is used and never submitted.
+The input is Ray's own range, which is generated where it is used and never submitted.
 """
 
 from __future__ import annotations
