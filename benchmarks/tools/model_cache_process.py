@@ -174,7 +174,7 @@ def _loader(kind: str) -> ModelLoader[Any]:
 
         return OnnxLoader(wants_gpu=False, threads=1)
     if kind == "tensorflow":
-        from cortex.predictor.clients.tensorflow import EmbeddedTensorFlow
+        from cortex.predictor.clients.embedded_tensorflow import EmbeddedTensorFlow
 
         return EmbeddedTensorFlow()
     return PickleLoader()

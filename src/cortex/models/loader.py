@@ -54,6 +54,13 @@ class LoadRequest:
     size_bytes: int
     signature_key: str | None
 
+    @property
+    def label(self) -> str:
+        """Return the name of the model and version for messages; the model of `path` has no name of its own."""
+        if self.model == DEFAULT_MODEL:
+            return f"the model of version {self.version}"
+        return f"model {self.model!r} of version {self.version}"
+
 
 class ModelLoader(Protocol[T]):
     """Loads model files into memory and unloads them; one implementation per handler type."""

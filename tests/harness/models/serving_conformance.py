@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cortex.models.loader import LoadRequest
-from cortex.predictor.clients.servable import Backend
+from cortex.predictor.clients.tensorflow import TensorFlowBackend
 from cortex.predictor.clients.tensors import to_array
 from harness.models.tensorflow_models import Case, read_cases
 
@@ -18,7 +18,7 @@ def request(folder: Path, model: str, signature_key: str | None = None) -> LoadR
     return LoadRequest(model, "3", str(folder / model), f"digest-of-{model}", 1, signature_key)
 
 
-def check_outputs_are_those_of_tensorflow(backend: Backend[Any], folder: Path) -> None:
+def check_outputs_are_those_of_tensorflow(backend: TensorFlowBackend[Any], folder: Path) -> None:
     """Run every call that TensorFlow was asked for when the models were made."""
     cases = read_cases(folder)
     for model in sorted({case.model for case in cases}):

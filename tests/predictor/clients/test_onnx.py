@@ -184,7 +184,7 @@ def test_cuda_comes_first_where_it_is_wanted_and_there():
 def test_a_gpu_that_onnxruntime_cannot_use_is_told_in_the_log(tmp_path, capsys):
     Shelf(tmp_path, wants_gpu=True).add("m", identity(TensorProto.FLOAT, ["n"]))
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("onnx: the installed onnxruntime has no CUDA")
+    assert line.startswith("onnx: models run on the CPU: the installed onnxruntime has no CUDA")
 
 
 def test_threads_are_shared_among_processes_and_models_unless_the_user_says(monkeypatch):

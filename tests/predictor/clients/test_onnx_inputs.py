@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from cortex.errors import ModelError
-from cortex.predictor.clients.onnx_inputs import Inputs
+from cortex.predictor.clients.onnx import OnnxInputs
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Arg:
     shape: list[Any]
 
 
-def one(type_: str = "float", *shape: Any) -> Inputs:
-    return Inputs([Arg("x", f"tensor({type_})", list(shape))], [], "model 'm'")
+def one(type_: str = "float", *shape: Any) -> OnnxInputs:
+    return OnnxInputs([Arg("x", f"tensor({type_})", list(shape))], [], "model 'm'")
 
 
-TWO = Inputs([Arg("a", "tensor(float)", [None]), Arg("b", "tensor(int64)", ["n", 2])], [], "model 'm'")
+TWO = OnnxInputs([Arg("a", "tensor(float)", [None]), Arg("b", "tensor(int64)", ["n", 2])], [], "model 'm'")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_an_array_that_fits_is_not_copied():
         (one("float", None, 4), [1, 2, 3], "must be float32 of shape [?, 4], but the value has shape [3]"),
         (one("float", None, 4), np.zeros((4, 2)), "must be float32 of shape [?, 4], but the value has shape [4, 2]"),
         (one("float", 2, 4), [], "but the value has shape [0]"),
-        (one("float", 2), 3, "but the value is a single one"),
+        (one("float", 2), 3, "but the value is a scalar"),
         (one("float", None, None), [1, 2, 3, 4], None),
         (one("float", None, None, None), [1, 2, 3, 4], "but the value has shape [4]"),
         (one("float", None, 2), [[1, 2], [3]], "ragged: [0] has 2 values, but [1] has 1 values"),
@@ -125,13 +125,13 @@ def test_a_value_that_does_not_fit_is_refused_with_what_is_expected_and_given(in
 
 
 def test_an_input_with_a_default_may_be_given_or_not():
-    inputs = Inputs([Arg("x", "tensor(float)", [None])], [Arg("scale", "tensor(float)", [1])], "model 'm'")
+    inputs = OnnxInputs([Arg("x", "tensor(float)", [None])], [Arg("scale", "tensor(float)", [1])], "model 'm'")
     assert set(inputs.feed({"x": 1})) == {"x"}
     assert inputs.feed({"x": 1, "scale": 2})["scale"].dtype == np.float32
 
 
 def test_what_is_no_tensor_is_passed_on():
-    inputs = Inputs([Arg("x", "map(string,tensor(float))", [])], [], "model 'm'")
+    inputs = OnnxInputs([Arg("x", "map(string,tensor(float))", [])], [], "model 'm'")
     assert inputs.feed({"a": 1.0}) == {"x": {"a": 1.0}}
     assert inputs.feed({"x": {"a": 1.0}}) == {"x": {"a": 1.0}}
 

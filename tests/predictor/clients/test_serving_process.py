@@ -13,9 +13,8 @@ import psutil
 import pytest
 
 from cortex.errors import ModelError
-from cortex.predictor.clients.servable import TensorFlowLoader
 from cortex.predictor.clients.serving_process import LocalServer
-from cortex.predictor.clients.tensorflow_client import LOCAL, choose_backend
+from cortex.predictor.clients.tensorflow import LOCAL, TensorFlowLoader, choose_backend
 from harness.models.serving_conformance import check_outputs_are_those_of_tensorflow, request
 from harness.models.tensorflow_models import make
 from harness.wait import wait_until
@@ -80,7 +79,7 @@ def test_a_model_that_cannot_be_loaded_is_told_and_leaves_the_others(
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "saved_model.pb").write_bytes(b"\1\2\3")
     iris = TensorFlowLoader(server).load(request(folder, "iris"))
-    with pytest.raises(ModelError, match="tensorflow_model_server can't load it: .*saved_model.pb"):
+    with pytest.raises(ModelError, match="tensorflow_model_server can't load the model: .*saved_model.pb"):
         server.load(request(tmp_path, "broken"))
     assert len(iris.predict({"x": ROW})["scores"]) == 3
 

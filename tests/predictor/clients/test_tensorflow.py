@@ -1,131 +1,218 @@
-"""Real TensorFlow in this process, on models that it exported in another."""
+"""The client on a backend that computes with numpy: which signature is run, what goes in, what comes out."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import weakref
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cortex.errors import ModelError
-from cortex.predictor.clients.servable import TensorFlowLoader, TensorFlowModel
-from cortex.predictor.clients.tensorflow import EmbeddedModel, EmbeddedTensorFlow
-from cortex.predictor.clients.tensors import TensorSpec
-from harness.models.serving_conformance import check_outputs_are_those_of_tensorflow, request
-from harness.models.tensorflow_models import make
+from cortex.models.loader import LoadRequest
+from cortex.models.spec import DEFAULT_MODEL
+from cortex.predictor.clients.tensorflow import (
+    LOCAL,
+    SignatureInfo,
+    TensorFlowClient,
+    TensorFlowLoader,
+    TensorFlowModel,
+    choose_backend,
+    choose_signature,
+    clean_message,
+    is_external,
+)
+from cortex.predictor.clients.tensors import Array, TensorSpec
 
-ROW = [5.1, 3.5, 1.4, 0.2]
+FLOATS = TensorSpec(1, (None,), "x:0")
+MIXED = SignatureInfo(
+    {"x": FLOATS, "text": TensorSpec(7, (), "text:0")},
+    {"y": TensorSpec(9, (None, 2), "y:0"), "any": TensorSpec(1, None, "any:0")},
+    "tensorflow/serving/predict",
+)
+SINGLE = SignatureInfo({"x": FLOATS}, {"y": FLOATS})
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The models that are served."""
-    return make(tmp_path_factory)
+class Recorder:
+    """A servable that keeps what it was given."""
+
+    def __init__(self, signatures: Mapping[str, SignatureInfo], refuses_zeros: bool = False) -> None:
+        self.signatures = signatures
+        self.runs: list[tuple[str, dict[str, Any]]] = []
+        self._refuses_zeros = refuses_zeros
+
+    def run(self, signature_key: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        self.runs.append((signature_key, {name: array.tolist() for name, array in inputs.items()}))
+        if self._refuses_zeros and not inputs["x"].any():
+            raise ModelError("no zeros, please")
+        return {"y": np.array([[1, 2]], np.int64)}
 
 
-def load(folder: Path, model: str, signature_key: str | None = None) -> TensorFlowModel[EmbeddedModel]:
-    return TensorFlowLoader(EmbeddedTensorFlow()).load(request(folder, model, signature_key))
+class InMemory:
+    """A backend and a registry of one model."""
+
+    def __init__(self, servable: Recorder, request: LoadRequest) -> None:
+        self.unloaded: list[Recorder] = []
+        self._servable = servable
+        self.loader = TensorFlowLoader(self)
+        self.model: TensorFlowModel[Recorder] = self.loader.load(request)
+
+    def load(self, request: LoadRequest) -> Recorder:
+        return self._servable
+
+    def unload(self, servable: Recorder) -> None:
+        self.unloaded.append(servable)
+
+    def close(self) -> None: ...
+
+    def get(self, name: str | None = None, version: str = "latest") -> TensorFlowModel[Recorder]:
+        return self.model
+
+    def describe(self) -> Mapping[str, Mapping[str, Any]]:
+        return {"iris": {"versions": ["3", "10"], "timestamps": [30, 100]}}
 
 
-def test_outputs_equal_those_of_calling_tensorflow_to_the_bit(folder: Path) -> None:
-    check_outputs_are_those_of_tensorflow(EmbeddedTensorFlow(), folder)
+def request(key: str | None = None, model: str = "iris") -> LoadRequest:
+    return LoadRequest(model, "3", "/models/iris/3", "digest", 1, key)
 
 
-def test_signatures_are_told_with_types_and_shapes(folder: Path) -> None:
-    model = load(folder, "several")
-    assert set(model.servable.signatures) >= {"predict", "checked", "any_rank"}
-    inputs = model.servable.signatures["predict"].inputs
-    assert {name: (spec.type_name, spec.shape) for name, spec in inputs.items()} == {
-        "a": ("DT_FLOAT", ()),
-        "b": ("DT_INT32", (None,)),
+def client(signature: SignatureInfo = MIXED, model: str = "iris") -> tuple[TensorFlowClient, Recorder]:
+    servable = Recorder({"serving_default": signature})
+    models = InMemory(servable, request(model=model))
+    servable.runs.clear()
+    return TensorFlowClient(models, models.loader.loaded), servable
+
+
+@pytest.mark.parametrize(
+    ("keys", "configured", "chosen"),
+    [
+        (["a"], None, "a"),
+        (["a", "__saved_model_init_op", "__saved_model_train_op"], None, "a"),
+        (["a", "b"], "b", "b"),
+        (["a", "__saved_model_init_op"], "__saved_model_init_op", "__saved_model_init_op"),
+        (["a", "predict", "serving_default"], None, "predict"),
+        (["a", "serving_default"], None, "serving_default"),
+        (["a", "predict"], "a", "a"),
+    ],
+)
+def test_a_signature_is_chosen(keys: list[str], configured: str | None, chosen: str) -> None:
+    assert choose_signature(dict.fromkeys(keys), configured, "model 'm'") == chosen
+
+
+@pytest.mark.parametrize(
+    ("keys", "configured", "message"),
+    [
+        (["b", "a"], "c", "signature_key 'c' is not a signature of model 'm'; available: 'a', 'b'"),
+        (["b", "a"], None, "model 'm' has several signatures: 'a', 'b'; choose one with signature_key"),
+        (["__saved_model_init_op"], None, "model 'm' has no signature"),
+        ([], "c", "available: none"),
+    ],
+)
+def test_a_choice_that_is_not_clear_names_the_signatures(keys: list[str], configured: str | None, message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        choose_signature(dict.fromkeys(keys), configured, "model 'm'")
+    assert message in str(caught.value)
+
+
+def test_inputs_are_converted_and_outputs_flattened() -> None:
+    tensorflow_client, servable = client()
+    assert tensorflow_client.predict({"x": 1, "text": "a"}) == {"y": ["1", "2"]}
+    assert servable.runs == [("serving_default", {"x": [1.0], "text": b"a"})]
+
+
+def test_a_model_with_one_input_takes_the_value_alone() -> None:
+    tensorflow_client, servable = client(SINGLE)
+    tensorflow_client.predict([1, 2])
+    assert servable.runs == [("serving_default", {"x": [1.0, 2.0]})]
+
+
+@pytest.mark.parametrize(
+    ("model_input", "message"),
+    [
+        (
+            {"x": 1},
+            "missing key 'text' for model 'iris' of version 3; "
+            "expected: 'x' (DT_FLOAT of shape [None]), 'text' (DT_STRING of shape [])",
+        ),
+        ({"x": 1, "text": "", "y": 2}, "unknown key 'y' for model 'iris' of version 3; expected: 'x' ("),
+        ([1], "input for model 'iris' of version 3 is a list, not a dictionary; expected: 'x' ("),
+        (
+            {"x": [[1], [2, 3]], "text": ""},
+            "input 'x' of model 'iris' of version 3 must be DT_FLOAT of shape [None], but the value is ragged: "
+            "[0] has 1 values, but [1] has 2 values",
+        ),
+    ],
+)
+def test_wrong_input_is_told_before_the_backend_sees_it(model_input: Any, message: str) -> None:
+    tensorflow_client, servable = client()
+    with pytest.raises(ModelError) as caught:
+        tensorflow_client.predict(model_input)
+    assert message in str(caught.value)
+    assert not servable.runs
+
+
+def test_the_model_of_path_is_not_called_by_our_name_for_it() -> None:
+    tensorflow_client, _ = client(model=DEFAULT_MODEL)
+    with pytest.raises(ModelError, match="missing key 'text' for the model of version 3"):
+        tensorflow_client.predict({"x": 1})
+
+
+def test_a_model_is_run_on_zeros_when_it_is_loaded() -> None:
+    servable = Recorder({"serving_default": MIXED})
+    InMemory(servable, request())
+    assert servable.runs == [("serving_default", {"x": [0.0], "text": b""})]
+
+
+def test_a_model_may_refuse_zeros() -> None:
+    models = InMemory(Recorder({"serving_default": SINGLE}, refuses_zeros=True), request())
+    assert TensorFlowClient(models, models.loader.loaded).predict({"x": 1}) == {"y": ["1", "2"]}
+
+
+def test_a_model_whose_signature_is_not_there_is_unloaded_again() -> None:
+    servable = Recorder({"a": SINGLE, "b": SINGLE})
+    models = InMemory(servable, request("a"))
+    with pytest.raises(ModelError, match="several signatures"):
+        models.loader.load(request())
+    assert models.unloaded == [servable]
+    assert models.loader.loaded() == [models.model]
+
+
+def test_metadata_is_told_of_loaded_models() -> None:
+    tensorflow_client, _ = client()
+    metadata = tensorflow_client.describe()
+    assert metadata.keys() == {"iris-3"}
+    described = metadata["iris-3"]
+    assert {key: described[key] for key in ("disk_path", "signature_key", "timestamp", "input_signatures")} == {
+        "disk_path": "/models/iris/3",
+        "signature_key": "serving_default",
+        "timestamp": 30,
+        "input_signatures": {"x": {"shape": [-1], "type": "float32"}, "text": {"shape": [], "type": "string"}},
     }
-    assert model.servable.signatures["any_rank"].inputs["x"].shape is None
+    assert described["signature_def"]["serving_default"] == {
+        "inputs": {
+            "x": {"name": "x:0", "dtype": "DT_FLOAT", "tensorShape": {"dim": [{"size": "-1"}]}},
+            "text": {"name": "text:0", "dtype": "DT_STRING", "tensorShape": {}},
+        },
+        "outputs": {
+            "y": {"name": "y:0", "dtype": "DT_INT64", "tensorShape": {"dim": [{"size": "-1"}, {"size": "2"}]}},
+            "any": {"name": "any:0", "dtype": "DT_FLOAT", "tensorShape": {"unknownRank": True}},
+        },
+        "methodName": "tensorflow/serving/predict",
+    }
 
 
-def test_predict_answers_with_flat_lists(folder: Path) -> None:
-    answer = load(folder, "iris").predict({"x": [ROW, ROW]})
-    assert [len(answer[name]) for name in ("scores", "class_ids", "classes")] == [6, 2, 2]
-    assert all(type(value) is float for value in answer["scores"])
-    assert all(value in ("0", "1", "2") for value in answer["class_ids"])
+def test_without_anything_that_runs_models_both_ways_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    both = "add tensorflow-cpu .* to requirements.txt, or put tensorflow_model_server on PATH"
+    with pytest.raises(ModelError, match=both):
+        choose_backend(None)
 
 
-def test_an_operation_that_fails_says_why_in_tensorflows_words(folder: Path) -> None:
-    model = load(folder, "several", "checked")
-    assert model.predict({"x": 4}) == {"root": [2.0]}
-    with pytest.raises(ModelError, match="every x must be positive"):
-        model.predict({"x": -1})
-    assert model.predict({"x": 9}) == {"root": [3.0]}
+def test_an_address_is_a_server_elsewhere() -> None:
+    assert [is_external(value) for value in (None, LOCAL, "serving:8500")] == [False, False, True]
 
 
-def test_a_folder_without_a_saved_model_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ModelError, match="TensorFlow can't load it: .*saved_model.pb"):
-        EmbeddedTensorFlow().load(request(tmp_path, "empty"))
-
-
-def test_a_truncated_saved_model_is_refused(folder: Path, tmp_path: Path) -> None:
-    whole = folder / "iris"
-    for file in [path for path in whole.rglob("*") if path.is_file()]:
-        copy = tmp_path / "cut" / file.relative_to(whole)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(ModelError, match="TensorFlow can't load it"):
-        EmbeddedTensorFlow().load(request(tmp_path, "cut"))
-
-
-def test_threads_may_call_a_model_at_once_and_none_fails_when_it_is_unloaded(folder: Path) -> None:
-    backend = EmbeddedTensorFlow()
-    model = backend.load(request(folder, "iris"))
-    x = np.array([ROW], np.float32)
-    expected = model.run("serving_default", {"x": x})["scores"].tolist()
-
-    def call(turn: int) -> bool:
-        if turn == 150:
-            backend.unload(model)
-        try:
-            return model.run("serving_default", {"x": x})["scores"].tolist() == expected
-        except ModelError as error:
-            return turn >= 100 and "has been unloaded" in str(error)
-
-    with ThreadPoolExecutor(8) as threads:
-        assert all(threads.map(call, range(200)))
-
-
-def test_nothing_is_left_of_a_model_that_was_unloaded(folder: Path) -> None:
-    loader = TensorFlowLoader(EmbeddedTensorFlow())
-    model = loader.load(request(folder, "version-1"))
-    session = model.servable._session
-    left = weakref.ref(session), weakref.ref(session.graph), weakref.ref(model)
-    del session
-    loader.unload(model)
-    del model
-    assert [each() for each in left] == [None, None, None]
-
-
-@pytest.mark.parametrize(("environment", "is_noisy"), [({}, False), ({"TF_ENABLE_ONEDNN_OPTS": "1"}, True)])
-def test_the_import_of_tensorflow_is_silent_unless_asked_and_no_garbage_collection_walks_it(
-    environment: dict[str, str], is_noisy: bool
-) -> None:
-    code = "import gc, os; from cortex.predictor.clients import tensorflow as t\n"
-    code += "t._import_tensorflow(); os.write(2, b'end\\n')"
-    code += "; assert len(gc.get_objects()) < gc.get_freeze_count()"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env={**kept, **environment}
-    )
-    assert done.returncode == 0, done.stderr
-    assert ("oneDNN" in done.stderr) == is_noisy
-    assert done.stderr.splitlines()[-1] == "end"
-    assert is_noisy or done.stderr.count("\n") == 1
-
-
-def test_a_signature_of_unknown_types_can_still_be_described(folder: Path) -> None:
-    model = load(folder, "iris")
-    model._signature = type(model._signature)({"x": TensorSpec(21, (None,))}, {})
-    assert model.describe(1)["input_signatures"] == {"x": {"shape": [-1], "type": "DT_21"}}
-    model.warm_up()
+def test_what_tensorflow_says_is_told_without_its_graph() -> None:
+    said = "Graph execution error:\n\nDetected at node a\n<stack traces unavailable>\nno: [x]\n\t [[{{node a}}]] [Op:f]"
+    assert clean_message(said) == "no: [x]"

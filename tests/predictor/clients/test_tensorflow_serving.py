@@ -16,8 +16,14 @@ import pytest
 from cortex.errors import ModelError
 from cortex.models.loader import LoadRequest
 from cortex.models.spec import DEFAULT_MODEL, ModelPath, ModelSource
-from cortex.predictor.clients.serving_messages import MESSAGES, config_request, metadata_request
-from cortex.predictor.clients.tensorflow_serving import Connection, ExternalModels, ServedModel
+from cortex.predictor.clients.tensorflow_serving import (
+    MESSAGES,
+    ExternalModels,
+    ServedModel,
+    ServingChannel,
+    config_request,
+    metadata_request,
+)
 from harness.models.serving_conformance import check_outputs_are_those_of_tensorflow
 from harness.models.tensorflow_models import make
 from harness.ports import free_port
@@ -50,7 +56,7 @@ def address(base: Path) -> Iterator[str]:
     """A server of them."""
     port = free_port()
     process = subprocess.Popen([sys.executable, str(SERVER), f"--port={port}"])
-    connection = Connection(f"127.0.0.1:{port}")
+    connection = ServingChannel(f"127.0.0.1:{port}")
     try:
         models = {path.name: str(path) for path in base.iterdir()}
         wait_until(lambda: _configure(connection, models), timeout_s=60)
@@ -61,7 +67,7 @@ def address(base: Path) -> Iterator[str]:
         process.wait()
 
 
-def _configure(connection: Connection, models: dict[str, str]) -> bool:
+def _configure(connection: ServingChannel, models: dict[str, str]) -> bool:
     try:
         return connection.call("HandleReloadConfigRequest", config_request(models)).status.error_code == 0
     except grpc.RpcError:
@@ -71,7 +77,7 @@ def _configure(connection: Connection, models: dict[str, str]) -> bool:
 class OnServer:
     """A backend whose models a server has already."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ServingChannel) -> None:
         self._connection = connection
 
     def load(self, request: LoadRequest) -> ServedModel:
@@ -83,7 +89,7 @@ class OnServer:
 
 
 def test_outputs_equal_those_of_calling_tensorflow_to_the_bit(address: str, folder: Path) -> None:
-    check_outputs_are_those_of_tensorflow(OnServer(Connection(address)), folder)
+    check_outputs_are_those_of_tensorflow(OnServer(ServingChannel(address)), folder)
 
 
 def test_our_messages_are_the_official_ones() -> None:
@@ -98,7 +104,7 @@ import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, get_model_metadata_pb2, get_model_status_pb2, model_management_pb2
 from tensorflow_serving.apis import prediction_service_pb2, model_service_pb2
 from google.protobuf import any_pb2, wrappers_pb2, descriptor_pool
-from cortex.predictor.clients.serving_messages import MESSAGES, METHODS
+from cortex.predictor.clients.tensorflow_serving import MESSAGES, METHODS
 official = descriptor_pool.Default()
 inner = {"tensorflow.Dim": "tensorflow.TensorShapeProto.Dim"}
 for ours in (message.DESCRIPTOR for message in MESSAGES.values()):
@@ -196,7 +202,7 @@ def test_a_server_that_is_not_there_is_told() -> None:
 
 
 def test_a_new_version_on_the_server_is_noticed(address: str, base: Path, folder: Path) -> None:
-    connection = Connection(address)
+    connection = ServingChannel(address)
     models = ExternalModels(address, DIR)
     served = {path.name: str(path) for path in base.iterdir()}
     for version, kind in ((1, "same-int32"), (2, "same-int64")):

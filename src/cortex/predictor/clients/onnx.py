@@ -1,7 +1,6 @@
-"""Load and run ONNX models: the sessions, and the `onnx_client` that users' constructors are given.
+"""ONNX models: sessions, conversion of inputs, and the `onnx_client`.
 
-The only module that imports onnxruntime; it is imported for `type: onnx` alone. It must not know where models come
-from: the registry asks it to load a folder.
+This is the only module that imports onnxruntime; it is imported for `type: onnx` only.
 """
 
 from __future__ import annotations
@@ -15,69 +14,98 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
+import numpy as np
 import onnxruntime
 
 from cortex.errors import ModelError
 from cortex.models.loaded_models import ensure_call_scope
 from cortex.models.loader import LoadRequest
-from cortex.predictor.clients.onnx_inputs import Inputs
-from cortex.predictor.clients.servable import named
+from cortex.models.registry import Registry
+from cortex.predictor.clients.tensors import Array, TensorError, TensorSpec, to_array
 
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-#: Every session has threads of its own. So many for all models together, then one each: the caller's.
+#: Maximum number of threads of all sessions together. Beyond it, a session uses only the calling thread.
 _MAX_THREADS = 64
-#: An error's number and name, before what it says.
+#: The parts of an error message before its text: prefix, number and name.
 _PREFIX_PARTS = 3
 _FATAL = 4
-#: What ONNX Runtime says of a file of another kind, of one that is cut off, and of an empty one.
-_NO_MODEL = {"Protobuf parsing failed", "No graph was found in the protobuf"}
+#: Errors of ONNX Runtime for files that are truncated, empty or in another format.
+_NOT_ONNX = {"Protobuf parsing failed", "No graph was found in the protobuf"}
+
+
+_STRING = "tensor(string)"
+#: ONNX Runtime's name of a type → numpy's name, and the number in `tensors`. Values of other types are passed on
+#: unchanged: sequences, maps, and types that numpy does not have.
+_TYPES: Mapping[str, tuple[str, int]] = {
+    "tensor(float)": ("float32", 1),
+    "tensor(double)": ("float64", 2),
+    "tensor(int32)": ("int32", 3),
+    "tensor(uint8)": ("uint8", 4),
+    "tensor(int16)": ("int16", 5),
+    "tensor(int8)": ("int8", 6),
+    "tensor(complex64)": ("complex64", 8),
+    "tensor(int64)": ("int64", 9),
+    "tensor(bool)": ("bool", 10),
+    "tensor(uint16)": ("uint16", 17),
+    "tensor(complex128)": ("complex128", 18),
+    "tensor(float16)": ("float16", 19),
+    "tensor(uint32)": ("uint32", 22),
+    "tensor(uint64)": ("uint64", 23),
+    _STRING: ("string", 7),
+}
+
+
+#: Common types of values that are not mappings; isinstance(value, Mapping) is slower than converting a row.
+_NEVER_NAMED = frozenset({np.ndarray, list, tuple, float, int, str, bytes})
+
+_LISTS = frozenset({list, tuple})
 
 
 class OnnxModel:
-    """A model that is loaded."""
+    """A loaded model."""
 
     def __init__(self, request: LoadRequest, session: onnxruntime.InferenceSession) -> None:
         self.request = request
         self.session = session
-        self.inputs = Inputs(session.get_inputs(), session.get_overridable_initializers(), named(request))
+        self.inputs = OnnxInputs(session.get_inputs(), session.get_overridable_initializers(), request.label)
 
     @property
     def input_signatures(self) -> dict[str, dict[str, Any]]:
-        """Return shape and type of each input; sizes that are left open are names or None."""
+        """Return the shape and type of each input; unspecified sizes are names or None."""
         return {given.name: {"shape": given.declared_shape, "type": given.type} for given in self.inputs.all}
 
     def predict(self, model_input: Any) -> list[Any]:
-        """Run the model; the outputs are as `session.run` returns them. Raises: ModelError."""
+        """Run the model and return its outputs like `session.run`. Raises: ModelError."""
         feed = self.inputs.feed(model_input)
         try:
             return self.session.run(None, feed)  # type: ignore[no-any-return]
-        except Exception as exc:  # only ONNX Runtime runs in there, and its errors have no class of their own
-            raise ModelError(f"{named(self.request)} can't be run on this input: {_plain(exc)}") from exc
+        except Exception as exc:  # errors of ONNX Runtime have no common base class
+            raise ModelError(f"{self.request.label} can't be run on this input: {_error_text(exc)}") from exc
 
     def warm_up(self) -> None:
-        """Run it once on zeros, so that the first request need not wait for what is prepared on first use."""
+        """Run the model once on zeros, so that the first request need not wait for lazy initialization."""
         zeros = {given.name: given.zeros() for given in self.inputs.all if given.is_required}
         if any(value is None for value in zeros.values()):
             return
         quiet = onnxruntime.RunOptions()
         quiet.log_severity_level = _FATAL
-        with contextlib.suppress(Exception):  # what the model makes of zeros is its own affair: it may refuse them
+        with contextlib.suppress(Exception):  # a model may reject zeros
             self.session.run(None, zeros, quiet)
 
 
 class OnnxLoader:
-    """Loads models for the registry."""
+    """The `ModelLoader` of ONNX models."""
 
     def __init__(self, wants_gpu: bool, threads: int) -> None:
         self._options = _session_options(threads)
         self._providers = choose_providers(wants_gpu, onnxruntime.get_available_providers())
         if wants_gpu and _CUDA not in self._providers:
             _warn(
-                "the installed onnxruntime has no CUDA: models run on the CPU; add onnxruntime-gpu to requirements.txt"
+                "models run on the CPU: the installed onnxruntime has no CUDA; add onnxruntime-gpu to requirements.txt"
             )
-        # Weakly: whoever else refers to a model is taken to be using it.
+        # Weak references: the registry counts strong ones to find models in use.
         self._loaded: WeakValueDictionary[int, OnnxModel] = WeakValueDictionary()
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def load(self, request: LoadRequest) -> OnnxModel:
         """Load and warm up the model in `request.path`. Raises: ModelError."""
@@ -85,52 +113,45 @@ class OnnxLoader:
         try:
             session = onnxruntime.InferenceSession(str(file), self._options, providers=self._providers)
         except Exception as exc:  # as in predict
-            raise ModelError(_unloadable(exc, file)) from exc
+            raise ModelError(_load_error(exc, file)) from exc
         if _CUDA in self._providers and _CUDA not in session.get_providers():
-            _warn(f"{named(request)} runs on the CPU: CUDA could not be started, see the lines above")
+            _warn(f"{request.label} runs on the CPU: CUDA could not be initialized, see the lines above")
         model = OnnxModel(request, session)
         model.warm_up()
-        with self._turn:
+        with self._lock:
             self._loaded[id(model)] = model
         return model
 
     def unload(self, model: OnnxModel) -> None:
-        """Drop the session; its memory is free once nobody runs it any more."""
-        with self._turn:
+        """Drop the session; its memory is freed when running calls have returned."""
+        with self._lock:
             self._loaded.pop(id(model), None)
         del model.session
 
     def loaded(self) -> list[OnnxModel]:
-        """List what is loaded just now."""
-        with self._turn:
+        """Return the models that are loaded."""
+        with self._lock:
             return list(self._loaded.values())
 
 
-class Models(Protocol):
-    """Where the client gets its models: the registry."""
-
-    def get(self, name: str | None = None, version: str = "latest") -> OnnxModel: ...
-    def describe(self) -> Mapping[str, Mapping[str, Any]]: ...
-
-
 class OnnxClient:
-    """Runs ONNX models; any thread may call it."""
+    """The `onnx_client` of the user's constructor: runs ONNX models. Thread-safe."""
 
-    def __init__(self, models: Models, loader: OnnxLoader) -> None:
+    def __init__(self, models: Registry[OnnxModel], loader: OnnxLoader) -> None:
         self._models = models
         self._loader = loader
 
     def predict(self, model_input: Any, model_name: str | None = None, model_version: str = "latest") -> list[Any]:
-        """Run a model on a dictionary from the names of its inputs to their values, or on its only input's value.
+        """Run a model on a dictionary of input names to values, or on the value of its only input.
 
-        Values are cast to the inputs' types and brought into their shapes where these are clear. Returns the outputs
-        as `InferenceSession.run` does. Raises: ModelError.
+        Values are cast to the types of the inputs, and reshaped where this is unambiguous. Returns the outputs like
+        `InferenceSession.run`. Raises: ModelError.
         """
         with ensure_call_scope():
             return self._models.get(model_name, model_version).predict(model_input)
 
     def get_model(self, model_name: str | None = None, model_version: str = "latest") -> dict[str, Any]:
-        """Return a model's `session`, its `signatures` as the session has them, and its `input_signatures`.
+        """Return the `session` of a model, its inputs as `signatures`, and its `input_signatures`.
 
         Raises: ModelError.
         """
@@ -142,7 +163,7 @@ class OnnxClient:
         }
 
     def describe(self) -> dict[str, Any]:
-        """Return `model_metadata` for a GET: versions, timestamps, and the inputs of the newest that is loaded."""
+        """Return `model_metadata` for a GET: versions, timestamps, and the inputs of the newest loaded version."""
         newest: dict[str, OnnxModel] = {}
         for model in sorted(self._loader.loaded(), key=lambda model: int(model.request.version)):
             newest[model.request.model] = model
@@ -155,12 +176,12 @@ class OnnxClient:
 
 
 def choose_providers(wants_gpu: bool, available: Sequence[str]) -> list[str]:
-    """Return what a session runs on, the best first."""
+    """Return the execution providers of a session, the preferred one first."""
     return [_CUDA, _CPU] if wants_gpu and _CUDA in available else [_CPU]
 
 
 def choose_threads(processes: int, models: int) -> int:
-    """Return how many threads one session uses: the user's OMP_NUM_THREADS, or a fair share of the processors."""
+    """Return the number of threads of a session: OMP_NUM_THREADS if set, or a fair share of the processors."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdigit() and int(wanted) > 0:
         return int(wanted)
@@ -169,7 +190,7 @@ def choose_threads(processes: int, models: int) -> int:
 
 
 def find_model_file(path: Path) -> Path:
-    """Return the one `*.onnx` file in a folder. Raises: ModelError."""
+    """Return the only `*.onnx` file in a folder. Raises: ModelError."""
     if path.is_file():
         return path
     files = sorted(file for file in path.rglob("*.onnx") if file.is_file())
@@ -182,24 +203,197 @@ def find_model_file(path: Path) -> Path:
 def _session_options(threads: int) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    # Threads that wait for work by spinning burn milliseconds of every processor after each short run.
+    # Spinning threads would use milliseconds of every processor after each short run.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
 
 
-def _plain(exc: Exception) -> str:
-    """Return the words of an error of ONNX Runtime: `[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : words`."""
+def _error_text(exc: Exception) -> str:
+    """Return the text of an error such as `[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : text`."""
     text = " ".join(str(exc).split())
     return text.split(" : ", _PREFIX_PARTS)[-1] if text.startswith("[ONNXRuntimeError]") else text
 
 
-def _unloadable(exc: Exception, file: Path) -> str:
-    """Return why a file can't be loaded: by the name that the user gave it, not where it was downloaded to."""
-    said = _plain(exc)
-    words = said.removeprefix(f"Load model from {file} failed:").strip().rstrip(".")
-    fix = "; is it an ONNX file? export it again" if words in _NO_MODEL else ""
-    return f"{file.name}: {words}{fix}"
+def _load_error(exc: Exception, file: Path) -> str:
+    """Return why a file can't be loaded, with its name instead of the path to which it was downloaded."""
+    text = _error_text(exc)
+    reason = text.removeprefix(f"Load model from {file} failed:").strip().rstrip(".")
+    fix = "; is it an ONNX file? export it again" if reason in _NOT_ONNX else ""
+    return f"{file.name}: {reason}{fix}"
 
 
 def _warn(text: str) -> None:
     sys.stderr.write(f"onnx: {text}\n")
+
+
+class NodeArg(Protocol):
+    """ONNX Runtime's description of an input."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def shape(self) -> list[int | str | None]: ...
+
+
+class OnnxInput:
+    """One input: its type and shape, and the conversion of values."""
+
+    def __init__(self, arg: NodeArg) -> None:
+        plain, number = _TYPES.get(arg.type, (arg.type, 0))
+        self.name = arg.name
+        self.type = plain  #: numpy's name of the type, "string", or ONNX Runtime's where numpy has none
+        self.declared_shape = list(arg.shape)  #: names and None are unspecified sizes
+        self.is_tensor = number != 0
+        self.is_string = arg.type == _STRING
+        self.is_required = not arg.type.startswith("optional(")
+        #: Empty for a scalar and for any shape: ONNX Runtime does not distinguish them.
+        self.shape = tuple(size if isinstance(size, int) and size >= 0 else None for size in arg.shape)
+        self._dtype = np.dtype(object if self.is_string else plain) if self.is_tensor else None
+        self._spec = TensorSpec(number, None)
+        self._rank = len(self.shape)
+        self._known = tuple((axis, size) for axis, size in enumerate(self.shape) if size is not None)
+
+    def __str__(self) -> str:
+        if not self.is_tensor:
+            return self.type
+        sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
+        return f"{self.type} of shape [{sizes}]" if self.shape else self.type
+
+    def convert(self, value: Any) -> Any:
+        """Convert a value for ONNX Runtime; an array of the right type and shape is returned unchanged.
+
+        Raises: TensorError, ValueError.
+        """
+        if type(value) is np.ndarray and value.dtype == self._dtype and not self.is_string:
+            array = value
+        elif self._dtype is None or type(value).__name__ == "OrtValue":
+            return value
+        elif self.is_string:
+            array = _to_strings(value)
+        else:
+            array = self._cast(value)
+        return array if self._fits(array) else self._reshape(array)
+
+    def zeros(self) -> Array | None:
+        """Return an array of zeros, with 1 for unspecified sizes; None for types other than numbers."""
+        if self._dtype is None or self.is_string:
+            return None
+        return np.zeros([1 if size is None else size for size in self.shape], self._dtype)
+
+    def _cast(self, value: Any) -> Array:
+        """Do the same as `to_array`, but the common case, numbers for floats, in a fraction of its time.
+
+        In lists for floats, null is NaN, and a string that contains a number is that number.
+        """
+        wants_floats = self._dtype is not None and self._dtype.kind == "f"
+        if wants_floats and type(value) is np.ndarray and value.dtype.kind in "fiub":
+            return value.astype(self._dtype)
+        if wants_floats and type(value) in _LISTS:
+            with contextlib.suppress(ValueError, TypeError, OverflowError):  # `to_array` reports which value is invalid
+                return np.array(value, self._dtype)
+        return to_array(value, self._spec)
+
+    def _fits(self, array: Array) -> bool:
+        if not self._rank:
+            return True
+        if array.ndim != self._rank:
+            return False
+        shape = array.shape
+        for axis, size in self._known:  # noqa: SIM110 - runs for every request, and all() takes twice as long
+            if shape[axis] != size:
+                return False
+        return True
+
+    def _reshape(self, array: Array) -> Array:
+        """Reshape where it is unambiguous: a flat list, or a row without the batch dimension.
+
+        An array of the right rank with other sizes is rejected: reshaping it would mix up its values.
+        """
+        shown = f"the value has shape [{', '.join(map(str, array.shape))}]"
+        if array.ndim == self._rank and sum(size != 1 for size in array.shape) > 1:
+            raise TensorError(shown)
+        if self._rank == array.ndim + 1 and self.shape[0] is None:
+            lifted = array.reshape((1, *array.shape))
+            if self._fits(lifted):
+                return lifted
+        if len(self._known) < self._rank - 1:
+            raise TensorError(shown)
+        try:
+            return array.reshape([-1 if size is None else size for size in self.shape])
+        except ValueError:
+            raise TensorError(shown if array.ndim else "the value is a scalar") from None
+
+
+class OnnxInputs:
+    """All inputs of one model."""
+
+    def __init__(self, args: Sequence[NodeArg], overridable: Sequence[NodeArg], model: str) -> None:
+        """Prepare the inputs; those in `overridable` have defaults, and `model` is the label in messages."""
+        self.all = tuple(OnnxInput(arg) for arg in args)
+        self._only = self.all[0] if len(self.all) == 1 else None
+        self._optional = {arg.name: OnnxInput(arg) for arg in overridable}
+        self._by_name = {given.name: given for given in self.all}
+        self._model = model
+
+    def feed(self, model_input: Any) -> dict[str, Any]:
+        """Return what to run a session on: a dictionary by name, or the value itself if there is only one input.
+
+        Raises: ModelError that names the input, and what it must be.
+        """
+        only = self._only
+        if only is not None and (type(model_input) in _NEVER_NAMED or not _is_named(only, model_input)):
+            return {only.name: self._convert(only, model_input)}
+        if not isinstance(model_input, Mapping):
+            kind = type(model_input).__name__
+            raise ModelError(f"input for {self._model} is a {kind}, not a dictionary; {self._expected()}")
+        feed = {}
+        for given in self.all:
+            if given.name in model_input:
+                feed[given.name] = self._convert(given, model_input[given.name])
+            elif given.is_required:
+                raise ModelError(f"missing key {given.name!r} for {self._model}; {self._expected()}")
+        if len(feed) != len(model_input):
+            self._add_others(feed, model_input)
+        return feed
+
+    def _add_others(self, feed: dict[str, Any], model_input: Mapping[str, Any]) -> None:
+        for name, value in model_input.items():
+            if name in self._optional:
+                feed[name] = self._convert(self._optional[name], value)
+            elif name not in self._by_name:
+                raise ModelError(f"unknown key {name!r} for {self._model}; {self._expected()}")
+
+    def _convert(self, given: OnnxInput, value: Any) -> Any:
+        try:
+            return given.convert(value)
+        except (TensorError, ValueError, TypeError) as exc:
+            raise ModelError(f"input {given.name!r} of {self._model} must be {given}, but {exc}") from None
+
+    def _expected(self) -> str:
+        return "expected: " + ", ".join(f"{given.name!r} ({given})" for given in self.all)
+
+
+def _is_named(only: OnnxInput, model_input: Any) -> bool:
+    """Return whether a value is a mapping with the name of the only input, not a value that is itself a map."""
+    return isinstance(model_input, Mapping) and (only.is_tensor or only.name in model_input)
+
+
+def _to_strings(value: Any) -> Array:
+    """Return an array of str objects; bytes are decoded as UTF-8. Raises: TensorError, UnicodeDecodeError."""
+    if type(value) is np.ndarray and value.dtype.kind == "U":
+        return value
+    try:
+        array = np.array(value, dtype=object)
+    except ValueError:  # rows differ below the first level
+        raise TensorError("the value is ragged: its rows differ in length") from None
+    flat = array.ravel()
+    for index, item in enumerate(flat.tolist()):
+        if isinstance(item, bytes):
+            flat[index] = item.decode()
+        elif isinstance(item, list | tuple):
+            raise TensorError("the value is ragged: its rows differ in length")
+        elif not isinstance(item, str):
+            raise TensorError(f"value {index} is of type {type(item).__name__}, not a string")
+    return flat.reshape(array.shape)

@@ -1,6 +1,6 @@
-"""Build what a constructor of the user's is given to get at its models: the registry with its loader, and the client.
+"""Build the model client of an API: the registry with its loader, and the client; and the client of Python models.
 
-It must not know what the models are made of; the module of each type does, and is imported for that type alone.
+The module of each other type is imported for that type only, as it needs libraries that others do not have.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cortex.predictor.tracebacks import user_code
 
 
 class ClientSpec(Protocol):
-    """What is read of a replica's spec."""
+    """The fields of a replica's spec that the clients read."""
 
     @property
     def type(self) -> str: ...
@@ -41,34 +41,34 @@ class ClientSpec(Protocol):
 
 @dataclass(frozen=True)
 class Clients:
-    """An API's models as its code sees them."""
+    """The models of an API and the client for its code."""
 
-    registry: Registry[Any] | None  #: None: a server elsewhere has the models
-    client: object  #: what the constructor gets
-    describe: Callable[[], dict[str, Any]]  #: the `model_metadata` of a GET
-    bind: Callable[[object], None] | None = None  #: gives the loader the user's object; call it before `__init__`
-    end: Callable[[], None] | None = None  #: ends what runs the models
+    registry: Registry[Any] | None  #: None if an external server manages the models
+    client: object  #: the argument of the constructor
+    describe: Callable[[], dict[str, Any]]  #: returns the `model_metadata` of a GET
+    bind: Callable[[object], None] | None = None  #: passes the user's object to the loader, before `__init__`
+    stop: Callable[[], None] | None = None  #: stops the backend
 
     def close(self) -> None:
-        """Unload everything."""
+        """Unload all models and stop the backend."""
         if self.registry is not None:
             self.registry.close()
-        if self.end is not None:
-            self.end()
+        if self.stop is not None:
+            self.stop()
 
 
 class ModelClient:
-    """The `python_client` and `model_client` of Python code; any thread may call it."""
+    """The `python_client` and `model_client` of Python code. Thread-safe."""
 
     def __init__(self, registry: Registry[Any]) -> None:
         self._registry = registry
 
     def get_model(self, model_name: str | None = None, model_version: str = "latest") -> Any:
-        """Return what `load_model` returned for a version of a model; "latest" is the highest. Raises: ModelError."""
+        """Return the result of `load_model` for a version of a model; "latest" is the highest. Raises: ModelError."""
         return self._registry.get(model_name, model_version)
 
     def describe(self) -> dict[str, Any]:
-        """Return versions and timestamps of each model."""
+        """Return the versions and timestamps of each model."""
         return {
             name: {"versions": entry["versions"], "timestamps": entry["timestamps"]}
             for name, entry in self._registry.describe().items()
@@ -76,17 +76,17 @@ class ModelClient:
 
 
 class PythonLoader:
-    """Has the user's `load_model` load models for the registry."""
+    """The `ModelLoader` of Python models: calls the user's `load_model`."""
 
     def __init__(self) -> None:
         self._load_model: Callable[..., Any] | None = None
 
     def bind(self, instance: object) -> None:
-        """Learn whose `load_model` to call."""
+        """Set the object whose `load_model` to call."""
         self._load_model = getattr(instance, LOAD_MODEL)
 
     def load(self, request: LoadRequest) -> Any:
-        """Return what the user's code makes of a folder. Raises: UserError with the user's frames."""
+        """Load a folder with the user's code. Raises: UserError with the user's frames."""
         if self._load_model is None:
             raise ModelError(f"{LOAD_MODEL}() can't be called before the object exists")
         with user_code(f"by {LOAD_MODEL}()"):
@@ -97,10 +97,10 @@ class PythonLoader:
         return model
 
     def unload(self, model: Any) -> None:
-        """Do nothing: what the user's code made is gone with the last reference to it."""
+        """Do nothing: the model is freed with its last reference."""
 
 
-#: By type and module: where what needs the module is missing as well.
+#: (type, missing module) → the fix, where more than the module is missing.
 _FIXES = {
     ("tensorflow", "numpy"): "add tensorflow-cpu to requirements.txt, or, for models in a TensorFlow Serving server, "
     "grpcio, protobuf and numpy"
@@ -113,11 +113,11 @@ def build_clients(
     fetcher: ModelFetcher | None = None,
     events: LoadEvents | None = None,
 ) -> Clients | None:
-    """Build the clients of an API; None if it has no models. Nothing is loaded yet.
+    """Build the clients of an API, without loading models; None if it has no models.
 
-    Without `fetcher`, only versions whose files are here already can be loaded; without `events`, nobody is told.
+    Without `fetcher`, only versions whose files are on this machine can be loaded; without `events`, none are sent.
 
-    Raises: UserError if what runs such models is not installed.
+    Raises: UserError if a library for the type of model is not installed.
     """
     if spec.models is None:
         return None
@@ -154,21 +154,22 @@ def _onnx(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clients:
 
 
 def _tensorflow(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clients:
-    from cortex.predictor.clients import servable, tensorflow_client  # noqa: PLC0415 - needs numpy
+    from cortex.predictor.clients import tensorflow  # noqa: PLC0415 - needs numpy
 
     address = spec.tensorflow_serving
-    if address is not None and spec.models is not None and tensorflow_client.is_external(address):
-        client = tensorflow_client.TensorFlowClient(tensorflow_client.external_models(address, spec.models))
+    if address is not None and spec.models is not None and tensorflow.is_external(address):
+        models = tensorflow.external_models(address, spec.models)
+        client = tensorflow.TensorFlowClient(models, models.loaded)
         return Clients(None, client, client.describe)
-    backend = tensorflow_client.choose_backend(address)
+    backend = tensorflow.choose_backend(address)
     if spec.max_batch_size:
-        from cortex.predictor import joined_runs  # noqa: PLC0415 - as above
+        from cortex.predictor.clients import tensorflow_batching  # noqa: PLC0415 - needs numpy
 
-        backend = joined_runs.JoiningBackend(backend, spec.max_batch_size, spec.isolates_failures)
-    loader = servable.TensorFlowLoader(backend)
+        backend = tensorflow_batching.BatchingBackend(backend, spec.max_batch_size, spec.isolates_failures)
+    loader = tensorflow.TensorFlowLoader(backend)
     registry = registry_of(loader)
-    client = tensorflow_client.TensorFlowClient(registry, loader)
-    return Clients(registry, client, client.describe, end=backend.close)
+    client = tensorflow.TensorFlowClient(registry, loader.loaded)
+    return Clients(registry, client, client.describe, stop=backend.close)
 
 
 _BUILDERS: Mapping[str, Callable[[ClientSpec, _RegistryOf, int], Clients]] = {
@@ -179,14 +180,16 @@ _BUILDERS: Mapping[str, Callable[[ClientSpec, _RegistryOf, int], Clients]] = {
 
 
 def _count(source: ModelSource, catalogue: Catalogue | None) -> int:
-    """Estimate how many models will be in memory at a time."""
+    """Estimate how many models are in memory at a time."""
     models = max(len(source.paths), len(catalogue.models) if catalogue else 0)
     return models if source.cache_size is None else min(models, source.cache_size)
 
 
 class _NoFetcher:
     def fetch(self, model: str, version: Version) -> Path:
-        raise ModelError(f"the files of version {version.number} are not on this machine, and nobody fetches them")
+        raise ModelError(
+            f"the files of version {version.number} are not on this machine, and there is no model agent to fetch them"
+        )
 
     def release(self, version: Version) -> None:
         pass

@@ -1,213 +1,345 @@
-"""Runs SavedModels with TensorFlow in this process: the only module that imports it, and not before the first model.
+"""TensorFlow models, whatever runs them: signatures, inputs, the `tensorflow_client`, and the choice of the backend.
 
-Each model has a session and a graph of its own, as in TensorFlow Serving: the same loader for exports of TensorFlow 1
-and 2, and all that a model took goes when its session is closed. It must not know users' values, only arrays.
+    TensorFlowClient ── models by name ──► TensorFlowModel ── arrays ──► Servable of a TensorFlowBackend
+                                                                          ├ embedded_tensorflow: in this process
+                                                                          ├ serving_process: a server of this process
+                                                                          └ tensorflow_serving: an external server
+
+This module imports numpy, but neither TensorFlow nor gRPC.
 """
 
 from __future__ import annotations
 
-import gc
-import logging
-import os
-import subprocess
-import sys
+import importlib.util
+import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any
-
-import numpy as np
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from cortex.errors import ModelError
+from cortex.models.loaded_models import ensure_call_scope
 from cortex.models.loader import LoadRequest
-from cortex.predictor.clients.servable import SignatureInfo, named, plain, read_signature
-from cortex.predictor.clients.tensors import DTYPES, Array
+from cortex.models.spec import ModelSource
+from cortex.predictor.clients.tensors import DTYPES, Array, TensorError, TensorSpec, to_array, to_flat
 
-#: For TensorFlow, unless the user's environment says otherwise. Models of one GPU share its memory only if each takes
-#: no more than it needs; of its logs, warnings and errors are of use. oneDNN's allocator never returns memory; the
-#: C library's is as fast. The number of threads is left to the user.
-_ENVIRONMENT = {
-    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-    "TF_CPP_MIN_LOG_LEVEL": "1",
-    "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
-}
-#: The tag of the graph that exporters mean to be served; there may be others, for training.
-_SERVE = "serve"
-_BFLOAT16 = 14
-_ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
-_IMPORT_NOISE = ("oneDNN custom operations are on", "All log messages before absl::InitializeLog")
-_SIEVE_TIMEOUT_S = 1.0
+if TYPE_CHECKING:
+    from cortex.predictor.clients.tensorflow_serving import ExternalModels
 
-_import_turn = threading.Lock()
+#: The value of `tensorflow_serving` in a configuration that starts a server for each process.
+LOCAL = "local"
+SERVER = "tensorflow_model_server"
+_GRPC = {"grpc": "grpcio", "google.protobuf": "protobuf"}
 
 
-class EmbeddedTensorFlow:
-    """The backend; any thread may call it."""
-
-    def load(self, request: LoadRequest) -> EmbeddedModel:
-        """Load a SavedModel. Raises: ModelError."""
-        tf = _import_tensorflow()
-        graph = tf.Graph()
-        session = tf.compat.v1.Session(graph=graph, config=_session_config(tf))
-        try:
-            with graph.as_default(), _without_deprecations(tf):
-                meta = tf.compat.v1.saved_model.loader.load(session, [_SERVE], request.path)
-            return EmbeddedModel(request, session, meta.signature_def)
-        except (tf.errors.OpError, OSError, ValueError, RuntimeError, TypeError, KeyError) as e:
-            session.close()
-            raise ModelError(f"TensorFlow can't load it: {plain(e)}") from e
-        except BaseException:
-            session.close()
-            raise
-
-    def unload(self, model: EmbeddedModel) -> None:
-        """Close the model's session, with which its variables and tables go, and drop its graph with its constants."""
-        model.close()
-        gc.collect()  # graphs are full of cycles
-
-    def close(self) -> None:
-        """Nothing was started."""
+#: Signatures to use, in this order, if a model has several and none is configured. TensorFlow 2 and Keras export the
+#: second along with others, and it is the default of TensorFlow Serving.
+PREFERRED_SIGNATURES = ("predict", "serving_default")
+#: Signatures for internal use of exporters, such as `__saved_model_init_op`.
+_INTERNAL_PREFIX = "__saved_model_"
+_NOISE = ("Graph execution error:", "Detected at node", "<stack traces unavailable>", "[[{{")
+_MESSAGE_LIMIT = 2000
 
 
-class EmbeddedModel:
-    """A SavedModel in a session of its own."""
+@dataclass(frozen=True)
+class SignatureInfo:
+    """One signature of a SavedModel."""
 
-    def __init__(self, request: LoadRequest, session: Any, signature_defs: Mapping[str, Any]) -> None:
-        self._request = request
-        self._session = session
-        self.signatures = {key: read_signature(value) for key, value in signature_defs.items()}
-        self._calls: dict[str, Callable[[Mapping[str, Array]], dict[str, Array]]] = {}
-        self._turn = threading.Lock()
-        self._running = 0
-        self._is_closing = False
-        self._op_error: type[Exception] = _import_tensorflow().errors.OpError
+    inputs: Mapping[str, TensorSpec]
+    outputs: Mapping[str, TensorSpec]
+    method_name: str = ""
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the `SignatureDef` in protobuf's JSON mapping."""
+        sides = {"inputs": self.inputs, "outputs": self.outputs}
+        described: dict[str, Any] = {
+            side: {name: _tensor_info(spec) for name, spec in specs.items()} for side, specs in sides.items()
+        }
+        return {**described, "methodName": self.method_name} if self.method_name else described
+
+
+class Servable(Protocol):
+    """A model that a backend has loaded. Thread-safe."""
+
+    @property
+    def signatures(self) -> Mapping[str, SignatureInfo]: ...
 
     def run(self, signature_key: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Run a signature. Raises: ModelError with TensorFlow's words."""
-        with self._turn:
-            if self._is_closing:
-                raise ModelError(f"{named(self._request)} has been unloaded")
-            call = self._calls.get(signature_key)
-            if call is None:
-                call = self._calls[signature_key] = self._prepare(self.signatures[signature_key])
-            self._running += 1
-        try:
-            return call(inputs)
-        except self._op_error as e:
-            raise ModelError(f"{named(self._request)} failed: {plain(e)}") from None
-        finally:
-            with self._turn:
-                self._running -= 1
-                self._close_if_idle()
+        """Run a signature; `inputs` has each of its inputs, with its type and shape. Raises: ModelError."""
+        ...
+
+
+S = TypeVar("S", bound=Servable)
+
+
+class TensorFlowBackend(Protocol[S]):
+    """Loads and runs SavedModels: TensorFlow in this process, or a server."""
+
+    def load(self, request: LoadRequest) -> S:
+        """Load the model in `request.path`. Raises: ModelError."""
+        ...
+
+    def unload(self, servable: S) -> None:
+        """Release all resources of a model, which must not be called afterwards."""
+        ...
 
     def close(self) -> None:
-        """Release what it holds, once the calls inside have ended; it can't be run any more."""
-        with self._turn:
-            self._is_closing = True
-            self._close_if_idle()
-
-    def _close_if_idle(self) -> None:
-        if self._is_closing and not self._running and self._session is not None:
-            self._calls.clear()
-            self._session.close()
-            self._session = None
-
-    def _prepare(self, signature: SignatureInfo) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
-        """Bind a call to its tensors once: `Session.run` would look them up by name each time."""
-        fed = {spec.tensor: name for name, spec in signature.inputs.items()}
-        # TensorFlow refuses to be asked for what it is given.
-        passed = {name: fed[spec.tensor] for name, spec in signature.outputs.items() if spec.tensor in fed}
-        fetched = {name: spec for name, spec in signature.outputs.items() if name not in passed}
-        graph = self._session.graph
-        run = self._session.make_callable(
-            [graph.as_graph_element(spec.tensor) for spec in fetched.values()],
-            [graph.as_graph_element(tensor) for tensor in fed],
-        )
-        dtypes = [graph.as_graph_element(tensor).dtype.as_numpy_dtype for tensor in fed]
-        narrow = [signature.inputs[name].dtype == _BFLOAT16 for name in fed.values()]
-
-        def call(inputs: Mapping[str, Array]) -> dict[str, Array]:
-            arrays: Sequence[Array] = [inputs[name] for name in fed.values()]
-            if any(narrow):
-                arrays = [a.astype(d) if n else a for a, d, n in zip(arrays, dtypes, narrow, strict=True)]
-            outputs = {
-                name: _array(value, spec.dtype)
-                for (name, spec), value in zip(fetched.items(), run(*arrays), strict=True)
-            }
-            return {**outputs, **{name: inputs[source] for name, source in passed.items()}} if passed else outputs
-
-        return call
+        """Stop the processes of the backend."""
+        ...
 
 
-def _import_tensorflow() -> Any:
-    with _import_turn:
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        is_first = "tensorflow" not in sys.modules
+class TensorFlowModel(Generic[S]):
+    """A loaded model and the signature to run."""
+
+    def __init__(self, request: LoadRequest, servable: S) -> None:
+        """Choose the signature. Raises: ModelError if the choice is ambiguous."""
+        self.request = request
+        self.servable = servable
+        self.signature_key = choose_signature(servable.signatures, request.signature_key, request.label)
+        self._signature = servable.signatures[self.signature_key]
+
+    def predict(self, model_input: Any) -> dict[str, list[Any]]:
+        """Run the model on a mapping of input names to values; see `to_array` and `to_flat`.
+
+        A model with one input also accepts the bare value. Raises: ModelError.
+        """
+        outputs = self.servable.run(self.signature_key, self._arrays(model_input))
+        return {name: to_flat(array) for name, array in outputs.items()}
+
+    def warm_up(self) -> None:
+        """Run the model once on zeros, so that the first request need not wait for lazy initialization.
+
+        Unspecified sizes are 1. Errors are ignored: a model may reject zeros.
+        """
+        shapes = {name: tuple(size or 1 for size in spec.shape or ()) for name, spec in self._signature.inputs.items()}
+        if any(spec.dtype not in DTYPES for spec in self._signature.inputs.values()):
+            return
+        zero: dict[str, Any] = {
+            name: to_array(_zeros(shapes[name], spec), spec) for name, spec in self._signature.inputs.items()
+        }
         try:
-            with _without_noise(is_first and _ONEDNN not in os.environ):
-                import tensorflow  # noqa: PLC0415 - optional, and takes seconds
-        except ImportError as e:
-            raise ModelError(f"TensorFlow can't be imported: {e}") from e
-        if is_first:
-            # Of its half a million objects none ever goes, yet each collection would walk them all: for 0.6 s, in
-            # which nothing else runs.
-            gc.collect()
-            gc.freeze()
-    return tensorflow
+            self.servable.run(self.signature_key, zero)
+        except ModelError:
+            return
+
+    def describe(self, timestamp: int) -> dict[str, Any]:
+        """Return the entry of the model in the response to GET."""
+        inputs = {
+            name: {
+                "shape": None if spec.shape is None else [-1 if n is None else n for n in spec.shape],
+                "type": DTYPES[spec.dtype].plain if spec.dtype in DTYPES else spec.type_name,
+            }
+            for name, spec in self._signature.inputs.items()
+        }
+        return {
+            "disk_path": self.request.path,
+            "signature_def": {key: value.to_data() for key, value in self.servable.signatures.items()},
+            "signature_key": self.signature_key,
+            "input_signatures": inputs,
+            "timestamp": timestamp,
+        }
+
+    def _arrays(self, model_input: Any) -> dict[str, Array]:
+        wanted = self._signature.inputs
+        if not isinstance(model_input, Mapping):
+            if len(wanted) != 1:
+                kind = type(model_input).__name__
+                raise ModelError(f"input for {self.request.label} is a {kind}, not a dictionary; {_expected(wanted)}")
+            model_input = {next(iter(wanted)): model_input}
+        for name in model_input:
+            if name not in wanted:
+                raise ModelError(f"unknown key {name!r} for {self.request.label}; {_expected(wanted)}")
+        arrays = {}
+        for name, spec in wanted.items():
+            if name not in model_input:
+                raise ModelError(f"missing key {name!r} for {self.request.label}; {_expected(wanted)}")
+            try:
+                arrays[name] = to_array(model_input[name], spec)
+            except TensorError as e:
+                raise ModelError(f"input {name!r} of {self.request.label} must be {spec}, but {e}") from None
+        return arrays
 
 
-@contextmanager
-def _without_noise(wanted: bool) -> Iterator[None]:
-    """Keep from the user's log that oneDNN is used, which is said before TensorFlow reads what is to be logged.
+class TensorFlowLoader(Generic[S]):
+    """The `ModelLoader` of TensorFlow models: loads them with the backend and warms them up."""
 
-    What is written to stderr meanwhile passes through another process, so that the last words of an import that ends
-    this one are not lost.
+    def __init__(self, backend: TensorFlowBackend[S]) -> None:
+        self._backend = backend
+        # Weak references: the registry counts strong ones to find models in use.
+        self._loaded: WeakValueDictionary[int, TensorFlowModel[S]] = WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def load(self, request: LoadRequest) -> TensorFlowModel[S]:
+        """Load a model. Raises: ModelError."""
+        servable = self._backend.load(request)
+        try:
+            model = TensorFlowModel(request, servable)
+            model.warm_up()
+        except BaseException:
+            self._backend.unload(servable)
+            raise
+        with self._lock:
+            self._loaded[id(model)] = model
+        return model
+
+    def unload(self, model: TensorFlowModel[S]) -> None:
+        """Release all resources of a model."""
+        with self._lock:
+            self._loaded.pop(id(model), None)
+        self._backend.unload(model.servable)
+
+    def loaded(self) -> list[TensorFlowModel[S]]:
+        """Return the models that are loaded."""
+        with self._lock:
+            return list(self._loaded.values())
+
+
+class TensorFlowModels(Protocol):
+    """The models of a client: the registry, or those of an external server."""
+
+    def get(self, name: str | None = None, version: str = "latest") -> TensorFlowModel[Any]: ...
+    def describe(self) -> Mapping[str, Mapping[str, Any]]: ...
+
+
+class TensorFlowClient:
+    """The `tensorflow_client` of the user's constructor: runs exported TensorFlow models. Thread-safe."""
+
+    def __init__(self, models: TensorFlowModels, loaded: Callable[[], list[TensorFlowModel[Any]]]) -> None:
+        self._models = models
+        self._loaded = loaded  #: returns the models that are loaded
+
+    def predict(
+        self, model_input: Any, model_name: str | None = None, model_version: str = "latest"
+    ) -> dict[str, list[Any]]:
+        """Run a model on a dictionary of input names to values.
+
+        Returns the values of each output as a flat list, as in the JSON mapping of TensorFlow Serving's response:
+        64-bit integers as strings, strings as base64. Raises: ModelError.
+        """
+        with ensure_call_scope():
+            return self._models.get(model_name, model_version).predict(model_input)
+
+    def describe(self) -> dict[str, Any]:
+        """Return `model_metadata` for a GET: `{"<name>-<version>": …}` for each loaded model."""
+        timestamps = {
+            (name, version): timestamp
+            for name, entry in self._models.describe().items()
+            for version, timestamp in zip(entry["versions"], entry["timestamps"], strict=True)
+        }
+        loaded = sorted(self._loaded(), key=lambda model: (model.request.model, model.request.version))
+        return {
+            f"{model.request.model}-{model.request.version}": model.describe(
+                timestamps.get((model.request.model, model.request.version), 0)
+            )
+            for model in loaded
+        }
+
+
+def is_external(tensorflow_serving: str | None) -> bool:
+    """Return whether an external server manages the models, so that none is fetched or loaded here."""
+    return tensorflow_serving not in (None, LOCAL)
+
+
+def choose_backend(tensorflow_serving: str | None) -> TensorFlowBackend[Any]:
+    """Return the backend for a value of `tensorflow_serving`: LOCAL starts a server for this process.
+
+    None uses TensorFlow in this process if it is installed, otherwise a server on PATH. Raises: ModelError if there is
+    neither.
     """
+    if tensorflow_serving is None and _is_installed("tensorflow"):
+        from cortex.predictor.clients.embedded_tensorflow import EmbeddedTensorFlow  # noqa: PLC0415 - imports this module
+
+        return EmbeddedTensorFlow()
+    executable = shutil.which(SERVER)
+    if executable is None:
+        fix = f"put {SERVER} on PATH"
+        if tensorflow_serving is None:
+            fix = f"add tensorflow-cpu (or tensorflow) to requirements.txt, or {fix}"
+        raise ModelError(f"TensorFlow models can't be run: neither TensorFlow nor {SERVER} is installed; {fix}")
+    _require_grpc(f"the {SERVER} on PATH")
+    from cortex.predictor.clients.serving_process import LocalServer  # noqa: PLC0415 - needs grpcio
+
+    return LocalServer(executable)
+
+
+def external_models(address: str, source: ModelSource) -> ExternalModels:
+    """Return the models of the TensorFlow Serving server at `host:port`. Connects on first use."""
+    _require_grpc(f"TensorFlow Serving at {address}")
+    from cortex.predictor.clients.tensorflow_serving import ExternalModels  # noqa: PLC0415 - needs grpcio
+
+    return ExternalModels(address, source)
+
+
+def _require_grpc(what: str) -> None:
+    missing = [package for module, package in _GRPC.items() if not _is_installed(module)]
+    if missing:
+        raise ModelError(f"{what} can't be called: add {' and '.join(missing)} to requirements.txt")
+
+
+def _is_installed(module: str) -> bool:
     try:
-        command = ["sed", "-u", *(f"--expression=/{text}/d" for text in _IMPORT_NOISE)]
-        sieve = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2) if wanted else None
-    except OSError:
-        sieve = None
-    if sieve is None or sieve.stdin is None:
-        yield
-        return
-    kept = os.dup(2)
-    os.dup2(sieve.stdin.fileno(), 2)
-    sieve.stdin.close()
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        with suppress(subprocess.TimeoutExpired):  # where another thread has started a process that holds it open
-            sieve.wait(_SIEVE_TIMEOUT_S)
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the parent package is missing
+        return False
 
 
-def _session_config(tf: Any) -> Any:
-    config = tf.compat.v1.ConfigProto(allow_soft_placement=True)
-    config.gpu_options.allow_growth = os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
-    return config
+def choose_signature(signatures: Mapping[str, object], configured: str | None, model: str) -> str:
+    """Choose the signature to run: the configured one, the only one, or a preferred one, in this order.
+
+    `model` is the label of the model in messages. Raises: ModelError with the available signatures.
+    """
+    keys = sorted(key for key in signatures if not key.startswith(_INTERNAL_PREFIX))
+    shown = ", ".join(map(repr, keys)) or "none"
+    if configured is not None:
+        if configured in signatures:
+            return configured
+        raise ModelError(f"signature_key {configured!r} is not a signature of {model}; available: {shown}")
+    if len(keys) == 1:
+        return keys[0]
+    for key in PREFERRED_SIGNATURES:
+        if key in keys:
+            return key
+    if not keys:
+        raise ModelError(f"{model} has no signature; export it with `signatures=…`")
+    raise ModelError(f"{model} has several signatures: {shown}; choose one with signature_key in cortex.yaml")
 
 
-@contextmanager
-def _without_deprecations(tf: Any) -> Iterator[None]:
-    """Hide from the user's log that the loader of sessions is called deprecated."""
-
-    def keep(record: logging.LogRecord) -> bool:
-        return "deprecat" not in record.getMessage()
-
-    logger = tf.get_logger()
-    logger.addFilter(keep)
-    try:
-        yield
-    finally:
-        logger.removeFilter(keep)
+def read_signature(definition: Any) -> SignatureInfo:
+    """Convert a `SignatureDef` of TensorFlow or of `tensorflow_serving`; names are sorted, as maps are unordered."""
+    return SignatureInfo(
+        inputs={name: _read_spec(definition.inputs[name]) for name in sorted(definition.inputs)},
+        outputs={name: _read_spec(definition.outputs[name]) for name in sorted(definition.outputs)},
+        method_name=definition.method_name,
+    )
 
 
-def _array(value: Any, dtype: int) -> Array:
-    if isinstance(value, bytes):  # how a session returns a single string; numpy would strip its trailing zeros
-        array = np.empty((), np.object_)
-        array[()] = value
-        return array
-    return np.asarray(value, DTYPES[dtype].numpy) if dtype == _BFLOAT16 else np.asarray(value)
+def clean_message(error: object) -> str:
+    """Return the message of a TensorFlow error without the parts that describe nodes of the graph."""
+    text = str(getattr(error, "message", None) or error).partition("Original stack trace for")[0]
+    lines = [line.strip() for line in text.splitlines()]
+    return "; ".join(line for line in lines if line and not line.startswith(_NOISE))[:_MESSAGE_LIMIT]
+
+
+def _expected(wanted: Mapping[str, TensorSpec]) -> str:
+    return "expected: " + ", ".join(f"{name!r} ({spec})" for name, spec in wanted.items())
+
+
+def _read_spec(info: Any) -> TensorSpec:
+    shape = info.tensor_shape
+    sizes = None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim)
+    return TensorSpec(info.dtype, sizes, info.name)
+
+
+def _zeros(shape: tuple[int, ...], spec: TensorSpec) -> Any:
+    value: Any = "" if DTYPES[spec.dtype].name == "DT_STRING" else 0
+    for size in reversed(shape):
+        value = [value] * size
+    return value
+
+
+def _tensor_info(spec: TensorSpec) -> dict[str, Any]:
+    shape: dict[str, Any] = {"unknownRank": True}
+    if spec.shape is not None:
+        shape = {"dim": [{"size": str(-1 if size is None else size)} for size in spec.shape]} if spec.shape else {}
+    return {"name": spec.tensor, "dtype": spec.type_name, "tensorShape": shape}

@@ -1,6 +1,6 @@
-"""Values of users' code ↔ the arrays of a TensorFlow signature: what is accepted, and what is given back.
+"""Convert values of users' code to arrays of a TensorFlow signature, and outputs to lists. Pure.
 
-Pure. It knows TensorFlow's types by name and number, but not TensorFlow, nor models, sessions or servers.
+This module has the names and numbers of TensorFlow's types, but does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-#: What JSON, which has no such numbers, writes for them in protobuf's mapping.
-_WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+#: Floats that JSON can't represent, as strings of protobuf's JSON mapping.
+_FLOAT_WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _MAX_EXACT_INTEGER = 2**53
 _SHOWN_CHARS = 60
 _SHOWN_BITS = 200
@@ -26,12 +26,12 @@ _MAX_RANK = 64  #: of numpy's arrays
 
 @dataclass(frozen=True)
 class DType:
-    """One of TensorFlow's types that a tensor of a signature may have."""
+    """A supported type of TensorFlow tensors."""
 
     name: str  #: as in `types.proto`
     number: int  #: of the enum in `types.proto`
-    numpy: np.dtype[Any]  #: of the arrays that hold it; numpy has no bfloat16: float32, which holds each exactly
-    plain: str  #: what it is called in a list of inputs
+    numpy: np.dtype[Any]  #: of the arrays; float32 for bfloat16, which numpy does not have
+    plain: str  #: the name in a list of inputs
 
 
 _TABLE: tuple[tuple[str, int, Any, str], ...] = (
@@ -52,21 +52,21 @@ _TABLE: tuple[tuple[str, int, Any, str], ...] = (
     ("DT_UINT32", 22, np.uint32, "uint32"),
     ("DT_UINT64", 23, np.uint64, "uint64"),
 )
-#: Every supported type by its number on the wire.
+#: All supported types by their number in the enum.
 DTYPES: Mapping[int, DType] = {row[1]: DType(row[0], row[1], np.dtype(row[2]), row[3]) for row in _TABLE}
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a signature says of one input or output."""
+    """The type and shape of an input or output of a signature."""
 
-    dtype: int  #: number in `types.proto`; of unsupported types too
-    shape: tuple[int | None, ...] | None  #: None: any size, any rank
+    dtype: int  #: number in `types.proto`, also of unsupported types
+    shape: tuple[int | None, ...] | None  #: None for any rank; a size of None is unspecified
     tensor: str = ""  #: its name in the graph
 
     @property
     def type_name(self) -> str:
-        """Name the type as `types.proto` does."""
+        """Return the name of the type in `types.proto`."""
         known = DTYPES.get(self.dtype)
         return known.name if known else f"DT_{self.dtype}"
 
@@ -77,34 +77,34 @@ class TensorSpec:
 
 
 class TensorError(ValueError):
-    """A value is not, and can't be made, the tensor that was asked for; says what is wrong with the value alone."""
+    """A value can't be converted to the required tensor; the message describes only the value."""
 
 
 def to_array(value: Any, spec: TensorSpec) -> Array:
-    """Make the array that `spec` asks for out of what a user passed.
+    """Convert a value to an array of the type and shape of `spec`.
 
-    Accepted are numbers, strings, (nested) lists and tuples, numpy arrays and scalars, and whatever numpy makes an
-    array of. They are cast where nothing is lost but precision: integers and booleans to floats, whole floats to
-    integers, 0 and 1 to booleans, text to its UTF-8. As in protobuf's JSON mapping, a string of digits is a 64-bit
-    integer (these come back as strings), and "NaN", "Infinity" and "-Infinity" are floats; as in TensorFlow Serving's
-    REST API, `{"b64": "…"}` is a string of bytes. One missing leading dimension is added where the signature leaves
-    it open, as with a bare number for `[None]` or one row for `[None, 4]`; `[]` takes the shape of no rows.
+    Numbers, strings, nested lists and tuples, numpy arrays and scalars, and everything that numpy can convert are
+    accepted. Casts may lose precision only: integers and booleans to floats, whole floats to integers, 0 and 1 to
+    booleans, text to UTF-8. As in protobuf's JSON mapping, a string of digits is a 64-bit integer (outputs have them
+    as strings), and "NaN", "Infinity" and "-Infinity" are floats. As in TensorFlow Serving's REST API, `{"b64": "…"}`
+    is a string of bytes. A missing first dimension is added if its size is unspecified or 1: a number for `[None]`, a
+    row for `[None, 4]`. `[]` becomes zero rows.
 
     Raises: TensorError.
     """
     dtype = DTYPES.get(spec.dtype)
     if dtype is None:
-        raise TensorError("no value can be given for that type")
+        raise TensorError("values of this type are not supported")
     array = _strings(value) if dtype.name == "DT_STRING" else _numbers(value, dtype)
     return _fit(array, spec.shape)
 
 
 def to_flat(array: Array) -> list[Any]:
-    """List the values of an output in row order, as protobuf's JSON mapping of a `TensorProto` has them.
+    """Return the values of an output in row order, as in protobuf's JSON mapping of a `TensorProto`.
 
-    That is what TensorFlow Serving's response has always been for handlers, converted to a dictionary: 64-bit integers
-    are strings of digits, strings are bytes and therefore base64, complex numbers are two floats each. Floats of less
-    than 64 bits are the doubles that equal them exactly, not the shortest that round to them.
+    The original passes handlers the response of TensorFlow Serving in this form: 64-bit integers are strings of
+    digits, strings are base64, complex numbers are two floats each. Floats of less than 64 bits are converted to the
+    equal double, not to the shortest that rounds to them.
     """
     flat = array.ravel()
     kind = flat.dtype.kind
@@ -119,7 +119,7 @@ def to_flat(array: Array) -> list[Any]:
 
 
 def _fit(array: Array, shape: tuple[int | None, ...] | None) -> Array:
-    """Give `array` the rank of `shape` where that is clear. Raises: TensorError where its shape is another."""
+    """Reshape `array` to the rank of `shape` if this is unambiguous. Raises: TensorError."""
     if shape is None:
         return array
     missing = len(shape) - array.ndim
@@ -133,12 +133,12 @@ def _fit(array: Array, shape: tuple[int | None, ...] | None) -> Array:
     if fitted.ndim == len(shape) and all(want in (None, have) for want, have in zip(shape, fitted.shape, strict=True)):
         return fitted
     if not array.ndim:
-        raise TensorError("the value is a single one")
+        raise TensorError("the value is a scalar")
     raise TensorError(f"the value has shape [{', '.join(map(str, array.shape))}]")
 
 
 def _numbers(value: Any, dtype: DType) -> Array:
-    """Convert by numpy as a whole where it can tell what all the values are, else one by one."""
+    """Convert with numpy as a whole if all values are numbers, otherwise one by one."""
     if isinstance(value, str | bytes | bytearray | memoryview | Mapping):
         return _one_by_one(value, dtype)
     if isinstance(value, list | tuple) and not _is_numeric(value):
@@ -148,7 +148,7 @@ def _numbers(value: Any, dtype: DType) -> Array:
     except (ValueError, TypeError, OverflowError):
         return _one_by_one(value, dtype)
     if array.dtype.kind not in "biufc":
-        # `asarray` turns [1, "a"] into text, and leaves objects alone.
+        # `asarray` converts [1, "a"] to text, and does not convert objects.
         return _one_by_one(value, dtype)
     target = dtype.numpy
     if target.kind in "fc" and (array.dtype.kind != "c" or target.kind == "c"):
@@ -164,9 +164,9 @@ def _numbers(value: Any, dtype: DType) -> Array:
 
 
 def _is_numeric(value: list[Any] | tuple[Any, ...]) -> bool:
-    """Tell whether a list holds numbers only.
+    """Return whether a list contains numbers only.
 
-    Given text too, numpy makes text of all values, and room in each place for the longest: perhaps all memory.
+    With a string among them, numpy would convert all values to strings of the size of the longest: perhaps gigabytes.
     """
     try:
         kinds = set(map(type, np.array(value, object).ravel().tolist()))
@@ -189,13 +189,13 @@ def _strings(value: Any) -> Array:
 
 
 def _one_by_one(value: Any, dtype: DType) -> Array:
-    """Convert each value by itself, so that an error can say which is wrong."""
+    """Convert each value separately, so that an error can name the invalid one."""
     leaves, shape = _leaves(value)
     return np.array([_number(leaf, dtype, place) for place, leaf in leaves], dtype.numpy).reshape(shape)
 
 
 def _leaves(value: Any) -> tuple[list[tuple[str, Any]], tuple[int, ...]]:
-    """List all values with their places (`[0][2]`), and the shape that they have together. Raises: TensorError."""
+    """Return all values with their places (`[0][2]`), and the shape of the whole. Raises: TensorError."""
     found: list[tuple[str, Any]] = []
 
     def walk(item: Any, place: str) -> tuple[int, ...]:
@@ -240,7 +240,7 @@ def _number(value: Any, dtype: DType, place: str) -> Any:
             return float(value)
         except OverflowError:
             raise _wrong(value, dtype, place) from None
-    if isinstance(value, float) and not value.is_integer():  # NaN and infinity are none either
+    if isinstance(value, float) and not value.is_integer():  # also false for NaN and infinity
         raise _wrong(value, dtype, place)
     whole = int(value)
     if target.kind == "b":
@@ -254,12 +254,12 @@ def _number(value: Any, dtype: DType, place: str) -> Any:
 
 
 def _spelled(text: str, dtype: DType, place: str) -> int | float:
-    """Read a number that protobuf's JSON mapping writes as a string."""
-    if dtype.numpy.kind in "fc" and text in _WORDS:
-        return _WORDS[text]
+    """Parse a number that is a string in protobuf's JSON mapping."""
+    if dtype.numpy.kind in "fc" and text in _FLOAT_WORDS:
+        return _FLOAT_WORDS[text]
     digits = text.removeprefix("-")
     if dtype.numpy.itemsize == 8 and dtype.numpy.kind in "iu" and digits.isascii() and digits.isdigit():
-        return int(text) if len(digits) < 30 else _MAX_EXACT_INTEGER**3  # out of range in any case, and costly to read
+        return int(text) if len(digits) < 30 else _MAX_EXACT_INTEGER**3  # out of range, and slow to parse
     raise _wrong(text, dtype, place)
 
 
@@ -273,8 +273,8 @@ def _string(value: Any, place: str) -> bytes:
         raise _wrong(value, DTYPES[7], place)
     try:
         return _utf8(value)
-    except UnicodeEncodeError:  # half of a pair, which JSON can spell
-        raise TensorError(f"{_at(place)} is {_shown(value)}, which has no UTF-8") from None
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can contain
+        raise TensorError(f"{_at(place)} is {_shown(value)}, which can't be encoded as UTF-8") from None
 
 
 def _utf8(value: Any) -> bytes:
@@ -293,7 +293,7 @@ def _at(place: str) -> str:
 def _shown(value: Any) -> str:
     if not isinstance(value, str | bytes | int | float | complex | Mapping | None):
         return f"of type {type(value).__name__}"
-    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:  # Python refuses to write the very long ones
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:  # Python limits the conversion of long integers
         return f"an integer of {value.bit_length()} bits"
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"

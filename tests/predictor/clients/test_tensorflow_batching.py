@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from cortex.errors import ModelError
-from cortex.predictor.clients.servable import SignatureInfo
+from cortex.predictor.clients.tensorflow import SignatureInfo
+from cortex.predictor.clients.tensorflow_batching import BatchingServable
 from cortex.predictor.clients.tensors import Array, TensorSpec
-from cortex.predictor.joined_runs import JoinedRuns
 from harness.wait import wait_until
 
 DEADLINE_S = 20.0
@@ -43,9 +43,9 @@ def pool() -> Any:
         yield pool
 
 
-def ask(pool: ThreadPoolExecutor, joined: JoinedRuns[Doubling], values: list[Any]) -> list[Future[Any]]:
+def ask(pool: ThreadPoolExecutor, joined: BatchingServable[Doubling], values: list[Any]) -> list[Future[Any]]:
     """Start a run, let others come while it goes on, then let all end."""
-    model, waiting = joined.servable, joined._lines
+    model, waiting = joined.servable, joined._queues
 
     def run(value: Any) -> Any:
         return joined.run("sign", {"x": np.asarray(value)})["y"].tolist()
@@ -67,12 +67,12 @@ def test_one_alone_is_run_at_once() -> None:
     model = Doubling()
     model.gate.set()
 
-    assert JoinedRuns(model, 8, True).run("sign", {"x": np.array([3])})["y"].tolist() == [6]
+    assert BatchingServable(model, 8, True).run("sign", {"x": np.array([3])})["y"].tolist() == [6]
     assert model.sizes == [1]
 
 
 def test_those_that_come_during_a_run_are_the_next(pool: ThreadPoolExecutor) -> None:
-    joined = JoinedRuns(Doubling(), 16, True)
+    joined = BatchingServable(Doubling(), 16, True)
 
     asked = ask(pool, joined, [[1], [2, 3], [4]])
 
@@ -81,7 +81,7 @@ def test_those_that_come_during_a_run_are_the_next(pool: ThreadPoolExecutor) -> 
 
 
 def test_no_run_has_more_rows_than_allowed(pool: ThreadPoolExecutor) -> None:
-    joined = JoinedRuns(Doubling(), 4, True)
+    joined = BatchingServable(Doubling(), 4, True)
 
     asked = ask(pool, joined, [[number] for number in range(10)])
 
@@ -90,13 +90,13 @@ def test_no_run_has_more_rows_than_allowed(pool: ThreadPoolExecutor) -> None:
 
 
 def test_a_single_input_may_have_more_rows(pool: ThreadPoolExecutor) -> None:
-    joined = JoinedRuns(Doubling(), 2, True)
+    joined = BatchingServable(Doubling(), 2, True)
 
     assert [outcome(future) for future in ask(pool, joined, [[1], [2, 3, 4]])] == [[2], [4, 6, 8]]
 
 
 def test_a_guilty_input_fails_alone(pool: ThreadPoolExecutor) -> None:
-    joined = JoinedRuns(Doubling(), 64, True)
+    joined = BatchingServable(Doubling(), 64, True)
 
     asked = ask(pool, joined, [[number] for number in range(17)] + [[-1]])
 
@@ -106,14 +106,14 @@ def test_a_guilty_input_fails_alone(pool: ThreadPoolExecutor) -> None:
 
 
 def test_without_isolation_all_fail(pool: ThreadPoolExecutor) -> None:
-    joined = JoinedRuns(Doubling(), 64, isolates_failures=False)
+    joined = BatchingServable(Doubling(), 64, isolates_failures=False)
 
     assert [outcome(future) for future in ask(pool, joined, [[1], [2], [-1]])] == [[2]] + 2 * ["sign refuses -1"]
 
 
 @pytest.mark.parametrize("value", [[[1, 2]], [1.5], [[1], [2]]])
 def test_what_has_another_shape_or_type_is_run_apart(pool: ThreadPoolExecutor, value: Any) -> None:
-    joined = JoinedRuns(Doubling(), 8, True)
+    joined = BatchingServable(Doubling(), 8, True)
     joined.servable.gate.set()
 
     asked = [pool.submit(joined.run, "sign", {"x": np.asarray(given)}) for given in (value, [1], value)]
@@ -125,11 +125,11 @@ def test_what_has_no_rows_is_run_alone() -> None:
     model = Doubling()
     model.gate.set()
 
-    assert JoinedRuns(model, 8, True).run("sign", {"x": np.asarray(4)})["y"] == 8
+    assert BatchingServable(model, 8, True).run("sign", {"x": np.asarray(4)})["y"] == 8
 
 
 def test_a_model_whose_answer_has_no_rows_is_not_joined_any_more(pool: ThreadPoolExecutor) -> None:
-    joined = JoinedRuns(Doubling(lambda rows: rows.sum()), 8, True)
+    joined = BatchingServable(Doubling(lambda rows: rows.sum()), 8, True)
 
     asked = ask(pool, joined, [[1], [2], [3]])
 
@@ -139,7 +139,7 @@ def test_a_model_whose_answer_has_no_rows_is_not_joined_any_more(pool: ThreadPoo
 
 
 def test_an_answer_that_is_the_same_for_all_is_not_shared_out(pool: ThreadPoolExecutor) -> None:
-    joined = JoinedRuns(Doubling(lambda rows: np.array([7, 8])), 8, True)
+    joined = BatchingServable(Doubling(lambda rows: np.array([7, 8])), 8, True)
 
     asked = ask(pool, joined, [[1], [2], [3]])
 
@@ -155,7 +155,7 @@ def test_what_says_how_many_rows_it_has_is_not_joined(
     model = Doubling()
     model.signatures = {"sign": SignatureInfo(**{**sides, side: {"x": TensorSpec(1, shape)}})}
     model.gate.set()
-    joined = JoinedRuns(model, 8, isolates_failures=False)
+    joined = BatchingServable(model, 8, isolates_failures=False)
 
     asked = [pool.submit(joined.run, "sign", {"x": np.array([number])}) for number in range(20)]
 
@@ -166,11 +166,11 @@ def test_what_says_how_many_rows_it_has_is_not_joined(
 def test_many_threads_get_what_is_theirs(pool: ThreadPoolExecutor) -> None:
     model = Doubling()
     model.gate.set()
-    joined = JoinedRuns(model, 16, True)
+    joined = BatchingServable(model, 16, True)
 
     def run(number: int) -> bool:
         return bool(joined.run("sign", {"x": np.array([number])})["y"].tolist() == [2 * number])
 
     assert all(pool.map(run, range(2000)))
     assert sum(model.sizes) == 2000
-    assert not joined._lines
+    assert not joined._queues
