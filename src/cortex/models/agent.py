@@ -17,7 +17,6 @@ import itertools
 import os
 import resource
 import signal
-import socket
 import sys
 import threading
 import time
@@ -50,6 +49,7 @@ from cortex.models.source_monitor import FILE_GRACE_S, LastCatalogues, SourceMon
 from cortex.models.spec import ModelSource
 from cortex.processes.filelock import LockHeldError, hold_lock
 from cortex.processes.priority import enter_background, leave_background
+from cortex.processes.sockets import replace_listener
 from cortex.storage.client import is_remote
 from cortex.telemetry import Logger, configure
 
@@ -74,7 +74,6 @@ class AgentLimits:
 
 _LOCK_TIMEOUT_S = 2.0
 _EXIT_TIMEOUT_S = 0.8
-_BACKLOG = 1024
 _DESCRIPTORS = 65_536
 #: Concurrent fetches of one client, more than the threads of a worker; reading pauses at this number.
 _MAX_FETCHES = 1000
@@ -121,10 +120,10 @@ class ModelAgentServer:
         self._contents.no_removal_before = started_at + self._limits.reconnect_s
         self._files.mkdir(mode=0o700, parents=True, exist_ok=True)
         loop.call_later(FILE_GRACE_S, self._delete_files, set(self._files.iterdir()))
-        listener = _listen(self._home.model_agent_socket)
+        listener = replace_listener(self._home.model_agent_socket)
         server = await loop.create_unix_server(lambda: ClientConnection(self, self._logger), sock=listener)
         if self._listing_server is not None:
-            await self._listing_server.startup(_listen(self._home.listings_socket))
+            await self._listing_server.startup(replace_listener(self._home.listings_socket))
         self._logger.info("model agent started", pid=os.getpid())
         housekeeping = asyncio.create_task(self._keep_house(started_at), name="housekeeping")
         await self._stop.wait()
@@ -444,18 +443,6 @@ def only_one(home: Home) -> Iterator[None]:
             print(f"error: a model agent already runs for {home.path}", file=sys.stderr, flush=True)
             sys.exit(ALREADY_RUNS)
         yield
-
-
-def _listen(path: Path) -> socket.socket:
-    """Listen on a socket, which atomically replaces the one of an earlier agent."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    part = path.with_name(f"{path.name}.part")
-    part.unlink(missing_ok=True)
-    listener.bind(str(part))
-    part.chmod(0o600)
-    listener.listen(_BACKLOG)
-    part.rename(path)
-    return listener
 
 
 def _exit_in_time() -> None:

@@ -18,10 +18,6 @@ from cortex.errors import GatewayError
 from cortex.gateway.config import GatewaySettings
 from cortex.home import Home
 from cortex.installation import Installation
-from cortex.jobs.http.async_endpoints import AsyncRoutes
-from cortex.jobs.http.endpoints import JobRoutes
-from cortex.jobs.http.gateway_routes import create_jobs_app
-from cortex.jobs.http.worker_endpoints import WorkerRoutes, worker_token
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiStatus
 from cortex.models.source import loads_models
@@ -33,8 +29,12 @@ from cortex.operator.deploy.diagnose import Machine
 from cortex.operator.deploy.keys import Keys
 from cortex.operator.deploy.projects import ProjectFolders, SharedProjects
 from cortex.operator.http.app import create_app
-from cortex.operator.http.server import create_jobs_server, create_server, listen_privately
+from cortex.operator.http.async_routes import AsyncRoutes
+from cortex.operator.http.gateway_routes import create_jobs_app
+from cortex.operator.http.job_routes import JobRoutes
+from cortex.operator.http.server import create_jobs_server, create_server
 from cortex.operator.http.services import Services
+from cortex.operator.http.worker_routes import WorkerRoutes, worker_token
 from cortex.operator.infrastructure import create_infrastructure
 from cortex.operator.jobs.async_apis import AsyncApis
 from cortex.operator.jobs.schedules import Schedules
@@ -46,6 +46,7 @@ from cortex.operator.monitoring.tracking import PredictionArchive, Tracking
 from cortex.operator.replicas.preparations import Preparations
 from cortex.operator.replicas.reconciler import Reconciler
 from cortex.operator.settings import OperatorSettings
+from cortex.processes.sockets import replace_listener
 from cortex.state.apis import ApiRecord, ApiStore, Target
 from cortex.state.database import open_jobs, open_state
 from cortex.state.key_values import KeyValueStore
@@ -174,7 +175,7 @@ class Operator:
         identity = OperatorInfo.of(self._settings)
         servers = [
             (self._server(identity), listener),
-            (self._jobs_server(), listen_privately(self._home.jobs_socket)),
+            (self._jobs_server(), replace_listener(self._home.jobs_socket)),
         ]
         identity.write(self._home)
         save_settings(self._home, self._settings, _logger)

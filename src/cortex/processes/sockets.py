@@ -38,6 +38,18 @@ def listen(path: str) -> socket.socket:
     return sock
 
 
+def replace_listener(path: Path) -> socket.socket:
+    """Open a unix socket that only its owner may use; it atomically replaces one left by an earlier process."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    part = path.with_name(f"{path.name}.part")
+    part.unlink(missing_ok=True)
+    listener.bind(str(part))
+    part.chmod(0o600)
+    listener.listen(_BACKLOG)
+    part.rename(path)
+    return listener
+
+
 def listen_over_tcp(host: str) -> socket.socket:
     """Listen at an address of this machine, on any free port. Raises: OSError if the machine lacks the address."""
     family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]

@@ -17,11 +17,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from cortex.errors import ConflictError, NotFoundError
-from cortex.jobs.http.async_endpoints import AsyncRoutes
-from cortex.jobs.http.endpoints import JobRoutes
-from cortex.jobs.http.gateway_routes import create_jobs_app
 from cortex.jobs.http.view import JobView, WorkerCounts
-from cortex.jobs.http.worker_endpoints import WorkerRoutes, worker_token
 from cortex.jobs.intake.items import split_items, split_lines
 from cortex.jobs.intake.submission import SubmissionLimits
 from cortex.jobs.spec import (
@@ -41,7 +37,12 @@ from cortex.jobs.spec import (
     source_to_json,
 )
 from cortex.lifecycle import JobStatus
-from cortex.operator.http.server import create_jobs_server, listen_privately
+from cortex.operator.http.async_routes import AsyncRoutes
+from cortex.operator.http.gateway_routes import create_jobs_app
+from cortex.operator.http.job_routes import JobRoutes
+from cortex.operator.http.server import create_jobs_server
+from cortex.operator.http.worker_routes import WorkerRoutes, worker_token
+from cortex.processes.sockets import replace_listener
 from cortex.telemetry import Logger
 
 LIMITS = SubmissionLimits(max_body_bytes=1024 * 1024, max_batch_bytes=1000)
@@ -275,7 +276,7 @@ def served(app: ASGIApp) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="cortex-") as folder:
         path = Path(folder) / "jobs"
         server = create_jobs_server(app)
-        listener = listen_privately(path)
+        listener = replace_listener(path)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
         thread.start()
         try:

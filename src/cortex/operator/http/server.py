@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import ssl
 from collections.abc import Iterator
-from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -20,7 +18,6 @@ FIRST_REQUEST_S = 10.0
 #: Keep-alive timeout of the jobs socket, longer than that of its clients: if the server closed a connection first,
 #: a request sent at that moment would be lost.
 JOBS_KEEP_ALIVE_S = 3600
-_JOBS_BACKLOG = 1024
 
 
 class _Server(uvicorn.Server):
@@ -59,18 +56,6 @@ def create_server(app: ASGIApp, tls: ssl.SSLContext | None = None) -> uvicorn.Se
 def create_jobs_server(app: ASGIApp) -> uvicorn.Server:
     """Return the server for the jobs socket; `should_exit` stops it."""
     return _server(app, HttpToolsProtocol, JOBS_KEEP_ALIVE_S)
-
-
-def listen_privately(path: Path) -> socket.socket:
-    """Open a Unix socket with mode 0600, in place of one left by an operator that was killed."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    part = path.with_name(f"{path.name}.part")
-    part.unlink(missing_ok=True)
-    listener.bind(str(part))
-    part.chmod(0o600)
-    listener.listen(_JOBS_BACKLOG)
-    part.rename(path)
-    return listener
 
 
 class _Config(uvicorn.Config):

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cortex.errors import BusyError, DatabaseUnavailableError
-from cortex.jobs.http.async_endpoints import MAX_WAIT_S
 from cortex.jobs.spec import WorkloadView
 from cortex.lifecycle import WorkloadStatus
+from cortex.operator.http.async_routes import MAX_WAIT_S
 from harness.jobs.jobs_server import JobsServer, jobs_server
 from harness.wait import wait_until
 
@@ -112,7 +112,7 @@ def test_caller_may_wait(server: JobsServer, wait: str, seconds: float) -> None:
 
 
 def test_only_so_many_wait_at_once(server: JobsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cortex.jobs.http.async_endpoints.MAX_WAITING", 2)
+    monkeypatch.setattr("cortex.operator.http.async_routes.MAX_WAITING", 2)
     name = uuid.uuid4()
     server.workloads.views[name] = WorkloadView(name, 1, WorkloadStatus.IN_PROGRESS, 1.0, None, b"")
 

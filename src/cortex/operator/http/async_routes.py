@@ -8,38 +8,23 @@ from __future__ import annotations
 import math
 import uuid
 from datetime import UTC, datetime
-from typing import Protocol
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from cortex.errors import CortexError, InputError
-from cortex.jobs.http.gateway_routes import API_HEADER, JOB_HEADER, GatewayRoutes, MethodNotAllowedError
 from cortex.jobs.intake.request_body import RequestMemory, read_body
 from cortex.jobs.spec import Workload, WorkloadView
 from cortex.lifecycle import WorkloadStatus
+from cortex.operator.http.gateway_routes import API_HEADER, JOB_HEADER, GatewayRoutes, MethodNotAllowedError
+from cortex.operator.jobs.async_apis import AsyncApis
 from cortex.telemetry import Logger
 
 #: Maximum duration of a long poll.
 MAX_WAIT_S = 300.0
 #: Maximum concurrent long polls; beyond it, polls return immediately so that submissions are not starved.
 MAX_WAITING = 256
-
-
-class WorkloadsPort(Protocol):
-    """The operator's side of these routes, which is above this package.
-
-    All methods raise NotFoundError for an API that was deleted.
-    """
-
-    def is_async(self, api: str) -> bool: ...
-
-    def max_body_bytes(self, api: str) -> int: ...
-
-    async def add(self, api: str, workload: Workload) -> None: ...
-
-    async def get(self, api: str, name: uuid.UUID, wait_s: float) -> WorkloadView | None: ...
 
 
 class UnknownWorkloadError(CortexError):
@@ -55,7 +40,7 @@ class UnknownWorkloadError(CortexError):
 class AsyncRoutes(GatewayRoutes):
     """ASGI application for AsyncAPIs."""
 
-    def __init__(self, workloads: WorkloadsPort, logger: Logger) -> None:
+    def __init__(self, workloads: AsyncApis, logger: Logger) -> None:
         super().__init__(logger)
         self._workloads = workloads
         self._memory = RequestMemory()

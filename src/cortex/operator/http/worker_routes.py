@@ -8,46 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
 from cortex.errors import CortexError, NotFoundError, TooLargeError, UnauthorizedError
 from cortex.jobs.http import wire
-from cortex.jobs.spec import Assignment, ExchangeReply, RenewalReply, Report, StopSignal
+from cortex.operator.jobs.dispatcher import Dispatcher
 from cortex.telemetry import Logger
 
 PREFIX = "/worker/"
 #: Maximum duration of a long poll.
 MAX_WAIT_S = 20.0
-
-
-class WorkersPort(Protocol):
-    """The operator's side of these routes, which is above this package.
-
-    All methods raise NotFoundError for an unknown worker and ConflictError for a process that was replaced.
-    """
-
-    async def join(self, worker: str, pid: int, wait_s: float) -> Assignment | StopSignal | None: ...
-
-    async def exchange(
-        self,
-        worker: str,
-        pid: int,
-        job_id: str,
-        reports: Sequence[Report],
-        max_batches: int,
-        max_bytes: int,
-        wait_s: float,
-    ) -> ExchangeReply: ...
-
-    async def renew(self, worker: str, pid: int, tokens: Sequence[str], is_all: bool = False) -> RenewalReply: ...
-
-    async def hook_done(
-        self, worker: str, pid: int, job_id: str, token: str, error: str | None, traceback: str
-    ) -> None: ...
 
 
 def worker_token(operator_token: str, worker: str) -> str:
@@ -58,7 +32,7 @@ def worker_token(operator_token: str, worker: str) -> str:
 class WorkerRoutes:
     """ASGI application for job workers. `token` returns the token of a worker."""
 
-    def __init__(self, workers: WorkersPort, token: Callable[[str], str], logger: Logger) -> None:
+    def __init__(self, workers: Dispatcher, token: Callable[[str], str], logger: Logger) -> None:
         self._workers = workers
         self._token = token
         self._logger = logger

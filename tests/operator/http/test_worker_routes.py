@@ -13,7 +13,6 @@ import pytest
 
 from cortex.jobs.http import wire
 from cortex.jobs.http.wire import ExchangeRequest, HookReport, RenewalRequest
-from cortex.jobs.http.worker_endpoints import worker_token
 from cortex.jobs.spec import (
     Assignment,
     BatchFailure,
@@ -24,7 +23,8 @@ from cortex.jobs.spec import (
     Report,
     StopSignal,
 )
-from cortex.operator.http.server import listen_privately
+from cortex.operator.http.worker_routes import worker_token
+from cortex.processes.sockets import replace_listener
 from harness.jobs.jobs_server import Connection, JobsServer, jobs_server
 from harness.wait import wait_until
 
@@ -136,10 +136,10 @@ def test_a_token_does_not_reveal_the_operators_token() -> None:
 
 def test_the_socket_is_private_and_takes_the_place_of_a_dead_one(tmp_path: Path) -> None:
     path = tmp_path / "jobs"
-    left = listen_privately(path)
+    left = replace_listener(path)
     left.close()
     assert path.exists()
-    listener = listen_privately(path)
+    listener = replace_listener(path)
     try:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         with socket.socket(socket.AF_UNIX) as client:
