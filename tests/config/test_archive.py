@@ -144,7 +144,7 @@ def test_concurrent_unpacking_of_the_same_archive_succeeds(tmp_path: Path) -> No
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

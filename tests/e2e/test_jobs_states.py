@@ -123,7 +123,8 @@ def test_upload_that_stalls_times_out(api: BatchApi) -> None:
     connection = HTTPConnection("127.0.0.1", api.cortex.gateway_port, timeout=30)
     headers = {"content-type": "application/x-ndjson"}
     request = threading.Thread(
-        target=lambda: connection.request("POST", f"/{api.name}?{query}", chunks(), headers, encode_chunked=True)
+        target=lambda: connection.request("POST", f"/{api.name}?{query}", chunks(), headers, encode_chunked=True),
+        daemon=True,
     )
     request.start()
 

@@ -119,7 +119,7 @@ def watching(look: Any) -> Iterator[list[int]]:
         while not ended.wait(0.005):
             seen.append(look())
 
-    thread = threading.Thread(target=watch)
+    thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
         yield seen

@@ -234,7 +234,8 @@ def test_stuck_calls_time_out_one_by_one_and_never_exceed_the_limit(cortex: Inst
     deploy(cortex, tmp_path, "stuck", replicas=1, timeout="1s")
     answers: list[Any] = []
     threads = [
-        threading.Thread(target=lambda: answers.append(cortex.post("/stuck", {"do": "stuck in C"}))) for _ in range(60)
+        threading.Thread(target=lambda: answers.append(cortex.post("/stuck", {"do": "stuck in C"})), daemon=True)
+        for _ in range(60)
     ]
     for thread in threads:
         thread.start()

@@ -240,7 +240,9 @@ def test_a_follower_misses_nothing_while_another_thread_writes_and_rotates(tmp_p
     writer = LogWriter(tmp_path / "r.log", max_bytes=20_000, backups=200)
     follower = LogFollower(tmp_path)
     assert follower.poll() == []
-    thread = threading.Thread(target=lambda: [writer.line(0, "o", str(number)) for number in range(20_000)])
+    thread = threading.Thread(
+        target=lambda: [writer.line(0, "o", str(number)) for number in range(20_000)], daemon=True
+    )
     thread.start()
     found: list[str] = []
     wait_until(lambda: found.extend(drain(follower)) or len(found) >= 20_000, 30)
@@ -251,7 +253,9 @@ def test_a_follower_misses_nothing_while_another_thread_writes_and_rotates(tmp_p
 
 def test_a_reader_misses_and_doubles_nothing_while_files_rotate(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "r.log", max_bytes=20_000, backups=500)
-    thread = threading.Thread(target=lambda: [writer.line(0, "o", str(number)) for number in range(30_000)])
+    thread = threading.Thread(
+        target=lambda: [writer.line(0, "o", str(number)) for number in range(30_000)], daemon=True
+    )
     thread.start()
     while thread.is_alive():
         found = texts(tmp_path)

@@ -125,7 +125,7 @@ def test_the_disk_limit_of_an_api_is_never_exceeded(agent: RunningAgent, tmp_pat
 
     with AgentClient(agent.start().socket).watch(source) as client:
         catalogue = wait_until(client.confirmed)
-        looker = threading.Thread(target=look)
+        looker = threading.Thread(target=look, daemon=True)
         looker.start()
         try:
             for turn in range(60):

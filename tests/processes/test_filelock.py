@@ -26,11 +26,11 @@ def test_waits_for_a_lock_that_is_released_in_time(tmp_path: Path) -> None:
     def hold() -> None:
         with hold_lock(file):
             is_held.set()
-            is_released.wait()
+            is_released.wait(60)
 
-    holder = threading.Thread(target=hold)
+    holder = threading.Thread(target=hold, daemon=True)
     holder.start()
-    is_held.wait()
+    assert is_held.wait(60)
     threading.Timer(0.05, is_released.set).start()
     with hold_lock(file, timeout_s=60):
         assert is_released.is_set()

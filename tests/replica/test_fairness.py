@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from harness.replicas.replicas import running_replica
+from harness.wait import PATIENCE_S
 
 SOURCE = """
 import time
@@ -25,21 +26,23 @@ class Handler:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_no_connection_waits_while_others_are_served_again_and_again(threads: int) -> None:
     served: Counter[int] = Counter()
+    all_started = threading.Barrier(10)
     with running_replica(SOURCE, "handler", threads=threads) as replica:
 
         def call(number: int) -> None:
             connection = replica.connection()
+            all_started.wait(PATIENCE_S)
             while sum(served.values()) < 200:
                 connection.request("POST", "/", b"1", {"content-type": "application/json"})
                 assert connection.getresponse().read() == b"1"
                 served[number] += 1
             connection.close()
 
-        callers = [threading.Thread(target=call, args=(number,)) for number in range(10)]
+        callers = [threading.Thread(target=call, args=(number,), daemon=True) for number in range(10)]
         for caller in callers:
             caller.start()
         for caller in callers:
-            caller.join(30)
+            caller.join(PATIENCE_S)
 
     assert len(served) == 10
-    assert min(served.values()) > 10
+    assert min(served.values()) > 5

@@ -19,7 +19,7 @@ import pytest
 
 from cortex.lifecycle import DeathCause, ProcessState
 from harness.replicas.replicas import Replica, new_request_id, running_replica
-from harness.wait import wait_until
+from harness.wait import PATIENCE_S, wait_until
 
 HANDLER = """
     import asyncio, ctypes, os, socket, sys, threading, time
@@ -73,7 +73,7 @@ HANDLER = """
                     yield "first"
                     if os.fork() == 0:
                         os.setsid()
-                        time.sleep(30)
+                        time.sleep(120)
                         os._exit(0)
                     time.sleep(0.2)
                     os._exit(3)
@@ -308,7 +308,7 @@ def test_connection_that_a_daemon_inherited_ends_with_the_process() -> None:
     with running_replica(HANDLER, timeout_s=20.0) as replica:
         replica.wait_ready()
         connection = replica.connection()
-        connection.timeout = 5
+        connection.timeout = 60
         connection.request("POST", "/", '{"do": "leave a daemon and die"}', {"content-type": "application/json"})
         with pytest.raises(HTTPException):  # cut off; a time-out is an OSError
             connection.getresponse().read()
@@ -347,7 +347,7 @@ def test_supervisor_out_of_descriptors_lives_and_starts_its_process_once_it_has_
 def replica_socket(replica: Replica) -> socket.socket:
     """Connect without a word."""
     sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(20)
+    sock.settimeout(PATIENCE_S)
     sock.connect(replica.spec.sockets[0])
     return sock
 

@@ -81,7 +81,7 @@ def test_reading_during_compaction_sees_every_file(tmp_path: Path) -> None:
         while not is_over.is_set():
             seen.add(read_folder(tmp_path).get(REQUESTS, 0.0))
 
-    reader = threading.Thread(target=read)
+    reader = threading.Thread(target=read, daemon=True)
     reader.start()
     for turn in range(50):
         compact_ended(tmp_path, max_files=0)

@@ -121,7 +121,7 @@ def test_threads_that_print_at_once_get_lines_of_their_own(tmp_path: Path) -> No
         for number in range(300):
             print(f"{request.decode()} {number}\n", end="", file=stream)  # in one piece: others may print between two
 
-    threads = [threading.Thread(target=work, args=(b"request-%d" % number,)) for number in range(4)]
+    threads = [threading.Thread(target=work, args=(b"request-%d" % number,), daemon=True) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -173,7 +173,7 @@ def test_threads_lose_nothing(tmp_path: Path) -> None:
         for _ in range(5000):
             client.increment("hits")
 
-    threads = [threading.Thread(target=count) for _ in range(4)]
+    threads = [threading.Thread(target=count, daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -132,7 +132,7 @@ def test_a_call_whose_model_is_cold_keeps_no_other_thread_waiting(agent: Scripte
         for _ in range(150):  # so quick that they might run where connections are read
             assert ask(running, "a") == "hot"
         answers: list[str] = []
-        cold = threading.Thread(target=lambda: answers.append(ask(running, "b")))
+        cold = threading.Thread(target=lambda: answers.append(ask(running, "b")), daemon=True)
         cold.start()
         wait_until(Path(f"{gate}.waiting").exists)
         assert ask(running, "a") == "hot"

@@ -16,7 +16,7 @@ import pytest
 
 from harness.models.scripted_agents import ScriptedAgent, catalogue, scripted_agent
 from harness.replicas.reloading_replicas import model_of, problems, replica
-from harness.wait import wait_until
+from harness.wait import PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_a_new_version_is_served_by_a_new_process_and_requests_inside_the_old_fi
     with replica(agent) as running:
         running.wait_ready()
         pid, gate, answers = running.pid, tmp_path / "gate", []
-        slow = threading.Thread(target=lambda: answers.append(running.request({"wait_for": str(gate)})))
+        slow = threading.Thread(target=lambda: answers.append(running.request({"wait_for": str(gate)})), daemon=True)
         slow.start()
         wait_until(lambda: (tmp_path / "gate.inside").exists())
         agent.announce(catalogue(first, replace(agent.content("b", "two"), number="2")))
@@ -41,7 +41,7 @@ def test_a_new_version_is_served_by_a_new_process_and_requests_inside_the_old_fi
         assert model_of(running) == "two"
         assert model_of(running, version="1") == "one"
         gate.touch()
-        slow.join()
+        slow.join(PATIENCE_S)
         assert answers[0].json == {"model": "one", "same": True, "pid": pid}
         wait_until(lambda: not Path(f"/proc/{pid}").exists())
         assert running.status().processes[0].restarts == 0
@@ -165,16 +165,18 @@ def test_no_request_fails_while_models_change_under_load(agent: ScriptedAgent, p
                 seen = int(body["model"])
                 count[0] += 1
 
-        threads = [threading.Thread(target=ask, args=(index,)) for index in range(8)]
+        threads = [threading.Thread(target=ask, args=(index,), daemon=True) for index in range(8)]
         for thread in threads:
             thread.start()
         for number in range(1, 9):
             agent.announce(catalogue(agent.content(f"d{number}", str(number))))
             wait_until(lambda number=number: model_of(running) == str(number), timeout_s=20)
+            known = count[0]
+            wait_until(lambda known=known: count[0] > known + 50 or bad)
         stop.set()
         for thread in threads:
-            thread.join()
-        assert not bad and count[0] > 500
+            thread.join(PATIENCE_S)
+        assert not bad
 
 
 @pytest.mark.parametrize(
@@ -222,7 +224,7 @@ def test_requests_of_a_retiring_process_take_no_slot_of_its_successor(agent: Scr
     with replica(agent) as running:
         running.wait_ready()
         gate = tmp_path / "gate"
-        slow = threading.Thread(target=lambda: running.request({"wait_for": str(gate)}))
+        slow = threading.Thread(target=lambda: running.request({"wait_for": str(gate)}), daemon=True)
         slow.start()
         wait_until(lambda: (tmp_path / "gate.inside").exists())
         assert running.status().processes[0].lent == 0
@@ -230,7 +232,7 @@ def test_requests_of_a_retiring_process_take_no_slot_of_its_successor(agent: Scr
         wait_until(lambda: running.status().processes[0].lent == 1)
         assert model_of(running) == "two"
         gate.touch()
-        slow.join()
+        slow.join(PATIENCE_S)
         wait_until(lambda: running.status().processes[0].lent == 0)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from harness.replicas.replicas import Answer, Replica, UnixConnection, read, running_replica
-from harness.wait import wait_until
+from harness.wait import PATIENCE_S, wait_until
 
 HANDLER = """
     import asyncio, atexit, ctypes, os, pathlib, subprocess, sys, time
@@ -100,7 +100,7 @@ class Call:
 
 def kill_supervisor(replica: Replica) -> None:
     replica.process.send_signal(signal.SIGKILL)
-    replica.process.wait(60)
+    replica.process.wait(PATIENCE_S)
 
 
 def is_gone(pid: int) -> Callable[[], bool]:
@@ -197,7 +197,7 @@ def test_a_replica_that_is_being_stopped_refuses_connections(tmp_path: Path) -> 
         replica.command(command="stop", drain_s=20)
         wait_until(lambda: is_refused(replica))
         assert call.finish().status == 200
-        assert replica.process.wait(10) == 0
+        assert replica.process.wait(PATIENCE_S) == 0
 
 
 def test_open_connections_are_still_served_and_output_is_logged(tmp_path: Path) -> None:

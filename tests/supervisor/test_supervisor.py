@@ -303,7 +303,7 @@ def test_a_socket_that_somebody_removes_is_opened_again() -> None:
         wait_until(lambda: replica.status().processes[0].pid not in (None, pid))
         assert replica.request({}).status == 200
         replica.command(command="stop", drain_s=0)
-        assert replica.process.wait(10) == 0
+        assert replica.process.wait(PATIENCE_S) == 0
         assert not Path(replica.spec.sockets[0]).exists()
         assert not Path(replica.spec.control_socket).exists()
 

@@ -24,7 +24,7 @@ from cortex.supervisor.request_worker import RequestWorker
 from harness.models.scripted_agents import ScriptedAgent
 from harness.replicas import replicas
 from harness.replicas.replicas import Replica, TcpConnection, UnixConnection, read, running_replica
-from harness.wait import wait_until
+from harness.wait import PATIENCE_S, wait_until
 
 agent = rollout.agent  # a fixture
 
@@ -104,7 +104,7 @@ def test_unix_sockets_require_no_secret() -> None:
             assert "x-cortex-gateway" not in answer.json["headers"]
             connection.close()
         replica.command(command="stop", drain_s=0)
-        assert replica.process.wait(10) == 0
+        assert replica.process.wait(PATIENCE_S) == 0
         assert not any(Path(process.near).exists() for process in ready.processes)
 
 
@@ -123,7 +123,7 @@ def test_an_unavailable_address_is_a_failed_start() -> None:
         assert "can't listen on 192.0.2.1" in replica.log()
         assert not Path(replica.spec.sockets[0]).exists()
         replica.command(command="stop", drain_s=0)
-        assert replica.process.wait(10) == 0
+        assert replica.process.wait(PATIENCE_S) == 0
 
 
 def test_a_missing_socket_folder_is_a_failed_start() -> None:
@@ -211,7 +211,7 @@ def test_pending_connections_delay_neither_requests_nor_a_stop(running: Replica)
             continue  # of too many, the first go
     assert running.request(1).status == 200
     running.command(command="stop", drain_s=600)
-    assert running.process.wait(20) == 0
+    assert running.process.wait(PATIENCE_S) == 0
     for stranger in strangers:
         stranger.close()
 
@@ -221,7 +221,7 @@ def test_a_killed_supervisor_closes_its_tcp_port(running: Replica) -> None:
     host, _, port = status.processes[0].socket.rpartition(":")
     with connect(running) as stranger:
         os.kill(status.supervisor_pid, signal.SIGKILL)
-        running.process.wait(10)
+        running.process.wait(PATIENCE_S)
 
         def is_refused() -> bool:
             with socket.socket() as sock:

@@ -26,9 +26,9 @@ def in_background(wanted: bool = True) -> Iterator[None]:
         return
     patience = threading.Timer(PATIENCE_S, leave_background)
     patience.daemon = True
-    patience.start()
     enter_background()
     try:
+        patience.start()  # not before: it would end the background while it is being entered
         yield
     finally:
         patience.cancel()

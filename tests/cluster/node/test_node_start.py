@@ -66,7 +66,10 @@ def test_the_agent_has_the_requested_priority(start: NodeStart) -> None:
 
 def test_concurrent_calls_start_one_agent(start: NodeStart) -> None:
     found: list[RunningAgent] = []
-    askers = [threading.Thread(target=lambda: found.append(ensure_agent(start, HOST, os.environ))) for _ in range(4)]
+    askers = [
+        threading.Thread(target=lambda: found.append(ensure_agent(start, HOST, os.environ)), daemon=True)
+        for _ in range(4)
+    ]
     for asker in askers:
         asker.start()
     for asker in askers:

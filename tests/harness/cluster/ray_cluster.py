@@ -210,7 +210,7 @@ def start_all(nodes: Sequence[RayNode]) -> None:
 
     for node in nodes:  # here: a machine dies with the thread that has made it
         node.machine.start()
-    threads = [threading.Thread(target=start, args=(node,)) for node in nodes]
+    threads = [threading.Thread(target=start, args=(node,), daemon=True) for node in nodes]
     for thread in threads:
         thread.start()
     for thread in threads:

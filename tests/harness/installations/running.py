@@ -19,7 +19,7 @@ import psutil
 
 from cortex.home import Home
 from harness.ports import free_port
-from harness.wait import wait_until
+from harness.wait import PATIENCE_S, wait_until
 
 HANDLER = """
 import os, time
@@ -84,7 +84,7 @@ class RunningOperator:
         """Send a signal and wait for the end."""
         assert self.process is not None
         self.process.send_signal(number)
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
 
     @property
     def token(self) -> str:
@@ -150,7 +150,7 @@ def running_operator(home: Home, *options: str) -> Iterator[RunningOperator]:
             if operator.process is None or operator.process.poll() is not None:
                 operator.start()
             operator.call("POST", "/v1/shutdown?all=true")
-            operator.process.wait(30)
+            operator.process.wait(PATIENCE_S)
         finally:
             _end_leftovers(home)
 
@@ -168,7 +168,7 @@ class Load:
     def __init__(self, operator: RunningOperator, threads: int = 4) -> None:
         self._operator = operator
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run) for _ in range(threads)]
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(threads)]
         self.answers: list[Any] = []
         self.failures: list[str] = []
 

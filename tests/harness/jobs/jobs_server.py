@@ -277,7 +277,7 @@ def served(app: ASGIApp) -> Iterator[Path]:
         path = Path(folder) / "jobs"
         server = create_jobs_server(app)
         listener = replace_listener(path)
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
         thread.start()
         try:
             yield path

@@ -22,13 +22,13 @@ from cortex.lifecycle import ProcessState
 from cortex.processes.daemon import kill_session
 from cortex.processes.identity import Identity
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
-from harness.wait import wait_until
+from harness.wait import PATIENCE_S, SLACK, wait_until
 
 
 class UnixConnection(HTTPConnection):
     """HTTP over a unix socket."""
 
-    def __init__(self, path: str, timeout_s: float = 20.0) -> None:
+    def __init__(self, path: str, timeout_s: float = PATIENCE_S) -> None:
         super().__init__("replica", timeout=timeout_s)
         self._path = path
 
@@ -43,7 +43,7 @@ class TcpConnection(HTTPConnection):
 
     def __init__(self, address: str, secret: str) -> None:
         host, _, port = address.rpartition(":")
-        super().__init__(host.strip("[]"), int(port), timeout=20)
+        super().__init__(host.strip("[]"), int(port), timeout=PATIENCE_S)
         self._secret = secret
 
     def putrequest(self, *args: Any, **options: Any) -> None:
@@ -103,7 +103,7 @@ class Replica:
     def status(self) -> ReplicaStatus:
         """Ask the supervisor as the engine does."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.settimeout(10)
+            sock.settimeout(PATIENCE_S)
             sock.connect(self.spec.control_socket)
             return ReplicaStatus.from_json(sock.makefile().readline())
 
@@ -111,7 +111,7 @@ class Replica:
     def statuses(self) -> Iterator[Iterator[ReplicaStatus]]:
         """Follow what the supervisor tells, to its end."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.settimeout(20)
+            sock.settimeout(PATIENCE_S)
             sock.connect(self.spec.control_socket)
             yield (ReplicaStatus.from_json(line) for line in sock.makefile())
 
@@ -119,7 +119,7 @@ class Replica:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.connect(self.spec.control_socket)
             sock.sendall(json.dumps(fields).encode() + b"\n")
-            sock.settimeout(5)
+            sock.settimeout(PATIENCE_S)
             sock.makefile().readline()
 
     def wait_ready(self) -> ReplicaStatus:
@@ -193,13 +193,15 @@ def running_replica(source: str, interface: str = "handler", processes: int = 1,
         process = subprocess.Popen(command, start_new_session=True)
         identity = Identity.of(process.pid)
         try:
-            wait_until(lambda: Path(spec.control_socket).exists() or process.poll() is not None)
+            replica = Replica(spec, process)
+            # All sockets listen once the supervisor responds; a file exists before its socket listens.
+            wait_until(lambda: replica.try_status() or process.poll() is not None, timeout_s=PATIENCE_S / SLACK)
             assert process.poll() is None
-            yield Replica(spec, process)
+            yield replica
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5)
             kill_session(identity)  # workers too: some may outlive their supervisor
-            process.wait(5)
+            process.wait(PATIENCE_S)

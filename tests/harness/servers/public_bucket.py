@@ -35,7 +35,7 @@ class PublicBucket(ThreadingHTTPServer):
 def public_bucket() -> Iterator[PublicBucket]:
     """Run one."""
     with PublicBucket() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         try:
             yield server

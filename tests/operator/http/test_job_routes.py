@@ -192,7 +192,9 @@ def test_logs_that_are_followed_end_with_the_job(operator: Operator, tmp_path: P
     writer = LogWriter(tmp_path / "sum" / job / "sum-1.log")
     writer.line(0, STDOUT, "begun")
     answers: list[tuple[int, str]] = []
-    following = threading.Thread(target=lambda: answers.append(operator.call("GET", f"/sum/jobs/{job}/logs?follow=1")))
+    following = threading.Thread(
+        target=lambda: answers.append(operator.call("GET", f"/sum/jobs/{job}/logs?follow=1")), daemon=True
+    )
     following.start()
     writer.line(0, STDOUT, "going on")
     assert not answers
@@ -210,7 +212,9 @@ def test_logs_that_are_followed_end_when_the_job_is_deleted(operator: Operator, 
     writer = LogWriter(tmp_path / "sum" / job / "sum-1.log")
     writer.line(0, STDOUT, "begun")
     answers: list[tuple[int, str]] = []
-    following = threading.Thread(target=lambda: answers.append(operator.call("GET", f"/sum/jobs/{job}/logs?follow=1")))
+    following = threading.Thread(
+        target=lambda: answers.append(operator.call("GET", f"/sum/jobs/{job}/logs?follow=1")), daemon=True
+    )
     following.start()
     wait_until(lambda: operator.jobs.looks > 1)  # the answer has begun
     del operator.jobs.records[job]
