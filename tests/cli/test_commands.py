@@ -110,7 +110,7 @@ def test_deploy_of_code_that_cannot_start_shows_the_users_traceback(running: Ins
 
     assert done.returncode == as_json.returncode == 1
     assert 'raise ValueError("bad weights")' in done.stderr
-    assert "broken can't become live: ValueError: bad weights" in done.stderr
+    assert "broken failed to become live: ValueError: bad weights" in done.stderr
     assert "still serves" in done.stderr
     assert "cortex/" not in done.stderr.replace("`cortex logs", "")
     assert json.loads(as_json.stdout)[0]["error"] == "ValueError: bad weights"
@@ -160,7 +160,7 @@ def test_an_interrupted_deploy_says_that_it_goes_on(running: Installation, tmp_p
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
 
-    assert (process.returncode, err) == (130, b"the deploy goes on; `cortex get` shows how\n")
+    assert (process.returncode, err) == (130, b"the deployment continues; `cortex get` shows its status\n")
     assert cortex(running.home, "delete", "long").returncode == 0
 
 
@@ -264,7 +264,7 @@ def test_check_tries_a_sample_without_operator(tmp_path: Path) -> None:
     good = cortex(tmp_path / "home", "check", folder, "--sample", folder / "sample.json")
     bad = cortex(tmp_path / "home", "check", folder, "--sample", "-", stdin="{}")
 
-    assert (good.returncode, good.stdout) == (0, 'tried answers with status 200: {"answer":42}\n')
+    assert (good.returncode, good.stdout) == (0, 'tried responds with status 200: {"answer":42}\n')
     assert bad.returncode == 1
     assert "request sample failed:" in bad.stderr
     assert "KeyError: 'question'" in bad.stderr
@@ -281,9 +281,9 @@ def test_check_tries_a_sample_on_those_that_answer_requests_only(tmp_path: Path)
     some = cortex(tmp_path / "home", "check", folder, "--sample", folder / "sample.json")
 
     assert nothing.returncode == 2
-    assert "`cortex submit` tries one that runs jobs" in nothing.stderr
-    assert (some.returncode, some.stdout) == (0, 'tried answers with status 200: {"answer":42}\n')
-    assert some.stderr == "jobs runs jobs and answers no request: it is not tried\n"
+    assert "use `cortex submit` for an API that runs jobs" in nothing.stderr
+    assert (some.returncode, some.stdout) == (0, 'tried responds with status 200: {"answer":42}\n')
+    assert some.stderr == "jobs runs jobs and serves no requests; the sample is not sent to it\n"
 
 
 def test_another_environment_is_reached_by_address_and_token(running: Installation, tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_up_is_repeatable_and_two_at_once_start_one_operator(tmp_path: Path) -> 
         with ThreadPoolExecutor() as pool:
             both = list(pool.map(lambda _: cortex(home, "up", *ports), range(2)))
         assert [done.returncode for done in both] == [0, 0], both
-        assert sum("is up" in done.stdout for done in both) == 1
+        assert sum("is running\n" in done.stdout for done in both) == 1
         assert stat.S_IMODE((home / "token").stat().st_mode) == 0o600
         assert cortex(home, "up").returncode == 0
         moved = cortex(home, "up", "--gateway-port", "1")
@@ -362,7 +362,7 @@ def test_up_in_the_foreground_is_the_operator_itself(tmp_path: Path) -> None:
         wait_until(lambda: json.loads(cortex(home, "status", "-o", "json").stdout)["operator"])
         second = cortex(home, "up", "--foreground")
         assert second.returncode == 1
-        assert "already runs" in second.stderr
+        assert "is already running" in second.stderr
         assert cortex(home, "down").returncode == 0
         assert process.wait(30) == 0
     finally:

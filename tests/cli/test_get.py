@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cortex.cli.apis_table import async_apis_table, splitters_table, table, targets_table
+from cortex.cli.tables.apis import apis_table, targets_table
+from cortex.lifecycle import ApiKind
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -27,17 +28,17 @@ def api(**metrics: Any) -> dict[str, Any]:
     [(None, "-"), (0.0, "<1 ms"), (0.7, "<1 ms"), (1.0, "1 ms"), (301.4, "301 ms"), (1234.5, "1.2 s")],
 )
 def test_the_average_duration_of_requests_is_short(average_ms: float | None, shown: str) -> None:
-    headers, (row,) = table("local", [api(average_ms=average_ms)], NOW)
+    headers, (row,) = apis_table(ApiKind.REALTIME, "local", [api(average_ms=average_ms)], NOW)
     assert dict(zip(headers, row, strict=True))["avg request"] == shown
 
 
 def test_columns_of_failures_are_there_only_with_failures() -> None:
-    assert "5XX" not in table("local", [api(requests={"2xx": 1})], NOW)[0]
-    assert "5XX" in table("local", [api(requests={"2xx": 1}), api(requests={"5xx": 1})], NOW)[0]
+    assert "5XX" not in apis_table(ApiKind.REALTIME, "local", [api(requests={"2xx": 1})], NOW)[0]
+    assert "5XX" in apis_table(ApiKind.REALTIME, "local", [api(requests={"2xx": 1}), api(requests={"5xx": 1})], NOW)[0]
 
 
 def test_async_apis_have_workloads_in_place_of_requests() -> None:
-    headers, (row,) = async_apis_table("local", [{**api(requests={"2xx": 7}), "open_workloads": 3}], NOW)
+    headers, (row,) = apis_table(ApiKind.ASYNC, "local", [{**api(requests={"2xx": 7}), "open_workloads": 3}], NOW)
     assert headers == ["env", "async api", "status", "up-to-date", "requested", "last update", "workloads"]
     assert row == ["local", "iris", "live", "1", "1", "0s", "3"]
 
@@ -56,7 +57,7 @@ SPLITTER = {
 
 
 def test_a_splitter_is_shown_with_its_shares() -> None:
-    assert splitters_table("local", [SPLITTER], NOW) == (
+    assert apis_table(ApiKind.SPLITTER, "local", [SPLITTER], NOW) == (
         ["env", "traffic splitter", "apis", "last update"],
         [["local", "both", "old:70 iris:30 new:5 (shadow)", "0s"]],
     )

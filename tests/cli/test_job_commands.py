@@ -104,7 +104,7 @@ def test_an_upload_that_is_broken_off_leaves_no_job(api: BatchApi) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
 
-    assert (process.returncode, err) == (130, "the upload was broken off; nothing was submitted\n")
+    assert (process.returncode, err) == (130, "the upload was interrupted; no job was submitted\n")
     wait_until(lambda: not jobs(api))
     refused = cortex(api.cortex.home, *words, stdin='1\n2\n{"a":\n')
     assert (refused.returncode, refused.stdout) == (2, "")
@@ -128,4 +128,4 @@ def test_logs_that_are_followed_end_with_the_job_that_is_stopped(api: BatchApi, 
     assert (stopped.returncode, stopped.stdout) == (0, f"stopped job {job}\n")
     assert "stopped" in cortex(api.cortex.home, "get", "watched").stdout
     assert cortex(api.cortex.home, "delete", "watched", job).returncode == 1
-    assert "`cortex logs watched JOB` shows what one wrote" in cortex(api.cortex.home, "logs", "watched").stderr
+    assert "`cortex logs watched JOB` shows the logs of one" in cortex(api.cortex.home, "logs", "watched").stderr

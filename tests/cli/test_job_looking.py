@@ -167,12 +167,15 @@ def test_logs_that_have_nothing_to_show_say_why(operator: Operator, home: Path) 
         return done.stderr
 
     assert told("logged", "--access") == ""
-    assert told("silent", "--access") == "silent writes no access log now: set networking.access_log: true and deploy\n"
-    assert "those of the APIs behind it" in told("split", "--access")
-    assert told("silent", "--request", "1-2").startswith("nothing that is kept was printed for request 1-2; ")
+    assert (
+        told("silent", "--access")
+        == "silent has no access log; set networking.access_log: true and deploy to enable it\n"
+    )
+    assert "is a TrafficSplitter and has no logs" in told("split", "--access")
+    assert told("silent", "--request", "1-2").startswith("the log has no lines of request 1-2; ")
     operator.says("GET /v1/apis/silent/logs?follow=false&replica=nope", b"")
     operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}/logs?follow=false&replica=nope", b"")
-    assert told("silent", "--replica", "nope").startswith("there is no replica nope that has written anything")
+    assert told("silent", "--replica", "nope").startswith("no replica nope has written a log")
     assert f"each line of `cortex logs sum {JOB_ID}` begins" in told("sum", JOB_ID, "--replica", "nope")
 
 
@@ -183,7 +186,7 @@ def test_logs_say_when_there_may_be_more(operator: Operator, home: Path) -> None
     operator.says(f"{path}&tail=1000", b"line\n" * 1000)
 
     assert cortex(home, "logs", "long").stderr == ""
-    assert cortex(home, "logs", "long").stderr == "only the last 1,000 lines; --tail N shows more\n"
+    assert cortex(home, "logs", "long").stderr == "only the last 1,000 lines are shown; use --tail N for more\n"
     assert cortex(home, "logs", "long", "--tail", "1000").stderr == ""
 
 

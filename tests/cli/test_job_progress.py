@@ -6,35 +6,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.cli.job_progress import Pace, Progress, bar, progress_line, short
+from cortex.cli.output import format_number
+from cortex.cli.progress import JobSpeed, bar, progress_line
+from cortex.cli.tables.jobs import JobProgress
 from cortex.lifecycle import JobStatus
 from harness.jobs.job_data import status
 
 
-def pace(*seen: tuple[float, int], total: int = 100) -> Pace:
-    made = Pace()
+def speed(*seen: tuple[float, int], total: int = 100) -> JobSpeed:
+    made = JobSpeed()
     for moment, batches in seen:
-        made.observe(moment, Progress(batches, total, batches * 10))
+        made.observe(moment, JobProgress(batches, total, batches * 10))
     return made
 
 
 def test_a_pace_is_that_of_what_was_seen() -> None:
-    made = pace((100.0, 10), (102.0, 30))
+    made = speed((100.0, 10), (102.0, 30))
 
-    assert (made.batches_per_s, made.items_per_s, made.left_s) == (10, 100, 7)
+    assert (made.batches_per_s, made.items_per_s, made.remaining_s) == (10, 100, 7)
 
 
 def test_a_pace_follows_the_last_seconds() -> None:
-    slow_at_first = pace(*((float(second), second) for second in range(100)), total=10_000)
+    slow_at_first = speed(*((float(second), second) for second in range(100)), total=10_000)
     for second in range(100, 120):
-        slow_at_first.observe(float(second), Progress(100 + (second - 100) * 50, 10_000, 0))
+        slow_at_first.observe(float(second), JobProgress(100 + (second - 100) * 50, 10_000, 0))
 
     assert slow_at_first.batches_per_s == pytest.approx(50)
 
 
 def test_a_pace_is_unknown_until_something_was_done() -> None:
-    for made in (pace(), pace((1.0, 5)), pace((1.0, 5), (1.0, 9)), pace((1.0, 5), (9.0, 5))):
-        assert (made.batches_per_s, made.left_s) == (0, None)
+    for made in (speed(), speed((1.0, 5)), speed((1.0, 5), (1.0, 9)), speed((1.0, 5), (9.0, 5))):
+        assert (made.batches_per_s, made.remaining_s) == (0, None)
 
 
 @given(share=st.floats(-1, 2), cells=st.integers(1, 60), has_blocks=st.booleans())
@@ -57,7 +59,7 @@ def test_a_bar_grows_by_eighths() -> None:
     [(0.25, "0.25"), (3.44, "3.4"), (812.3, "812"), (1234, "1.2k"), (81_000, "81k"), (1_340_000, "1.3M"), (2e7, "20M")],
 )
 def test_rates_are_short(number: float, shown: str) -> None:
-    assert short(number) == shown
+    assert format_number(number) == shown
 
 
 @pytest.mark.parametrize(
@@ -79,10 +81,10 @@ def test_rates_are_short(number: float, shown: str) -> None:
     ],
 )
 def test_a_line_says_status_share_counts_pace_and_rest(shown: dict[str, object], line: str) -> None:
-    made = pace((0.0, 10), (2.0, 30)) if "batches/s" in line else Pace()
+    made = speed((0.0, 10), (2.0, 30)) if "batches/s" in line else JobSpeed()
 
     assert progress_line(shown, made) == line
 
 
 def test_a_bar_stands_between_status_and_share() -> None:
-    assert progress_line(status(succeeded=50), Pace(), "[#.]") == "running [#.] 50 %, 50 of 100 batches"
+    assert progress_line(status(succeeded=50), JobSpeed(), "[#.]") == "running [#.] 50 %, 50 of 100 batches"

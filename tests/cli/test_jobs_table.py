@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from cortex.cli.age import duration
-from cortex.cli.jobs_table import (
-    batch_apis_table,
+from cortex.cli.output import format_duration
+from cortex.cli.tables.apis import apis_table
+from cortex.cli.tables.jobs import (
     batches_table,
-    ending,
     error_lines,
-    head_lines,
     jobs_table,
+    outcome_line,
+    summary_lines,
     workers_table,
 )
-from cortex.lifecycle import JobStatus
+from cortex.lifecycle import ApiKind, JobStatus
 from harness.jobs.job_data import BEGAN, JOB_ID, letter, status
 
 NOW = BEGAN + timedelta(seconds=65)
@@ -35,14 +35,14 @@ def api(name: str = "sum", **changes: Any) -> dict[str, Any]:
 
 
 def test_apis_that_run_jobs_have_their_own_columns() -> None:
-    assert batch_apis_table("local", [api(running_jobs=2, latest_job_id=JOB_ID), api("new")], NOW) == (
+    assert apis_table(ApiKind.BATCH, "local", [api(running_jobs=2, latest_job_id=JOB_ID), api("new")], NOW) == (
         ["env", "batch api", "running jobs", "latest job id", "last update"],
         [["local", "sum", "2", JOB_ID, "1m"], ["local", "new", "0", "-", "1m"]],
     )
 
 
 def test_the_status_of_an_api_is_there_while_one_is_not_live() -> None:
-    headers, rows = batch_apis_table("local", [api(), api("new", status={"message": "error"})], NOW)
+    headers, rows = apis_table(ApiKind.BATCH, "local", [api(), api("new", status={"message": "error"})], NOW)
 
     assert headers[1:3] == ["batch api", "status"]
     assert [row[2] for row in rows] == ["live", "error"]
@@ -91,14 +91,14 @@ def test_workers_in_states_that_nobody_is_in_are_left_out() -> None:
 def test_the_head_says_what_a_job_waits_for_and_why_it_ended() -> None:
     waiting = status(JobStatus.PENDING, message="waits for 2 CPUs")
 
-    assert list(head_lines(waiting, NOW)) == [
+    assert list(summary_lines(waiting, NOW)) == [
         f"job id: {JOB_ID}",
         "status: pending (waits for 2 CPUs)",
         "start time: 2026-03-01 12:00:00 UTC",
         "end time: -",
         "duration: 1m 5s",
     ]
-    assert "end time: 2026-03-01 12:00:20 UTC" in list(head_lines(status(JobStatus.STOPPED), NOW))
+    assert "end time: 2026-03-01 12:00:20 UTC" in list(summary_lines(status(JobStatus.STOPPED), NOW))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_the_head_says_what_a_job_waits_for_and_why_it_ended() -> None:
     ],
 )
 def test_an_ending_says_how_and_why(shown: dict[str, Any], line: str) -> None:
-    assert ending(shown).removeprefix(f"job {JOB_ID}").lstrip(": ") == line
+    assert outcome_line(shown).removeprefix(f"job {JOB_ID}").lstrip(": ") == line
 
 
 def test_errors_of_dead_letters_are_counted_by_kind_the_most_frequent_first() -> None:
@@ -145,4 +145,4 @@ def test_errors_are_few_and_short_however_many_there_are() -> None:
     [(-1, "0.0s"), (0.44, "0.4s"), (59.9, "59s"), (60, "1m 0s"), (3599, "59m 59s"), (7260, "2h 1m"), (360000, "4d 4h")],
 )
 def test_durations_have_two_units(seconds: float, shown: str) -> None:
-    assert duration(seconds) == shown
+    assert format_duration(seconds) == shown

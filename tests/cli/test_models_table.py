@@ -3,7 +3,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from cortex.cli.models_table import notes, versions_table
+from cortex.cli.tables.models import model_notes, versions_table
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -53,18 +53,20 @@ def test_a_model_without_a_name_has_no_column_for_it() -> None:
 
 
 def test_a_problem_says_what_since_when_where_and_why() -> None:
-    lines = list(notes(models(problems=[problem(replicas=2, detail="Traceback\n  here\n")]), NOW))
+    lines = list(model_notes(models(problems=[problem(replicas=2, detail="Traceback\n  here\n")]), NOW))
     assert lines[0] == "problem with iris version 3, for 3m, in 2 of 3 replicas: no saved_model.pb"
     assert lines[1:] == ["    Traceback", "      here"]
 
 
 def test_a_problem_of_all_models_names_none() -> None:
-    (line,) = notes(models(problems=[problem(model="", version=None, since=None, message="can't be listed")]), NOW)
+    (line,) = model_notes(
+        models(problems=[problem(model="", version=None, since=None, message="can't be listed")]), NOW
+    )
     assert line == "problem with models: can't be listed"
 
 
 def test_what_is_not_in_the_table_is_counted_below_it() -> None:
-    assert list(notes(models(row(), version_count=4701, reloading=1), NOW)) == [
+    assert list(model_notes(models(row(), version_count=4701, reloading=1), NOW)) == [
         "and 4,700 more versions",
         "newer models are being loaded in 1 of 3 replicas",
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cortex.cli.scaling_table import decisions_table, policy_lines
+from cortex.cli.tables.scaling import decisions_table, policy_lines
 
 POLICY = {"min_replicas": 1, "max_replicas": 3, "target": 4.0, "measure": "in flight", "window_s": 60.0}
 
@@ -33,4 +33,4 @@ def test_the_policy_is_shown_unless_there_is_nothing_to_decide() -> None:
     one = list(policy_lines({"api": "iris", "requested": 1, "policy": POLICY}))[0]
     assert one == "iris: 1 replica requested, of 1 to 3"
     fixed = {**POLICY, "min_replicas": 3}
-    assert "nothing is decided" in list(policy_lines({"api": "iris", "requested": 3, "policy": fixed}))[1]
+    assert "not autoscaled" in list(policy_lines({"api": "iris", "requested": 3, "policy": fixed}))[1]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cortex.cli.plot import panel, time_axis
+from cortex.cli.commands.simulate import panel, time_axis
 from harness.installations.command_line import cortex
 from harness.installations.installation import ECHO_SOURCE, write_project
 
@@ -52,7 +52,7 @@ def test_traffic_is_replayed_and_plotted(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--shape", "spike"), "say which API with --api"),
+        (("--shape", "spike"), "--api is required"),
         (("--api", "three", "--shape", "spike"), "has no API three with replicas; it has one, two"),
         (("--api", "one"), "give either --trace FILE or --shape"),
         (("--api", "one", "--trace", "missing.csv"), "missing.csv: can't be read: No such file"),

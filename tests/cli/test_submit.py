@@ -57,7 +57,7 @@ def test_items_come_from_a_file_or_a_pipe_with_or_without_a_submission(
     [
         ('{"workers": 1,\n  "config": }', "job.json:2:13: not JSON: expecting value"),
         ("", "job.json:1:1: not JSON: expecting value"),
-        ("[1]", "job.json: a submission is a JSON object"),
+        ("[1]", "job.json: a submission must be a JSON object"),
         ("[" * 100_000, "job.json: nested too deeply"),
         (b"\xff", "job.json: not JSON: byte 1 is not UTF-8"),
         (None, "job.json: can't be read: no such file or directory"),
@@ -79,14 +79,14 @@ def test_a_submission_that_can_not_be_read_is_bad_input(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-", "--items", "-"], "standard input can't be both"),
-        (["job.json", "--batch-size", "2"], "--batch-size belongs to --items"),
-        (["job.json", "--retry-failed", "a"], "--retry-failed takes the batches of the old job"),
-        (["--retry-failed", "a", "--dry-run"], "--retry-failed takes the batches of the old job"),
+        (["-", "--items", "-"], "standard input can't contain both"),
+        (["job.json", "--batch-size", "2"], "--batch-size requires --items"),
+        (["job.json", "--retry-failed", "a"], "--retry-failed can be combined only with"),
+        (["--retry-failed", "a", "--dry-run"], "--retry-failed can be combined only with"),
         (["job.json", "--wotch"], "did you mean --watch?"),
         (["job.json", "--items", "nope.ndjson"], "nope.ndjson: can't be read: no such file or directory"),
         (["job.json", "--items", "."], ".: can't be read: is a directory"),
-        (["job.json", "--items", "job.json"], "item_list.items: the items can't come from there and be uploaded too"),
+        (["job.json", "--items", "job.json"], "item_list.items can't be combined with uploaded items"),
     ],
 )
 def test_what_does_not_go_together_is_bad_usage(
@@ -205,7 +205,7 @@ def test_a_watched_job_that_fails_says_why_and_what_shows_more(operator: Operato
         "Traceback",
         "ValueError: bad weights",
         f"error: job {JOB_ID}: worker error in 20s: ValueError: bad weights",
-        f"`cortex logs sum {JOB_ID}` shows what its workers wrote",
+        f"`cortex logs sum {JOB_ID}` shows the output of its workers",
     ]
 
 
@@ -235,7 +235,7 @@ def test_a_watched_job_with_dead_letters_shows_their_errors(operator: Operator, 
     assert done.stderr.splitlines() == [
         f"error: job {JOB_ID} completed with failures in 20s: 2 of 100 batches failed for good, with 20 items",
         "  2 × KeyError: 'x' (first: batch 3, 10 items from item 30 on)",
-        f"`cortex get sum {JOB_ID} --dead-letters` prints what failed, with tracebacks",
+        f"`cortex get sum {JOB_ID} --dead-letters` prints the failed batches with tracebacks",
         f"`cortex submit sum --retry-failed {JOB_ID}` runs it again",
     ]
 
@@ -249,7 +249,10 @@ def test_an_interrupted_watch_says_that_the_job_goes_on(operator: Operator, home
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
 
-    assert (process.returncode, err) == (130, f"the job goes on; `cortex get sum {JOB_ID}` shows how\n".encode())
+    assert (process.returncode, err) == (
+        130,
+        f"the job continues; `cortex get sum {JOB_ID}` shows its status\n".encode(),
+    )
 
 
 def test_on_a_terminal_an_upload_shows_how_far_it_is(operator: Operator, home: Path, tmp_path: Path) -> None:
@@ -276,7 +279,7 @@ def test_an_interrupted_upload_says_that_nothing_was_submitted(operator: Operato
         out, err = process.communicate(timeout=30)
 
     assert (process.returncode, out) == (130, b"")
-    assert err == b"the upload was broken off; nothing was submitted\n"
+    assert err == b"the upload was interrupted; no job was submitted\n"
 
 
 def test_an_operator_that_is_started_anew_is_waited_for(operator: Operator, home: Path, file: Path) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from cortex.cli.job_progress import Pace, Progress, progress_line
-from cortex.cli.jobs_table import ending
-from cortex.cli.tasks_table import is_task, schedule_lines, task_apis_table, tasks_table
+from cortex.cli.progress import JobSpeed, progress_line
+from cortex.cli.tables.apis import apis_table
+from cortex.cli.tables.jobs import JobProgress, is_task, outcome_line, schedule_lines, tasks_table
 from cortex.jobs.http.view import JobView, job_json
 from cortex.jobs.spec import JobCounts, JobOptions, JobOrigin, JobRecord
-from cortex.lifecycle import JobStatus
+from cortex.lifecycle import ApiKind, JobStatus
 from harness.installations.command_line import cortex
 from harness.jobs.job_data import BEGAN
 from harness.jobs.job_operator import Operator
@@ -51,7 +51,7 @@ def test_apis_of_tasks_are_listed_with_their_running_and_latest_jobs() -> None:
         "latest_job_id": "7ff",
         "last_updated": BEGAN.isoformat(),
     }
-    assert task_apis_table("local", [api], NOW) == (
+    assert apis_table(ApiKind.TASK, "local", [api], NOW) == (
         ["env", "task api", "running jobs", "latest job id", "last update"],
         [["local", "train", "2", "7ff", "1m"]],
     )
@@ -68,10 +68,10 @@ def test_jobs_of_a_task_are_listed_without_batches() -> None:
 
 def test_a_task_has_no_progress_but_its_status() -> None:
     assert is_task(status())
-    assert Progress.of(status()).share == 0.0
-    assert progress_line(status(), Pace()) == "running"
+    assert JobProgress.of(status()).share == 0.0
+    assert progress_line(status(), JobSpeed()) == "running"
     waiting = status(JobStatus.PENDING, message="a worker wants 4 cores")
-    assert progress_line(waiting, Pace()) == "pending, a worker wants 4 cores"
+    assert progress_line(waiting, JobSpeed()) == "pending, a worker wants 4 cores"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_task_has_no_progress_but_its_status() -> None:
     ],
 )
 def test_the_end_of_a_task_is_said_in_one_line(end: JobStatus, message: str, shown: str) -> None:
-    assert ending(status(end, message=message)) == shown
+    assert outcome_line(status(end, message=message)) == shown
 
 
 def test_a_schedule_says_when_it_runs_and_ran_and_what_went_wrong() -> None:
@@ -99,10 +99,10 @@ def test_a_schedule_says_when_it_runs_and_ran_and_what_went_wrong() -> None:
         "schedule: 0 3 * * * (UTC)",
         "next run: 2026-03-01 14:01:30 UTC (in 2h 0m)",
         "last run: 2026-03-01 12:00:00 UTC (job 7ff)",
-        "the last one was not submitted: workers: must be defined",
+        "the last run was not submitted: workers: must be defined",
     ]
     skips = {"skipped_runs": 1, "last_skipped": BEGAN.isoformat(), "last_skipped_for": "7fe"}
-    skipped = "last skipped: 2026-03-01 12:00:00 UTC (job 7fe was not over"
+    skipped = "last skipped: 2026-03-01 12:00:00 UTC (job 7fe had not ended"
     assert list(schedule_lines({**schedule, **skips, "error": ""}, NOW))[3:] == [f"{skipped})"]
     skips["skipped_runs"] = 1200
     assert list(schedule_lines({**schedule, **skips, "error": ""}, NOW))[3:] == [f"{skipped}; 1,200 so far)"]
@@ -116,7 +116,7 @@ def test_only_a_task_is_submitted_without_a_submission(operator: Operator, home:
     operator.says("GET /v1/apis/sum", {"spec": {"name": "sum", "kind": "BatchAPI"}})
     done = cortex(home, "submit", "sum")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "a submission must be given" in done.stderr
+    assert "a submission is required" in done.stderr
     assert operator.bodies() == []
 
     operator.says("GET /v1/apis/train", {"spec": {"name": "train", "kind": "TaskAPI"}})

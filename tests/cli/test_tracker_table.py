@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cortex.cli.output import Console
-from cortex.cli.tracker_table import notes, predictions_table, show_tracker, truth_table
+from cortex.cli.tables.tracker import accuracy_table, predictions_table, show_tracker, tracker_notes
 
 NOW = datetime(2026, 3, 1, 12, 0, 9, tzinfo=UTC)
 
@@ -25,7 +25,7 @@ CLASSES: dict[str, Any] = {
 
 
 def said(**changes: Any) -> list[str]:
-    return list(notes(CLASSES | changes, "iris", NOW))
+    return list(tracker_notes(CLASSES | changes, "iris", NOW))
 
 
 def test_classes_have_a_row_each() -> None:
@@ -46,13 +46,13 @@ def test_figures_that_are_too_large_are_left_out() -> None:
     errors = {"count": 1, "mean_error": None, "hours": []}
 
     assert predictions_table({"predictions": 2, "regression": numbers})[1] == [["2", "1.7e+308", "1.7e+308", "-"]]
-    assert truth_table(errors)[1] == [["all", "1", "-"]]
+    assert accuracy_table(errors)[1] == [["all", "1", "-"]]
 
 
 def test_what_the_table_leaves_out_is_said() -> None:
     assert said(class_count=1002, untracked=1234)[:2] == [
         "and 1,000 more classes",
-        "1,234 could not be tracked; `cortex logs iris` says why",
+        "1,234 could not be tracked; `cortex logs iris` shows the reason",
     ]
     assert said(predictions=0)[0] == "no predictions yet"
 
@@ -72,12 +72,12 @@ def test_the_first_number_is_shown_once_all_of_it_is_counted(capsys: pytest.Capt
         (
             {},
             "drift: no, 5s ago: PSI 0.0123 <= 0.0557 over 1,003 predictions; 1 of 1,200 windows drifted, "
-            "where chance makes 0.10% at most",
+            "at most 0.10% are expected by chance",
         ),
         (
             {"is_drift": True, "psi": 0.5},
             "drift: yes, 5s ago: PSI 0.5000 > 0.0557 over 1,003 predictions; 1 of 1,200 windows drifted, "
-            "where chance makes 0.10% at most",
+            "at most 0.10% are expected by chance",
         ),
         (
             {"psi": None},
@@ -103,7 +103,7 @@ def test_a_baseline_that_can_not_be_used_is_said() -> None:
 def test_truth_is_shown_in_all_and_by_hour() -> None:
     hours = [{"hour": f"2026-03-01T{hour:02}:00:00+00:00", "count": 2, "accuracy": 0.5} for hour in range(20)]
 
-    headers, rows = truth_table({"count": 40, "accuracy": 0.5, "hours": hours})
+    headers, rows = accuracy_table({"count": 40, "accuracy": 0.5, "hours": hours})
 
     assert headers == ["hour", "known truth", "accuracy"]
     assert rows[0] == ["all", "40", "50.00%"]
@@ -114,7 +114,7 @@ def test_truth_is_shown_in_all_and_by_hour() -> None:
 def test_errors_of_numbers_are_shown() -> None:
     errors = {"count": 4, "mean_error": -0.5, "mean_absolute_error": 0.75, "root_mean_squared_error": 1.0}
 
-    assert truth_table({**errors, "hours": []}) == (
+    assert accuracy_table({**errors, "hours": []}) == (
         ["hour", "known truth", "mean error", "mean absolute error", "root mean squared error"],
         [["all", "4", "-0.5", "0.75", "1"]],
     )

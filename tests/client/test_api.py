@@ -129,7 +129,7 @@ def test_a_script_deploys_its_own_class(running: Installation, tmp_path: Path) -
 def test_code_that_cannot_start_raises_with_the_users_traceback(client: Client, tmp_path: Path) -> None:
     write_project(tmp_path, ECHO.replace("pass", "raise ValueError('bad weights')"), "")
 
-    with pytest.raises(UserError, match="broken can't become live: ValueError: bad weights") as caught:
+    with pytest.raises(UserError, match="broken failed to become live: ValueError: bad weights") as caught:
         client.deploy({**SPEC, "name": "broken"}, tmp_path, wait=True)
 
     assert 'File "handler.py", line 2, in __init__' in caught.value.traceback
@@ -170,7 +170,7 @@ def test_wrong_combinations_of_arguments_are_value_errors(client: Client, tmp_pa
         client.create_api(SPEC, predictor=PythonPredictor, project_dir=tmp_path)
     with pytest.raises(ValueError, match="one of"):
         client.create_api(SPEC)
-    with pytest.raises(ValueError, match="must be a list"):
+    with pytest.raises(ValueError, match="must be lists"):
         client.deploy_realtime_api(SPEC, handler=Times, requirements="numpy")
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from cortex.client import feedback as feedback_module
-from cortex.client.client import Client
+from cortex.client.client import Client, Feedback
 from cortex.client.environments import Environment
-from cortex.client.feedback import Feedback
 from cortex.client.transport import Transport
 from cortex.errors import InputError
 from harness.servers.answering import Server, reply
@@ -59,7 +58,7 @@ def test_truth_that_json_has_no_form_for_is_named(server: Server) -> None:
 
 @pytest.mark.parametrize("as_bytes", [False, True], ids=["objects", "lines"])
 def test_much_is_sent_in_parts(server: Server, as_bytes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feedback_module, "_PART_BYTES", 100)
+    monkeypatch.setattr(sys.modules[Client.__module__], "_FEEDBACK_PART_BYTES", 100)
     client = client_of(server)
     items = [{"request_id": f"r{number}", "truth": number} for number in range(10)]
     lines = b"\n".join(json.dumps(item).encode() for item in items)
@@ -74,7 +73,7 @@ def test_much_is_sent_in_parts(server: Server, as_bytes: bool, monkeypatch: pyte
 
 @pytest.mark.parametrize("body", [b" [" + b"3,\n" * 60 + b"3]", b"x" * 150, b""], ids=["list", "one line", "nothing"])
 def test_what_has_no_lines_stays_whole(server: Server, body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feedback_module, "_PART_BYTES", 100)
+    monkeypatch.setattr(sys.modules[Client.__module__], "_FEEDBACK_PART_BYTES", 100)
     client_of(server).post_feedback("iris", body)
 
     assert [sent for *_, sent in server.requests] == [body]

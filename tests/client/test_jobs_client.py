@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from cortex.client.client import Client
 from cortex.client.environments import Environment
-from cortex.client.items import BLOCK_BYTES, as_blocks
+from cortex.client.jobs import BLOCK_BYTES, item_blocks
 from cortex.client.transport import Transport
 from cortex.errors import InputError, NotFoundError, OperatorUnavailableError
 from harness.servers.answering import Server, reply
@@ -125,7 +125,7 @@ SCALARS = st.none() | st.booleans() | st.text() | st.integers(-(2**63), 2**63)
 
 @given(items=st.lists(st.recursive(SCALARS, st.lists, max_leaves=10)))
 def test_every_item_is_one_line_of_json(items: list[Any]) -> None:
-    with as_blocks(items) as blocks:
+    with item_blocks(items) as blocks:
         lines = b"".join(blocks).split(b"\n")[:-1]
 
     assert [json.loads(line) for line in lines] == items
@@ -175,7 +175,7 @@ def test_a_file_that_is_not_there_is_named_and_nothing_is_sent(server: Server, c
     ],
 )
 def test_items_come_from_one_place_only(client: Client, spec: dict[str, Any], key: str) -> None:
-    with pytest.raises(InputError, match=f"{key}: the items can't come from there and be uploaded too"):
+    with pytest.raises(InputError, match=f"{key} can't be combined with uploaded items"):
         client.submit_job("sum", spec, [1])
 
 
@@ -356,7 +356,7 @@ def test_results_that_break_off_are_an_error_and_no_end(server: Server, client: 
 
     server.answering = break_off
 
-    with pytest.raises(OperatorUnavailableError, match=r"went away \(the connection broke\)"):
+    with pytest.raises(OperatorUnavailableError, match=r"closed the connection \(incomplete response\)"):
         list(client.job_results("sum", "7f00"))
 
 

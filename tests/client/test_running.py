@@ -7,7 +7,7 @@ import os
 
 import psutil
 
-from cortex.client.operator_info import last_operator, read_operator
+from cortex.client.environments import last_operator, read_operator
 from cortex.home import Home
 from cortex.processes.identity import Identity
 

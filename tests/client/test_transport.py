@@ -65,7 +65,10 @@ def test_the_address_of_a_gateway_is_said_to_be_no_operators(server: Server) -> 
     for ask in (lambda: transport.call("GET", "/v1/apis"), lambda: next(transport.blocks("/v1/apis"))):
         with pytest.raises(InputError) as caught:
             ask()
-        assert str(caught.value) == f"{server.url} is the address of a gateway, give that of its operator; look there"
+        assert (
+            str(caught.value)
+            == f"{server.url} is the address of a gateway; use the address of its operator; look there"
+        )
         assert caught.value.exit_code == 2
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cortex.client.environments import Environments
-from cortex.client.transport import SYSTEM, Transport, Trust
+from cortex.client.transport import SYSTEM_TRUST, Transport, Trust
 from cortex.errors import InputError, OperatorUnavailableError
 from cortex.home import Home
 from cortex.tls import fingerprint_of
@@ -53,15 +53,15 @@ def test_a_certificate_of_the_given_file_is_believed_for_its_names(tmp_path: Pat
     with server(pair) as port:
         trust = Trust(str(pair[0]))
         assert Transport(f"https://localhost:{port}", trust=trust).call("GET", "/") == "fine"
-        with pytest.raises(OperatorUnavailableError, match="use an address that the certificate names"):
+        with pytest.raises(OperatorUnavailableError, match="use an address that the certificate is valid for"):
             Transport(f"https://127.0.0.1:{port}", trust=trust).call("GET", "/")
         with pytest.raises(OperatorUnavailableError, match="self-signed certificate.*--ca FILE"):
-            Transport(f"https://localhost:{port}", trust=SYSTEM).call("GET", "/")
+            Transport(f"https://localhost:{port}", trust=SYSTEM_TRUST).call("GET", "/")
 
 
 def test_a_certificate_that_is_over_is_told(tmp_path: Path) -> None:
     pair = write_pair(tmp_path, "localhost", days=-1)
-    with server(pair) as port, pytest.raises(OperatorUnavailableError, match="has expired.*must be renewed"):
+    with server(pair) as port, pytest.raises(OperatorUnavailableError, match="has expired.*renew it"):
         Transport(f"https://localhost:{port}", trust=Trust(str(pair[0]))).call("GET", "/")
 
 
@@ -76,7 +76,7 @@ def test_a_pinned_certificate_alone_is_believed_whatever_it_says(tmp_path: Path)
 
 
 def test_the_wrong_scheme_is_told(tmp_path: Path) -> None:
-    with server(None) as port, pytest.raises(OperatorUnavailableError, match="write its address with http://"):
+    with server(None) as port, pytest.raises(OperatorUnavailableError, match="its address begins with http://"):
         Transport(f"https://localhost:{port}").call("GET", "/")
     with server(write_pair(tmp_path, "a")) as port, pytest.raises(OperatorUnavailableError, match="https://"):
         Transport(f"http://localhost:{port}").call("GET", "/")
@@ -89,11 +89,11 @@ def test_an_environment_remembers_its_certificates(tmp_path: Path) -> None:
         environments.configure("lab", f"https://localhost:{port}", "token", pair[0])
         assert environments.get("lab").connect().call("GET", "/") == "fine"
         assert [each.name for each in environments.known()] == ["local", "lab"]
-    for file, said in ((tmp_path / "none.pem", "can't be read"), (pair[1], "is not a file of certificates")):
+    for file, said in ((tmp_path / "none.pem", "can't be read"), (pair[1], "does not contain certificates")):
         with pytest.raises(InputError, match=said):
             environments.configure("bad", "https://localhost:1", "token", file)
-    with pytest.raises(InputError, match="begin with https://"):
+    with pytest.raises(InputError, match="begins with https://"):
         environments.configure("bad", "http://localhost:1", "token", pair[0])
     pair[0].unlink()
-    with pytest.raises(InputError, match="is gone; name another"):
+    with pytest.raises(InputError, match="does not exist; choose another file"):
         environments.get("lab").connect()

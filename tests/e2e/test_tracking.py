@@ -62,8 +62,8 @@ def test_predictions_drift_and_truth_outlive_what_made_them(cortex: Installation
     done = cortex.cortex("feedback", "spam", tmp_path / "truth.ndjson", check=False)
 
     assert done.returncode == 1
-    assert "31 predictions judged" in done.stdout
-    assert f"1 request is not known, or not any more: {ids[-1]}" in done.stderr
+    assert "feedback recorded for 31 predictions" in done.stdout
+    assert f"1 request id is unknown or expired: {ids[-1]}" in done.stderr
     seen = tracker(cortex)
     assert (seen["classes"]["ham"], seen["untracked"]) == (1, 1)
     assert seen["predictions"] == sum(seen["classes"].values()) >= 32

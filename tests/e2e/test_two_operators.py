@@ -70,7 +70,7 @@ def who_stands_by_says_who_leads(operators: tuple[Installation, Installation], t
     assert refused.returncode != 0
     leader = first.status()["operator"]["url"]
     assert f"this operator stands by: {leader}" in refused.stderr
-    assert f"it stands by: the operator at {leader} leads" in second.cortex("up").stdout
+    assert f"it is on standby: the operator at {leader} is the leader" in second.cortex("up").stdout
 
 
 def test_up_fails_where_the_database_does_not_answer(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ def test_ray_that_is_not_there_is_told_of_at_once(cortex: Installation) -> None:
     node_port = ("--node-port", str(free_port()))
     done = cortex.cortex("up", "--engine", "ray", "--ray-address", nowhere, *node_port, *ports(cortex))
     problem = (
-        f"nothing new is placed on the cluster: the head of Ray at {nowhere} can't be reached: connection refused; "
-        "check --ray-address, and that Ray runs there"
+        f"no new replicas can be placed on the cluster: the head of Ray at {nowhere} can't be reached: "
+        "connection refused; check --ray-address, and that Ray runs there"
     )
     assert f"warning: {problem}\n" in done.stderr
     assert problem in cortex.cortex("status").stdout
@@ -71,7 +71,7 @@ def test_an_operator_that_was_killed_is_started_again_at_its_address(cortex: Ins
     cortex.cortex("up", "--host", OTHER_LOOPBACK, *ports(cortex))
     refused = cortex.cortex("up", "--host", "127.0.0.1", check=False)
     assert refused.returncode == 1
-    assert f"the operator already runs at {OTHER_LOOPBACK}; `cortex down` first to move it" in refused.stderr
+    assert f"the operator is already running at {OTHER_LOOPBACK}; to move it, run `cortex down` first" in refused.stderr
     os.kill(cortex.status()["operator"]["pid"], signal.SIGKILL)
     assert f"operator: http://{OTHER_LOOPBACK}:{cortex.operator_port}" in cortex.cortex("up").stdout
 
@@ -131,7 +131,7 @@ def test_a_certificate_is_kept_until_it_is_not_wanted(cortex: Installation, tmp_
     certificate, key = write_pair(tmp_path, "localhost")
     cortex.cortex("up", *ports(cortex), "--tls-cert", certificate, "--tls-key", key)
     refused = cortex.cortex("up", "--no-tls", check=False)
-    assert refused.returncode == 1 and f"already runs with the certificate {certificate}" in refused.stderr
+    assert refused.returncode == 1 and f"is already running with the certificate {certificate}" in refused.stderr
     cortex.down()
     assert f"operator: https://localhost:{cortex.operator_port}" in cortex.cortex("up").stdout
     cortex.down()
@@ -151,7 +151,7 @@ def test_a_certificate_and_plain_http_exclude_each_other(cortex: Installation, t
     certificate, key = write_pair(tmp_path, "localhost")
     both = ("--tls-cert", certificate, "--tls-key", key, "--no-tls")
     refused = cortex.cortex("up", *ports(cortex), *both, check=False)
-    assert refused.returncode == 2 and "--no-tls is for plain HTTP" in refused.stderr
+    assert refused.returncode == 2 and "--no-tls can't be combined" in refused.stderr
 
 
 def test_ray_without_its_modules_is_refused_before_it_is_kept(cortex: Installation, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cortex.client.cleanup import observe, stop_all
+from cortex.client.cleanup import inspect_processes, stop_all
 from cortex.home import Home
 from harness.installations.running import RunningOperator, config, project, running_operator
 from harness.wait import wait_until
@@ -100,7 +100,7 @@ def test_the_model_agent_outlives_the_operator_until_shutdown(operator: RunningO
     pid = agent_pid(operator)
     assert pid is not None
     operator.end(signal.SIGKILL)
-    assert observe(operator.home)["models"] == {"pid": pid}
+    assert inspect_processes(operator.home)["models"] == {"pid": pid}
     operator.start()
     assert agent_pid(operator) == pid
     os.kill(pid, signal.SIGKILL)
@@ -110,7 +110,7 @@ def test_the_model_agent_outlives_the_operator_until_shutdown(operator: RunningO
     assert stop_all(operator.home)
     # It was killed, at the lowest priority; its parent is gone, so a zombie may be left.
     wait_until(lambda: not agent.is_running() or agent.status() == psutil.STATUS_ZOMBIE, message="the agent ends")
-    assert observe(operator.home)["models"] is None
+    assert inspect_processes(operator.home)["models"] is None
 
 
 def test_rejects_a_deploy_with_invalid_models_or_missing_devices(operator: RunningOperator, source: Path) -> None:

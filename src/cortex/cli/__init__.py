@@ -1,1 +1,1 @@
-"""The command line: arguments in, client calls, text or JSON out."""
+"""Command line: parses arguments, calls the client, and prints text or JSON."""

@@ -1,32 +1,44 @@
-"""What commands take: one kind of parser, whose errors name the nearest right word, and the options many share."""
+"""Argument parser of the commands, with the arguments and input files that several of them share."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from cortex.errors import InputError
 
+_CONTENT_TYPES = {
+    ".json": "application/json",
+    ".txt": "text/plain",
+    ".csv": "text/csv",
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+}
+_DEFAULT_CONTENT_TYPE = "application/octet-stream"
+
 
 class UsageError(InputError):
-    """The command was called in a wrong way."""
+    """Invalid arguments of a command."""
 
     code = "usage"
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises instead of ending the process. Raises: UsageError."""
+    """Argument parser that raises UsageError instead of exiting, and suggests corrections of misspelled options."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Raise what is wrong, with how to call the command."""
+        """Raise a UsageError with the usage of the command."""
         raise UsageError(f"{message}\n{self.format_usage().strip()}")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse all arguments; for an unknown option, name the one that was probably meant."""
+        """Parse all arguments. Raises: UsageError, with the most similar option for an unknown one."""
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             guess = nearest(unknown[0].partition("=")[0], self._option_string_actions)
@@ -36,29 +48,51 @@ class Parser(argparse.ArgumentParser):
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """Return the one of `words` that `word` is probably a misspelling of."""
-    import difflib  # noqa: PLC0415 - only for mistakes, and slower to import than most commands' own code
+    """Return the most similar one of `words`, or None if none is similar."""
+    import difflib  # noqa: PLC0415 - needed only after errors, and slow to import
 
     return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)), None)
 
 
 def add_env(parser: argparse.ArgumentParser) -> None:
-    """Take the environment to talk to."""
-    parser.add_argument("-e", "--env", metavar="ENV", help="environment to use instead of the default one")
+    """Add `--env`."""
+    parser.add_argument("-e", "--env", metavar="ENV", help="environment to use; default: the default environment")
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """Take the form of the output."""
+    """Add `--output`."""
     parser.add_argument(
-        "-o", "--output", choices=("pretty", "json"), default="pretty", help="form of the output: pretty or json"
+        "-o", "--output", choices=("pretty", "json"), default="pretty", help="output format: pretty or json"
     )
 
 
 def add_api(parser: argparse.ArgumentParser, optional: bool = False) -> None:
-    """Take the name of an API."""
-    parser.add_argument("api", metavar="API", nargs="?" if optional else None, help="name of an API")
+    """Add the name of an API."""
+    parser.add_argument("api", metavar="API", nargs="?" if optional else None, help="name of the API")
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
-    """Take the id of a job, if one is meant."""
-    parser.add_argument("job", metavar="JOB", nargs="?", help="id of one of its jobs")
+    """Add the id of a job, which is optional."""
+    parser.add_argument("job", metavar="JOB", nargs="?", help="id of a job of the API")
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Add the path of a configuration file."""
+    from cortex.client.packaging import DEFAULT_CONFIG  # noqa: PLC0415 - not needed by most commands
+
+    parser.add_argument(
+        "config", metavar="FILE", nargs="?", default=DEFAULT_CONFIG, help="configuration file or its folder"
+    )
+
+
+def read_sample(path: str) -> tuple[bytes, str]:
+    """Return the content of a sample file and its content type; `-` is JSON from standard input. Raises: InputError."""
+    if path == "-":
+        if sys.stdin is None:
+            raise InputError("standard input is closed")
+        return sys.stdin.buffer.read(), _CONTENT_TYPES[".json"]
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {(error.strerror or str(error)).lower()}") from None
+    return content, _CONTENT_TYPES.get(Path(path).suffix.lower(), _DEFAULT_CONTENT_TYPE)

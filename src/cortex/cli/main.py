@@ -1,6 +1,7 @@
-"""The `cortex` command: finds the command's module, runs it, turns errors into words and exit codes.
+"""The `cortex` command: import and run the module of a command, and report errors with their exit codes.
 
-On argparse and with one module loaded per call, because importing typer takes 90 ms and `cortex version` less.
+Uses argparse and imports one command module per call, because importing typer takes 90 ms, longer than the whole
+`cortex version`.
 """
 
 from __future__ import annotations
@@ -13,29 +14,28 @@ from types import ModuleType
 
 from cortex import __version__
 from cortex.cli.arguments import Parser, UsageError, nearest
-from cortex.cli.context import Context
-from cortex.cli.output import Console
-from cortex.cli.report import report_bug, report_error
+from cortex.cli.output import Console, report_bug, report_error
+from cortex.cli.session import Session
 from cortex.errors import CortexError
 from cortex.home import Home
 
 COMMANDS = {
     "deploy": "deploy the APIs of a configuration file and wait until they are live",
-    "check": "find every mistake in a project before deploying it",
-    "simulate": "replay traffic against the autoscaling of an API, without running it",
-    "get": "show all APIs, one with its jobs, or one job",
-    "logs": "show what the replicas of an API wrote, or the workers of a job",
+    "check": "find all mistakes in a project before deploying it",
+    "simulate": "simulate the autoscaling of an API under recorded or synthetic traffic",
+    "get": "show all APIs, one API with its jobs, or one job",
+    "logs": "show the logs of an API's replicas or of a job's workers",
     "predict": "send one request to an API",
-    "feedback": "tell what was right, of predictions that an API made",
+    "feedback": "send the true values of predictions that an API made",
     "submit": "submit a job to an API",
     "refresh": "replace all replicas of an API by new ones",
-    "patch": "change the configuration of deployed APIs, not their code",
+    "patch": "change the configuration of deployed APIs without changing their code",
     "delete": "delete an API, or stop a job",
     "up": "start the operator and the gateway of this machine",
     "down": "stop the operator, the gateway and all replicas of this machine",
-    "status": "show what runs on this machine",
-    "keys": "make and revoke the keys that callers of APIs show",
-    "env": "name the operators that commands talk to",
+    "status": "show the running processes of this machine",
+    "keys": "create, list and revoke API keys",
+    "env": "manage environments: names for operators",
     "version": "show the version",
     "completion": "print a completion script for a shell",
 }
@@ -57,14 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         console.abandon()
         return _BROKEN_PIPE
-    except OSError as error:  # a full disk, say; all others end in `_run`
+    except OSError as error:  # for example, a full disk; `_run` handles all other errors
         console.abandon()
         console.error(f"the output can't be written: {error.strerror or error}")
         return 1
 
 
 def command_parser(name: str) -> Parser:
-    """Return the parser of a command."""
+    """Return the argument parser of a command."""
     return _parser(name, _load(name))
 
 
@@ -79,7 +79,7 @@ def _run(words: list[str], console: Console) -> int:
             raise UsageError(_unknown(name))
         module = _load(name)
         parsed = _parser(name, module).parse_args(words[1:])
-        code: int = module.run(parsed, Context(home, os.environ, console))
+        code: int = module.run(parsed, Session(home, os.environ, console))
         return code
     except CortexError as error:
         report_error(error, console)
@@ -107,12 +107,14 @@ def _overview() -> str:
     width = max(map(len, COMMANDS))
     rows = [f"  {name:{width}}  {text}" for name, text in COMMANDS.items()]
     usage = ["usage: cortex COMMAND [ARGUMENTS]", "", _PROLOGUE, "", *rows, ""]
-    return "\n".join([*usage, f"`cortex COMMAND --help` shows what a command takes. This is version {__version__}."])
+    return "\n".join(
+        [*usage, f"`cortex COMMAND --help` shows the arguments of a command. This is version {__version__}."]
+    )
 
 
 def _unknown(name: str) -> str:
     if name.startswith("-"):
-        return f"{name}: no such option here; `cortex --help` lists the commands"
+        return f"{name}: no such option; `cortex --help` lists the commands"
     guess = nearest(name, COMMANDS)
     hint = f"did you mean `cortex {guess}`?" if guess else "`cortex --help` lists the commands"
     return f"{name}: no such command; {hint}"

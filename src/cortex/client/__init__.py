@@ -1,6 +1,6 @@
-"""The Python client: `cortex.client()` returns what the CLI itself uses. Knows the operator by its HTTP routes only.
+"""Python client; the command line uses the same class. Depends on the operator's HTTP routes only.
 
-The package is callable because `cortex.client` is both this package and the function of that name.
+The package is callable because `cortex.client` is both this package and a function of that name.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["Client", "client", "env_delete", "env_list", "new_client"]
 
 
 def client(env: str | None = None) -> Client:
-    """Return a client of the environment `env`, or of the default one. Raises: NotFoundError."""
+    """Return a client of the environment `env`; None: the default environment. Raises: NotFoundError."""
     return Client(Environments.from_environ(os.environ).get(env))
 
 
 def new_client(name: str, operator_endpoint: str, token: str = "", ca: str | None = None) -> Client:
-    """Store an environment under `name`, replacing one of that name, and return its client.
+    """Store an environment, replacing one of the same name, and return its client.
 
-    `ca`: a file of certificates to believe instead of those that the system trusts.
+    `ca`: a file of CA certificates to trust instead of those of the system.
     """
     return Client(Environments.from_environ(os.environ).configure(name, operator_endpoint, token, ca))
 
@@ -34,7 +34,7 @@ def env_list() -> list[dict[str, str]]:
 
 
 def env_delete(name: str) -> None:
-    """Forget an environment; nothing that runs there is touched. Raises: NotFoundError."""
+    """Delete an environment; its operator is not affected. Raises: NotFoundError."""
     Environments.from_environ(os.environ).delete(name)
 
 

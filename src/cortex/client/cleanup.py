@@ -1,4 +1,7 @@
-"""Stops everything of one home, and shows what is left while no operator answers: the others outlive it."""
+"""Stop or inspect all processes of one home, also without an operator.
+
+Gateway, model agent and replicas continue to run if the operator ends, so that they are found by their files.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cortex.client.environments import connect_local
-from cortex.client.operator_info import OperatorIdentity, last_operator, operator_file, read_operator
+from cortex.client.environments import OperatorIdentity, connect_local, last_operator, operator_file, read_operator
 from cortex.engine.local import LocalEngine
 from cortex.engine.model_agent import ModelAgent, model_agent_file
 from cortex.errors import CortexError
@@ -23,22 +25,22 @@ from cortex.processes.identity import Identity
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
 
-_ANSWER_TIMEOUT_S = 2.0
-_ASK_TIMEOUT_S = 5.0
-_OPERATOR_STOP_TIMEOUT_S = 60.0  #: it lets requests finish first
+_STATUS_TIMEOUT_S = 2.0
+_SHUTDOWN_REQUEST_TIMEOUT_S = 5.0
+_OPERATOR_STOP_TIMEOUT_S = 60.0  #: it first drains requests
 _TERM_TIMEOUT_S = 5.0
 _DRAIN_S = 5.0
 _STOP_TIMEOUT_S = 30.0
 _PAUSE_S = 0.02
 
 
-def observe(home: Home) -> dict[str, Any]:
-    """Return what `Client.operator_status` does, with `operator` None, from files and the supervisors themselves."""
-    return {"operator": None, "gateway": _gateway(home), "models": _models(home), "replicas": _replicas(home)}
+def inspect_processes(home: Home) -> dict[str, Any]:
+    """Return the form of `Client.operator_status` with `operator` None, from files and the supervisors' status."""
+    return {"operator": None, "gateway": _gateway(home), "models": _model_agent(home), "replicas": _replicas(home)}
 
 
 def stop_all(home: Home) -> bool:
-    """Stop the operator, the gateway, the model agent and all replicas; return whether anything ran."""
+    """Stop operator, gateway, model agent and all replicas; return whether any of them was running."""
     if not home.run_dir.is_dir():
         return False
     found = _stop_operator(home)
@@ -52,10 +54,10 @@ def _stop_operator(home: Home) -> bool:
     if operator is None:
         return False
     try:
-        connect_local(home).call("POST", "/v1/shutdown", query={"all": True}, timeout_s=_ASK_TIMEOUT_S)
+        connect_local(home).call("POST", "/v1/shutdown", query={"all": True}, timeout_s=_SHUTDOWN_REQUEST_TIMEOUT_S)
         timeout_s = _OPERATOR_STOP_TIMEOUT_S
     except CortexError:
-        _signal(operator, signal.SIGTERM)  # too busy or too broken to listen; what it leaves is stopped after it
+        _signal(operator, signal.SIGTERM)  # it does not respond; `_stop_rest` stops what it leaves behind
         timeout_s = _TERM_TIMEOUT_S
     if not _wait_until_gone(operator, timeout_s):
         _signal(operator, signal.SIGKILL)
@@ -79,7 +81,7 @@ def _wait_until_gone(operator: OperatorIdentity, timeout_s: float) -> bool:
 
 async def _stop_rest(home: Home) -> bool:
     gateway = HaproxyGateway(home, GatewaySettings())
-    found = _gateway(home) is not None or _models(home) is not None
+    found = _gateway(home) is not None or _model_agent(home) is not None
     await gateway.stop()
     engine = LocalEngine(home, {}, Logger(__name__))
     try:
@@ -106,7 +108,7 @@ def _gateway(home: Home) -> dict[str, Any] | None:
     return {"pid": identity.pid, "url": operator.gateway_url if operator else None}
 
 
-def _models(home: Home) -> dict[str, Any] | None:
+def _model_agent(home: Home) -> dict[str, Any] | None:
     identity = Identity.read(model_agent_file(home))
     return {"pid": identity.pid} if identity and identity.is_alive() else None
 
@@ -114,16 +116,16 @@ def _models(home: Home) -> dict[str, Any] | None:
 def _replicas(home: Home) -> list[dict[str, Any]]:
     found = []
     for file in sorted(home.replicas_dir.glob("*/spec.json")):
-        status = _ask(file)
+        status = _replica_status(file)
         if status is not None:
             found += status.describe_processes()
     return found
 
 
-def _ask(spec_file: Path) -> ReplicaStatus | None:
+def _replica_status(spec_file: Path) -> ReplicaStatus | None:
     try:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(_ANSWER_TIMEOUT_S)
+            connection.settimeout(_STATUS_TIMEOUT_S)
             connection.connect(ReplicaSpec.read(spec_file).control_socket)
             return ReplicaStatus.from_json(connection.makefile().readline())
     except (OSError, ValueError, KeyError, TypeError):

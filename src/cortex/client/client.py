@@ -1,4 +1,4 @@
-"""The client: every operation of an operator as a method. Knows the routes; nothing of how the operator works."""
+"""Python client of the operator: one method per operation. Depends on the operator's HTTP routes only."""
 
 from __future__ import annotations
 
@@ -6,33 +6,45 @@ import copy
 import json
 import ssl
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from cortex.client.environments import Environment
-from cortex.client.feedback import FeedbackClient
 from cortex.client.jobs import JobClient
-from cortex.client.keys import KeyClient
 from cortex.client.packaging import Package, dump_specs, find_config, pack_file, pack_specs
-from cortex.client.routes import api_path
 from cortex.client.source import save_class
-from cortex.client.transport import SYSTEM, Answer, Trust, distrust, encode_query, open_response, read, reason
+from cortex.client.transport import (
+    SYSTEM_TRUST,
+    Answer,
+    Trust,
+    api_path,
+    describe_error,
+    describe_tls_error,
+    encode_query,
+    open_response,
+    read,
+)
 from cortex.errors import CortexError, InputError, NotFoundError, UserError
 from cortex.lifecycle import ApiKind
 
-#: Unpacking, checking and storing a project of the largest size.
+#: Enough for the operator to unpack, check and store a project of the maximum size.
 _DEPLOY_TIMEOUT_S = 300.0
-#: How long the operator may hold one question for an API's status.
+#: Duration of one long poll of an API's status.
 _POLL_S = 30.0
 _PREDICT_TIMEOUT_S = 3600.0
+#: Maximum body of one feedback request; more feedback is sent in several requests.
+_FEEDBACK_PART_BYTES = 8 * 1024 * 1024
+_FEEDBACK_TIMEOUT_S = 300.0
 
 ApiSpec = Mapping[str, Any]
+Feedback = Mapping[str, Any] | Iterable[Mapping[str, Any]] | bytes
 
 
-class Client(JobClient, FeedbackClient, KeyClient):
-    """Talks to one environment's operator. Methods raise the errors of `cortex.errors`; threads may share it."""
+class Client(JobClient):
+    """Client of one environment's operator. Methods raise the errors of `cortex.errors`. Thread-safe."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -46,9 +58,9 @@ class Client(JobClient, FeedbackClient, KeyClient):
         force: bool = True,
         wait: bool = False,
     ) -> list[dict[str, str]]:
-        """Deploy one specification or several, with the code in `project_dir`; see `upload` for the answer.
+        """Deploy one or several API specifications with the code in `project_dir`; return the results of `upload`.
 
-        With `wait`, return once the APIs are live. Raises: UserError if one can't become so.
+        With `wait`, return once all APIs are live. Raises: UserError if an API fails to become live.
         """
         specs = [api_spec] if isinstance(api_spec, Mapping) else list(api_spec)
         for spec in specs:
@@ -56,7 +68,7 @@ class Client(JobClient, FeedbackClient, KeyClient):
         return self._finish(self.upload(pack_specs(specs, Path(project_dir)), force), wait)
 
     def deploy_file(self, config_file: str | Path, force: bool = True, wait: bool = False) -> list[dict[str, str]]:
-        """Deploy a configuration file with the folder around it; otherwise as `deploy`."""
+        """Deploy a configuration file and the folder that contains it. Otherwise like `deploy`."""
         return self._finish(self.upload(pack_file(find_config(Path(config_file))), force), wait)
 
     def deploy_realtime_api(
@@ -68,7 +80,7 @@ class Client(JobClient, FeedbackClient, KeyClient):
         force: bool = True,
         wait: bool = False,
     ) -> dict[str, str]:
-        """Deploy a class; its `handler.path` is filled in. See `source.save_class` for what travels with it."""
+        """Deploy a class as a RealtimeAPI and set `handler.path`. `source.save_class` documents the files sent."""
         _check_kind(api_spec, ApiKind.REALTIME)
         return self._deploy_class(api_spec, "handler", handler, requirements, conda_packages, force, wait)
 
@@ -81,7 +93,7 @@ class Client(JobClient, FeedbackClient, KeyClient):
         force: bool = True,
         wait: bool = False,
     ) -> dict[str, str]:
-        """As `deploy_realtime_api`, for an API that runs jobs."""
+        """Deploy a class as a BatchAPI. Otherwise like `deploy_realtime_api`."""
         _check_kind(api_spec, ApiKind.BATCH)
         return self._deploy_class(api_spec, "handler", handler, requirements, conda_packages, force, wait)
 
@@ -94,7 +106,7 @@ class Client(JobClient, FeedbackClient, KeyClient):
         force: bool = True,
         wait: bool = False,
     ) -> dict[str, str]:
-        """As `deploy_realtime_api`, for an API whose answers are fetched later."""
+        """Deploy a class as an AsyncAPI. Otherwise like `deploy_realtime_api`."""
         _check_kind(api_spec, ApiKind.ASYNC)
         return self._deploy_class(api_spec, "handler", handler, requirements, conda_packages, force, wait)
 
@@ -107,12 +119,12 @@ class Client(JobClient, FeedbackClient, KeyClient):
         force: bool = True,
         wait: bool = False,
     ) -> dict[str, str]:
-        """As `deploy_realtime_api`, for a class that is called once per job; `definition.path` is filled in."""
+        """Deploy a class as a TaskAPI and set `definition.path`. Otherwise like `deploy_realtime_api`."""
         _check_kind(api_spec, ApiKind.TASK)
         return self._deploy_class(api_spec, "definition", task, requirements, conda_packages, force, wait)
 
     def deploy_traffic_splitter(self, api_spec: ApiSpec, force: bool = True, wait: bool = False) -> dict[str, str]:
-        """Deploy what shares its requests out to other APIs, which has no code."""
+        """Deploy a TrafficSplitter, which has no code."""
         _check_kind(api_spec, ApiKind.SPLITTER)
         with tempfile.TemporaryDirectory(prefix="cortex-") as folder:
             return self.deploy(api_spec, folder, force, wait)[0]
@@ -128,9 +140,9 @@ class Client(JobClient, FeedbackClient, KeyClient):
         wait: bool = False,
         task: type | None = None,
     ) -> list[dict[str, str]]:
-        """Deploy a class with a `predictor` or `definition` section, or the code in `project_dir`: the older name.
+        """Deploy a predictor class, a task class, or the code in `project_dir`. Older name of the `deploy_…` methods.
 
-        A TrafficSplitter needs neither.
+        A TrafficSplitter takes none of the three.
         """
         given = [value for value in (predictor, task, project_dir) if value is not None]
         if len(given) > 1:
@@ -149,7 +161,7 @@ class Client(JobClient, FeedbackClient, KeyClient):
         return self.deploy(api_spec, project_dir, force, wait)
 
     def upload(self, package: Package, force: bool = False) -> list[dict[str, str]]:
-        """Deploy a package; return `api`, `message` and `error` (empty if there is none) for each API in it."""
+        """Deploy a package; return `api`, `message` and `error` (empty on success) for each of its APIs."""
         results: list[dict[str, str]] = self._call(
             "POST",
             "/v1/deploy",
@@ -163,14 +175,14 @@ class Client(JobClient, FeedbackClient, KeyClient):
     # Changing.
 
     def patch(self, api_spec: ApiSpec | Sequence[ApiSpec], force: bool = False) -> list[dict[str, str]]:
-        """Change what is deployed to these specifications, keeping each API's code."""
+        """Change the specifications of deployed APIs; their code stays the same."""
         specs = [api_spec] if isinstance(api_spec, Mapping) else list(api_spec)
         for spec in specs:
             _check_name(spec)
         return self.patch_text(dump_specs(specs).encode(), force)
 
     def patch_text(self, config: bytes, force: bool = False) -> list[dict[str, str]]:
-        """As `patch`, with the content of a configuration file."""
+        """Like `patch`, with the content of a configuration file."""
         results: list[dict[str, str]] = self._call(
             "POST",
             "/v1/patch",
@@ -181,37 +193,37 @@ class Client(JobClient, FeedbackClient, KeyClient):
         return results
 
     def refresh(self, api: str, force: bool = False) -> dict[str, Any]:
-        """Replace every replica by a new one of the same specification."""
-        answer: dict[str, Any] = self._call("POST", f"{api_path(api)}/refresh", query={"force": force})
-        return answer
+        """Replace all replicas of an API by new ones with the same specification."""
+        result: dict[str, Any] = self._call("POST", f"{api_path(api)}/refresh", query={"force": force})
+        return result
 
     def delete(self, api: str, keep_cache: bool = False, force: bool = True) -> dict[str, Any]:
-        """Delete an API; with `keep_cache`, its project and model files stay on disk."""
-        answer: dict[str, Any] = self._call("DELETE", api_path(api), query={"keep_cache": keep_cache, "force": force})
-        return answer
+        """Delete an API. With `keep_cache`, its project and model files stay on disk."""
+        result: dict[str, Any] = self._call("DELETE", api_path(api), query={"keep_cache": keep_cache, "force": force})
+        return result
 
     def delete_api(self, api: str, keep_cache: bool = False) -> dict[str, Any]:
-        """Delete an API: the older name of `delete`."""
+        """Delete an API. Older name of `delete`."""
         return self.delete(api, keep_cache)
 
-    # Looking.
+    # Querying.
 
     def get_api(self, api: str) -> dict[str, Any]:
         """Return an API's specification, status, metrics and endpoint. Raises: NotFoundError."""
-        answer: dict[str, Any] = self._call("GET", api_path(api))
-        return answer
+        result: dict[str, Any] = self._call("GET", api_path(api))
+        return result
 
     def list_apis(self) -> list[dict[str, Any]]:
-        """Return all APIs, each as `get_api` does."""
-        answer: list[dict[str, Any]] = self._call("GET", "/v1/apis")
-        return answer
+        """Return all APIs, each in the form of `get_api`."""
+        result: list[dict[str, Any]] = self._call("GET", "/v1/apis")
+        return result
 
     def wait_api(self, api: str, timeout_s: float = _POLL_S) -> dict[str, Any]:
-        """Return the API, as `get_api` does, once it is not `updating` any more or `timeout_s` is over."""
-        answer: dict[str, Any] = self._call(
+        """Wait until an API is no longer `updating`, at most `timeout_s`; return it in the form of `get_api`."""
+        result: dict[str, Any] = self._call(
             "GET", f"{api_path(api)}/wait", query={"timeout": timeout_s}, timeout_s=timeout_s + _POLL_S
         )
-        return answer
+        return result
 
     def api_logs(
         self,
@@ -224,10 +236,10 @@ class Client(JobClient, FeedbackClient, KeyClient):
         as_json: bool = False,
         access: bool = False,
     ) -> Iterator[str]:
-        """Yield log lines of all replicas, or of one; with `follow`, go on until the caller stops.
+        """Yield log lines of all replicas, or of one. With `follow`, also yield new lines until the caller stops.
 
-        `request` is the id of the request that lines were printed for, `as_json` makes each line an object, and with
-        `access` the lines are the gateway's, one per request.
+        `request` selects the lines of one request by its id. With `as_json`, each line is a JSON object. With `access`,
+        the lines are those of the gateway's access log, one per request.
         """
         query = {"follow": follow, "replica": replica, "tail": tail, "request": request}
         forms = {name: True for name, is_wanted in (("json", as_json), ("access", access)) if is_wanted}
@@ -239,26 +251,26 @@ class Client(JobClient, FeedbackClient, KeyClient):
             print(line, flush=True)
 
     def get_scaling(self, api: str) -> dict[str, Any]:
-        """Return how many replicas an API is to have, its policy, and the last decisions with inputs and reasons.
+        """Return an API's requested number of replicas, its autoscaling policy, and the last decisions with reasons.
 
         Raises: NotFoundError; InputError if the API has no replicas.
         """
-        answer: dict[str, Any] = self._call("GET", f"{api_path(api)}/scaling")
-        return answer
+        result: dict[str, Any] = self._call("GET", f"{api_path(api)}/scaling")
+        return result
 
     def operator_status(self) -> dict[str, Any]:
-        """Return what runs: operator, gateway, replicas."""
-        answer: dict[str, Any] = self._call("GET", "/v1/status")
-        return answer
+        """Return the state of operator, gateway and replicas."""
+        result: dict[str, Any] = self._call("GET", "/v1/status")
+        return result
 
-    # Using.
+    # Predicting.
 
     def predict(self, api: str, payload: Any, content_type: str | None = None, *, api_key: str | None = None) -> Any:
-        """Send one request to an API and return its answer: decoded JSON, text, or bytes.
+        """Send one request to an API and return the response: decoded JSON, text, or bytes.
 
-        Bytes are sent as they are, anything else as JSON; with `content_type`, text is sent as it is, too. `api_key`
-        is for an API that asks for one.
-        Raises: NotFoundError, InputError (the API refused the request), UserError (its code raised).
+        Bytes are sent unchanged, as is text if `content_type` is given; anything else is sent as JSON. `api_key` is
+        required by APIs with `auth: api_key`.
+        Raises: NotFoundError, InputError (the API rejected the request), UserError (its code raised).
         """
         raw = isinstance(payload, bytes) or (content_type is not None and isinstance(payload, str))
         body = (payload.encode() if isinstance(payload, str) else payload) if raw else json.dumps(payload).encode()
@@ -271,6 +283,45 @@ class Client(JobClient, FeedbackClient, KeyClient):
             return answer.json()
         return answer.body.decode(errors="replace") if answered.startswith("text/") else answer.body
 
+    # Feedback and API keys.
+
+    def post_feedback(self, api: str, feedback: Feedback) -> dict[str, Any]:
+        """Post the true values of earlier predictions.
+
+        `feedback`: a mapping from request id to truth, objects with `request_id` and `truth`, or JSON as bytes. A later
+        truth of the same request replaces an earlier one. Large feedback is sent in several requests; if one of them is
+        rejected, those before it remain in effect.
+
+        Returns `matched`, `unknown` and some of the `unknown_ids`. Raises: InputError.
+        """
+        total: dict[str, Any] = {"matched": 0, "unknown": 0, "unknown_ids": []}
+        for part in _feedback_parts(feedback):
+            counts = self._call("POST", f"{api_path(api)}/feedback", body=part, timeout_s=_FEEDBACK_TIMEOUT_S)
+            total = {name: total[name] + counts[name] for name in total}
+        return total
+
+    def create_key(self, name: str, apis: Sequence[str] = ()) -> dict[str, Any]:
+        """Create an API key for some APIs, deployed or not, or for all if `apis` is empty; return its `id` and `key`.
+
+        The key is valid at once. The operator stores only a hash: `key` can't be shown again. Raises: InputError.
+        """
+        if isinstance(apis, str):
+            raise ValueError("`apis` must be a list (got a string)")
+        result: dict[str, Any] = self._call(
+            "POST", "/v1/keys", body=json.dumps({"name": name, "apis": list(apis)}).encode()
+        )
+        return result
+
+    def list_keys(self) -> list[dict[str, Any]]:
+        """Return `id`, `name`, `apis` (empty: all) and `created_at` of every key, oldest first."""
+        result: list[dict[str, Any]] = self._call("GET", "/v1/keys")
+        return result
+
+    def revoke_key(self, key_id: str) -> dict[str, Any]:
+        """Revoke a key. Once this returns, no new request is admitted with it. Raises: NotFoundError."""
+        result: dict[str, Any] = self._call("DELETE", f"/v1/keys/{quote(key_id, safe='')}")
+        return result
+
     def _deploy_class(
         self,
         api_spec: ApiSpec,
@@ -282,7 +333,7 @@ class Client(JobClient, FeedbackClient, KeyClient):
         wait: bool,
     ) -> dict[str, str]:
         if isinstance(requirements, str) or isinstance(conda_packages, str):
-            raise ValueError("`requirements` and `conda_packages` must be a list each (got a string)")
+            raise ValueError("`requirements` and `conda_packages` must be lists (got a string)")
         if not isinstance(target, type):
             raise ValueError(f"`{section}` must be a class (got {type(target).__name__})")
         spec: dict[str, Any] = copy.deepcopy(dict(api_spec))
@@ -310,7 +361,8 @@ class Client(JobClient, FeedbackClient, KeyClient):
         if status["status_code"] != "live":
             failure = status.get("failure") or {}
             raise UserError(
-                f"{api} can't become live: {failure.get('message') or status['message']}", failure.get("traceback", "")
+                f"{api} failed to become live: {failure.get('message') or status['message']}",
+                failure.get("traceback", ""),
             )
 
 
@@ -318,14 +370,16 @@ _PREDICTORS = {"tensorflow": "TensorFlowPredictor", "onnx": "ONNXPredictor"}
 
 
 def call_api(
-    endpoint: str, body: bytes, content_type: str, api_key: str | None = None, trust: Trust = SYSTEM
+    endpoint: str, body: bytes, content_type: str, api_key: str | None = None, trust: Trust = SYSTEM_TRUST
 ) -> Answer:
-    """Post one request to an API's endpoint and read the whole answer. Raises: CortexError if nothing answers."""
+    """Post one request to an API's endpoint and read the whole response. Raises: CortexError if there is none."""
     connection, response = open_api(endpoint, body, content_type, api_key=api_key, trust=trust)
     try:
         return read(response)
     except (OSError, HTTPException) as error:
-        raise CortexError(f"{endpoint} broke off its answer ({reason(error)})") from None
+        raise CortexError(
+            f"{endpoint} closed the connection before the end of the response ({describe_error(error)})"
+        ) from None
     finally:
         connection.close()
 
@@ -336,17 +390,19 @@ def open_api(
     content_type: str,
     query: dict[str, Any] | None = None,
     api_key: str | None = None,
-    trust: Trust = SYSTEM,
+    trust: Trust = SYSTEM_TRUST,
 ) -> tuple[HTTPConnection, HTTPResponse]:
-    """As `call_api`, but return the connection, to be closed by the caller, and the answer as it begins to come."""
+    """Like `call_api`, but return the connection, which the caller must close, and the response before its body."""
     url = endpoint + encode_query(query)
     try:
         headers = {"content-type": content_type} | ({"x-api-key": api_key} if api_key else {})
         return open_response("POST", url, body, headers, _PREDICT_TIMEOUT_S, trust)
     except ssl.SSLError as error:
-        raise CortexError(f"{endpoint}: {distrust(error)}") from None
+        raise CortexError(f"{endpoint}: {describe_tls_error(error)}") from None
     except (OSError, HTTPException) as error:
-        raise CortexError(f"{endpoint} does not answer ({reason(error)}); `cortex status` shows what runs") from None
+        raise CortexError(
+            f"{endpoint} does not answer ({describe_error(error)}); `cortex status` lists the running processes"
+        ) from None
 
 
 def _check_name(spec: ApiSpec) -> None:
@@ -381,3 +437,42 @@ def _prediction_error(api: str, answer: Answer) -> CortexError:
     if answer.status < 500:
         return InputError(text)
     return UserError(f"{text}; `cortex logs {api}` has the traceback") if answer.status == 500 else CortexError(text)
+
+
+def _feedback_parts(feedback: Feedback) -> Iterator[bytes]:
+    if isinstance(feedback, bytes):
+        yield from _split_at_lines(feedback)
+        return
+    if isinstance(feedback, Mapping):
+        feedback = ({"request_id": request_id, "truth": truth} for request_id, truth in feedback.items())
+    lines: list[bytes] = []
+    size, has_sent = 0, False
+    for number, item in enumerate(feedback, start=1):
+        lines.append(_feedback_line(number, item))
+        size += len(lines[-1]) + 1
+        if size >= _FEEDBACK_PART_BYTES:
+            yield b"\n".join(lines)
+            lines, size = [], 0
+            has_sent = True
+    if lines or not has_sent:
+        yield b"\n".join(lines)
+
+
+def _feedback_line(number: int, item: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(item).encode()
+    except (TypeError, ValueError) as error:
+        raise InputError(f"truth {number} can't be written as JSON: {error}") from None
+
+
+def _split_at_lines(body: bytes) -> Iterator[bytes]:
+    """Split JSON lines into parts at line ends. A JSON list is not split."""
+    start = 0
+    has_lines = body.lstrip()[:1] != b"["
+    while has_lines and len(body) - start > _FEEDBACK_PART_BYTES:
+        end = body.rfind(b"\n", start, start + _FEEDBACK_PART_BYTES) + 1
+        if end <= start:
+            break
+        yield body[start:end]
+        start = end
+    yield body[start:]

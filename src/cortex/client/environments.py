@@ -1,4 +1,7 @@
-"""Named environments: which operator a command talks to, and with which token. Owns `cli.json`."""
+"""Environments: named operators with their URL and token, stored in `cli.json`.
+
+The environment `local` is the operator of `CORTEX_HOME`, which writes its identity and URLs to `run/operator.json`.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cortex.client.operator_info import local_trust, read_operator
-from cortex.client.transport import Transport, Trust
+from cortex.client.transport import SYSTEM_TRUST, Transport, Trust
 from cortex.errors import InputError, NotFoundError, OperatorUnavailableError
 from cortex.home import Home
+from cortex.processes.identity import Identity
 
 LOCAL = "local"
 _FILE_NAME = "cli.json"
@@ -25,49 +28,49 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 @dataclass(frozen=True)
 class Environment:
-    """One operator as the user named it."""
+    """A named operator."""
 
     name: str
-    operator_endpoint: str  #: empty for `local` while no operator runs
+    operator_endpoint: str  #: empty for `local` while its operator is not running
     connect: Callable[[], Transport] = field(repr=False)  #: raises OperatorUnavailableError
 
     def describe(self) -> dict[str, str]:
-        """Return what may be shown: no token."""
+        """Return name and endpoint, without the token."""
         return {"name": self.name, "operator_endpoint": self.operator_endpoint}
 
 
 @dataclass(frozen=True)
 class Environments:
-    """The environments of one user: those in `file`, and `local`, which is the operator of `home`."""
+    """Environments of one user: those in `file`, and `local`, the operator of `home`."""
 
     file: Path
     home: Home
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Environments:
-        """Take `CORTEX_HOME`, and `CORTEX_CLI_CONFIG_DIR` where the file is to be elsewhere."""
+        """Read `CORTEX_HOME` and, for the folder of the file, `CORTEX_CLI_CONFIG_DIR`."""
         home = Home.from_environ(dict(environ))
         folder = environ.get("CORTEX_CLI_CONFIG_DIR")
         return cls((Path(folder).expanduser().absolute() if folder else home.path) / _FILE_NAME, home)
 
     @property
     def default(self) -> str:
-        """The name of the environment that is used where none is named."""
+        """Name of the environment that is used if none is given."""
         return str(self._load().get("default", LOCAL))
 
     def get(self, name: str | None = None) -> Environment:
-        """Return an environment, the default one without a name. Raises: NotFoundError."""
+        """Return an environment; without a name, the default one. Raises: NotFoundError."""
         data = self._load()
         name = name or str(data.get("default", LOCAL))
         if name == LOCAL:
             return self._local()
         entry = data["environments"].get(name)
         if entry is None:
-            raise NotFoundError(f"no environment {name!r}; make it with `cortex env configure {name}`")
+            raise NotFoundError(f"no environment {name!r}; add it with `cortex env configure {name}`")
         return _remote(name, entry)
 
     def known(self) -> list[Environment]:
-        """Return `local`, then the others by name."""
+        """Return `local`, then the other environments sorted by name."""
         entries = self._load()["environments"]
         return [
             self._local(),
@@ -75,9 +78,9 @@ class Environments:
         ]
 
     def configure(self, name: str, operator_endpoint: str, token: str, ca: str | Path | None = None) -> Environment:
-        """Store an environment, replacing one of that name.
+        """Store an environment, replacing one of the same name.
 
-        `ca`: a file of certificates to believe instead of those that the system trusts. Raises: InputError.
+        `ca`: a file of CA certificates to trust instead of those of the system. Raises: InputError.
         """
         self._check_name(name)
         entry = {"operator_endpoint": _checked_endpoint(operator_endpoint), "token": token}
@@ -89,7 +92,7 @@ class Environments:
         return _remote(name, entry)
 
     def set_default(self, name: str) -> None:
-        """Make `name` the environment of commands that name none. Raises: NotFoundError."""
+        """Set the default environment. Raises: NotFoundError."""
         self.get(name)
         self._store(self._load() | {"default": name})
 
@@ -101,14 +104,14 @@ class Environments:
         self.get(old)
         self._check_name(new)
         if new in data["environments"]:
-            raise InputError(f"there is an environment {new!r} already; delete it first")
+            raise InputError(f"environment {new!r} already exists; delete it first")
         data["environments"][new] = data["environments"].pop(old)
         if data.get("default") == old:
             data["default"] = new
         self._store(data)
 
     def delete(self, name: str) -> None:
-        """Forget an environment; `local` becomes the default if it was that. Raises: NotFoundError."""
+        """Delete an environment. If it was the default, `local` becomes the default. Raises: NotFoundError."""
         if name == LOCAL:
             raise InputError(f"the environment {LOCAL!r} can't be deleted")
         self.get(name)
@@ -124,9 +127,11 @@ class Environments:
 
     def _check_name(self, name: str) -> None:
         if name == LOCAL:
-            raise InputError(f"the name {LOCAL!r} is taken by this machine's own operator; choose another")
+            raise InputError(f"the name {LOCAL!r} is reserved for the operator of this machine; choose another")
         if not _NAME.fullmatch(name):
-            raise InputError(f"{name!r} can't name an environment: use letters, digits, dots, dashes, underscores")
+            raise InputError(
+                f"{name!r} is not a valid name of an environment: use letters, digits, dots, dashes, underscores"
+            )
 
     def _load(self) -> dict[str, Any]:
         if self.file.parent == self.home.path:
@@ -138,11 +143,11 @@ class Environments:
         except (OSError, ValueError) as error:
             raise InputError(f"{self.file}: can't be read ({error}); correct or delete it") from None
         if not isinstance(data, dict) or not isinstance(data.setdefault("environments", {}), dict):
-            raise InputError(f"{self.file}: is not a list of environments; correct or delete it")
+            raise InputError(f"{self.file}: does not contain environments; correct or delete it")
         return data
 
     def _store(self, data: dict[str, Any]) -> None:
-        """Replace the file in one step; it holds tokens, so nobody else may read it at any moment."""
+        """Replace the file atomically. It contains tokens, so it is never readable by other users."""
         try:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor, name = tempfile.mkstemp(prefix=".cli-", dir=self.file.parent)  # made with mode 0600
@@ -161,7 +166,7 @@ class Environments:
 
 
 def connect_local(home: Home) -> Transport:
-    """Return the way to this machine's operator. Raises: OperatorUnavailableError if none runs; InputError."""
+    """Return a transport to the operator of this machine. Raises: OperatorUnavailableError, InputError."""
     home.check()
     operator = read_operator(home)
     if operator is None:
@@ -173,13 +178,74 @@ def connect_local(home: Home) -> Transport:
     return Transport(operator.url, token, trust=local_trust(home, operator))
 
 
+@dataclass(frozen=True)
+class OperatorIdentity:
+    """Process and addresses of a local operator, from `run/operator.json`."""
+
+    process: Identity
+    url: str
+    gateway_url: str
+    address: str = ""  #: of operator and gateway, as seen from this machine
+    tls_cert: str = ""  #: files of certificate and key; "" without TLS
+    tls_key: str = ""
+    host: str = ""  #: on which operator and gateway listen, as configured; "": unknown
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.process.pid
+
+    def is_running(self) -> bool:
+        """Return whether this process is alive; another process with the same id does not count."""
+        return self.process.is_alive()
+
+
+def operator_file(home: Home) -> Path:
+    """Return the file to which the operator writes its identity."""
+    return home.run_dir / "operator.json"
+
+
+def last_operator(home: Home) -> OperatorIdentity | None:
+    """Return the operator that ran last, alive or not; None if it was shut down cleanly or never existed."""
+    try:
+        data: dict[str, Any] = json.loads(operator_file(home).read_text())
+        return OperatorIdentity(
+            Identity.from_json(data),
+            str(data["url"]).rstrip("/"),
+            str(data["gateway_url"]),
+            *(str(data.get(name) or "") for name in ("address", "tls_cert", "tls_key", "host")),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_operator(home: Home) -> OperatorIdentity | None:
+    """Return the operator if its process is alive; it may still be starting."""
+    operator = last_operator(home)
+    return operator if operator and operator.is_running() else None
+
+
+def local_trust(home: Home, operator: OperatorIdentity) -> Trust:
+    """Return the trust for the local operator: only its own certificate, whether or not a CA signed it."""
+    if not operator.tls_cert:
+        return SYSTEM_TRUST
+
+    def pins() -> list[str]:
+        try:
+            return home.fingerprints_file.read_text().split()
+        except OSError:
+            return []
+
+    return Trust(pins=pins, address=operator.address)
+
+
 def _remote(name: str, entry: Mapping[str, Any]) -> Environment:
     endpoint, token, ca = str(entry["operator_endpoint"]), str(entry["token"]), str(entry.get("ca") or "")
     hint = f"is the address of environment {name!r} right? `cortex env list` shows it"
 
     def connect() -> Transport:
         if ca and not Path(ca).is_file():
-            raise InputError(f"{ca}: is gone; name another with `cortex env configure {name} --ca FILE`")
+            raise InputError(f"{ca}: does not exist; choose another file with `cortex env configure {name} --ca FILE`")
         return Transport(endpoint, token, hint, Trust(ca))
 
     return Environment(name, endpoint, connect)
@@ -188,11 +254,11 @@ def _remote(name: str, entry: Mapping[str, Any]) -> Environment:
 def _checked_ca(file: Path, endpoint: str) -> str:
     path = file.expanduser().absolute()
     if not endpoint.startswith("https://"):
-        raise InputError(f"certificates are for addresses that begin with https:// (got {endpoint})")
+        raise InputError(f"--ca requires an address that begins with https:// (got {endpoint})")
     try:
         Trust(str(path)).context()
     except ssl.SSLError as error:
-        raise InputError(f"{path}: is not a file of certificates in PEM form ({error.reason or error})") from None
+        raise InputError(f"{path}: does not contain certificates in PEM format ({error.reason or error})") from None
     except OSError as error:
         raise InputError(f"{path}: can't be read ({(error.strerror or str(error)).lower()})") from None
     return str(path)
@@ -205,5 +271,5 @@ def _checked_endpoint(endpoint: str) -> str:
     except ValueError:
         valid = False
     if not valid or parts.query or parts.fragment or parts.username:
-        raise InputError(f"{endpoint!r} is not an operator's address; write it like https://cortex.example.com:8889")
+        raise InputError(f"{endpoint!r} is not a valid operator address; an example is https://cortex.example.com:8889")
     return endpoint.rstrip("/")

@@ -1,71 +1,92 @@
-"""The client's methods for jobs. Knows their routes; nothing of how they are run."""
+"""Methods of the client for jobs, and the upload of their items as JSON lines."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol, cast
+from urllib.parse import quote
 
 from cortex.client.environments import Environment
-from cortex.client.items import Items, as_blocks
-from cortex.client.routes import job_path, jobs_path
+from cortex.client.transport import api_path
 from cortex.errors import InputError, OperatorUnavailableError
 from cortex.lifecycle import JobStatus
 
-#: The last line of a dry run without a mistake.
+#: Last line of a dry run that found no error.
 PASSED = "validations passed"
-#: An operator that is started anew is away for a second or two; its jobs wait for it, and so do those who watch them.
-PATIENCE_S = 60.0
+#: How long clients that wait for a job tolerate an operator that does not answer: it may be restarting.
+OPERATOR_RESTART_TIMEOUT_S = 60.0
 _LINES = "application/x-ndjson"
-#: Sections of a submission that hold items, or say where they are.
+#: Sections of a submission that contain the items or their location.
 _SOURCES = ("item_list", "file_path_lister", "delimited_files")
 _FIRST_POLL_S = 0.1
 _LAST_POLL_S = 1.0
+BLOCK_BYTES = 256 * 1024
+#: Number of items that are encoded together. More is no faster, and large items would use much memory.
+_ITEM_GROUP = 128
 
 Job = dict[str, Any]
 
 
+class Readable(Protocol):
+    """Binary file."""
+
+    def read(self, size: int, /) -> bytes:
+        """Read up to `size` bytes; return none at the end."""
+
+
+Items = Iterable[Any] | Readable | str | os.PathLike[str]
+
+
 class JobClient:
-    """The part of `Client` that is about jobs."""
+    """Base class of `Client` with the methods for jobs."""
 
     environment: Environment
 
     def submit_job(
         self, api: str, job_spec: Mapping[str, Any], items: Items | None = None, dry_run: bool = False
     ) -> Job:
-        """Submit a job and return it, its `job_id` among the rest.
+        """Submit a job and return it, including its `job_id`.
 
-        With `items` they are uploaded one line each, however many there are: an iterable of objects, the path of a
-        file of JSON lines, or such a file opened as binary. `job_spec` then has the options only, with `batch_size`
-        among them. With `dry_run` nothing is stored and the answer is what `dry_run_job` yields, as `lines`.
+        `items` are uploaded as JSON lines, with no limit on their number: an iterable of objects, the path of a file of
+        JSON lines, or such a file opened in binary mode. `job_spec` then contains only options, including
+        `batch_size`. With `dry_run`, nothing is stored and the result is `lines`, those of `dry_run_job`.
         """
         if dry_run:
             return {"lines": list(self.dry_run_job(api, job_spec, items))}
         if items is not None:
             return _object(self._upload(api, job_spec, items, None))
-        return _object(self._call("POST", jobs_path(api), body=_dumped(job_spec)))
+        return _object(self._call("POST", _jobs_path(api), body=_dumped(job_spec)))
 
     def dry_run_job(self, api: str, job_spec: Mapping[str, Any], items: Items | None = None) -> Iterator[str]:
         """Yield the path of each file that the job would read, then `validations passed`. Raises: InputError."""
         if items is not None:
-            return _passing(iter(self._upload(api, job_spec, items, True).body.decode(errors="replace").splitlines()))
+            return _checked_lines(
+                iter(self._upload(api, job_spec, items, True).body.decode(errors="replace").splitlines())
+            )
         transport = self.environment.connect()
-        return _passing(transport.lines(jobs_path(api), {"dryRun": True}, "POST", _dumped(job_spec)))
+        return _checked_lines(transport.lines(_jobs_path(api), {"dryRun": True}, "POST", _dumped(job_spec)))
 
     def get_job(self, api: str, job: str) -> Job:
         """Return `job_status`, `endpoint` and `api_spec` of a job. Raises: NotFoundError."""
-        return _object(self._call("GET", job_path(api, job)))
+        return _object(self._call("GET", _job_path(api, job)))
 
     def list_jobs(self, api: str, limit: int = 10) -> list[Job]:
-        """Return the latest jobs of an API, each as `get_job` does, the newest first."""
-        answer: list[Job] = self._call("GET", jobs_path(api), query={"limit": limit})
+        """Return the latest jobs of an API, each in the form of `get_job`, newest first."""
+        answer: list[Job] = self._call("GET", _jobs_path(api), query={"limit": limit})
         return answer
 
     def wait_job(self, api: str, job: str, timeout_s: float | None = None) -> Job:
-        """Return a job, as `get_job` does, once it is over; or as it is when `timeout_s` is.
+        """Wait until a job has ended, at most `timeout_s`; return it in the form of `get_job`.
 
-        An operator that is started anew meanwhile is waited for.
+        A restart of the operator in the meantime is tolerated.
         """
         began = seen = time.monotonic()
         pause_s = _FIRST_POLL_S
@@ -74,7 +95,7 @@ class JobClient:
                 found: Job | None = self.get_job(api, job)
                 seen = time.monotonic()
             except OperatorUnavailableError:
-                if time.monotonic() - seen > PATIENCE_S:
+                if time.monotonic() - seen > OPERATOR_RESTART_TIMEOUT_S:
                     raise
                 found = None
             left_s = pause_s if timeout_s is None else began + timeout_s - time.monotonic()
@@ -84,33 +105,33 @@ class JobClient:
             pause_s = min(_LAST_POLL_S, 1.5 * pause_s)
 
     def stop_job(self, api: str, job: str, keep_cache: bool = False) -> dict[str, Any]:
-        """Stop a job. What it was and what became of it stays to be seen, with or without `keep_cache`."""
-        return _object(self._call("DELETE", job_path(api, job)))
+        """Stop a job. Its status and results remain available, with or without `keep_cache`."""
+        return _object(self._call("DELETE", _job_path(api, job)))
 
     def retry_failed(self, api: str, job: str, workers: int | None = None) -> Job:
-        """Submit the dead letters of a job that is over as a new job, and return that.
+        """Submit the dead letters of a job that has ended as a new job, and return the new job.
 
-        A task is run again whatever ended it, unless it succeeded. Raises: ConflictError.
+        A task is run again unless it succeeded. Raises: ConflictError.
         """
-        return _object(self._call("POST", f"{job_path(api, job)}/retry", query={"workers": workers}))
+        return _object(self._call("POST", f"{_job_path(api, job)}/retry", query={"workers": workers}))
 
-    # What came of it.
+    # Results and logs.
 
     def job_results(self, api: str, job: str) -> Iterator[dict[str, Any]]:
-        """Yield what the batches returned: `batch_id`, `seq`, `first_item`, `items`, `result`; by `seq`."""
-        return map(json.loads, self._lines(f"{job_path(api, job)}/results"))
+        """Yield the results of batches in the order of `seq`: `batch_id`, `seq`, `first_item`, `items`, `result`."""
+        return map(json.loads, self._lines(f"{_job_path(api, job)}/results"))
 
     def dead_letters(self, api: str, job: str) -> Iterator[dict[str, Any]]:
-        """Yield the batches that were given up: as results, with `attempts`, `error`, `traceback`, `payload`."""
-        return map(json.loads, self._lines(f"{job_path(api, job)}/dead-letters"))
+        """Yield the batches that failed for good: as results, with `attempts`, `error`, `traceback`, `payload`."""
+        return map(json.loads, self._lines(f"{_job_path(api, job)}/dead-letters"))
 
     def raw_job_results(self, api: str, job: str) -> Iterator[bytes]:
-        """Yield blocks of the lines of JSON that `job_results` reads."""
-        return self.environment.connect().blocks(f"{job_path(api, job)}/results")
+        """Yield the JSON lines of `job_results` as blocks of bytes."""
+        return self.environment.connect().blocks(f"{_job_path(api, job)}/results")
 
     def raw_dead_letters(self, api: str, job: str) -> Iterator[bytes]:
-        """Yield blocks of the lines of JSON that `dead_letters` reads."""
-        return self.environment.connect().blocks(f"{job_path(api, job)}/dead-letters")
+        """Yield the JSON lines of `dead_letters` as blocks of bytes."""
+        return self.environment.connect().blocks(f"{_job_path(api, job)}/dead-letters")
 
     def job_logs(
         self,
@@ -122,12 +143,12 @@ class JobClient:
         *,
         as_json: bool = False,
     ) -> Iterator[str]:
-        """Yield log lines of all workers of a job, or of one; with `follow`, go on with what will be written.
+        """Yield log lines of all workers of a job, or of one. With `follow`, also yield new lines until the job ends.
 
-        `as_json` makes each line an object.
+        With `as_json`, each line is a JSON object.
         """
         query = {"follow": follow, "replica": replica, "tail": tail, "json": as_json or None}
-        return self.environment.connect().lines(f"{job_path(api, job)}/logs", query)
+        return self.environment.connect().lines(f"{_job_path(api, job)}/logs", query)
 
     def stream_job_logs(self, api: str, job: str) -> None:
         """Print a job's log lines as they are written."""
@@ -142,25 +163,25 @@ class JobClient:
 
     def _upload(self, api: str, job_spec: Mapping[str, Any], items: Items, dry_run: bool | None) -> Any:
         query = {**_options(job_spec), "dryRun": dry_run}
-        with as_blocks(items) as blocks:
-            return self.environment.connect().upload("POST", jobs_path(api), blocks, query=query, content_type=_LINES)
+        with item_blocks(items) as blocks:
+            return self.environment.connect().upload("POST", _jobs_path(api), blocks, query=query, content_type=_LINES)
 
 
 def is_over(status: Mapping[str, Any]) -> bool:
-    """Tell whether nothing will change any more in a job of this `job_status`."""
+    """Return whether a job with this `job_status` has ended."""
     try:
         return JobStatus(status["status"]).is_over
-    except ValueError:  # of a newer operator
+    except ValueError:  # a status of a newer operator
         return status.get("end_time") is not None
 
 
 def _options(job_spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an upload says in its query. Raises: InputError if the submission has items of its own."""
+    """Return the query parameters of an upload. Raises: InputError if the submission also contains items."""
     options = dict(job_spec)
     listed = options.pop("item_list", None) or {}
     if "items" in listed or (named := [key for key in _SOURCES[1:] if options.get(key) is not None]):
         key = "item_list.items" if "items" in listed else named[0]
-        raise InputError(f"{key}: the items can't come from there and be uploaded too; leave one of them out")
+        raise InputError(f"{key} can't be combined with uploaded items; omit one of the two")
     return {
         key: json.dumps(value) if isinstance(value, dict | list) else value
         for key, value in {**listed, **options}.items()
@@ -181,13 +202,91 @@ def _object(answer: Any) -> dict[str, Any]:
     return found
 
 
-def _passing(lines: Iterator[str]) -> Iterator[str]:
-    """Yield the lines of a dry run; the last one says whether it went well. Raises: InputError."""
+def _checked_lines(lines: Iterator[str]) -> Iterator[str]:
+    """Yield the lines of a dry run, the last of which is its outcome. Raises: InputError if it failed."""
     last = ""
     for line in lines:
         if last:
             yield last
         last = line
     if last != PASSED:
-        raise InputError(last or "the dry run ended without a word")
+        raise InputError(last or "the dry run ended without an outcome")
     yield last
+
+
+def _jobs_path(api: str) -> str:
+    return f"{api_path(api)}/jobs"
+
+
+def _job_path(api: str, job: str) -> str:
+    if not job:
+        raise InputError("the id of the job is empty")
+    return f"{_jobs_path(api)}/{quote(job, safe='')}"
+
+
+@contextmanager
+def item_blocks(items: Items) -> Iterator[Iterator[bytes]]:
+    """Return an iterator of blocks of JSON lines: encoded from Python objects, or the unchanged content of a file.
+
+    Raises: InputError, also while iterating, if the file can't be read or an object can't be encoded as JSON.
+    """
+    if isinstance(items, str | os.PathLike):
+        with _open_items(Path(items)) as file:
+            yield _read_blocks(file, str(items))
+    elif hasattr(items, "read"):
+        stream = cast(Readable, items)
+        yield _read_blocks(stream, str(getattr(stream, "name", "the items")))
+    elif isinstance(items, bytes | bytearray | Mapping) or not isinstance(items, Iterable):
+        raise ValueError(f"`items` must be an iterable of items, a path or a file (got {type(items).__name__})")
+    else:
+        yield _encode_items(items)
+
+
+@contextmanager
+def _open_items(path: Path) -> Iterator[Readable]:
+    try:
+        stream = path.open("rb", buffering=0)
+    except OSError as error:
+        raise _unreadable(str(path), error) from None
+    with stream:
+        yield stream
+
+
+def _read_blocks(stream: Readable, name: str) -> Iterator[bytes]:
+    # `read1` returns what a pipe contains now, without waiting for a full block.
+    read = getattr(stream, "read1", stream.read)
+    while True:
+        try:
+            block = read(BLOCK_BYTES)
+        except OSError as error:
+            raise _unreadable(name, error) from None
+        if not block:
+            return
+        yield block.encode() if isinstance(block, str) else block
+
+
+def _encode_items(items: Iterable[Any]) -> Iterator[bytes]:
+    # Imported here, because most commands import this module but do not encode items.
+    orjson: Any = importlib.import_module("orjson")
+    dumps = partial(orjson.dumps, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+    remaining = iter(items)
+    count = size = 0
+    parts: list[bytes] = []
+    while group := list(islice(remaining, _ITEM_GROUP)):
+        lines: list[bytes] = []
+        try:
+            lines.extend(map(dumps, group))
+        except TypeError as error:
+            raise InputError(f"item {count + len(lines) + 1} can't be written as JSON: {error}") from None
+        parts.append(b"\n".join(lines) + b"\n")
+        count += len(group)
+        size += len(parts[-1])
+        if size >= BLOCK_BYTES:
+            yield b"".join(parts)
+            parts, size = [], 0
+    if parts:
+        yield b"".join(parts)
+
+
+def _unreadable(name: str, error: OSError) -> InputError:
+    return InputError(f"{name}: can't be read: {(error.strerror or str(error)).lower()}")

@@ -1,4 +1,4 @@
-"""Starts the local operator, for the command line and for whoever else wants one on this machine."""
+"""Start the operator of this machine in the background and wait until it is ready."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cortex.client.operator_info import OperatorIdentity, last_operator, local_trust, read_operator
+from cortex.client.environments import OperatorIdentity, last_operator, local_trust, read_operator
 from cortex.client.transport import send
 from cortex.errors import ConflictError, InputError, OperatorUnavailableError
 from cortex.home import Home
@@ -27,28 +27,28 @@ from cortex.tls import CertificateError, CertificateFiles
 
 _START_TIMEOUT_S = 60.0
 _ANSWER_TIMEOUT_S = 5.0
-#: Of operators on one database: one that comes to lead knows that at once; who leads instead, a moment later.
+#: Operators with a shared database need a moment to find the leader if they do not lead themselves.
 _LEADER_TIMEOUT_S = 5.0
 _PAUSE_S = 0.005
 _LOG_TAIL_LINES = 20
-#: What begins the line with which an operator ends whose user did something wrong.
+#: Prefix of the last line that an operator logs after an error of its user.
 _ERROR = "error: "
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Where operator and gateway are to listen; what is None is as it was the last time, or the default."""
+class ListenOptions:
+    """Addresses and certificate of operator and gateway. None: as on the last start, or else the default."""
 
     gateway_port: int | None = None
     operator_port: int | None = None
     host: str | None = None
-    tls: CertificateFiles | None = None  #: what both serve; None: as the last time
-    is_plain: bool = False  #: plain HTTP, though the last time it was otherwise
+    tls: CertificateFiles | None = None  #: served by both
+    is_plain: bool = False  #: serve plain HTTP, even if a certificate was served on the last start
 
     def command(self, home: Home) -> list[str]:
-        """Return the command of an operator with these settings. Raises: InputError if it could not start."""
-        # An operator that was killed left a gateway, which its successor adopts: on the same address and port. What
-        # `cortex down` ended is in the installation alone.
+        """Return the command that runs an operator with these options. Raises: InputError."""
+        # An operator that was killed leaves a gateway behind, which its successor adopts on the same address and port.
+        # After `cortex down`, only the installation has the options of the last start.
         last, kept = last_operator(home), Installation.read(home)
         host = self.host or (last and last.host) or kept.host
         gateway, operator = self._ports(last, kept)
@@ -56,24 +56,24 @@ class Settings:
         certificate = self._certificate(last or kept)
         return [sys.executable, "-P", "-m", "cortex.operator.main", *ports, "--host", host, *certificate]
 
-    def check_ports(self, home: Home, made: Installation) -> None:
-        """Make sure that nothing of this machine has the port of something else. Raises: InputError."""
-        gateway, operator = self._ports(last_operator(home), made)
+    def check_ports(self, home: Home, installation: Installation) -> None:
+        """Check that no two ports are equal. Raises: InputError."""
+        gateway, operator = self._ports(last_operator(home), installation)
         ports = {"--gateway-port": gateway, "--operator-port": operator}
-        if made.engine == "ray":
-            ports["--node-port"] = made.node_port
+        if installation.engine == "ray":
+            ports["--node-port"] = installation.node_port
         for one, other in combinations(ports, 2):
             if ports[one] == ports[other]:
-                raise InputError(f"{one} and {other} are both {ports[one]}; choose another for one of them")
+                raise InputError(f"{one} and {other} are both {ports[one]}; choose different ports")
 
     def _ports(self, last: OperatorIdentity | None, kept: Installation) -> tuple[int, int]:
-        """Return those of gateway and operator."""
+        """Return the ports of gateway and operator."""
         gateway = self.gateway_port or (last and urlsplit(last.gateway_url).port) or kept.gateway_port
         return gateway, self.operator_port or (last and urlsplit(last.url).port) or kept.operator_port
 
     def _certificate(self, before: OperatorIdentity | Installation) -> list[str]:
-        """Return the options for what is served. Raises: CertificateError if it can't be."""
-        # As with the ports: commands that start an operator again must not make it speak plain HTTP.
+        """Return the command-line options for TLS. Raises: CertificateError."""
+        # A command that restarts the operator must not downgrade it to plain HTTP.
         tls = self.tls
         if tls is None and not self.is_plain and before.tls_cert and before.tls_key:
             tls = CertificateFiles(Path(before.tls_cert), Path(before.tls_key))
@@ -85,65 +85,70 @@ class Settings:
             if tls == self.tls:
                 raise
             raise CertificateError(
-                f"{error}; it was served before: name others with `cortex up --tls-cert FILE --tls-key FILE`, "
+                f"{error}; it was served before: choose others with `cortex up --tls-cert FILE --tls-key FILE`, "
                 "or go back to plain HTTP with `cortex up --no-tls`"
             ) from None
         return ["--tls-cert", str(tls.certificate), "--tls-key", str(tls.key)]
 
     def check(self, running: OperatorIdentity) -> None:
-        """Compare with what runs. Raises: ConflictError if another address, port or certificate was asked for."""
-        for asked, url, what in (
+        """Compare with a running operator. Raises: ConflictError if these options differ from its own."""
+        for port, url, what in (
             (self.gateway_port, running.gateway_url, "gateway"),
             (self.operator_port, running.url, "operator"),
         ):
-            if asked and asked != urlsplit(url).port:
-                raise ConflictError(f"the {what} already runs at {url}; `cortex down` first to move it")
+            if port and port != urlsplit(url).port:
+                raise ConflictError(f"the {what} is already running at {url}; to move it, run `cortex down` first")
         if self.host and running.host and self.host != running.host:
-            raise ConflictError(f"the operator already runs at {running.host}; `cortex down` first to move it")
+            raise ConflictError(
+                f"the operator is already running at {running.host}; to move it, run `cortex down` first"
+            )
         if self.tls and (str(self.tls.certificate), str(self.tls.key)) != (running.tls_cert, running.tls_key):
             now = f"with the certificate {running.tls_cert}" if running.tls_cert else "without TLS"
-            raise ConflictError(f"the operator already runs {now}; `cortex down` first to change that")
+            raise ConflictError(f"the operator is already running {now}; to change that, run `cortex down` first")
         if self.is_plain and running.tls_cert:
             raise ConflictError(
-                f"the operator already runs with the certificate {running.tls_cert}; `cortex down` first to change that"
+                f"the operator is already running with the certificate {running.tls_cert}; "
+                "to change that, run `cortex down` first"
             )
 
 
 def log_file(home: Home) -> Path:
-    """Return the file that takes the operator's output."""
+    """Return the log file of the operator."""
     return home.logs_dir / "operator.log"
 
 
-def start(home: Home, settings: Settings) -> tuple[OperatorIdentity, bool]:
-    """Start the operator unless it runs; return it once it answers, and whether it was started now.
+def start(home: Home, options: ListenOptions) -> tuple[OperatorIdentity, bool]:
+    """Start the operator unless it is running; return it once it answers, and whether it was started by this call.
 
-    Two that start at the same time get the same one. Raises: ConflictError; OperatorUnavailableError with the end of
-    the log if it does not come up.
+    Concurrent calls start one operator. Raises: ConflictError; OperatorUnavailableError, with the end of the log, if
+    the operator does not start.
     """
     home.prepare()
     with hold_lock(home.run_dir / "start.lock", timeout_s=math.inf):
         running = read_operator(home)
         if running and _wait_until_answering(home, running):
-            settings.check(running)
+            options.check(running)
             return running, False
         offset = log_file(home).stat().st_size if log_file(home).exists() else 0
-        process = _spawn(home, settings)
+        process = _spawn(home, options)
         return _wait_until_started(home, process, offset), True
 
 
-def foreground_command(home: Home, settings: Settings) -> list[str]:
-    """Return the command that becomes the operator. Raises: ConflictError if one runs."""
+def foreground_command(home: Home, options: ListenOptions) -> list[str]:
+    """Return the command that runs the operator in the foreground. Raises: ConflictError if one is running."""
     home.prepare()
     running = read_operator(home)
     if running and _answers(home, running):
-        raise ConflictError(f"an operator already runs at {running.url} (pid {running.pid}); `cortex down` stops it")
-    return settings.command(home)
+        raise ConflictError(
+            f"an operator is already running at {running.url} (pid {running.pid}); `cortex down` stops it"
+        )
+    return options.command(home)
 
 
-def _spawn(home: Home, settings: Settings) -> subprocess.Popen[bytes]:
+def _spawn(home: Home, options: ListenOptions) -> subprocess.Popen[bytes]:
     environ = {**os.environ, "CORTEX_HOME": str(home.path)}
     with open(log_file(home), "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:  # noqa: PTH123
-        return start_detached(settings.command(home), output=log, cwd=home.path, env=environ)
+        return start_detached(options.command(home), output=log, cwd=home.path, env=environ)
 
 
 def _wait_until_started(home: Home, process: subprocess.Popen[bytes], log_offset: int) -> OperatorIdentity:
@@ -151,7 +156,7 @@ def _wait_until_started(home: Home, process: subprocess.Popen[bytes], log_offset
     while time.monotonic() < deadline:
         code = process.poll()
         if code is not None:
-            raise OperatorUnavailableError(_why_not_started(home, log_offset, code))
+            raise OperatorUnavailableError(_start_failure(home, log_offset, code))
         operator = last_operator(home)
         if operator and operator.pid == process.pid and _answers(home, operator):
             _wait_for_leader(home, operator, process)
@@ -164,55 +169,55 @@ def _wait_until_started(home: Home, process: subprocess.Popen[bytes], log_offset
 
 
 def _wait_until_answering(home: Home, operator: OperatorIdentity) -> bool:
-    """Wait for an operator that somebody else started. Returns False once its process is gone."""
+    """Wait until an operator that another process started answers. Return False if its process ends."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     while operator.is_running():
         if _answers(home, operator):
             return True
         if time.monotonic() > deadline:
             raise OperatorUnavailableError(
-                f"the operator (pid {operator.pid}) does not answer at {operator.url}; `cortex down` ends it"
+                f"the operator (pid {operator.pid}) does not answer at {operator.url}; `cortex down` stops it"
             )
         time.sleep(_PAUSE_S)
     return False
 
 
 def _wait_for_leader(home: Home, operator: OperatorIdentity, process: subprocess.Popen[bytes]) -> None:
-    """Wait a moment for an operator that shares its database to find out whether it leads or who does.
+    """Wait until an operator with a shared database leads or has found the leader, for a limited time.
 
-    One that can't reach the database answers at first, and ends: what does not answer is looked at again.
+    An operator that can't reach the database answers at first and then exits, so its process is checked repeatedly.
     """
     deadline = time.monotonic() + _LEADER_TIMEOUT_S
     while process.poll() is None and time.monotonic() < deadline:
-        told = _alive(home, operator)
-        if told is not None and (told.get("leads", True) or told.get("leader")):
+        status = _livez(home, operator)
+        if status is not None and (status.get("leads", True) or status.get("leader")):
             return
         time.sleep(_PAUSE_S)
 
 
-def leader_instead(home: Home, operator: OperatorIdentity) -> str | None:
-    """Return the URL of the operator that leads while this one stands by; None if none is known, or this one leads."""
-    told = _alive(home, operator) or {}
-    return None if told.get("leads", True) else told.get("leader")
+def leader_url(home: Home, operator: OperatorIdentity) -> str | None:
+    """Return the URL of the leader if this operator is on standby; None if it leads or the leader is unknown."""
+    status = _livez(home, operator) or {}
+    return None if status.get("leads", True) else status.get("leader")
 
 
 def _answers(home: Home, operator: OperatorIdentity) -> bool:
-    return _alive(home, operator) is not None
+    return _livez(home, operator) is not None
 
 
-def _alive(home: Home, operator: OperatorIdentity) -> dict[str, Any] | None:
-    """Return what an operator says of itself; None if it does not answer."""
+def _livez(home: Home, operator: OperatorIdentity) -> dict[str, Any] | None:
+    """Return the response of `/livez`; None if the operator does not answer."""
     try:
         trust = local_trust(home, operator)
         answer = send("GET", f"{operator.url}/livez", None, {}, _ANSWER_TIMEOUT_S, trust)
-        told = json.loads(answer.body)
+        status = json.loads(answer.body)
     except (OSError, HTTPException, ValueError):
         return None
-    return told if answer.status == 200 and isinstance(told, dict) else None
+    return status if answer.status == 200 and isinstance(status, dict) else None
 
 
-def _why_not_started(home: Home, log_offset: int, code: int) -> str:
-    """Return what the operator said at last, where that is an error for users; else the end of its log."""
+def _start_failure(home: Home, log_offset: int, code: int) -> str:
+    """Return the operator's last log line if it is an error for users; otherwise the end of its log."""
     *_, last = _last_lines(home, log_offset) or [""]
     if last.startswith(_ERROR):
         return f"the operator did not start: {last.removeprefix(_ERROR)}"
@@ -222,7 +227,7 @@ def _why_not_started(home: Home, log_offset: int, code: int) -> str:
 def _log_tail(home: Home, offset: int) -> str:
     if lines := _last_lines(home, offset):
         return "; the end of its log:\n" + "\n".join(f"  {line}" for line in lines)
-    return f"; {log_file(home)} may say why"
+    return f"; {log_file(home)} may contain the reason"
 
 
 def _last_lines(home: Home, offset: int) -> list[str]:

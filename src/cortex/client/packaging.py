@@ -1,4 +1,4 @@
-"""What is uploaded by a deploy: the project's archive with its configuration file."""
+"""Pack a project and its configuration file into the archive that a deploy uploads."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from cortex.config.project import ProjectFiles, pack
 from cortex.errors import InputError
 
 DEFAULT_CONFIG = "cortex.yaml"
-#: What the command line asks about before it uploads that much.
+#: The command line asks for confirmation before it uploads files of this size or number.
 BIG_BYTES = 10 * 1024 * 1024
 MANY_FILES = 1000
 
 
 @dataclass(frozen=True)
 class Package:
-    """A project, ready to be sent."""
+    """Packed project."""
 
     config_name: str  #: path of the configuration file inside the archive
     archive: bytes
-    warnings: tuple[str, ...]  #: what makes it unusually big
+    warnings: tuple[str, ...]  #: reasons why the project is unusually large
 
 
 def find_config(path: Path) -> Path:
-    """Return the configuration file that `path`, a file or a folder, means. Raises: InputError."""
+    """Return the configuration file at `path`, which is the file or its folder. Raises: InputError."""
     file = path / DEFAULT_CONFIG if path.is_dir() else path
-    fix = "give the path of a configuration file, or of the folder it is in"
+    fix = "give the path of a configuration file or of its folder"
     if not file.is_file():
         raise InputError(f"{file}: does not exist; {fix}")
-    if file.suffix == ".py":  # which may be YAML by chance, or fail at its first colon
-        raise InputError(f"{file}: is Python, no configuration file; {fix}")
+    if file.suffix == ".py":  # a typical mistake, for which a YAML error would be misleading
+        raise InputError(f"{file}: is a Python file, not a configuration file; {fix}")
     return file
 
 
 def read_config(config_file: Path) -> bytes:
-    """Return a configuration file's content. Raises: InputError."""
+    """Return the content of a configuration file. Raises: InputError."""
     try:
         return config_file.read_bytes()
     except OSError as error:
@@ -47,25 +47,25 @@ def read_config(config_file: Path) -> bytes:
 
 
 def pack_file(config_file: Path) -> Package:
-    """Pack a configuration file and the folder around it. Raises: InputError, ConfigError."""
+    """Pack a configuration file and the folder that contains it. Raises: InputError, ConfigError."""
     content = read_config(config_file)
     return _pack(ProjectFiles.scan(config_file.parent, config_file.name), config_file.name, content)
 
 
 def pack_specs(api_specs: Sequence[Mapping[str, Any]], project_dir: Path) -> Package:
-    """Pack a folder and, as its `cortex.yaml`, API specifications. Raises: InputError, ConfigError."""
+    """Pack a folder with API specifications as its `cortex.yaml`. Raises: InputError, ConfigError."""
     content = dump_specs(api_specs).encode()
     return _pack(ProjectFiles.scan(project_dir, DEFAULT_CONFIG), DEFAULT_CONFIG, content)
 
 
 def dump_specs(api_specs: Sequence[Mapping[str, Any]]) -> str:
-    """Return specifications as the text of a configuration file. Raises: ValueError."""
-    import yaml  # noqa: PLC0415 - a tenth of the time of `cortex deploy`, which never gets here
+    """Return API specifications as YAML. Raises: ValueError."""
+    import yaml  # noqa: PLC0415 - `cortex deploy` does not need it, and the import takes a tenth of its time
 
     try:
         return yaml.safe_dump([dict(spec) for spec in api_specs], sort_keys=False)
     except yaml.YAMLError as error:
-        raise ValueError(f"`api_spec` holds something that a configuration file can't: {error}") from None
+        raise ValueError(f"`api_spec` contains a value that can't be written as YAML: {error}") from None
 
 
 def _pack(project: ProjectFiles, config_name: str, content: bytes) -> Package:

@@ -1,4 +1,4 @@
-"""Saves a class that was handed over as an object as the files of a project. Never runs any of it."""
+"""Save a class object as the source files of a project, without running its code."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _PICKLE_NAME = "handler.pickle"
 
 @dataclass(frozen=True)
 class SavedClass:
-    """Where the class is in the project, and what reading it needs."""
+    """File of a class in the project, and the packages required to load it."""
 
     path: str
     requirements: tuple[str, ...] = ()
 
 
 def save_class(target: type, folder: Path, class_name: str) -> SavedClass:
-    """Save `target` in `folder` so that it is found there as `class_name`.
+    """Save `target` in `folder` under the name `class_name`.
 
-    From an imported module, its file is taken as it is. From a script, the class is taken with whatever of the script
-    it uses, because loading the whole script would deploy again. Modules beside the file that it imports come along.
-    From a REPL or a notebook there is no file: the class is pickled with dill. Raises: ValueError.
+    For a class of an imported module, the file is copied. For a class of the main script, only the statements that the
+    class depends on are copied, because running the whole script would deploy again. Imported modules next to the file
+    are copied as well. A class from a REPL or notebook has no file and is pickled with dill. Raises: ValueError.
     """
     file = _source_file(target)
     if file is None:
@@ -44,12 +44,12 @@ def save_class(target: type, folder: Path, class_name: str) -> SavedClass:
         text += f"\n\n{class_name} = {target.__name__}\n"
     name = f"{file.stem}.py"
     (folder / name).write_text(text)
-    _copy_neighbours(tree, file.parent, folder, {name})
+    _copy_local_imports(tree, file.parent, folder, {name})
     return SavedClass(name)
 
 
 def extract(text: str, name: str) -> str:
-    """Return a module's text with only the statements that the definition of `name` needs; line numbers are kept."""
+    """Return a module's text reduced to the statements that `name` depends on. Line numbers stay the same."""
     tree = ast.parse(text)
     wanted: set[str] = {name}
     kept: list[ast.stmt] = []
@@ -75,33 +75,33 @@ def _source_file(target: type) -> Path | None:
         file = Path(inspect.getfile(target))
     except (TypeError, OSError):
         return None
-    # Cells of a notebook have the names of files that are not there, or are temporary.
+    # The file names of notebook cells are temporary or do not exist.
     return file if file.is_file() and file.suffix == ".py" and "ipykernel" not in str(file) else None
 
 
 def _pickle(target: type, folder: Path) -> SavedClass:
     try:
-        import dill  # noqa: PLC0415 - optional: only classes without a file need it
+        import dill  # noqa: PLC0415 - optional dependency for classes without a file
     except ImportError:
-        raise ValueError(f"{target.__name__} has no source file; save it in one, or install dill") from None
+        raise ValueError(f"{target.__name__} has no source file; save it in a file or install dill") from None
     with (folder / _PICKLE_NAME).open("wb") as stream:
         dill.dump(target, stream, recurse=True)
     return SavedClass(_PICKLE_NAME, (f"dill=={dill.__version__}",))
 
 
-def _copy_neighbours(tree: ast.Module, source: Path, folder: Path, copied: set[str]) -> None:
-    """Copy the modules and packages beside the class's file that it imports, and those that they import."""
+def _copy_local_imports(tree: ast.Module, source: Path, folder: Path, copied: set[str]) -> None:
+    """Copy the modules and packages in `source` that the class's file imports, directly or indirectly."""
     for name in sorted(set(_imported(tree)) - {"cortex"}):
         file, package = source / f"{name}.py", source / name
         if file.is_file() and file.name not in copied:
             copied.add(file.name)
             shutil.copyfile(file, folder / file.name)
-            _copy_neighbours(ast.parse(file.read_text()), source, folder, copied)
+            _copy_local_imports(ast.parse(file.read_text()), source, folder, copied)
         elif (package / "__init__.py").is_file() and name not in copied:
             copied.add(name)
             shutil.copytree(package, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
             for module in package.rglob("*.py"):
-                _copy_neighbours(ast.parse(module.read_text()), source, folder, copied)
+                _copy_local_imports(ast.parse(module.read_text()), source, folder, copied)
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
@@ -142,7 +142,7 @@ def _walk_scope(node: ast.AST) -> Iterator[ast.AST]:
 
 def _uses(node: ast.AST) -> set[str]:
     names = {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
-    # Annotations in quotes count too; a name too many only keeps a statement too many.
+    # Quoted annotations count as well. A false match only keeps an unneeded statement.
     quoted = {
         child.value for child in ast.walk(node) if isinstance(child, ast.Constant) and isinstance(child.value, str)
     }

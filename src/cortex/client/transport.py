@@ -1,7 +1,7 @@
-"""HTTP to the operator and to APIs: one request, its answer, its errors as the classes of `cortex.errors`.
+"""HTTP client for the operator and for APIs; raises errors as the classes of `cortex.errors`.
 
-On `http.client`, because importing httpx takes a quarter of a second: more than a third of what a whole
-`cortex deploy` may take. It also keeps proxies of the environment away from the loopback address.
+Built on `http.client`, because importing httpx takes 250 ms, more than a third of the time of a whole `cortex deploy`.
+Moreover, `http.client` ignores proxy settings, which must not apply to the loopback address.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from cortex.errors import (
     ConfigError,
@@ -28,53 +28,53 @@ from cortex.errors import (
 from cortex.tls import fingerprint_of
 
 REQUEST_TIMEOUT_S = 60.0
-#: Connecting to a machine that drops packets.
+#: Applies to hosts that drop packets.
 CONNECT_TIMEOUT_S = 10.0
-#: A part of an upload may wait this long until the operator has stored what came before; so may the last answer.
+#: Maximum time in which the operator stores a part of an upload, or responds after the last one.
 UPLOAD_TIMEOUT_S = 300.0
 _BLOCK_BYTES = 65536
-#: How a gateway answers to the operator's routes.
-_SAID_BY_GATEWAY = "no API has the path /v1/"
-#: What OpenSSL says of a certificate (X509_V_ERR_…): its time is over; its names, or addresses, are others.
-_EXPIRED, _OTHER_NAME = 10, (62, 64)
+#: Start of a gateway's response to the operator's routes.
+_GATEWAY_NOT_FOUND = "no API has the path /v1/"
+#: X509_V_ERR_CERT_HAS_EXPIRED; X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH of OpenSSL.
+_EXPIRED, _NAME_MISMATCH = 10, (62, 64)
 
 
 @dataclass(frozen=True)
 class Trust:
-    """Whose certificates are believed, and where their servers are found."""
+    """Certificates that a client accepts, and the address of the server."""
 
-    ca: str = ""  #: file of certificates; "": those that the system trusts
-    #: Certificates, by their SHA-256, that alone are believed, whatever they say of themselves; read when one is shown.
+    ca: str = ""  #: file of CA certificates; "": those of the system
+    #: Returns the SHA-256 fingerprints of the only accepted certificates; neither names nor CAs are checked then.
     pins: Callable[[], Collection[str]] | None = None
-    address: str = ""  #: where to connect to instead of where the name of a URL leads
+    address: str = ""  #: connect to this address instead of the host of the URL
 
     def context(self) -> ssl.SSLContext:
-        """Return what connections are made with. Raises: OSError if the file of certificates can't be read."""
+        """Return the TLS context for connections. Raises: OSError if the file of certificates can't be read."""
         context = ssl.create_default_context(cafile=self.ca or None)
         if self.pins is not None:
             context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE  # `check` does it
+            context.verify_mode = ssl.CERT_NONE  # `check` verifies the fingerprint instead
         elif self.ca:
-            # A certificate in the file is believed itself, not only as the last of a chain.
+            # Accept each certificate in the file as a trust anchor, not only self-signed roots.
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         return context
 
     def check(self, sock: ssl.SSLSocket) -> None:
-        """Believe the other side's certificate, or not. Raises: ssl.SSLCertVerificationError."""
+        """Verify the fingerprint of the server's certificate. Raises: ssl.SSLCertVerificationError."""
         if self.pins is not None and fingerprint_of(sock.getpeercert(binary_form=True) or b"") not in self.pins():
-            raise _OtherCertificateError
+            raise _UnknownCertificateError
 
 
-class _OtherCertificateError(ssl.SSLCertVerificationError):
-    """The certificate is none of those that alone are believed."""
+class _UnknownCertificateError(ssl.SSLCertVerificationError):
+    """The server's certificate has none of the accepted fingerprints."""
 
 
-SYSTEM = Trust()
+SYSTEM_TRUST = Trust()
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole HTTP answer."""
+    """Complete HTTP response."""
 
     status: int
     headers: dict[str, str]  #: names in lower case
@@ -85,17 +85,17 @@ class Answer:
         try:
             return json.loads(self.body)
         except ValueError:
-            raise CortexError(f"the answer is not JSON (status {self.status}): {self.body[:200]!r}") from None
+            raise CortexError(f"the response is not JSON (status {self.status}): {self.body[:200]!r}") from None
 
 
 @dataclass(frozen=True)
 class Transport:
-    """Requests to one operator; each has a connection of its own, so that threads can share it."""
+    """HTTP requests to one operator. Thread-safe: each request opens its own connection."""
 
     url: str
     token: str = ""
-    hint: str = "start it with `cortex up`"  #: what to do when the operator does not answer
-    trust: Trust = SYSTEM
+    hint: str = "start it with `cortex up`"  #: advice of the error when the operator does not answer
+    trust: Trust = SYSTEM_TRUST
 
     def call(
         self,
@@ -107,48 +107,49 @@ class Transport:
         content_type: str = "application/json",
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> Any:
-        """Return the JSON of the operator's answer. Raises: the error that it named; OperatorUnavailableError."""
+        """Return the JSON of the operator's response. Raises: the error in the response; OperatorUnavailableError."""
         headers = self._headers(body, content_type)
         try:
             answer = send(method, self.url + path + encode_query(query), body, headers, timeout_s, self.trust)
         except (OSError, HTTPException) as error:
             raise self._unavailable(error) from None
         if answer.status >= 400:
-            raise self._refused(answer)
+            raise self._error(answer)
         return answer.json() if answer.body else None
 
     def upload(
         self, method: str, path: str, chunks: Iterable[bytes], *, query: dict[str, Any] | None = None, content_type: str
     ) -> Answer:
-        """Send a body of any length as it comes and return the answer, which may be given before its end.
+        """Stream a body of any length and return the response, which the operator may send before the end of the body.
 
-        What `chunks` raises ends the request, whose body is then known to be incomplete. Raises: as `call`.
+        If `chunks` raises, the connection is closed without a final chunk, so the operator discards the request.
+        Raises: like `call`.
         """
         url = self.url + path + encode_query(query)
-        with self._reached():
+        with self._connection_errors():
             connection = _connect(url, UPLOAD_TIMEOUT_S, self.trust)
         try:
-            with self._reached():
+            with self._connection_errors():
                 _begin_upload(connection, method, url, self._headers(b"", content_type))
-            for chunk in chunks:  # what these raise is no trouble with the operator
-                with self._reached():
+            for chunk in chunks:  # outside of `_connection_errors`: errors of `chunks` pass unchanged
+                with self._connection_errors():
                     if chunk and not _send(connection, b"%x\r\n%b\r\n" % (len(chunk), chunk)):
                         break
             else:
-                with self._reached():
+                with self._connection_errors():
                     _send(connection, b"0\r\n\r\n")
-            with self._reached():
+            with self._connection_errors():
                 answer = read(connection.getresponse())
         finally:
             connection.close()
         if answer.status >= 400:
-            raise self._refused(answer)
+            raise self._error(answer)
         return answer
 
     def blocks(
         self, path: str, query: dict[str, Any] | None = None, method: str = "GET", body: bytes | None = None
     ) -> Iterator[bytes]:
-        """Yield an answer's body as it comes, in blocks of bounded size. Raises: as `call`."""
+        """Yield the body of a response in blocks of bounded size as they arrive. Raises: like `call`."""
         try:
             headers = self._headers(body, "application/json")
             url = self.url + path + encode_query(query)
@@ -157,38 +158,40 @@ class Transport:
             raise self._unavailable(error) from None
         try:
             if response.status >= 400:
-                raise self._refused(read(response))
+                raise self._error(read(response))
             while block := response.read1(_BLOCK_BYTES):
                 yield block
         except (OSError, HTTPException) as error:
-            raise OperatorUnavailableError(f"the operator at {self.url} went away ({reason(error)})") from None
+            raise OperatorUnavailableError(
+                f"the operator at {self.url} closed the connection ({describe_error(error)})"
+            ) from None
         finally:
             connection.close()
 
     def raw_lines(
         self, path: str, query: dict[str, Any] | None = None, method: str = "GET", body: bytes | None = None
     ) -> Iterator[bytes]:
-        """Yield the lines of an answer as they come, without their ends. Raises: as `call`."""
-        begun: list[bytes] = []  # what came of the line that is not at its end
+        """Yield the lines of a response as they arrive, without line ends. Raises: like `call`."""
+        partial: list[bytes] = []  # parts of a line whose end has not arrived
         for block in self.blocks(path, query, method, body):
             first, *others = block.split(b"\n")
-            begun.append(first)
+            partial.append(first)
             if others:
-                yield b"".join(begun)
+                yield b"".join(partial)
                 yield from others[:-1]
-                begun = [others[-1]]
-        if last := b"".join(begun):
+                partial = [others[-1]]
+        if last := b"".join(partial):
             yield last
 
     def lines(
         self, path: str, query: dict[str, Any] | None = None, method: str = "GET", body: bytes | None = None
     ) -> Iterator[str]:
-        """As `raw_lines`, of text."""
+        """Like `raw_lines`, as text."""
         for line in self.raw_lines(path, query, method, body):
             yield line.decode(errors="replace").rstrip("\r")
 
     @contextmanager
-    def _reached(self) -> Iterator[None]:
+    def _connection_errors(self) -> Iterator[None]:
         try:
             yield
         except (OSError, HTTPException) as error:
@@ -198,25 +201,25 @@ class Transport:
         headers = {"authorization": f"Bearer {self.token}"}
         return headers | ({"content-type": content_type} if body is not None else {})
 
-    def _refused(self, answer: Answer) -> CortexError:
+    def _error(self, answer: Answer) -> CortexError:
         error = error_of(answer)
-        if answer.status == 404 and str(error).startswith(_SAID_BY_GATEWAY):
-            return InputError(f"{self.url} is the address of a gateway, give that of its operator; {self.hint}")
+        if answer.status == 404 and str(error).startswith(_GATEWAY_NOT_FOUND):
+            return InputError(f"{self.url} is the address of a gateway; use the address of its operator; {self.hint}")
         return error
 
     def _unavailable(self, error: Exception) -> OperatorUnavailableError:
         if isinstance(error, ssl.SSLError):
-            return OperatorUnavailableError(f"the operator at {self.url}: {distrust(error)}")
+            return OperatorUnavailableError(f"the operator at {self.url}: {describe_tls_error(error)}")
         hint = self.hint
         if self.url.startswith("http://") and isinstance(error, ConnectionResetError):
-            hint += "; if it speaks TLS, write its address with https://"
-        return OperatorUnavailableError(f"the operator at {self.url} does not answer ({reason(error)}); {hint}")
+            hint += "; if it uses TLS, its address begins with https://"
+        return OperatorUnavailableError(f"the operator at {self.url} does not answer ({describe_error(error)}); {hint}")
 
 
 def send(
-    method: str, url: str, body: bytes | None, headers: dict[str, str], timeout_s: float, trust: Trust = SYSTEM
+    method: str, url: str, body: bytes | None, headers: dict[str, str], timeout_s: float, trust: Trust = SYSTEM_TRUST
 ) -> Answer:
-    """Send one request and read the whole answer. Raises: OSError, HTTPException."""
+    """Send one request and read the whole response. Raises: OSError, HTTPException."""
     connection, response = open_response(method, url, body, headers, timeout_s, trust)
     try:
         return read(response)
@@ -225,18 +228,23 @@ def send(
 
 
 def open_response(
-    method: str, url: str, body: bytes | None, headers: dict[str, str], timeout_s: float | None, trust: Trust = SYSTEM
+    method: str,
+    url: str,
+    body: bytes | None,
+    headers: dict[str, str],
+    timeout_s: float | None,
+    trust: Trust = SYSTEM_TRUST,
 ) -> tuple[HTTPConnection, HTTPResponse]:
-    """Send one request and return its connection, to be closed by the caller, and its answer as it begins to come.
+    """Send one request; return the connection, which the caller must close, and the response before its body.
 
-    Without `timeout_s` the answer may take for ever. Raises: OSError, HTTPException.
+    Without `timeout_s`, there is no timeout. Raises: OSError, HTTPException.
     """
     connection = _connect(url, timeout_s, trust)
     try:
         try:
             connection.request(method, _target(url), body, {"connection": "close", **headers})
         except (BrokenPipeError, ConnectionResetError):
-            # Refused before the whole body was read, as for one that is too large: the answer says why.
+            # The server rejected the request before it read the whole body, because it is too large, for example.
             return connection, connection.getresponse()
         return connection, connection.getresponse()
     except BaseException:
@@ -245,26 +253,33 @@ def open_response(
 
 
 def read(response: HTTPResponse) -> Answer:
-    """Read the rest of an answer. Raises: OSError, HTTPException."""
+    """Read the body of a response. Raises: OSError, HTTPException."""
     return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
 
 
+def api_path(api: str) -> str:
+    """Return the path of an API's routes. Raises: InputError."""
+    if not api:
+        raise InputError("the name of the API is empty")
+    return f"/v1/apis/{quote(api, safe='')}"
+
+
 def encode_query(query: dict[str, Any] | None) -> str:
-    """Return `?a=b&c=true`; None values are left out."""
+    """Return a query string such as `?a=b&c=true`; None values are omitted."""
     pairs = {key: _query_value(value) for key, value in (query or {}).items() if value is not None}
     return f"?{urlencode(pairs)}" if pairs else ""
 
 
 def error_of(answer: Answer) -> CortexError:
-    """Return the error that an answer of the operator names."""
+    """Return the error that a response of the operator contains."""
     try:
         data = json.loads(answer.body)
     except ValueError:
         data = {}
     if not isinstance(data, dict):
         data = {}
-    said = data.get("error") or data.get("detail") or _plain_text(answer)
-    message = str(said or f"the operator answered with status {answer.status}")
+    text = data.get("error") or data.get("detail") or _plain_text(answer)
+    message = str(text or f"the operator answered with status {answer.status}")
     code = data.get("code")
     if code == ConfigError.code and data.get("diagnostics"):
         return ConfigError([_diagnostic(item) for item in data["diagnostics"]])
@@ -275,34 +290,34 @@ def error_of(answer: Answer) -> CortexError:
     return _by_status(answer.status)(message)
 
 
-def reason(error: Exception) -> str:
-    """Return the few words that name a network error."""
+def describe_error(error: Exception) -> str:
+    """Return a short description of a network error."""
     if isinstance(error, TimeoutError):
         return "timed out"
     if isinstance(error, IncompleteRead):
-        return "the connection broke"
+        return "incomplete response"
     if isinstance(error, HTTPException):
         return str(error) or type(error).__name__
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
 
 
-def distrust(error: ssl.SSLError) -> str:
-    """Say why the other side is not spoken to, and what to do about it."""
+def describe_tls_error(error: ssl.SSLError) -> str:
+    """Describe a TLS error and how to correct it."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        if isinstance(error, _OtherCertificateError):
-            return "its certificate is not that of this machine's operator; `cortex down`, then `cortex up`"
+        if isinstance(error, _UnknownCertificateError):
+            return "its certificate is not that of this machine's operator; run `cortex down`, then `cortex up`"
         fix = (
-            "if it is signed by an authority of your own, or by itself, name the file of that certificate with"
+            "if it is self-signed or signed by a private CA, configure the certificate file with"
             " `cortex env configure ENV --ca FILE`"
         )
         if error.verify_code == _EXPIRED:
-            fix = "it must be renewed where the operator runs"
-        elif error.verify_code in _OTHER_NAME:
-            fix = "use an address that the certificate names"
-        return f"its certificate is not to be trusted ({error.verify_message}); {fix}"
+            fix = "renew it on the machine of the operator"
+        elif error.verify_code in _NAME_MISMATCH:
+            fix = "use an address that the certificate is valid for"
+        return f"its certificate is not trusted ({error.verify_message}); {fix}"
     if error.reason == "WRONG_VERSION_NUMBER":
-        return "it does not speak TLS; write its address with http://"
-    return f"TLS with it fails ({reason(error)})"
+        return "it does not use TLS; its address begins with http://"
+    return f"the TLS handshake failed ({describe_error(error)})"
 
 
 def _connect(url: str, timeout_s: float | None, trust: Trust) -> HTTPConnection:
@@ -318,7 +333,7 @@ def _connect(url: str, timeout_s: float | None, trust: Trust) -> HTTPConnection:
             connection.sock = secured = trust.context().wrap_socket(sock, server_hostname=host)
             trust.check(secured)
         connection.sock.settimeout(timeout_s)
-        # A follower of logs on a machine that vanished would otherwise wait for ever.
+        # Without keepalive, following logs would hang forever if the other machine disappeared.
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     except BaseException:
         connection.close()
@@ -339,8 +354,8 @@ def _begin_upload(connection: HTTPConnection, method: str, url: str, headers: di
 
 
 def _send(connection: HTTPConnection, data: bytes) -> bool:
-    """Send a part of a body; return whether the other side still reads it. Raises: OSError."""
-    # An answer before the end is a refusal. Of what is encrypted, readable bytes need not be an answer.
+    """Send a part of a body; return whether the server still reads it. Raises: OSError."""
+    # A response before the end of the body is an error response. With TLS, readable bytes may be protocol messages.
     if not isinstance(connection, HTTPSConnection):
         readable = select.poll()
         readable.register(connection.sock, select.POLLIN)
@@ -380,7 +395,7 @@ def _classes(base: type[CortexError]) -> Iterator[type[CortexError]]:
 
 
 def _by_status(status: int) -> type[CortexError]:
-    """Return the class for an answer without a known code: one from a proxy, or from another version."""
+    """Return the error class for a response without a known code, from a proxy or another version."""
     for kind in _classes(InputError):
         if kind is not ConfigError and kind.http_status == status and status != InputError.http_status:
             return kind

@@ -1,1 +1,1 @@
-"""One module per command, loaded when it is called: `configure(parser)` says what it takes, `run` does it."""
+"""One module per command, imported when it runs: `configure(parser)` adds its arguments, `run` executes it."""

@@ -1,4 +1,4 @@
-"""`cortex completion`: scripts that complete commands, options and files, made from the commands themselves."""
+"""`cortex completion`: completion scripts for shells, generated from the argument parsers of the commands."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from cortex.cli.context import Context
+from cortex.cli.session import Session
 
 
 @dataclass(frozen=True)
 class Command:
-    """What can follow a command's name."""
+    """Completions of one command."""
 
     name: str
     help: str
     options: tuple[tuple[str, str], ...]  #: option and help
-    words: tuple[str, ...]  #: actions of a command such as `env`
+    words: tuple[str, ...]  #: actions of commands such as `env`
     takes_files: bool
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Say what the command takes."""
+    """Add the arguments of the command."""
     parser.add_argument("shell", metavar="SHELL", choices=sorted(_SCRIPTS), help="bash, fish or zsh")
 
 
-def run(arguments: argparse.Namespace, context: Context) -> int:
+def run(arguments: argparse.Namespace, session: Session) -> int:
     """Print the script."""
-    context.console.line(_SCRIPTS[arguments.shell](commands()).rstrip("\n"))
+    session.console.line(_SCRIPTS[arguments.shell](commands()).rstrip("\n"))
     return 0
 
 
 def commands() -> list[Command]:
-    """Return every command with what can follow it."""
-    main: Any = importlib.import_module("cortex.cli.main")  # it loads this module, so it can't be imported above
+    """Return the completions of every command."""
+    main: Any = importlib.import_module("cortex.cli.main")  # `main` imports this module
     found = []
     for name, text in main.COMMANDS.items():
         actions = main.command_parser(name)._actions

@@ -1,23 +1,23 @@
-"""`cortex down`: everything of this machine's installation, whether its operator still lives or not."""
+"""`cortex down`: stop all processes of this machine's installation, even if its operator has ended."""
 
 from __future__ import annotations
 
 import argparse
 
-from cortex.cli.context import Context
+from cortex.cli.session import Session
 from cortex.client.cleanup import stop_all
 from cortex.telemetry import configure as configure_logs
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Say what the command takes: nothing."""
+    """Add no arguments."""
 
 
-def run(arguments: argparse.Namespace, context: Context) -> int:
-    """Stop it; finding nothing to stop is fine."""
-    context.home.check()
-    if context.home.logs_dir.is_dir():
-        configure_logs(context.home.logs_dir / "cli.log")
-    context.console.progress("stopping replicas, gateway and operator")
-    context.console.line("stopped" if stop_all(context.home) else "nothing was running")
+def run(arguments: argparse.Namespace, session: Session) -> int:
+    """Stop all processes. It is not an error if none is running."""
+    session.home.check()
+    if session.home.logs_dir.is_dir():
+        configure_logs(session.home.logs_dir / "cli.log")
+    session.console.progress("stopping replicas, gateway and operator")
+    session.console.line("stopped" if stop_all(session.home) else "nothing was running")
     return 0

@@ -1,4 +1,4 @@
-"""`cortex env`: names for operators, and which one is the default."""
+"""`cortex env`: list, add, change, rename and delete environments, and choose the default."""
 
 from __future__ import annotations
 
@@ -8,53 +8,56 @@ import sys
 from collections.abc import Callable
 
 from cortex.cli.arguments import add_output
-from cortex.cli.connect import environments_of
-from cortex.cli.context import Context
+from cortex.cli.session import Session
 from cortex.client.environments import Environments
 from cortex.errors import InputError
 
-Action = Callable[[argparse.Namespace, Environments, Context], None]
+Action = Callable[[argparse.Namespace, Environments, Session], None]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Say what the command takes."""
+    """Add the arguments of the command."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = actions.add_parser("list", help="show all environments", description="Show all environments.")
+    listing = actions.add_parser("list", help="list environments", description="List environments.")
     add_output(listing)
-    adding = actions.add_parser("configure", help="add or change one", description="Add or change an environment.")
+    adding = actions.add_parser(
+        "configure", help="add or change an environment", description="Add or change an environment."
+    )
     adding.add_argument("name", metavar="NAME", help="name of the environment")
     adding.add_argument(
-        "--operator-endpoint", "--operator", metavar="URL", help="address of its operator; asked for if left out"
+        "--operator-endpoint", "--operator", metavar="URL", help="address of its operator; prompted for if omitted"
     )
-    adding.add_argument("--token", metavar="TOKEN", help="its operator's token; asked for if left out, `-` is stdin")
-    adding.add_argument("--ca", metavar="FILE", help="certificates to trust instead of the system's (PEM)")
-    for name, text in (("default", "show or choose the default one"), ("delete", "forget one")):
+    adding.add_argument(
+        "--token", metavar="TOKEN", help="token of its operator; prompted for if omitted, `-` reads it from stdin"
+    )
+    adding.add_argument("--ca", metavar="FILE", help="CA certificates (PEM) to trust instead of those of the system")
+    for name, text in (("default", "show or set the default environment"), ("delete", "delete an environment")):
         action = actions.add_parser(name, help=text, description=f"{text.capitalize()}.")
         optional = "?" if name == "default" else None
         action.add_argument("name", metavar="NAME", nargs=optional, help="name of the environment")
-    renaming = actions.add_parser("rename", help="rename one", description="Rename an environment.")
-    renaming.add_argument("name", metavar="OLD", help="name of the environment")
-    renaming.add_argument("new_name", metavar="NEW", help="its new name")
+    renaming = actions.add_parser("rename", help="rename an environment", description="Rename an environment.")
+    renaming.add_argument("name", metavar="OLD", help="current name")
+    renaming.add_argument("new_name", metavar="NEW", help="new name")
 
 
-def run(arguments: argparse.Namespace, context: Context) -> int:
-    """Do what the action says."""
-    _ACTIONS[arguments.action](arguments, environments_of(context), context)
+def run(arguments: argparse.Namespace, session: Session) -> int:
+    """Run the action."""
+    _ACTIONS[arguments.action](arguments, session.environments, session)
     return 0
 
 
-def _list(arguments: argparse.Namespace, environments: Environments, context: Context) -> None:
+def _list(arguments: argparse.Namespace, environments: Environments, session: Session) -> None:
     default = environments.default
     known = [{**item.describe(), "default": item.name == default} for item in environments.known()]
     if arguments.output == "json":
-        context.console.json(known)
+        session.console.json(known)
     else:
         rows = [[str(e["name"]), str(e["operator_endpoint"] or "not running"), "*" * bool(e["default"])] for e in known]
-        context.console.table(["env", "operator", "default"], rows)
+        session.console.table(["env", "operator", "default"], rows)
 
 
-def _configure(arguments: argparse.Namespace, environments: Environments, context: Context) -> None:
-    endpoint = arguments.operator_endpoint or _ask("operator endpoint: ", "--operator-endpoint", context)
+def _configure(arguments: argparse.Namespace, environments: Environments, session: Session) -> None:
+    endpoint = arguments.operator_endpoint or _ask("operator endpoint: ", "--operator-endpoint", session)
     if arguments.token == "-":
         token = sys.stdin.readline().strip()
     elif arguments.token is None:
@@ -63,35 +66,35 @@ def _configure(arguments: argparse.Namespace, environments: Environments, contex
     else:
         token = arguments.token
     environment = environments.configure(arguments.name, endpoint, token, arguments.ca)
-    context.console.line(f"{environment.name} is {environment.operator_endpoint}")
+    session.console.line(f"the environment {environment.name} is {environment.operator_endpoint}")
 
 
-def _default(arguments: argparse.Namespace, environments: Environments, context: Context) -> None:
+def _default(arguments: argparse.Namespace, environments: Environments, session: Session) -> None:
     if arguments.name:
         environments.set_default(arguments.name)
-    context.console.line(f"the default environment is {environments.default}")
+    session.console.line(f"the default environment is {environments.default}")
 
 
-def _rename(arguments: argparse.Namespace, environments: Environments, context: Context) -> None:
+def _rename(arguments: argparse.Namespace, environments: Environments, session: Session) -> None:
     environments.rename(arguments.name, arguments.new_name)
-    context.console.line(f"{arguments.name} is now {arguments.new_name}")
+    session.console.line(f"renamed the environment {arguments.name} to {arguments.new_name}")
 
 
-def _delete(arguments: argparse.Namespace, environments: Environments, context: Context) -> None:
+def _delete(arguments: argparse.Namespace, environments: Environments, session: Session) -> None:
     environments.delete(arguments.name)
-    context.console.line(f"{arguments.name} is forgotten")
+    session.console.line(f"deleted the environment {arguments.name}")
 
 
-def _ask(question: str, option: str, context: Context) -> str:
+def _ask(question: str, option: str, session: Session) -> str:
     _require_terminal(option)
-    context.console.err.write(question)
-    context.console.err.flush()
+    session.console.err.write(question)
+    session.console.err.flush()
     return sys.stdin.readline().strip()
 
 
 def _require_terminal(option: str) -> None:
     if not sys.stdin or not sys.stdin.isatty():
-        raise InputError(f"{option} must be given: there is no terminal to ask on")
+        raise InputError(f"{option} is required because there is no terminal to prompt on")
 
 
 _ACTIONS: dict[str, Action] = {

@@ -1,41 +1,38 @@
-"""`cortex feedback`: what was right, of predictions that an API made before."""
+"""`cortex feedback`: send the true values of earlier predictions."""
 
 from __future__ import annotations
 
 import argparse
 
-from cortex.cli.arguments import add_api, add_env, add_output
-from cortex.cli.connect import client_of
-from cortex.cli.context import Context
-from cortex.cli.job_progress import counted
-from cortex.cli.output import printable
-from cortex.cli.samples import read_sample
+from cortex.cli.arguments import add_api, add_env, add_output, read_sample
+from cortex.cli.output import format_count, printable
+from cortex.cli.session import Session
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Say what the command takes."""
+    """Add the arguments of the command."""
     add_api(parser)
     parser.add_argument(
         "file",
         metavar="FILE",
-        help='lines of JSON, {"request_id": …, "truth": …}, or a list of such objects; `-` is standard input',
+        help='JSON lines {"request_id": …, "truth": …} or a JSON list of such objects; `-` is standard input',
     )
     add_env(parser)
     add_output(parser)
 
 
-def run(arguments: argparse.Namespace, context: Context) -> int:
-    """Send the file; the exit code tells whether every request in it was known."""
+def run(arguments: argparse.Namespace, session: Session) -> int:
+    """Send the file; return 0 if the operator knows all of its request ids."""
     body, _ = read_sample(arguments.file)
-    answer = client_of(context, arguments.env).post_feedback(arguments.api, body)
+    answer = session.client(arguments.env).post_feedback(arguments.api, body)
     if arguments.output == "json":
-        context.console.json(answer)
+        session.console.json(answer)
         return 1 if answer["unknown"] else 0
-    judged = counted(answer["matched"], "prediction", "predictions")
-    context.console.line(f"{judged} judged; `cortex get {arguments.api}` shows how right they are")
+    matched = format_count(answer["matched"], "prediction", "predictions")
+    session.console.line(f"feedback recorded for {matched}; `cortex get {arguments.api}` shows the accuracy")
     if answer["unknown"]:
         some = ", ".join(map(printable, answer["unknown_ids"]))
         more = ", …" if answer["unknown"] > len(answer["unknown_ids"]) else ""
-        what = counted(answer["unknown"], "request is", "requests are")
-        context.console.error(f"{what} not known, or not any more: {some}{more}")
+        what = format_count(answer["unknown"], "request id is", "request ids are")
+        session.console.error(f"{what} unknown or expired: {some}{more}")
     return 1 if answer["unknown"] else 0

@@ -1,23 +1,22 @@
-"""`cortex get`: the status of all APIs, of one with its jobs, or of one job."""
+"""`cortex get`: show all APIs, one API with its jobs, or one job."""
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from cortex.cli.apis_table import Api, Table, async_apis_table, splitters_table, table, targets_table
 from cortex.cli.arguments import UsageError, add_api, add_env, add_job, add_output
-from cortex.cli.connect import client_of
-from cortex.cli.context import Context
-from cortex.cli.jobs_table import batch_apis_table, jobs_table
-from cortex.cli.models_table import notes, versions_table
-from cortex.cli.scaling_table import show_scaling
-from cortex.cli.tasks_table import schedule_lines, task_apis_table, tasks_table
-from cortex.cli.tracker_table import show_tracker
-from cortex.cli.watch import exit_code, show_job, watch
+from cortex.cli.output import Json
+from cortex.cli.progress import exit_code, show_job, watch
+from cortex.cli.session import Session
+from cortex.cli.tables.apis import apis_table, kind_of, targets_table
+from cortex.cli.tables.jobs import jobs_table, schedule_lines, tasks_table
+from cortex.cli.tables.models import model_notes, versions_table
+from cortex.cli.tables.scaling import show_scaling
+from cortex.cli.tables.tracker import show_tracker
 from cortex.client.client import Client
 from cortex.errors import UserError
 from cortex.lifecycle import ApiKind
@@ -26,7 +25,7 @@ _WATCH_S = 2.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Say what the command takes."""
+    """Add the arguments of the command."""
     add_api(parser, optional=True)
     add_job(parser)
     add_env(parser)
@@ -34,35 +33,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-w",
         "--watch",
         action="store_true",
-        help=f"show it again every {_WATCH_S:.0f} seconds; of a job, show its progress until it is over",
+        help=f"refresh every {_WATCH_S:.0f} seconds; for a job, show its progress until it ends",
     )
-    parser.add_argument("--why", action="store_true", help="show why an API has as many replicas as it has")
-    parser.add_argument("--results", action="store_true", help="print what the job's batches returned, as NDJSON")
-    parser.add_argument("--dead-letters", action="store_true", help="print the batches that were given up, as NDJSON")
+    parser.add_argument(
+        "--why", action="store_true", help="show the autoscaler's decisions for the API and their reasons"
+    )
+    parser.add_argument("--results", action="store_true", help="print the results of the job's batches as NDJSON")
+    parser.add_argument("--dead-letters", action="store_true", help="print the batches that failed for good as NDJSON")
     add_output(parser)
 
 
-def run(arguments: argparse.Namespace, context: Context) -> int:
-    """Show once, or until interrupted, or until the job is over; then the exit code tells whether it succeeded."""
+def run(arguments: argparse.Namespace, session: Session) -> int:
+    """Show the status once, or until interrupted. With `--watch` of a job, return 0 if the job succeeds."""
     if (arguments.results or arguments.dead_letters) and not arguments.job:
-        raise UsageError("--results and --dead-letters belong to a job: `cortex get API JOB --results`")
+        raise UsageError("--results and --dead-letters require a job: `cortex get API JOB --results`")
     if arguments.why and (arguments.job or not arguments.api):
-        raise UsageError("--why belongs to one API: `cortex get API --why`")
-    client = client_of(context, arguments.env)
-    return _run_job(client, arguments, context) if arguments.job else _run_apis(client, arguments, context)
+        raise UsageError("--why requires an API and no job: `cortex get API --why`")
+    client = session.client(arguments.env)
+    return _run_job(client, arguments, session) if arguments.job else _run_apis(client, arguments, session)
 
 
-def _run_job(client: Client, arguments: argparse.Namespace, context: Context) -> int:
+def _run_job(client: Client, arguments: argparse.Namespace, session: Session) -> int:
     api, job_id = arguments.api, arguments.job
     if arguments.results or arguments.dead_letters:
         for block in _streamed(client, arguments):
-            context.console.raw(block)
+            session.console.raw(block)
         return 0
-    job = watch(client, api, job_id, context) if arguments.watch else client.get_job(api, job_id)
+    job = watch(client, api, job_id, session) if arguments.watch else client.get_job(api, job_id)
     if arguments.output == "json":
-        context.console.json(job)
+        session.console.json(job)
     else:
-        show_job(client, api, job, context)
+        show_job(client, api, job, session)
     return exit_code(job) if arguments.watch else 0
 
 
@@ -73,20 +74,20 @@ def _streamed(client: Client, arguments: argparse.Namespace) -> Iterator[bytes]:
         yield from client.raw_dead_letters(arguments.api, arguments.job)
 
 
-def _run_apis(client: Client, arguments: argparse.Namespace, context: Context) -> int:
+def _run_apis(client: Client, arguments: argparse.Namespace, session: Session) -> int:
     while True:
         answer = _answer(client, arguments)
         if arguments.watch:
-            context.console.clear_screen()
+            session.console.clear_screen()
         if arguments.output == "json":
-            context.console.json(answer)
+            session.console.json(answer)
         elif arguments.why:
-            show_scaling(answer, context.console)
+            show_scaling(answer, session.console)
         elif arguments.api:
-            _show_one(client, answer, context)
+            _show_one(client, answer, session)
         else:
-            _show_all(client, answer, context)
-        context.console.flush()
+            _show_all(client, answer, session)
+        session.console.flush()
         if not arguments.watch:
             return 0
         time.sleep(_WATCH_S)
@@ -98,76 +99,59 @@ def _answer(client: Client, arguments: argparse.Namespace) -> Any:
     return client.get_api(arguments.api) if arguments.api else client.list_apis()
 
 
-def _show_all(client: Client, apis: list[Api], context: Context) -> None:
-    console, env, now = context.console, client.environment.name, datetime.now(UTC)
+def _show_all(client: Client, apis: list[Json], session: Session) -> None:
+    console, env, now = session.console, client.environment.name, datetime.now(UTC)
     if not apis:
-        console.line("no apis are deployed")
+        console.line("no APIs are deployed")
         return
-    kinds = {kind: [api for api in apis if _kind(api) == kind] for kind in ApiKind}
+    kinds = {kind: [api for api in apis if kind_of(api) == kind] for kind in ApiKind}
     for number, (kind, some) in enumerate((kind, some) for kind, some in kinds.items() if some):
         if number:
             console.line()
-        console.table(*_apis_table(kind)(env, some, now))
+        console.table(*apis_table(kind, env, some, now))
 
 
-def _show_one(client: Client, api: Api, context: Context) -> None:
-    console, status, now = context.console, api["status"], datetime.now(UTC)
+def _show_one(client: Client, api: Json, session: Session) -> None:
+    console, status, now = session.console, api["status"], datetime.now(UTC)
     env = client.environment.name
-    console.table(*_apis_table(_kind(api))(env, [api], now))
-    if _kind(api).runs_jobs:
-        _show_jobs(api, now, context)
-    if _kind(api) is ApiKind.SPLITTER:
+    console.table(*apis_table(kind_of(api), env, [api], now))
+    if kind_of(api).runs_jobs:
+        _show_jobs(api, now, session)
+    if kind_of(api) is ApiKind.SPLITTER:
         console.line()
         console.table(*targets_table(env, api, client.list_apis(), now))
     console.line(f"\nendpoint: {api['endpoint']}")
     if tracked := api.get("tracker"):
         show_tracker(tracked, api["spec"]["name"], console, now)
     if models := api.get("models"):
-        _show_models(models, context)
+        _show_models(models, session)
     if failure := status.get("failure"):
         console.line()
         console.line(UserError(failure["message"], failure["traceback"]).in_full())
         if status["replica_counts"]["stale"]["ready"]:
-            console.line("the version that was live before still serves")
+            console.line("the previous version still serves requests")
 
 
-def _show_jobs(api: Api, now: datetime, context: Context) -> None:
-    context.console.line()
-    is_task = _kind(api) is ApiKind.TASK
+def _show_jobs(api: Json, now: datetime, session: Session) -> None:
+    session.console.line()
+    is_task = kind_of(api) is ApiKind.TASK
     if jobs := api.get("task_job_statuses" if is_task else "batch_job_statuses"):
-        context.console.table(*(tasks_table if is_task else jobs_table)(jobs, now))
+        session.console.table(*(tasks_table if is_task else jobs_table)(jobs, now))
     else:
         submission = "" if is_task else " JOB.json"
-        context.console.line(f"no jobs yet; `cortex submit {api['spec']['name']}{submission}` submits one")
+        session.console.line(f"no jobs yet; `cortex submit {api['spec']['name']}{submission}` submits one")
     if schedule := api.get("schedule"):
-        context.console.line()
+        session.console.line()
         for line in schedule_lines(schedule, now):
-            context.console.line(line)
+            session.console.line(line)
 
 
-def _kind(api: Api) -> ApiKind:
-    try:
-        return ApiKind(api["spec"].get("kind", ApiKind.REALTIME))
-    except ValueError:  # of a newer operator
-        return ApiKind.REALTIME
-
-
-def _apis_table(kind: ApiKind) -> Callable[[str, list[Api], datetime], Table]:
-    tables = {
-        ApiKind.BATCH: batch_apis_table,
-        ApiKind.TASK: task_apis_table,
-        ApiKind.ASYNC: async_apis_table,
-        ApiKind.SPLITTER: splitters_table,
-    }
-    return tables.get(kind, table)
-
-
-def _show_models(models: dict[str, Any], context: Context) -> None:
-    console = context.console
+def _show_models(models: Json, session: Session) -> None:
+    console = session.console
     if models["versions"]:
         console.line()
         console.table(*versions_table(models))
-    lines = list(notes(models, datetime.now(UTC)))
+    lines = list(model_notes(models, datetime.now(UTC)))
     if lines:
         console.line()
     for line in lines:

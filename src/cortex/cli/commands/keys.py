@@ -1,4 +1,4 @@
-"""`cortex keys`: what callers of APIs with `auth: api_key` show."""
+"""`cortex keys`: create, list and revoke API keys for APIs with `auth: api_key`."""
 
 from __future__ import annotations
 
@@ -6,62 +6,69 @@ import argparse
 from collections.abc import Callable
 
 from cortex.cli.arguments import add_env, add_output
-from cortex.cli.connect import client_of
-from cortex.cli.context import Context
+from cortex.cli.session import Session
 from cortex.client.client import Client
 
-Action = Callable[[argparse.Namespace, Client, Context], None]
+Action = Callable[[argparse.Namespace, Client, Session], None]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Say what the command takes."""
+    """Add the arguments of the command."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    text = "make one, and show it this once"
-    making = actions.add_parser("create", help=text, description=f"{text.capitalize()}.")
-    making.add_argument("name", metavar="NAME", help="whose it is or what it is for; need not be unique")
-    making.add_argument(
-        "--api", metavar="API", action="append", default=[], help="an API that it opens, can be repeated; otherwise all"
+    text = "create an API key and print it, which is possible only once"
+    creating = actions.add_parser("create", help=text, description=f"{text.capitalize()}.")
+    creating.add_argument(
+        "name", metavar="NAME", help="description of the key, such as its owner or purpose; need not be unique"
     )
-    listing = actions.add_parser("list", help="show all", description="Show all keys: not the keys themselves.")
-    revoking = actions.add_parser("revoke", help="revoke one", description="Revoke a key: it opens nothing any more.")
-    revoking.add_argument("id", metavar="ID", help="id of the key, as `cortex keys list` shows it")
-    for action in (making, listing, revoking):
+    creating.add_argument(
+        "--api",
+        metavar="API",
+        action="append",
+        default=[],
+        help="API that the key grants access to; can be repeated; default: all APIs",
+    )
+    listing = actions.add_parser(
+        "list", help="list API keys", description="List API keys with their ids and names, without the secret keys."
+    )
+    revoking = actions.add_parser("revoke", help="revoke an API key", description="Revoke an API key.")
+    revoking.add_argument("id", metavar="ID", help="id of the key; `cortex keys list` shows it")
+    for action in (creating, listing, revoking):
         add_env(action)
-    for action in (making, listing):
+    for action in (creating, listing):
         add_output(action)
 
 
-def run(arguments: argparse.Namespace, context: Context) -> int:
-    """Do what the action says."""
-    _ACTIONS[arguments.action](arguments, client_of(context, arguments.env), context)
+def run(arguments: argparse.Namespace, session: Session) -> int:
+    """Run the action."""
+    _ACTIONS[arguments.action](arguments, session.client(arguments.env), session)
     return 0
 
 
-def _create(arguments: argparse.Namespace, client: Client, context: Context) -> None:
-    made = client.create_key(arguments.name, arguments.api)
+def _create(arguments: argparse.Namespace, client: Client, session: Session) -> None:
+    created = client.create_key(arguments.name, arguments.api)
     if arguments.output == "json":
-        context.console.json(made)
+        session.console.json(created)
     else:
-        context.console.line(made["key"])
-        context.console.note(f"this is the only time that the key is shown; its id is {made['id']}")
+        session.console.line(created["key"])
+        session.console.note(f"the key is shown only once; its id is {created['id']}")
     deployed = {api["spec"]["name"] for api in client.list_apis()}
-    for api in made["apis"]:
+    for api in created["apis"]:
         if api not in deployed:
-            context.console.note(f"note: no API {api} is deployed; the key opens it once it is")
+            session.console.note(f"note: no API {api} is deployed; the key will be valid once it is")
 
 
-def _list(arguments: argparse.Namespace, client: Client, context: Context) -> None:
+def _list(arguments: argparse.Namespace, client: Client, session: Session) -> None:
     keys = client.list_keys()
     if arguments.output == "json":
-        context.console.json(keys)
+        session.console.json(keys)
     else:
         rows = [[key["id"], key["name"], ", ".join(key["apis"]) or "all", key["created_at"][:19]] for key in keys]
-        context.console.table(["id", "name", "apis", "created (UTC)"], rows)
+        session.console.table(["id", "name", "apis", "created (UTC)"], rows)
 
 
-def _revoke(arguments: argparse.Namespace, client: Client, context: Context) -> None:
+def _revoke(arguments: argparse.Namespace, client: Client, session: Session) -> None:
     key = client.revoke_key(arguments.id)
-    context.console.line(f"the key {key['id']} ({key['name']}) is revoked")
+    session.console.line(f"revoked the key {key['id']} ({key['name']})")
 
 
 _ACTIONS: dict[str, Action] = {"create": _create, "list": _list, "revoke": _revoke}

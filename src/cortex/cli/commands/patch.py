@@ -1,42 +1,39 @@
-"""`cortex patch`: the configuration of deployed APIs without their code."""
+"""`cortex patch`: change the configuration of deployed APIs without their code."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from cortex.cli.arguments import add_env, add_output
-from cortex.cli.connect import client_of
-from cortex.cli.context import Context
-from cortex.cli.report import located
-from cortex.client.packaging import DEFAULT_CONFIG, find_config, read_config
+from cortex.cli.arguments import add_config, add_env, add_output
+from cortex.cli.output import located
+from cortex.cli.session import Session
+from cortex.client.packaging import find_config, read_config
 from cortex.errors import ConfigError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Say what the command takes."""
-    parser.add_argument(
-        "config", metavar="FILE", nargs="?", default=DEFAULT_CONFIG, help="configuration file, or the folder it is in"
-    )
+    """Add the arguments of the command."""
+    add_config(parser)
     add_env(parser)
-    parser.add_argument("-f", "--force", action="store_true", help="patch also while an update is going on")
+    parser.add_argument("-f", "--force", action="store_true", help="patch even if an update is in progress")
     add_output(parser)
 
 
-def run(arguments: argparse.Namespace, context: Context) -> int:
-    """Send the file and print what became of each API."""
+def run(arguments: argparse.Namespace, session: Session) -> int:
+    """Send the file and print the result for each API."""
     file = find_config(Path(arguments.config))
-    client = client_of(context, arguments.env)
+    client = session.client(arguments.env)
     try:
         results = client.patch_text(read_config(file), arguments.force)
     except ConfigError as error:
         raise located(error, file.parent, file.name) from None
     if arguments.output == "json":
-        context.console.json(results)
+        session.console.json(results)
     else:
         for result in results:
             if result["error"]:
-                context.console.error(f"{result['api']}: {result['error']}")
+                session.console.error(f"{result['api']}: {result['error']}")
             else:
-                context.console.line(result["message"])
+                session.console.line(result["message"])
     return 1 if any(result["error"] for result in results) else 0

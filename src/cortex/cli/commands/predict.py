@@ -1,4 +1,4 @@
-"""`cortex predict`: one request to an API, its answer as it comes."""
+"""`cortex predict`: send one request to an API and print the response as it arrives."""
 
 from __future__ import annotations
 
@@ -7,101 +7,101 @@ import time
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 
-from cortex.cli.arguments import add_api, add_env
-from cortex.cli.connect import client_of
-from cortex.cli.context import Context
-from cortex.cli.samples import read_sample
+from cortex.cli.arguments import add_api, add_env, read_sample
+from cortex.cli.session import Session
 from cortex.client.client import Client, open_api
-from cortex.client.transport import reason
+from cortex.client.transport import describe_error
 from cortex.errors import CortexError
 from cortex.lifecycle import ApiKind
 
 _CHUNK_BYTES = 65536
-#: Interfaces for which `?debug=true` has an effect, as it had when they were new.
-_LOGGED = ("functions", "predictor")
-#: What the last line about a request begins with.
-_LAST = ("prediction: ", "failed:")
-_LOGGED_S, _POLL_S = 2.0, 0.05
+#: Handler interfaces that support `?debug=true`.
+_DEBUG_INTERFACES = ("functions", "predictor")
+#: Prefixes of the last log line of a request.
+_LAST_LINES = ("prediction: ", "failed:")
+_LOG_TIMEOUT_S, _POLL_S = 2.0, 0.05
 _TAIL = 2000
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Say what the command takes."""
+    """Add the arguments of the command."""
     add_api(parser)
     parser.add_argument(
-        "sample", metavar="SAMPLE", help="file to send, its content type told by its suffix; `-` is JSON from stdin"
+        "sample", metavar="SAMPLE", help="file to send; its suffix determines the content type; `-` is JSON from stdin"
     )
     add_env(parser)
     parser.add_argument(
-        "--api-key", metavar="KEY", help="for an API that asks for one; in place of the variable CORTEX_API_KEY"
+        "--api-key", metavar="KEY", help="key for an API with `auth: api_key`; default: the variable CORTEX_API_KEY"
     )
     parser.add_argument(
         "--debug",
         action="store_true",
-        help="send `?debug=true`, which has the sample and the prediction logged; show them, status, headers and time",
+        help="send `?debug=true` and print status, headers, time, and the logged sample and prediction",
     )
 
 
-def run(arguments: argparse.Namespace, context: Context) -> int:
-    """Send the sample; the exit code tells whether the API answered without an error."""
+def run(arguments: argparse.Namespace, session: Session) -> int:
+    """Send the sample; return 0 unless the API responds with an error."""
     body, content_type = read_sample(arguments.sample)
-    client = client_of(context, arguments.env)
+    client = session.client(arguments.env)
     api = client.get_api(arguments.api)
     endpoint = api["endpoint"]
     began = time.monotonic()
-    key = arguments.api_key or context.environ.get("CORTEX_API_KEY")
+    key = arguments.api_key or session.environ.get("CORTEX_API_KEY")
     query, trust = {"debug": True} if arguments.debug else None, client.environment.connect().trust
     connection, response = open_api(endpoint, body, content_type, query, key, trust)
     try:
         if arguments.debug:
-            _tell(response, time.monotonic() - began, context)
-        ends_in_newline = _copy(response, endpoint, context)
+            _print_head(response, time.monotonic() - began, session)
+        ends_in_newline = _copy(response, endpoint, session)
     finally:
         connection.close()
-    if context.console.out_is_terminal and not ends_in_newline:
-        context.console.line()
+    if session.console.out_is_terminal and not ends_in_newline:
+        session.console.line()
     if arguments.debug:
-        context.console.flush()
-        _show_logged(client, api, response.getheader("x-cortex-request-id", ""), context)
+        session.console.flush()
+        _print_debug_log(client, api, response.getheader("x-cortex-request-id", ""), session)
     if response.status >= 400:
-        context.console.error(f"{arguments.api} answered with status {response.status}")
+        session.console.error(f"{arguments.api} answered with status {response.status}")
         return 1
     return 0
 
 
-def _tell(response: HTTPResponse, seconds: float, context: Context) -> None:
-    context.console.note(f"{response.status} {response.reason} after {seconds * 1000:.1f} ms")
+def _print_head(response: HTTPResponse, seconds: float, session: Session) -> None:
+    session.console.note(f"{response.status} {response.reason} after {seconds * 1000:.1f} ms")
     for name, value in response.getheaders():
-        context.console.note(f"{name.lower()}: {value}")
+        session.console.note(f"{name.lower()}: {value}")
 
 
-def _show_logged(client: Client, api: dict[str, Any], request_id: str, context: Context) -> None:
-    """Show what the replica logged of the request; the lines are there a moment after the answer."""
+def _print_debug_log(client: Client, api: dict[str, Any], request_id: str, session: Session) -> None:
+    """Print the log lines of the request, which are available shortly after the response."""
     if api["spec"].get("kind") != ApiKind.REALTIME:
         return
-    if api["spec"]["handler"]["interface"] not in _LOGGED:
-        context.console.note("a Handler has nothing logged by `?debug=true`; print or log what you want to see")
+    if api["spec"]["handler"]["interface"] not in _DEBUG_INTERFACES:
+        session.console.note("`?debug=true` has no effect on a Handler class; log the values in its code instead")
         return
-    deadline = time.monotonic() + _LOGGED_S
+    deadline = time.monotonic() + _LOG_TIMEOUT_S
     mark = f"request {request_id} "
     while True:
         found = [line.partition(mark)[2] for line in client.api_logs(api["spec"]["name"], tail=_TAIL) if mark in line]
-        if any(line.startswith(_LAST) for line in found) or time.monotonic() > deadline:
+        if any(line.startswith(_LAST_LINES) for line in found) or time.monotonic() > deadline:
             break
         time.sleep(_POLL_S)
     for line in found:
-        context.console.note(line)
+        session.console.note(line)
 
 
-def _copy(response: HTTPResponse, endpoint: str, context: Context) -> bool:
-    """Print the body as it comes; return whether it ends in a line break."""
+def _copy(response: HTTPResponse, endpoint: str, session: Session) -> bool:
+    """Print the body as it arrives; return whether it ends with a line break."""
     last = b"\n"
     try:
         while chunk := response.read1(_CHUNK_BYTES):
-            context.console.raw(chunk)
+            session.console.raw(chunk)
             last = chunk
     except BrokenPipeError:
         raise
     except (OSError, HTTPException) as error:
-        raise CortexError(f"{endpoint} broke off its answer ({reason(error)})") from None
+        raise CortexError(
+            f"{endpoint} closed the connection before the end of the response ({describe_error(error)})"
+        ) from None
     return last.endswith(b"\n")

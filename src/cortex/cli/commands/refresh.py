@@ -1,27 +1,26 @@
-"""`cortex refresh`: new replicas of the same specification."""
+"""`cortex refresh`: replace all replicas of an API by new ones with the same specification."""
 
 from __future__ import annotations
 
 import argparse
 
 from cortex.cli.arguments import add_api, add_env, add_output
-from cortex.cli.connect import client_of
-from cortex.cli.context import Context
+from cortex.cli.session import Session
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Say what the command takes."""
+    """Add the arguments of the command."""
     add_api(parser)
     add_env(parser)
-    parser.add_argument("-f", "--force", action="store_true", help="refresh also while an update is going on")
+    parser.add_argument("-f", "--force", action="store_true", help="refresh even if an update is in progress")
     add_output(parser)
 
 
-def run(arguments: argparse.Namespace, context: Context) -> int:
-    """Ask for it and print the operator's answer."""
-    answer = client_of(context, arguments.env).refresh(arguments.api, arguments.force)
+def run(arguments: argparse.Namespace, session: Session) -> int:
+    """Send the request and print the operator's message."""
+    answer = session.client(arguments.env).refresh(arguments.api, arguments.force)
     if arguments.output == "json":
-        context.console.json(answer)
+        session.console.json(answer)
     else:
-        context.console.line(answer["message"])
+        session.console.line(answer["message"])
     return 0

@@ -1,21 +1,18 @@
-"""`cortex simulate`: what the autoscaler would do with an API under some traffic, without running any of it."""
+"""`cortex simulate`: simulate the autoscaling of an API under recorded or synthetic traffic."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cortex.cli.age import duration
-from cortex.cli.arguments import UsageError, add_output
-from cortex.cli.context import Context
-from cortex.cli.output import Console
-from cortex.cli.plot import panel, time_axis
-from cortex.cli.report import located
-from cortex.client.packaging import DEFAULT_CONFIG, find_config
+from cortex.cli.arguments import UsageError, add_config, add_output
+from cortex.cli.output import Console, format_duration, located
+from cortex.cli.session import Session
+from cortex.client.packaging import find_config
 from cortex.config.schema import Api
 from cortex.config.values import duration_s
 from cortex.errors import ConfigError, InputError
@@ -25,36 +22,46 @@ from cortex.operator.autoscaling.traffic import SHAPES, Trace, read_trace, shape
 from cortex.operator.deploy.diagnose import diagnose
 
 _MS_PER_S = 1000.0
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+#: Width of the labels of the vertical axis.
+_AXIS = 9
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Say what the command takes."""
-    parser.add_argument(
-        "config", metavar="FILE", nargs="?", default=DEFAULT_CONFIG, help="configuration file, or the folder it is in"
-    )
-    parser.add_argument("--api", metavar="NAME", help="which of its APIs, if there are several")
+    """Add the arguments of the command."""
+    add_config(parser)
+    parser.add_argument("--api", metavar="NAME", help="API to simulate; required if the file has several")
     traffic = parser.add_argument_group("traffic")
     traffic.add_argument(
-        "--trace", metavar="FILE", help="CSV with the columns time_s,requests_per_s, or NDJSON with these keys"
+        "--trace",
+        metavar="FILE",
+        help="recorded traffic: CSV with the columns time_s,requests_per_s, or NDJSON with these keys",
     )
-    traffic.add_argument("--shape", choices=tuple(SHAPES), help=f"a named course: {', '.join(SHAPES)}")
-    traffic.add_argument("--base", type=_amount, default=1.0, help="lowest requests per second of a shape")
-    traffic.add_argument("--peak", type=_amount, default=50.0, help="highest requests per second of a shape")
-    traffic.add_argument("--duration", type=_seconds, default=3600.0, help="how long a shape lasts, such as 24h")
+    traffic.add_argument("--shape", choices=tuple(SHAPES), help=f"synthetic traffic: {', '.join(SHAPES)}")
+    traffic.add_argument("--base", type=_amount, default=1.0, help="minimum requests per second of a shape")
+    traffic.add_argument("--peak", type=_amount, default=50.0, help="maximum requests per second of a shape")
+    traffic.add_argument("--duration", type=_seconds, default=3600.0, help="duration of a shape, such as 24h")
     assumed = parser.add_argument_group("assumptions")
-    assumed.add_argument("--service-time", type=_seconds, default=0.1, help="how long a call takes on average")
-    assumed.add_argument("--service-cv", type=_amount, default=0.5, help="its standard deviation / its average")
-    assumed.add_argument("--startup-time", type=_seconds, default=10.0, help="until a new replica gets requests")
+    assumed.add_argument("--service-time", type=_seconds, default=0.1, help="average duration of a call")
     assumed.add_argument(
-        "--replicas", type=int, metavar="N", help="replicas in the beginning; else as many as the first rate takes"
+        "--service-cv",
+        type=_amount,
+        default=0.5,
+        help="coefficient of variation of the duration: standard deviation / average",
     )
-    assumed.add_argument("--room", type=int, metavar="N", help="replicas that the machine has room for")
-    assumed.add_argument("--seed", type=int, default=1, help="of what is left to chance")
+    assumed.add_argument(
+        "--startup-time", type=_seconds, default=10.0, help="time until a new replica receives requests"
+    )
+    assumed.add_argument(
+        "--replicas", type=int, metavar="N", help="initial replicas; default: as many as the initial rate requires"
+    )
+    assumed.add_argument("--room", type=int, metavar="N", help="maximum replicas that the machine has capacity for")
+    assumed.add_argument("--seed", type=int, default=1, help="seed of the random numbers")
     add_output(parser)
 
 
-def run(arguments: argparse.Namespace, context: Context) -> int:
-    """Simulate and show. The same arguments show the same."""
+def run(arguments: argparse.Namespace, session: Session) -> int:
+    """Simulate and print the outcome, which is deterministic."""
     if (arguments.trace is None) == (arguments.shape is None):
         raise UsageError(f"give either --trace FILE or --shape {'|'.join(SHAPES)}")
     api, trace = _api(arguments), _trace(arguments)
@@ -67,14 +74,14 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
     )
     outcome = simulate(api, trace, assumptions)
     if arguments.output == "json":
-        context.console.json(as_json(api, assumptions, outcome))
+        session.console.json(as_json(api, assumptions, outcome))
     else:
-        _show(api, assumptions, outcome, context.console)
+        _show(api, assumptions, outcome, session.console)
     return 0
 
 
 def as_json(api: Api, assumptions: Assumptions, outcome: Outcome) -> dict[str, Any]:
-    """Return all of it, times in seconds."""
+    """Return the whole outcome; times are in seconds."""
     return {
         "api": api.name,
         "assumptions": asdict(assumptions),
@@ -93,7 +100,7 @@ def _api(arguments: argparse.Namespace) -> Api:
     if arguments.api is not None and arguments.api not in scaled:
         raise InputError(f"{file} has no API {arguments.api} with replicas; it has {', '.join(scaled) or 'none'}")
     if arguments.api is None and len(scaled) != 1:
-        raise InputError(f"say which API with --api: {file} has {', '.join(scaled) or 'none with replicas'}")
+        raise InputError(f"--api is required: {file} has {', '.join(scaled) or 'none with replicas'}")
     return scaled[arguments.api or next(iter(scaled))]
 
 
@@ -113,13 +120,13 @@ def _show(api: Api, assumptions: Assumptions, outcome: Outcome, console: Console
         ("requests per second", [point.rate for point in points], _count),
         ("replicas requested", [float(point.requested) for point in points], _count),
         ("replicas ready", [float(point.ready) for point in points], _count),
-        ("requests that wait", [point.waiting for point in points], _count),
+        ("requests waiting", [point.waiting for point in points], _count),
         ("p50 latency", [point.p50_s for point in points], _time),
         ("p95 latency", [point.p95_s for point in points], _time),
     ):
         for line in panel(title, values, shown):
             console.line(line)
-    console.line(time_axis(duration(outcome.duration_s), len(points)))
+    console.line(time_axis(format_duration(outcome.duration_s), len(points)))
     console.line()
     console.line(f"assumed: calls take {_time(service.mean_s)} on average (cv {service.cv:g}), {slots(api)} at a time")
     console.line(f"assumed: a replica takes {_time(assumptions.startup_s)} to start")
@@ -127,13 +134,48 @@ def _show(api: Api, assumptions: Assumptions, outcome: Outcome, console: Console
     console.line(f"requests: {outcome.requests:,.0f}, {_lost(outcome)}")
     quantiles = (("p50", outcome.p50_s), ("p95", outcome.p95_s), ("p99", outcome.p99_s))
     console.line("latency: " + ", ".join(f"{name} {'-' if at is None else _time(at)}" for name, at in quantiles))
-    console.line(f"changes of the number: {len(outcome.decisions)}; -o json has them with their reasons")
+    console.line(f"changes of the number of replicas: {len(outcome.decisions)}; -o json prints them with their reasons")
+
+
+def panel(
+    title: str, values: Sequence[float | None], shown: Callable[[float], str], width: int = 72, height: int = 4
+) -> list[str]:
+    """Return the lines of a chart from 0 to the maximum. Each column shows the maximum of its values.
+
+    None: no value.
+    """
+    columns = [_maximum(values, column, min(width, len(values))) for column in range(min(width, len(values)))]
+    top = max((value for value in columns if value is not None), default=0.0)
+    lines = [title]
+    for row in reversed(range(height)):
+        label = shown(top) if row == height - 1 else shown(0.0) if row == 0 else ""
+        cells = "".join(_cell(value, top, row, height) for value in columns)
+        lines.append(f"{label:>{_AXIS}} │{cells}".rstrip())
+    return lines
+
+
+def time_axis(duration: str, columns: int, width: int = 72) -> str:
+    """Return the time axis below the charts, from 0 to the end."""
+    return f"{'':{_AXIS}} └0{duration:>{max(min(width, columns) - 1, 1)}}"
+
+
+def _maximum(values: Sequence[float | None], column: int, columns: int) -> float | None:
+    part = values[column * len(values) // columns : (column + 1) * len(values) // columns]
+    return max((value for value in part if value is not None), default=None)
+
+
+def _cell(value: float | None, top: float, row: int, height: int) -> str:
+    if not value:
+        return "_" if value == 0 and row == 0 else " "
+    filled = value / top * height - row
+    least = 1 if row == 0 else 0  # values above 0 remain visible
+    return _EIGHTHS[min(8, max(least, round(filled * 8)))]
 
 
 def _lost(outcome: Outcome) -> str:
     if not outcome.refused and not outcome.timed_out:
-        return "none refused or timed out"
-    return f"{outcome.refused:,.0f} refused (503), {outcome.timed_out:,.0f} timed out while they waited (504)"
+        return "none rejected or timed out"
+    return f"{outcome.refused:,.0f} rejected (503), {outcome.timed_out:,.0f} timed out while waiting (504)"
 
 
 def _count(value: float) -> str:

@@ -1,4 +1,4 @@
-"""`cortex status`: operator, gateway, model agent and replicas of this machine."""
+"""`cortex status`: show operator, gateway, model agent and replicas of this machine."""
 
 from __future__ import annotations
 
@@ -6,43 +6,41 @@ import argparse
 from typing import Any
 
 from cortex.cli.arguments import add_output
-from cortex.cli.connect import environments_of
-from cortex.cli.context import Context
-from cortex.client.cleanup import observe
-from cortex.client.client import Client
+from cortex.cli.session import Session
+from cortex.client.cleanup import inspect_processes
 from cortex.client.environments import LOCAL
 from cortex.errors import OperatorUnavailableError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Say what the command takes."""
+    """Add the arguments of the command."""
     add_output(parser)
 
 
-def run(arguments: argparse.Namespace, context: Context) -> int:
-    """Show what the operator says or, where none answers, what can be seen without it."""
+def run(arguments: argparse.Namespace, session: Session) -> int:
+    """Show the status from the operator or, if it does not answer, from the processes themselves."""
     try:
-        status = Client(environments_of(context).get(LOCAL)).operator_status()
+        status = session.client(LOCAL).operator_status()
     except OperatorUnavailableError:
-        status = observe(context.home)
+        status = inspect_processes(session.home)
     if arguments.output == "json":
-        context.console.json(status)
+        session.console.json(status)
     else:
-        _show(status, context)
+        _show(status, session)
     return 0
 
 
-def _show(status: dict[str, Any], context: Context) -> None:
-    console = context.console
+def _show(status: dict[str, Any], session: Session) -> None:
+    console = session.console
     rows = [[name, *_where(status[name])] for name in ("operator", "gateway")]
-    if status.get("models"):  # there is one only while an API has models
+    if status.get("models"):  # it runs only while an API has models
         rows.append(["model agent", *_where(status["models"])])
     if cluster := status.get("cluster"):
         count = len(cluster["nodes"])
         used = f"{count} {'node' if count == 1 else 'nodes'} in use"
         rows.append(["cluster", "not reached" if cluster["problem"] else "running", "-", used])
     console.table(["process", "status", "pid", "url"], rows)
-    if warning := lack_of_cluster(status):
+    if warning := cluster_problem(status):
         console.line(f"\n{warning}")
     if status.get("gateways"):
         console.line()
@@ -58,13 +56,13 @@ def _show(status: dict[str, Any], context: Context) -> None:
         console.table(headers, rows)
 
 
-def lack_of_cluster(status: dict[str, Any]) -> str:
-    """Return what users are to know of a cluster that can't place anything; empty while it can, or where there is none.
+def cluster_problem(status: dict[str, Any]) -> str:
+    """Return a message if the cluster can't place replicas; "" if it can or there is no cluster.
 
-    `status` is what `Client.operator_status` returns.
+    `status` is the result of `Client.operator_status`.
     """
     problem = (status.get("cluster") or {}).get("problem")
-    return f"nothing new is placed on the cluster: {problem}" if problem else ""
+    return f"no new replicas can be placed on the cluster: {problem}" if problem else ""
 
 
 def _where(process: dict[str, Any] | None) -> list[str]:

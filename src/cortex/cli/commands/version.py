@@ -1,4 +1,4 @@
-"""`cortex version`."""
+"""`cortex version`: print the version."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import argparse
 
 from cortex import __version__
 from cortex.cli.arguments import add_output
-from cortex.cli.context import Context
+from cortex.cli.session import Session
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Say what the command takes."""
+    """Add the arguments of the command."""
     add_output(parser)
 
 
-def run(arguments: argparse.Namespace, context: Context) -> int:
-    """Print it."""
+def run(arguments: argparse.Namespace, session: Session) -> int:
+    """Print the version."""
     if arguments.output == "json":
-        context.console.json({"version": __version__})
+        session.console.json({"version": __version__})
     else:
-        context.console.line(__version__)
+        session.console.line(__version__)
     return 0

@@ -6,10 +6,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cortex.engine.log_writer import STDERR, STDOUT, SUPERVISOR
-from cortex.engine.logs import LogLine
+
+if TYPE_CHECKING:  # the command line imports this module, and `engine.logs` imports asyncio
+    from cortex.engine.logs import LogLine
 
 #: Default and maximum of `tail`.
 DEFAULT_TAIL, MAX_TAIL = 1000, 1_000_000

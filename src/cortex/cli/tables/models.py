@@ -1,4 +1,4 @@
-"""The models of one API as `cortex get` shows them: versions, and why others are not served."""
+"""Table of the model versions of an API, with notes about problems."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from cortex.cli.age import age, stamp
+from cortex.cli.output import Table, format_age, format_time
 
-#: The name of the one model of `path`, which the user gave none.
+#: Internal name of the only model of an API with `path`.
 _UNNAMED = "_cortex_default"
 _DETAIL_LINES = 20
 
 Models = dict[str, Any]
 
 
-def versions_table(models: Models) -> tuple[list[str], list[list[str]]]:
-    """Return headers and rows: one per version. The only model of `path` has no name to show."""
+def versions_table(models: Models) -> Table:
+    """Return a table with one row per version. The name column is omitted for the only model of `path`."""
     rows = [
         [
             row["model"],
             row["version"] + _latest(row, models["replicas"]),
-            stamp(datetime.fromisoformat(row["edited_at"])),
+            format_time(datetime.fromisoformat(row["edited_at"])),
             _loaded(row, models["replicas"]),
         ]
         for row in models["versions"]
@@ -32,8 +32,8 @@ def versions_table(models: Models) -> tuple[list[str], list[list[str]]]:
     return headers, rows
 
 
-def notes(models: Models, now: datetime) -> Iterator[str]:
-    """Say what the table does not: what is left out of it, what is on its way, what is wrong."""
+def model_notes(models: Models, now: datetime) -> Iterator[str]:
+    """Yield notes about omitted versions, versions that are being loaded, and problems."""
     hidden = models["version_count"] - len(models["versions"])
     if hidden > 0:
         yield f"and {hidden:,} more versions"
@@ -48,7 +48,7 @@ def _problem(problem: Models, replicas: int, now: datetime) -> Iterator[str]:
     name = "" if problem["model"] in ("", _UNNAMED) else problem["model"]
     number = f"version {problem['version']}" if problem["version"] else ""
     what = " ".join(filter(None, (name, number))) or "models"
-    since = f", for {age(datetime.fromisoformat(problem['since']), now)}" if problem["since"] else ""
+    since = f", for {format_age(datetime.fromisoformat(problem['since']), now)}" if problem["since"] else ""
     where = f", in {_of(problem['replicas'], replicas)}" if problem["replicas"] < replicas else ""
     yield f"problem with {what}{since}{where}: {problem['message']}"
     lines = problem["detail"].rstrip().splitlines()

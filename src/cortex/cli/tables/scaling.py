@@ -1,44 +1,40 @@
-"""The autoscaler's decisions as `cortex get API --why` shows them, from the operator's JSON."""
+"""Table of the autoscaler's decisions, printed by `cortex get API --why`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
 
-from cortex.cli.job_progress import counted
-from cortex.cli.output import Console
+from cortex.cli.output import Console, Json, Table, format_count
 
-#: So many decisions are shown; `-o json` has all that are kept.
+#: Maximum number of decisions in the table; `-o json` prints all that the operator has kept.
 _SHOWN = 20
-
-Json = dict[str, Any]
 
 
 def show_scaling(scaling: Json, console: Console) -> None:
-    """Write the policy and the last decisions, the newest last."""
+    """Print the policy and the last decisions, newest last."""
     for line in policy_lines(scaling):
         console.line(line)
     if not scaling["decisions"]:
-        console.line("\nno decision was made yet since the operator started or the API was deployed")
+        console.line("\nno decision has been made since the operator was started or the API was deployed")
         return
     console.line()
     console.table(*decisions_table(scaling["decisions"]))
 
 
 def policy_lines(scaling: Json) -> Iterator[str]:
-    """Say what the autoscaler aims at."""
+    """Yield the lines of the autoscaling policy."""
     policy = scaling["policy"]
     low, high = policy["min_replicas"], policy["max_replicas"]
-    yield f"{scaling['api']}: {counted(scaling['requested'], 'replica', 'replicas')} requested, of {low} to {high}"
+    yield f"{scaling['api']}: {format_count(scaling['requested'], 'replica', 'replicas')} requested, of {low} to {high}"
     if low == high:
-        yield "min_replicas and max_replicas are the same: nothing is decided"
+        yield "min_replicas equals max_replicas: the API is not autoscaled"
         return
     yield f"target: {policy['target']:g} {policy['measure']} per replica, averaged over {policy['window_s']:g} s"
 
 
-def decisions_table(decisions: list[Json]) -> tuple[list[str], list[list[str]]]:
-    """Return headers and rows: what was decided from which figures, and why."""
+def decisions_table(decisions: list[Json]) -> Table:
+    """Return a table with one row per decision: inputs, numbers of replicas and reason."""
     headers = ["time", "samples", "average", "wanted", "recommended", "replicas", "reason"]
     return headers, [_row(decision) for decision in decisions[-_SHOWN:]]
 

@@ -1,4 +1,4 @@
-"""The tracked predictions of one API as `cortex get` shows them: what was predicted, drift, and how right it was."""
+"""Tables of an API's tracked predictions: distribution, drift, and accuracy against feedback."""
 
 from __future__ import annotations
 
@@ -6,35 +6,33 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from cortex.cli.age import age, stamp
-from cortex.cli.output import Console
+from cortex.cli.output import Console, Table, format_age, format_time
 
-#: Of the hours in which there was truth, the last ones.
+#: Maximum number of hours with feedback in the table.
 _SHOWN_HOURS = 12
 
 Tracked = dict[str, Any]
-Table = tuple[list[str], list[list[str]]]
 
 
 def show_tracker(tracked: Tracked, api: str, console: Console, now: datetime) -> None:
-    """Write all that is known."""
+    """Print predictions, drift and accuracy."""
     console.line()
     if _has_predictions(tracked):
         console.table(*predictions_table(tracked))
-    for line in notes(tracked, api, now):
+    for line in tracker_notes(tracked, api, now):
         console.line(line)
     if truth := tracked["truth"]:
         console.line()
-        console.table(*truth_table(truth))
+        console.table(*accuracy_table(truth))
 
 
 def _has_predictions(tracked: Tracked) -> bool:
-    """Tell whether there is something to show: of the very first number, the bucket is counted before the rest."""
+    """Return whether there are predictions. The count of the first number is stored before its quantiles."""
     return bool(tracked["predictions"]) and ("classes" in tracked or tracked["regression"] is not None)
 
 
 def predictions_table(tracked: Tracked) -> Table:
-    """Return headers and rows: one per class, or one of numbers."""
+    """Return a table with one row per class, or one row for a regression."""
     if (numbers := tracked.get("regression")) is not None:
         quantiles = numbers["quantiles"]
         headers = ["predictions", "min", *(f"{100 * float(q):g}%" for q in quantiles), "max", "avg"]
@@ -45,15 +43,15 @@ def predictions_table(tracked: Tracked) -> Table:
     return ["class", "count", "share"], rows
 
 
-def notes(tracked: Tracked, api: str, now: datetime) -> Iterator[str]:
-    """Say what the table does not: what is left out, what could not be tracked, and drift."""
+def tracker_notes(tracked: Tracked, api: str, now: datetime) -> Iterator[str]:
+    """Yield notes about omitted classes, untracked predictions and drift."""
     if not _has_predictions(tracked):
         yield "no predictions yet"
     hidden = tracked.get("class_count", 0) - len(tracked.get("classes", ()))
     if hidden > 0:
         yield f"and {hidden:,} more classes"
     if untracked := tracked["untracked"]:
-        yield f"{untracked:,} could not be tracked; `cortex logs {api}` says why"
+        yield f"{untracked:,} could not be tracked; `cortex logs {api}` shows the reason"
     drift = tracked["drift"]
     if drift["problem"]:
         yield drift["problem"]
@@ -68,24 +66,24 @@ def _drift(drift: dict[str, Any], now: datetime) -> str:
         return f"not known yet, {baseline}, and {_awaited(drift, 'have come since', 'are compared with it')}"
     last = drift["last_windows"][-1]
     word, sign = ("yes", ">") if drift["is_drift"] else ("no", "<=")
-    ago = age(datetime.fromisoformat(last["at"]), now)
+    ago = format_age(datetime.fromisoformat(last["at"]), now)
     return (
         f"{word}, {ago} ago: PSI {drift['psi']:.4f} {sign} {drift['threshold']:.4f} over {last['count']:,} "
         f"predictions; {drift['windows_with_drift']:,} of {drift['windows']:,} windows drifted, "
-        f"where chance makes {drift['false_alarm_rate']:.2%} at most"
+        f"at most {drift['false_alarm_rate']:.2%} are expected by chance"
     )
 
 
 def _awaited(drift: dict[str, Any], came: str, become: str) -> str:
-    """Say how many predictions there are, and what is made of them; the operator looks every few seconds."""
+    """Describe the pending predictions and their purpose. The operator evaluates them every few seconds."""
     pending, window = drift["pending"], drift["window"]
     if pending < window:
         return f"{pending:,} {came}; {window:,} or more {become}"
     return f"{pending:,} {came}; they {become} within seconds"
 
 
-def truth_table(truth: dict[str, Any]) -> Table:
-    """Return headers and rows: all hours together, then the last ones."""
+def accuracy_table(truth: dict[str, Any]) -> Table:
+    """Return a table of accuracy: one row for all hours, then one per hour for the last ones."""
     named = (
         ("accuracy", "accuracy", "{:.2%}"),
         ("mean_error", "mean error", "{:.5g}"),
@@ -94,7 +92,7 @@ def truth_table(truth: dict[str, Any]) -> Table:
     )
     shown = [(key, header, form) for key, header, form in named if key in truth]
     rows = [("all", truth)]
-    rows += [(stamp(datetime.fromisoformat(hour["hour"])), hour) for hour in truth["hours"][-_SHOWN_HOURS:]]
+    rows += [(format_time(datetime.fromisoformat(hour["hour"])), hour) for hour in truth["hours"][-_SHOWN_HOURS:]]
     headers = ["hour", "known truth", *(header for _, header, _ in shown)]
     return headers, [[name, str(of["count"]), *(_figure(of[key], form) for key, _, form in shown)] for name, of in rows]
 
@@ -104,4 +102,4 @@ def _number(value: float | None) -> str:
 
 
 def _figure(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)  # None: too large to be a number
+    return "-" if value is None else form.format(value)  # None: too large for a JSON number

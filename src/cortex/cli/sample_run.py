@@ -1,4 +1,7 @@
-"""Runs a project once, in a replica of its own and without operator or gateway, to see what it answers to a sample."""
+"""Run the APIs of a project once and send them a sample request, without operator and gateway.
+
+Implements `cortex check --sample`, with replicas in a temporary home.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-from cortex.client.transport import Answer, read, reason
+from cortex.client.transport import Answer, describe_error, read
 from cortex.config.archive import unpack
 from cortex.config.project import pack
 from cortex.config.schema import Api
@@ -30,17 +33,17 @@ from cortex.telemetry import Logger
 
 _PROJECT = "project"
 _REVISION = "trial"
-#: What the gateway would send, so that answer and log name the request.
+#: The gateway sets this header, which identifies the request in the response and in the log.
 _REQUEST_ID = "x-cortex-request-id"
-#: On top of the API's own timeout, after which its supervisor ends the call.
+#: Added to the timeout of the API, after which the supervisor ends the call.
 _GRACE_S = 5.0
 _STOP_TIMEOUT_S = 10.0
 _PAUSE_S = 0.01
 
 
 @dataclass(frozen=True)
-class _TrialHome(Home):
-    """A home that goes away; only environments are those of the real one, built once for trial and deploy."""
+class _TemporaryHome(Home):
+    """Temporary home that shares the environments of the real one, so that a later deploy reuses them."""
 
     environments: Path
 
@@ -50,62 +53,62 @@ class _TrialHome(Home):
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What came of one API: its answer to the sample, and what it printed."""
+class SampleResult:
+    """Response of one API to the sample, and its log."""
 
     api: str
     answer: Answer
     log: tuple[str, ...]
 
 
-def try_sample(
+def run_sample(
     home: Home, environ: Mapping[str, str], diagnosis: Diagnosis, body: bytes, content_type: str
-) -> list[Trial]:
-    """Start each API of a project, send it the sample, stop it.
+) -> list[SampleResult]:
+    """Start each API of a project, send it the sample, and stop it.
 
-    Raises: UserError if one does not start; InputError, EnvironmentBuildError, StorageError, CortexError.
+    Raises: UserError if an API fails to start; InputError, EnvironmentBuildError, StorageError, CortexError.
     """
     try:
         home.environments_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise home.unusable(error) from None
     with tempfile.TemporaryDirectory(prefix="cortex-") as folder:
-        trial_home = _TrialHome(Path(folder), home.environments_dir)
-        trial_home.create()
-        unpack(pack(diagnosis.project), trial_home.projects_dir / _PROJECT)
-        return asyncio.run(_try_all(trial_home, environ, diagnosis, body, content_type))
+        temporary_home = _TemporaryHome(Path(folder), home.environments_dir)
+        temporary_home.create()
+        unpack(pack(diagnosis.project), temporary_home.projects_dir / _PROJECT)
+        return asyncio.run(_run_all(temporary_home, environ, diagnosis, body, content_type))
 
 
-async def _try_all(
+async def _run_all(
     home: Home, environ: Mapping[str, str], diagnosis: Diagnosis, body: bytes, content_type: str
-) -> list[Trial]:
+) -> list[SampleResult]:
     engine = LocalEngine(home, environ, Logger(__name__))
     model_agent = ModelAgent(home, environ, Logger(__name__))
     try:
         if any(map(loads_models, diagnosis.apis)):
             await model_agent.ensure_running()
-        return [await _try(engine, home, environ, api, body, content_type) for api in diagnosis.apis]
+        return [await _run_one(engine, home, environ, api, body, content_type) for api in diagnosis.apis]
     finally:
         await _stop(engine)
         await engine.shutdown()
         await model_agent.stop()
 
 
-async def _try(
+async def _run_one(
     engine: LocalEngine, home: Home, environ: Mapping[str, str], api: Api, body: bytes, content_type: str
-) -> Trial:
+) -> SampleResult:
     target = Target(_REVISION, api, _PROJECT)
     spec = replica_spec(home, target, await prepare_revision(home, environ, target))
-    spec = replace(spec, sockets=spec.sockets[:1])  # one process answers one request
+    spec = replace(spec, sockets=spec.sockets[:1])  # one process is enough for one request
     await engine.start(spec)
     while not (status := _status(engine, spec)).is_ready:
         _check_started(api.name, status)
         await asyncio.sleep(_PAUSE_S)
-    answer = await asyncio.to_thread(_ask, spec, body, content_type)
-    await _stop(engine)  # its log is complete then
+    answer = await asyncio.to_thread(_send, spec, body, content_type)
+    await _stop(engine)  # after that, its log is complete
     lines = read_logs(home.logs_dir / api.name, spec.id)
     log = tuple(line.text for line in lines if line.stream != SUPERVISOR)
-    return Trial(api.name, answer, log)
+    return SampleResult(api.name, answer, log)
 
 
 async def _stop(engine: LocalEngine) -> None:
@@ -118,31 +121,31 @@ async def _stop(engine: LocalEngine) -> None:
 
 def _status(engine: LocalEngine, spec: ReplicaSpec) -> ReplicaStatus:
     if spec.id not in engine.replicas():
-        raise CortexError(f"{spec.api}: its replica could not be started")
+        raise CortexError(f"{spec.api}: the replica could not be started")
     return engine.replicas()[spec.id][1]
 
 
 def _check_started(api: str, status: ReplicaStatus) -> None:
     process = status.processes[0]
     if process.failure:
-        raise UserError(f"{api} does not start: {process.failure.message}", process.failure.traceback)
+        raise UserError(f"{api} failed to start: {process.failure.message}", process.failure.traceback)
     if process.death:
-        raise UserError(f"{api} does not start: its process ended: {process.death.message}")
+        raise UserError(f"{api} failed to start: its process ended: {process.death.message}")
 
 
-def _ask(spec: ReplicaSpec, body: bytes, content_type: str) -> Answer:
-    connection = _UnixConnection(spec.sockets[0], spec.timeout_s + _GRACE_S)
+def _send(spec: ReplicaSpec, body: bytes, content_type: str) -> Answer:
+    connection = _ReplicaConnection(spec.sockets[0], spec.timeout_s + _GRACE_S)
     try:
         connection.request("POST", "/", body, {"content-type": content_type, _REQUEST_ID: "sample"})
         return read(connection.getresponse())
     except (OSError, HTTPException) as error:
-        raise CortexError(f"{spec.api} gave no answer ({reason(error)})") from None
+        raise CortexError(f"{spec.api} did not respond ({describe_error(error)})") from None
     finally:
         connection.close()
 
 
-class _UnixConnection(HTTPConnection):
-    """HTTP over a unix socket."""
+class _ReplicaConnection(HTTPConnection):
+    """HTTP connection to a replica over its Unix socket."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("replica", timeout=timeout_s)

@@ -1,0 +1,52 @@
+"""Session of one command: home, environment variables and console, with access to clients.
+
+The client is imported on first use, because commands such as `cortex version` do not need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cortex.cli.output import Console
+from cortex.home import Home
+
+if TYPE_CHECKING:
+    from cortex.client.client import Client
+    from cortex.client.environments import Environments
+
+
+@dataclass(frozen=True)
+class Session:
+    """Everything that a command uses besides its arguments."""
+
+    home: Home
+    environ: Mapping[str, str]
+    console: Console
+
+    @property
+    def environments(self) -> Environments:
+        """The user's environments."""
+        from cortex.client.environments import Environments  # noqa: PLC0415 - see above
+
+        return Environments.from_environ(self.environ)
+
+    def client(self, env: str | None) -> Client:
+        """Return the client of an environment; None: of the default one. Raises: NotFoundError."""
+        from cortex.client.client import Client  # noqa: PLC0415 - see above
+
+        return Client(self.environments.get(env))
+
+    def start_local_operator(self, client: Client) -> bool:
+        """Start the operator if `client` belongs to the local environment; return whether it was started."""
+        from cortex.client.environments import LOCAL  # noqa: PLC0415 - see above
+        from cortex.client.local_operator import ListenOptions, start  # noqa: PLC0415 - only without an operator
+
+        if client.environment.name != LOCAL:
+            return False
+        self.console.progress("starting the operator")
+        operator, is_new = start(self.home, ListenOptions())
+        if is_new:
+            self.console.note(f"started the operator at {operator.url} and the gateway at {operator.gateway_url}")
+        return True
