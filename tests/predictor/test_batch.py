@@ -212,7 +212,7 @@ def test_a_constructor_that_fails_shows_the_users_frames_and_spoils_no_other_job
         ("predictor", PREDICTOR.replace("complete(self)", "complete(self, job)"), '"job" is not a supported argument'),
     ],
 )  # fmt: skip
-def test_what_jobs_cannot_run_is_said_when_it_is_loaded(load: Load, interface: str, text: str, message: str) -> None:
+def test_rejects_classes_that_can_not_process_batches(load: Load, interface: str, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load(interface, text)
 

@@ -32,7 +32,9 @@ def project(tmp_path: Path) -> Iterator[UserProject]:
         ),
     ],
 )
-def test_batching_needs_a_method_that_can_be_given_batches(project: UserProject, methods: str, words: str) -> None:
+def test_server_side_batching_requires_a_method_that_does_not_stream(
+    project: UserProject, methods: str, words: str
+) -> None:
     streams = "def stream(self, payload):\n    yield 1\nasync def astream(self, payload):\n    yield 1\n"
     text = BASE + streams + HIDDEN.format(methods=methods)
     with pytest.raises(UserError, match="^predictor.py: class Handler: server_side_batching ") as raised:

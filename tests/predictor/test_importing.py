@@ -28,5 +28,5 @@ from cortex.predictor.importing import suggest_requirement
         ("onnxruntime", "add onnxruntime to requirements.txt, or install cortex-serving[onnx] for all APIs"),
     ],
 )
-def test_the_package_of_a_module_is_known(module: str, hint: str) -> None:
+def test_suggests_the_package_of_a_module(module: str, hint: str) -> None:
     assert suggest_requirement(module) == hint

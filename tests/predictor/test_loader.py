@@ -126,7 +126,7 @@ REQUEST = {"payload": "P", "query_params": "Q", "headers": "H"}
 @pytest.mark.parametrize(
     "names", [names for count in range(4) for names in itertools.permutations(REQUEST, count)], ids="-".join
 )
-def test_a_method_gets_just_what_it_names_in_any_order(project, names):
+def test_a_method_gets_the_arguments_that_it_declares_in_any_order(project, names):
     text = f"""
         class Handler:
             def __init__(self, config): pass

@@ -51,7 +51,7 @@ CLASS = "class PythonPredictor:\n    def __init__(self, config): pass\n    "
         ("functions", "def init(): pass\ndef predict(sample, metadata): pass", ['"model_path" is a required argument']),
     ],
 )  # fmt: skip
-def test_a_mistake_is_named_with_its_fix(project, interface, text, words):
+def test_a_mistake_is_reported_with_its_fix(project, interface, text, words):
     error = failure(project, interface, text)
     for word in words:
         assert word in str(error)
@@ -96,7 +96,7 @@ def test_a_syntax_error_keeps_its_line_and_caret(project):
     assert "Traceback" not in error.traceback
 
 
-def test_a_missing_import_says_what_to_install(project):
+def test_a_missing_import_has_a_hint_what_to_install(project):
     error = failure(project, "predictor", "import no_such_module_anywhere.sub")
     assert str(error).startswith("ModuleNotFoundError: No module named 'no_such_module_anywhere'; ")
     assert "requirements.txt" in str(error)

@@ -57,7 +57,7 @@ RIGHT = [
 
 
 @pytest.mark.parametrize(("interface", "text"), RIGHT)
-def test_what_is_right_or_in_doubt_is_not_reported(interface, text):
+def test_reports_nothing_for_correct_or_ambiguous_sources(interface, text):
     assert found(interface, text) == []
 
 
@@ -155,11 +155,11 @@ RIGHT_WITH_MODELS = [
 
 
 @pytest.mark.parametrize(("interface", "type_", "text"), RIGHT_WITH_MODELS)
-def test_what_is_right_with_models_is_not_reported(interface, type_, text):
+def test_reports_nothing_for_correct_sources_with_models(interface, type_, text):
     assert check_source(text, "p.py", interface, type_, has_models=True) == []
 
 
-def test_a_load_model_is_the_users_own_affair_without_models():
+def test_ignores_load_model_without_models():
     assert found("predictor", HEAD + "def predict(self): ...\n    def load_model(self, a, b): ...") == []
 
 
@@ -215,7 +215,7 @@ def test_a_deeply_nested_source_is_an_error_not_a_crash():
 
 
 @given(st.text(), st.sampled_from(sorted(GENERATIONS)))
-def test_any_text_is_answered(text, row):
+def test_any_text_is_checked_without_an_exception(text, row):
     kind, *form = row
     for diagnostic in check_source(text, "p.py", *form, kind=kind):
         assert diagnostic.line <= text.count("\n") + text.count("\r") + 2
@@ -228,7 +228,7 @@ NAMES = st.lists(
 
 
 @given(NAMES, st.sampled_from(["", "*, ", "/, "]))
-def test_reading_and_loading_agree_on_signatures(names, marker):
+def test_source_checks_and_the_loader_agree_on_signatures(names, marker):
     declared = f"self, {'' if marker == '/, ' else marker}{', '.join(names[1:])}".strip(" ,*")
     text = f"class PythonPredictor:\n def __init__(self, config): ...\n def predict({declared}): ..."
     namespace = {}

@@ -36,7 +36,7 @@ def test_outputs_equal_those_of_calling_tensorflow_to_the_bit(folder: Path) -> N
     check_outputs_are_those_of_tensorflow(EmbeddedTensorFlow(), folder)
 
 
-def test_signatures_are_told_with_types_and_shapes(folder: Path) -> None:
+def test_signatures_have_types_and_shapes(folder: Path) -> None:
     model = load(folder, "several")
     assert set(model.servable.signatures) >= {"predict", "checked", "any_rank"}
     inputs = model.servable.signatures["predict"].inputs
@@ -54,7 +54,7 @@ def test_predict_answers_with_flat_lists(folder: Path) -> None:
     assert all(value in ("0", "1", "2") for value in answer["class_ids"])
 
 
-def test_an_operation_that_fails_says_why_in_tensorflows_words(folder: Path) -> None:
+def test_a_failed_operation_has_the_message_of_tensorflow(folder: Path) -> None:
     model = load(folder, "several", "checked")
     assert model.predict({"x": 4}) == {"root": [2.0]}
     with pytest.raises(ModelError, match="every x must be positive"):

@@ -121,7 +121,7 @@ def test_metadata_names_versions_and_the_inputs_of_the_newest(shelf):
     }
 
 
-def test_what_the_model_refuses_is_told_in_its_words(shelf):
+def test_a_failed_run_has_the_message_of_onnxruntime(shelf):
     content = graph(
         [Value("a", TensorProto.FLOAT, ["n"]), Value("b", TensorProto.FLOAT, ["m"])],
         [Value("y", TensorProto.FLOAT, None)],
@@ -139,7 +139,7 @@ def test_what_the_model_refuses_is_told_in_its_words(shelf):
 @pytest.mark.parametrize(
     ("content", "words"), [(b"not a model", "Protobuf parsing failed"), (b"", "No graph was found in the protobuf")]
 )
-def test_a_file_that_is_no_model_is_told_in_one_line(shelf, content, words):
+def test_an_invalid_file_is_reported_in_one_line(shelf, content, words):
     with pytest.raises(ModelError) as raised:
         shelf.add("m", content)
     assert "\n" not in str(raised.value)
@@ -147,7 +147,7 @@ def test_a_file_that_is_no_model_is_told_in_one_line(shelf, content, words):
     assert str(raised.value) == f"model.onnx: {words}; is it an ONNX file? export it again"
 
 
-def test_a_model_that_cannot_be_built_is_told_by_its_file(shelf, tmp_path):
+def test_a_failed_load_names_the_file(shelf, tmp_path):
     values = [Value(name, TensorProto.FLOAT, [1]) for name in "xy"]
     with pytest.raises(ModelError) as raised:
         shelf.add("m", graph(values[:1], values[1:], [helper.make_node("NoSuchNode", ["x"], ["y"])]))
@@ -181,13 +181,13 @@ def test_cuda_comes_first_where_it_is_wanted_and_there():
 
 
 @pytest.mark.skipif("CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="there is one")
-def test_a_gpu_that_onnxruntime_cannot_use_is_told_in_the_log(tmp_path, capsys):
+def test_logs_that_onnxruntime_can_not_use_the_gpu(tmp_path, capsys):
     Shelf(tmp_path, wants_gpu=True).add("m", identity(TensorProto.FLOAT, ["n"]))
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("onnx: models run on the CPU: the installed onnxruntime has no CUDA")
 
 
-def test_threads_are_shared_among_processes_and_models_unless_the_user_says(monkeypatch):
+def test_threads_are_shared_among_processes_and_models_unless_configured(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
     assert choose_threads(1, 1) == 16

@@ -73,7 +73,7 @@ def test_one_content_can_be_loaded_twice_and_unloaded_by_itself(server: LocalSer
     loader.unload(second)
 
 
-def test_a_model_that_cannot_be_loaded_is_told_and_leaves_the_others(
+def test_a_failed_load_is_reported_and_leaves_other_models_loaded(
     server: LocalServer, folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "broken").mkdir()
@@ -104,7 +104,7 @@ def _answers(model: object) -> object:
         return None
 
 
-def test_a_server_that_does_not_start_is_told(tmp_path: Path, folder: Path) -> None:
+def test_reports_a_server_that_does_not_start(tmp_path: Path, folder: Path) -> None:
     server = LocalServer(str(write_executable(tmp_path, "raise SystemExit(3)")))
     for _ in range(2):
         with pytest.raises(ModelError, match="tensorflow_model_server can't be started: it exited with code 3"):

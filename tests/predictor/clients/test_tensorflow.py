@@ -108,7 +108,7 @@ def test_a_signature_is_chosen(keys: list[str], configured: str | None, chosen: 
         ([], "c", "available: none"),
     ],
 )
-def test_a_choice_that_is_not_clear_names_the_signatures(keys: list[str], configured: str | None, message: str) -> None:
+def test_an_ambiguous_choice_names_the_signatures(keys: list[str], configured: str | None, message: str) -> None:
     with pytest.raises(ModelError) as caught:
         choose_signature(dict.fromkeys(keys), configured, "model 'm'")
     assert message in str(caught.value)
@@ -143,7 +143,7 @@ def test_a_model_with_one_input_takes_the_value_alone() -> None:
         ),
     ],
 )
-def test_wrong_input_is_told_before_the_backend_sees_it(model_input: Any, message: str) -> None:
+def test_rejects_invalid_input_before_it_calls_the_backend(model_input: Any, message: str) -> None:
     tensorflow_client, servable = client()
     with pytest.raises(ModelError) as caught:
         tensorflow_client.predict(model_input)
@@ -168,7 +168,7 @@ def test_a_model_may_refuse_zeros() -> None:
     assert TensorFlowClient(models, models.loader.loaded).predict({"x": 1}) == {"y": ["1", "2"]}
 
 
-def test_a_model_whose_signature_is_not_there_is_unloaded_again() -> None:
+def test_unloads_a_model_without_the_configured_signature() -> None:
     servable = Recorder({"a": SINGLE, "b": SINGLE})
     models = InMemory(servable, request("a"))
     with pytest.raises(ModelError, match="several signatures"):
@@ -177,7 +177,7 @@ def test_a_model_whose_signature_is_not_there_is_unloaded_again() -> None:
     assert models.loader.loaded() == [models.model]
 
 
-def test_metadata_is_told_of_loaded_models() -> None:
+def test_describes_loaded_models() -> None:
     tensorflow_client, _ = client()
     metadata = tensorflow_client.describe()
     assert metadata.keys() == {"iris-3"}
@@ -201,7 +201,7 @@ def test_metadata_is_told_of_loaded_models() -> None:
     }
 
 
-def test_without_anything_that_runs_models_both_ways_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_backend_the_error_names_both_fixes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     both = "add tensorflow-cpu .* to requirements.txt, or put tensorflow_model_server on PATH"
@@ -209,10 +209,10 @@ def test_without_anything_that_runs_models_both_ways_are_told(monkeypatch: pytes
         choose_backend(None)
 
 
-def test_an_address_is_a_server_elsewhere() -> None:
+def test_an_address_is_an_external_server() -> None:
     assert [is_external(value) for value in (None, LOCAL, "serving:8500")] == [False, False, True]
 
 
-def test_what_tensorflow_says_is_told_without_its_graph() -> None:
+def test_messages_of_tensorflow_are_shown_without_its_graph() -> None:
     said = "Graph execution error:\n\nDetected at node a\n<stack traces unavailable>\nno: [x]\n\t [[{{node a}}]] [Op:f]"
     assert clean_message(said) == "no: [x]"

@@ -63,7 +63,7 @@ def outcome(future: Future[Any]) -> Any:
     return str(error) if error else future.result()
 
 
-def test_one_alone_is_run_at_once() -> None:
+def test_a_single_run_starts_immediately() -> None:
     model = Doubling()
     model.gate.set()
 
@@ -71,7 +71,7 @@ def test_one_alone_is_run_at_once() -> None:
     assert model.sizes == [1]
 
 
-def test_those_that_come_during_a_run_are_the_next(pool: ThreadPoolExecutor) -> None:
+def test_runs_that_arrive_during_a_run_form_the_next_batch(pool: ThreadPoolExecutor) -> None:
     joined = BatchingServable(Doubling(), 16, True)
 
     asked = ask(pool, joined, [[1], [2, 3], [4]])
@@ -80,7 +80,7 @@ def test_those_that_come_during_a_run_are_the_next(pool: ThreadPoolExecutor) -> 
     assert joined.servable.sizes == [1, 3]
 
 
-def test_no_run_has_more_rows_than_allowed(pool: ThreadPoolExecutor) -> None:
+def test_a_batch_has_at_most_the_maximum_of_rows(pool: ThreadPoolExecutor) -> None:
     joined = BatchingServable(Doubling(), 4, True)
 
     asked = ask(pool, joined, [[number] for number in range(10)])
@@ -89,13 +89,13 @@ def test_no_run_has_more_rows_than_allowed(pool: ThreadPoolExecutor) -> None:
     assert joined.servable.sizes == [1, 4, 4, 1]
 
 
-def test_a_single_input_may_have_more_rows(pool: ThreadPoolExecutor) -> None:
+def test_a_single_run_may_exceed_the_maximum_of_rows(pool: ThreadPoolExecutor) -> None:
     joined = BatchingServable(Doubling(), 2, True)
 
     assert [outcome(future) for future in ask(pool, joined, [[1], [2, 3, 4]])] == [[2], [4, 6, 8]]
 
 
-def test_a_guilty_input_fails_alone(pool: ThreadPoolExecutor) -> None:
+def test_an_invalid_input_fails_alone(pool: ThreadPoolExecutor) -> None:
     joined = BatchingServable(Doubling(), 64, True)
 
     asked = ask(pool, joined, [[number] for number in range(17)] + [[-1]])
@@ -105,14 +105,14 @@ def test_a_guilty_input_fails_alone(pool: ThreadPoolExecutor) -> None:
     assert len(joined.servable.sizes) <= 2 + 2 * 5
 
 
-def test_without_isolation_all_fail(pool: ThreadPoolExecutor) -> None:
+def test_without_isolation_all_runs_of_a_batch_fail(pool: ThreadPoolExecutor) -> None:
     joined = BatchingServable(Doubling(), 64, isolates_failures=False)
 
     assert [outcome(future) for future in ask(pool, joined, [[1], [2], [-1]])] == [[2]] + 2 * ["sign refuses -1"]
 
 
 @pytest.mark.parametrize("value", [[[1, 2]], [1.5], [[1], [2]]])
-def test_what_has_another_shape_or_type_is_run_apart(pool: ThreadPoolExecutor, value: Any) -> None:
+def test_inputs_of_another_shape_or_type_run_separately(pool: ThreadPoolExecutor, value: Any) -> None:
     joined = BatchingServable(Doubling(), 8, True)
     joined.servable.gate.set()
 
@@ -121,14 +121,14 @@ def test_what_has_another_shape_or_type_is_run_apart(pool: ThreadPoolExecutor, v
     assert [future.result(DEADLINE_S)["y"].shape for future in asked] == [np.shape(value), (1,), np.shape(value)]
 
 
-def test_what_has_no_rows_is_run_alone() -> None:
+def test_inputs_without_rows_run_alone() -> None:
     model = Doubling()
     model.gate.set()
 
     assert BatchingServable(model, 8, True).run("sign", {"x": np.asarray(4)})["y"] == 8
 
 
-def test_a_model_whose_answer_has_no_rows_is_not_joined_any_more(pool: ThreadPoolExecutor) -> None:
+def test_stops_batching_a_model_whose_outputs_have_no_rows(pool: ThreadPoolExecutor) -> None:
     joined = BatchingServable(Doubling(lambda rows: rows.sum()), 8, True)
 
     asked = ask(pool, joined, [[1], [2], [3]])
@@ -138,7 +138,7 @@ def test_a_model_whose_answer_has_no_rows_is_not_joined_any_more(pool: ThreadPoo
     assert joined.servable.sizes == [1, 1, 1, 1]
 
 
-def test_an_answer_that_is_the_same_for_all_is_not_shared_out(pool: ThreadPoolExecutor) -> None:
+def test_an_output_of_fixed_size_is_not_split(pool: ThreadPoolExecutor) -> None:
     joined = BatchingServable(Doubling(lambda rows: np.array([7, 8])), 8, True)
 
     asked = ask(pool, joined, [[1], [2], [3]])
@@ -148,7 +148,7 @@ def test_an_answer_that_is_the_same_for_all_is_not_shared_out(pool: ThreadPoolEx
 
 @pytest.mark.parametrize("side", ["inputs", "outputs"])
 @pytest.mark.parametrize("shape", [(1,), (2,), (2, None), ()])
-def test_what_says_how_many_rows_it_has_is_not_joined(
+def test_signatures_with_a_fixed_number_of_rows_are_not_batched(
     pool: ThreadPoolExecutor, side: str, shape: tuple[int | None, ...]
 ) -> None:
     sides = {"inputs": {"x": TensorSpec(1, (None,))}, "outputs": {"y": TensorSpec(1, None)}}
@@ -163,7 +163,7 @@ def test_what_says_how_many_rows_it_has_is_not_joined(
     assert model.sizes == [1] * 20
 
 
-def test_many_threads_get_what_is_theirs(pool: ThreadPoolExecutor) -> None:
+def test_each_of_many_threads_gets_its_own_rows(pool: ThreadPoolExecutor) -> None:
     model = Doubling()
     model.gate.set()
     joined = BatchingServable(model, 16, True)

@@ -168,7 +168,7 @@ def test_a_version_is_asked_for_only_when_given(address: str) -> None:
         models.get("iris", "new")
 
 
-def test_unknown_names_are_told_from_known_ones(address: str) -> None:
+def test_unknown_models_are_reported_with_the_known_ones(address: str) -> None:
     with pytest.raises(ModelError, match="'rose' model wasn't found in the list of available models of TensorFlow"):
         ExternalModels(address, DIR).get("rose")
     paths = (ModelPath("iris", "s3://bucket/iris"), ModelPath("same-bool", "s3://bucket/b"))
@@ -179,13 +179,13 @@ def test_unknown_names_are_told_from_known_ones(address: str) -> None:
         models.get("rose")
 
 
-def test_the_servers_refusal_is_told(address: str) -> None:
+def test_errors_of_the_server_are_reported(address: str) -> None:
     model = ExternalModels(address, ModelSource("tensorflow", dir="s3://b/m", signature_key="checked")).get("several")
     with pytest.raises(ModelError, match="model 'several' of version latest failed: .*every x must be positive"):
         model.predict({"x": [-1.0]})
 
 
-def test_a_configured_signature_that_is_not_there_is_told_with_those_that_are(address: str) -> None:
+def test_a_missing_signature_is_reported_with_the_available_ones(address: str) -> None:
     models = ExternalModels(address, ModelSource("tensorflow", dir="s3://b/m", signature_key="classify"))
     with pytest.raises(ModelError, match=r"signature_key 'classify' is not .*'any_rank', 'checked', 'predict'"):
         models.get("several")
@@ -196,7 +196,7 @@ def test_big_inputs_are_sent(address: str) -> None:
     assert len(ExternalModels(address, DIR).get("iris").predict({"x": rows})["class_ids"]) == 400_000
 
 
-def test_a_server_that_is_not_there_is_told() -> None:
+def test_an_unreachable_server_is_reported() -> None:
     with pytest.raises(ModelError, match=r"TensorFlow Serving at 127\.0\.0\.1:1 can't be reached"):
         ExternalModels("127.0.0.1:1", DIR).get("iris")
 

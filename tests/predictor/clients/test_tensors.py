@@ -114,7 +114,7 @@ def test_empty_lists_have_the_type_and_shape_of_no_rows(value: Any, shape: Any, 
         (1, 21, (None,), "values of this type are not supported"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(value: Any, dtype: int, shape: Any, message: str) -> None:
+def test_invalid_values_are_reported_with_their_place(value: Any, dtype: int, shape: Any, message: str) -> None:
     with pytest.raises(TensorError) as caught:
         to_array(value, TensorSpec(dtype, shape))
     assert message in str(caught.value)
