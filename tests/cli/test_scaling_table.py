@@ -24,7 +24,7 @@ def test_a_decision_is_shown_with_its_inputs() -> None:
     ]
 
 
-def test_the_policy_is_shown_unless_there_is_nothing_to_decide() -> None:
+def test_shows_the_policy_unless_the_api_is_not_autoscaled() -> None:
     lines = list(policy_lines({"api": "iris", "requested": 3, "policy": POLICY}))
     assert lines == [
         "iris: 3 replicas requested, of 1 to 3",

@@ -89,7 +89,7 @@ def test_a_submission_that_can_not_be_read_is_bad_input(
         (["job.json", "--items", "job.json"], "item_list.items can't be combined with uploaded items"),
     ],
 )
-def test_what_does_not_go_together_is_bad_usage(
+def test_rejects_options_that_can_not_be_combined(
     operator: Operator, home: Path, file: Path, words: list[str], message: str
 ) -> None:
     done = cortex(home, "submit", "sum", *words, cwd=file.parent)

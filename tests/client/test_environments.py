@@ -114,7 +114,7 @@ def test_a_rename_does_not_overwrite(environments: Environments) -> None:
     "endpoint",
     ["", "cortex", "ftp://a", "http://", "http://a:99999", "http://a?x=1", "http://u:p@a", "//a", "http://[::"],
 )
-def test_addresses_that_are_none_are_refused(environments: Environments, endpoint: str) -> None:
+def test_rejects_invalid_operator_addresses(environments: Environments, endpoint: str) -> None:
     with pytest.raises(InputError, match="address"):
         environments.configure("a", endpoint, "")
 

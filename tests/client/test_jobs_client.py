@@ -174,7 +174,7 @@ def test_a_file_that_is_not_there_is_named_and_nothing_is_sent(server: Server, c
         ({"workers": 1, "delimited_files": {"s3_paths": ["s3://a/b"]}}, "delimited_files"),
     ],
 )
-def test_items_come_from_one_place_only(client: Client, spec: dict[str, Any], key: str) -> None:
+def test_rejects_items_in_the_submission_and_in_an_upload(client: Client, spec: dict[str, Any], key: str) -> None:
     with pytest.raises(InputError, match=f"{key} can't be combined with uploaded items"):
         client.submit_job("sum", spec, [1])
 
@@ -345,7 +345,7 @@ def test_results_and_dead_letters_are_read_line_by_line(server: Server, client: 
     }
 
 
-def test_results_that_break_off_are_an_error_and_no_end(server: Server, client: Client) -> None:
+def test_raises_if_the_connection_closes_during_results(server: Server, client: Client) -> None:
     def break_off(handler: BaseHTTPRequestHandler) -> None:
         handler.protocol_version = "HTTP/1.1"
         handler.send_response(200)

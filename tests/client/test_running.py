@@ -1,4 +1,4 @@
-"""Whether the operator that wrote its file is still there."""
+"""Identity of the local operator from its file."""
 
 from __future__ import annotations
 

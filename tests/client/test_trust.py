@@ -1,4 +1,4 @@
-"""Whose certificates the client believes, and what it says of the others."""
+"""Certificates that the client accepts, and its errors for others."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def server(pair: tuple[Path, Path] | None) -> Iterator[int]:
         made.server_close()
 
 
-def test_a_certificate_of_the_given_file_is_believed_for_its_names(tmp_path: Path) -> None:
+def test_accepts_a_certificate_in_the_ca_file_for_its_names(tmp_path: Path) -> None:
     pair = write_pair(tmp_path, "localhost")
     with server(pair) as port:
         trust = Trust(str(pair[0]))
@@ -59,13 +59,13 @@ def test_a_certificate_of_the_given_file_is_believed_for_its_names(tmp_path: Pat
             Transport(f"https://localhost:{port}", trust=SYSTEM_TRUST).call("GET", "/")
 
 
-def test_a_certificate_that_is_over_is_told(tmp_path: Path) -> None:
+def test_reports_an_expired_certificate(tmp_path: Path) -> None:
     pair = write_pair(tmp_path, "localhost", days=-1)
     with server(pair) as port, pytest.raises(OperatorUnavailableError, match="has expired.*renew it"):
         Transport(f"https://localhost:{port}", trust=Trust(str(pair[0]))).call("GET", "/")
 
 
-def test_a_pinned_certificate_alone_is_believed_whatever_it_says(tmp_path: Path) -> None:
+def test_accepts_only_a_pinned_certificate(tmp_path: Path) -> None:
     pair = write_pair(tmp_path, "elsewhere", days=-1)
     print_of = fingerprint_of(ssl.PEM_cert_to_DER_cert(pair[0].read_text()))
     with server(pair) as port:
@@ -75,7 +75,7 @@ def test_a_pinned_certificate_alone_is_believed_whatever_it_says(tmp_path: Path)
             Transport(url, trust=Trust(pins=lambda: ["0" * 64], address="127.0.0.1")).call("GET", "/")
 
 
-def test_the_wrong_scheme_is_told(tmp_path: Path) -> None:
+def test_reports_a_wrong_scheme(tmp_path: Path) -> None:
     with server(None) as port, pytest.raises(OperatorUnavailableError, match="its address begins with http://"):
         Transport(f"https://localhost:{port}").call("GET", "/")
     with server(write_pair(tmp_path, "a")) as port, pytest.raises(OperatorUnavailableError, match="https://"):
