@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cortex.config import schema
 from cortex.config.project import ProjectFiles
 from cortex.config.schema import Api
-from cortex.config.validate import read_apis
+from cortex.config.validate import check_file
 from cortex.models.source import model_source
 from cortex.models.spec import DEFAULT_MODEL, ModelPath, ModelSource
 
@@ -130,7 +130,7 @@ def test_old_forms_of_the_configuration_give_the_same_source(
     for text in SAME.values():
         code = "type: tensorflow\n    path: predictor.py"
         (folder / "cortex.yaml").write_text(text.format(code=code, url=f"{store}://b/{path}", key=key))
-        (api,) = read_apis(folder / "cortex.yaml", "cortex.yaml", ProjectFiles.scan(folder, "cortex.yaml"))
+        (api,) = check_file(folder / "cortex.yaml", "cortex.yaml", ProjectFiles.scan(folder, "cortex.yaml")).apis
         found.add(model_source(api, PROJECT))
     url = f"{store}://b/{path}".rstrip("/")
     assert found == {

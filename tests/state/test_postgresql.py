@@ -21,7 +21,6 @@ from cortex.state.database import (
     open_jobs,
     open_postgresql,
     open_state,
-    parse_where,
     shown,
 )
 from cortex.state.fencing import SupersededError
@@ -161,9 +160,5 @@ def test_a_superseded_operator_cannot_write(postgresql_url: str, engines: list[E
     assert KeyValueStore(engines[2]).put_if_absent("b", "new") == "new"
 
 
-def test_a_place_is_a_file_or_a_url_of_postgresql() -> None:
-    assert parse_where("/tmp/state.db") == Path("/tmp/state.db")
+def test_the_location_of_a_file_is_shown_as_its_path() -> None:
     assert shown(Path("/tmp/state.db")) == "/tmp/state.db"
-    assert parse_where("postgres://h/d") == "postgres://h/d"
-    with pytest.raises(InputError, match="must begin with postgresql://"):
-        parse_where("mysql://h/d")

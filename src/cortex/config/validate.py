@@ -77,26 +77,14 @@ class CheckedFile:
         return next((checked.point_at(violation) for checked in self.checked if checked.api is api), None)
 
 
-def read_apis(
-    config_file: Path, display_name: str, project: ProjectFiles, deployed: Sequence[Api] | None = None
-) -> list[Api]:
-    """Parse and validate a configuration file, which diagnostics call `display_name`.
-
-    `deployed` are the existing APIs, None if they are unknown. The file updates those of the same name or deployment;
-    the others keep their endpoints.
-
-    Raises: ConfigError with every mistake in the file.
-    """
-    reading = check_file(config_file, display_name, project, deployed)
-    if reading.problems:
-        raise ConfigError(reading.problems)
-    return list(reading.apis)
-
-
 def check_file(
     config_file: Path, display_name: str, project: ProjectFiles, deployed: Sequence[Api] | None = None
 ) -> CheckedFile:
-    """Validate like `read_apis`, but return the mistakes together with the APIs. Never raises ConfigError."""
+    """Parse and validate a configuration file, which diagnostics call `display_name`. Never raises ConfigError.
+
+    `deployed` are the existing APIs, None if they are unknown. The file updates those of the same name or deployment;
+    the others keep their endpoints.
+    """
     try:
         document = parse(_read(config_file, display_name), display_name)
     except ConfigError as error:

@@ -21,7 +21,6 @@ from cortex.errors import CortexError
 from cortex.state import fencing, postgresql
 from cortex.state.fencing import READ_ONLY
 from cortex.state.migrations import JOB_MIGRATIONS, MIGRATIONS, Migration
-from cortex.state.postgresql import DatabaseAddressError
 from cortex.state.tables import schema_version
 
 #: Time that a statement waits for another process's write before it fails.
@@ -37,8 +36,6 @@ JOB_PRAGMAS = ("auto_vacuum = INCREMENTAL", *PRAGMAS, f"journal_size_limit = {64
 Where = Path | str
 
 STATE_SCHEMA, JOBS_SCHEMA = "cortex_state", "cortex_jobs"
-
-_SCHEMES = ("postgresql://", "postgres://")
 
 
 class DatabaseVersionError(CortexError):
@@ -63,15 +60,6 @@ def open_jobs(where: Where, epoch: int | None = None) -> Engine:
     if isinstance(where, Path):
         return open_jobs_sqlite(where)
     return open_postgresql(where, JOBS_SCHEMA, JOB_MIGRATIONS, epoch)
-
-
-def parse_where(text: str) -> Where:
-    """Parse the location of a database. Raises: DatabaseAddressError."""
-    if text.startswith(_SCHEMES):
-        return text
-    if "://" in text:
-        raise DatabaseAddressError("the URL of a database must begin with postgresql://; without one, SQLite is used")
-    return Path(text)
 
 
 def shown(where: Where) -> str:

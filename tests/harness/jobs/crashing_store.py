@@ -15,6 +15,7 @@ import random
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import event
@@ -24,7 +25,7 @@ from cortex.jobs.lease_expiry import holders
 from cortex.jobs.spec import BatchFailure, JobRecord, Report
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import JobStatus
-from cortex.state.database import open_jobs, parse_where
+from cortex.state.database import open_jobs
 from harness.jobs.job_checks import ORIGIN, new_batches, options
 
 
@@ -89,7 +90,8 @@ async def undeterred(do: Callable[[], Awaitable[None]]) -> None:
 
 
 async def main() -> None:
-    where, seed = parse_where(sys.argv[1]), int(sys.argv[2])
+    where: Path | str = sys.argv[1] if "://" in sys.argv[1] else Path(sys.argv[1])
+    seed = int(sys.argv[2])
     engine = open_jobs(where)
     if "--keep-log" in sys.argv:
         engine.dispose()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cortex.errors import StorageError, SubmissionError
-from cortex.jobs.intake.files import batches_of, check_output, list_paths
+from cortex.jobs.intake.files import check_output, list_paths, located_batches
 from cortex.jobs.spec import DelimitedFiles, FilePathLister, NewBatch
 from harness.servers.buckets import Bucket, LocalBucket, all_kinds
 from harness.servers.s3 import SwiftServer
@@ -58,7 +58,7 @@ def paths(source: FilePathLister, environ: dict[str, str]) -> list[str]:
 
 def batches(source: FilePathLister, environ: dict[str, str], limit: int = LIMIT) -> list[NewBatch]:
     async def all_of_it() -> list[NewBatch]:
-        return [batch async for some in batches_of(source, environ, limit) for batch in some]
+        return [batch async for _, some in located_batches(source, environ, limit) for batch in some]
 
     return asyncio.run(all_of_it())
 
@@ -235,12 +235,12 @@ def test_an_output_that_cannot_be_written_is_named(buckets: dict[str, Bucket], t
 
 MEASURE = """
 import asyncio, resource, sys
-from cortex.jobs.intake.files import batches_of
+from cortex.jobs.intake.files import located_batches
 from cortex.jobs.spec import DelimitedFiles
 
 async def count():
     source = DelimitedFiles((sys.argv[1],), 100)
-    return sum([sum(batch.items for batch in some) async for some in batches_of(source, {}, 256_000)])
+    return sum([sum(batch.items for batch in some) async for _, some in located_batches(source, {}, 256_000)])
 
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(asyncio.run(count()), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)

@@ -57,15 +57,6 @@ async def list_paths(source: FilePathLister, environ: Mapping[str, str]) -> Asyn
             yield [path for path, _ in files]
 
 
-async def batches_of(
-    source: FilePathLister, environ: Mapping[str, str], max_bytes: int
-) -> AsyncGenerator[list[NewBatch], None]:
-    """Yield the batches of a source. Raises: as `list_paths`; SubmissionError for invalid JSON or large values."""
-    async with aclosing(located_batches(source, environ, max_bytes)) as found:
-        async for _, batches in found:
-            yield batches
-
-
 async def located_batches(
     source: FilePathLister, environ: Mapping[str, str], max_bytes: int
 ) -> AsyncGenerator[tuple[str, list[NewBatch]], None]:
