@@ -60,7 +60,7 @@ def test_decodes_keys_by_their_encoding() -> None:
         ]
         assert found.last_key is None
     assert read_page(page("d/x/", True, True), "d/").last_key == "d/x/"
-    with pytest.raises(ValueError, match="no XML"):
+    with pytest.raises(ValueError, match="not valid XML"):
         read_page(b"<html>", "d/")
 
 
