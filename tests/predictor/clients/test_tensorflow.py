@@ -11,16 +11,14 @@ import pytest
 from cortex.errors import ModelError
 from cortex.models.loader import LoadRequest
 from cortex.models.spec import DEFAULT_MODEL
+from cortex.predictor.clients.python import LOCAL, choose_backend, is_external
 from cortex.predictor.clients.tensorflow import (
-    LOCAL,
     SignatureInfo,
     TensorFlowClient,
     TensorFlowLoader,
     TensorFlowModel,
-    choose_backend,
     choose_signature,
     clean_message,
-    is_external,
 )
 from cortex.predictor.clients.tensors import Array, TensorSpec
 

@@ -5,11 +5,13 @@ The module of each other type is imported for that type only, as it needs librar
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cortex.errors import ModelError, UserError
 from cortex.models.loader import LoadEvents, LoadRequest, ModelFetcher, ModelLoader
@@ -18,6 +20,15 @@ from cortex.models.spec import Catalogue, ModelSource, Version
 from cortex.predictor.importing import suggest_requirement
 from cortex.predictor.interface import LOAD_MODEL
 from cortex.predictor.tracebacks import user_code
+
+if TYPE_CHECKING:
+    from cortex.predictor.clients.tensorflow import TensorFlowBackend
+    from cortex.predictor.clients.tensorflow_serving import ExternalModels
+
+#: The value of `tensorflow_serving` in a configuration that starts a server for each process.
+LOCAL = "local"
+SERVER = "tensorflow_model_server"
+_GRPC = {"grpc": "grpcio", "google.protobuf": "protobuf"}
 
 
 class ClientSpec(Protocol):
@@ -157,11 +168,11 @@ def _tensorflow(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clien
     from cortex.predictor.clients import tensorflow  # noqa: PLC0415 - needs numpy
 
     address = spec.tensorflow_serving
-    if address is not None and spec.models is not None and tensorflow.is_external(address):
-        models = tensorflow.external_models(address, spec.models)
+    if address is not None and spec.models is not None and is_external(address):
+        models = external_models(address, spec.models)
         client = tensorflow.TensorFlowClient(models, models.loaded)
         return Clients(None, client, client.describe)
-    backend = tensorflow.choose_backend(address)
+    backend = choose_backend(address)
     if spec.max_batch_size:
         from cortex.predictor.clients import tensorflow_batching  # noqa: PLC0415 - needs numpy
 
@@ -170,6 +181,54 @@ def _tensorflow(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clien
     registry = registry_of(loader)
     client = tensorflow.TensorFlowClient(registry, loader.loaded)
     return Clients(registry, client, client.describe, stop=backend.close)
+
+
+def is_external(tensorflow_serving: str | None) -> bool:
+    """Return whether an external server manages the models, so that none is fetched or loaded here."""
+    return tensorflow_serving not in (None, LOCAL)
+
+
+def choose_backend(tensorflow_serving: str | None) -> TensorFlowBackend[Any]:
+    """Return the backend for a value of `tensorflow_serving`: LOCAL starts a server for this process.
+
+    None uses TensorFlow in this process if it is installed, otherwise a server on PATH. Raises: ModelError if there is
+    neither.
+    """
+    if tensorflow_serving is None and _is_installed("tensorflow"):
+        from cortex.predictor.clients.embedded_tensorflow import EmbeddedTensorFlow  # noqa: PLC0415 - needs numpy
+
+        return EmbeddedTensorFlow()
+    executable = shutil.which(SERVER)
+    if executable is None:
+        fix = f"put {SERVER} on PATH"
+        if tensorflow_serving is None:
+            fix = f"add tensorflow-cpu (or tensorflow) to requirements.txt, or {fix}"
+        raise ModelError(f"TensorFlow models can't be run: neither TensorFlow nor {SERVER} is installed; {fix}")
+    _require_grpc(f"the {SERVER} on PATH")
+    from cortex.predictor.clients.serving_process import LocalServer  # noqa: PLC0415 - needs grpcio
+
+    return LocalServer(executable)
+
+
+def external_models(address: str, source: ModelSource) -> ExternalModels:
+    """Return the models of the TensorFlow Serving server at `host:port`. Connects on first use."""
+    _require_grpc(f"TensorFlow Serving at {address}")
+    from cortex.predictor.clients.tensorflow_serving import ExternalModels  # noqa: PLC0415 - needs grpcio
+
+    return ExternalModels(address, source)
+
+
+def _require_grpc(what: str) -> None:
+    missing = [package for module, package in _GRPC.items() if not _is_installed(module)]
+    if missing:
+        raise ModelError(f"{what} can't be called: add {' and '.join(missing)} to requirements.txt")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the parent package is missing
+        return False
 
 
 _BUILDERS: Mapping[str, Callable[[ClientSpec, _RegistryOf, int], Clients]] = {

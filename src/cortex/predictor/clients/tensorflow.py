@@ -1,4 +1,4 @@
-"""TensorFlow models, whatever runs them: signatures, inputs, the `tensorflow_client`, and the choice of the backend.
+"""TensorFlow models, whatever runs them: signatures, inputs and the `tensorflow_client`.
 
     TensorFlowClient ── models by name ──► TensorFlowModel ── arrays ──► Servable of a TensorFlowBackend
                                                                           ├ embedded_tensorflow: in this process
@@ -10,28 +10,16 @@ This module imports numpy, but neither TensorFlow nor gRPC.
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from cortex.errors import ModelError
 from cortex.models.loaded_models import ensure_call_scope
 from cortex.models.loader import LoadRequest
-from cortex.models.spec import ModelSource
 from cortex.predictor.clients.tensors import DTYPES, Array, TensorError, TensorSpec, to_array, to_flat
-
-if TYPE_CHECKING:
-    from cortex.predictor.clients.tensorflow_serving import ExternalModels
-
-#: The value of `tensorflow_serving` in a configuration that starts a server for each process.
-LOCAL = "local"
-SERVER = "tensorflow_model_server"
-_GRPC = {"grpc": "grpcio", "google.protobuf": "protobuf"}
-
 
 #: Signatures to use, in this order, if a model has several and none is configured. TensorFlow 2 and Keras export the
 #: second along with others, and it is the default of TensorFlow Serving.
@@ -234,54 +222,6 @@ class TensorFlowClient:
             )
             for model in loaded
         }
-
-
-def is_external(tensorflow_serving: str | None) -> bool:
-    """Return whether an external server manages the models, so that none is fetched or loaded here."""
-    return tensorflow_serving not in (None, LOCAL)
-
-
-def choose_backend(tensorflow_serving: str | None) -> TensorFlowBackend[Any]:
-    """Return the backend for a value of `tensorflow_serving`: LOCAL starts a server for this process.
-
-    None uses TensorFlow in this process if it is installed, otherwise a server on PATH. Raises: ModelError if there is
-    neither.
-    """
-    if tensorflow_serving is None and _is_installed("tensorflow"):
-        from cortex.predictor.clients.embedded_tensorflow import EmbeddedTensorFlow  # noqa: PLC0415 - imports this module
-
-        return EmbeddedTensorFlow()
-    executable = shutil.which(SERVER)
-    if executable is None:
-        fix = f"put {SERVER} on PATH"
-        if tensorflow_serving is None:
-            fix = f"add tensorflow-cpu (or tensorflow) to requirements.txt, or {fix}"
-        raise ModelError(f"TensorFlow models can't be run: neither TensorFlow nor {SERVER} is installed; {fix}")
-    _require_grpc(f"the {SERVER} on PATH")
-    from cortex.predictor.clients.serving_process import LocalServer  # noqa: PLC0415 - needs grpcio
-
-    return LocalServer(executable)
-
-
-def external_models(address: str, source: ModelSource) -> ExternalModels:
-    """Return the models of the TensorFlow Serving server at `host:port`. Connects on first use."""
-    _require_grpc(f"TensorFlow Serving at {address}")
-    from cortex.predictor.clients.tensorflow_serving import ExternalModels  # noqa: PLC0415 - needs grpcio
-
-    return ExternalModels(address, source)
-
-
-def _require_grpc(what: str) -> None:
-    missing = [package for module, package in _GRPC.items() if not _is_installed(module)]
-    if missing:
-        raise ModelError(f"{what} can't be called: add {' and '.join(missing)} to requirements.txt")
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the parent package is missing
-        return False
 
 
 def choose_signature(signatures: Mapping[str, object], configured: str | None, model: str) -> str:
