@@ -1,4 +1,4 @@
-"""One installation per test module: starting one is cheap, but not free."""
+"""One installation per test module, because each start takes time."""
 
 from __future__ import annotations
 

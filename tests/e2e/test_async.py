@@ -1,4 +1,4 @@
-"""An AsyncAPI as its callers see it."""
+"""An AsyncAPI through its HTTP interface."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def send(made: Installation, payload: Any = None, **given: Any) -> str:
 
 
 def result(made: Installation, name: str) -> Any:
-    """Return a workload once it is over."""
+    """Wait until a workload is over, and return it."""
     reply = made.post(f"/greet/{name}?wait=20", method="GET")
     assert reply.status == 200, reply.body
     return reply.json
 
 
-def test_payload_comes_by_its_content_type(greeting: Installation) -> None:
+def test_payload_is_decoded_by_its_content_type(greeting: Installation) -> None:
     sent = [({"a": [1]}, {}), (None, {"body": "grüße".encode(), "content_type": "text/plain"})]
     sent += [(None, {"body": b"\x00\n\x1b\xff", "content_type": "image/png"})]
     names = [send(greeting, payload, **given) for payload, given in sent]
@@ -90,7 +90,7 @@ def test_payload_comes_by_its_content_type(greeting: Installation) -> None:
         ({"die": 1}, "the worker's process died: segmentation fault (SIGSEGV)"),
     ],
 )
-def test_failure_says_why(greeting: Installation, payload: Any, error: str) -> None:
+def test_failed_workload_reports_its_error(greeting: Installation, payload: Any, error: str) -> None:
     name = send(greeting, payload)
     answer = result(greeting, name)
     assert (answer["status"], answer["error"]) == ("failed", error)
@@ -103,13 +103,13 @@ def test_malformed_json_fails(greeting: Installation) -> None:
     assert answer["error"].startswith("malformed JSON: ")
 
 
-def test_death_is_tried_again(greeting: Installation, tmp_path: Path) -> None:
+def test_workload_whose_process_dies_is_retried(greeting: Installation, tmp_path: Path) -> None:
     answer = result(greeting, send(greeting, {"die_once": str(tmp_path / "died")}))
     assert answer["status"] == "completed"
     assert (tmp_path / "died").exists()
 
 
-def test_operator_may_die_with_workloads_inside(greeting: Installation, tmp_path: Path) -> None:
+def test_workloads_survive_the_death_of_the_operator(greeting: Installation, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     inside, waiting = send(greeting, {"wait_for": str(gate)}), [send(greeting, {"n": n}) for n in range(5)]
     wait_until(Path(f"{gate}.started").exists)
@@ -121,7 +121,7 @@ def test_operator_may_die_with_workloads_inside(greeting: Installation, tmp_path
     assert [result(greeting, name)["status"] for name in (inside, *waiting)] == ["completed"] * 6
 
 
-def test_update_finishes_what_is_inside(greeting: Installation, tmp_path: Path) -> None:
+def test_update_finishes_running_workloads(greeting: Installation, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     inside = send(greeting, {"wait_for": str(gate)})
     wait_until(Path(f"{gate}.started").exists)
@@ -139,7 +139,7 @@ def test_is_shown_like_a_realtime_api(greeting: Installation) -> None:
     assert greeting.cortex("get").stdout.split()[:3] == ["env", "async", "api"]
 
 
-def test_deleted_api_forgets_its_workloads(greeting: Installation, tmp_path: Path) -> None:
+def test_deleting_an_api_deletes_its_workloads(greeting: Installation, tmp_path: Path) -> None:
     name = send(greeting, {})
     assert result(greeting, name)["status"] == "completed"
     greeting.cortex("delete", "greet", "-f")

@@ -1,4 +1,4 @@
-"""An audit that finds nothing must mean something: each kind of loss and doubling is found."""
+"""The audit of jobs detects each kind of loss and doubling."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def good() -> Data:
     }
 
 
-def test_nothing_is_found_where_nothing_is_wrong() -> None:
+def test_correct_job_has_no_mistakes() -> None:
     assert mistakes(**good()) == []
 
 

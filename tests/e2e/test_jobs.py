@@ -1,4 +1,4 @@
-"""The way of a user with jobs: deploy, submit, look, read what came of it; by HTTP, command line and client."""
+"""A user's steps with jobs: deploy, submit, inspect, read the results; by HTTP, command line and client."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_job_by_the_client(api: BatchApi) -> None:
     assert client.get_job("batch", job)["api_spec"]["name"] == "batch"
 
 
-def test_lines_of_any_number_are_uploaded(api: BatchApi, tmp_path: Path) -> None:
+def test_uploads_any_number_of_lines(api: BatchApi, tmp_path: Path) -> None:
     items = tmp_path / "items.ndjson"
     items.write_text("".join(f"{number}\n" for number in range(20_000)))
     reply = api.post(None, "?workers=2&batch_size=100", body=items.read_bytes(), content_type="application/x-ndjson")
@@ -136,7 +136,7 @@ def test_code_sees_the_merged_config_and_the_job_as_documented(cortex: Installat
     assert seen["job_spec"]["start_time"]
 
 
-def test_failed_batch_is_retried_then_a_dead_letter_which_a_mended_version_can_have_again(
+def test_failed_batch_is_retried_and_becomes_a_dead_letter_that_a_fixed_version_can_retry(
     cortex: Installation, tmp_path: Path
 ) -> None:
     api = BatchApi.deployed(cortex, tmp_path, "mended")
@@ -185,7 +185,7 @@ def test_bad_items_are_isolated_and_their_neighbours_succeed(api: BatchApi) -> N
 @pytest.mark.parametrize(
     ("do", "words"), [("exit", "exited with code 3"), ("null dereference", "segmentation fault")], ids=["exit", "segv"]
 )
-def test_death_is_an_attempt_and_named(api: BatchApi, do: str, words: str) -> None:
+def test_death_of_the_process_counts_as_an_attempt_and_is_reported(api: BatchApi, do: str, words: str) -> None:
     job = api.submit([1, {"do": do}, 3, 4], workers=2, max_attempts=2)
     status = api.ended(job, "completed_with_failures")
     assert (status["failed_attempts"], status["batch_metrics"]["succeeded"]) == (2, 3)
@@ -196,10 +196,10 @@ def test_death_is_an_attempt_and_named(api: BatchApi, do: str, words: str) -> No
     assert api.returned(job) == [1, 3, 4]
 
 
-def test_batch_that_closes_what_is_not_its_own_is_a_dead_letter_or_harmless(api: BatchApi) -> None:
+def test_batch_that_closes_foreign_descriptors_is_a_dead_letter_or_harmless(api: BatchApi) -> None:
     job = api.submit([1, {"do": "close descriptors"}, 3, 4], max_attempts=3)
     wait_until(lambda: (status := api.status(job)["status"]) in ("completed_with_failures", "succeeded") and status, 30)
-    letters = api.dead_letters(job)  # whether the process dies of it is a matter of which thread looks first
+    letters = api.dead_letters(job)  # whether the process dies depends on the order of its threads
     assert [(letter["seq"], letter["error"]) for letter in letters] in (
         [],
         [(1, "the worker's process died: exited with code 1")],
@@ -208,7 +208,7 @@ def test_batch_that_closes_what_is_not_its_own_is_a_dead_letter_or_harmless(api:
     assert {1, 3, 4} <= {value for value in api.returned(job) if isinstance(value, int)}
 
 
-def test_batch_that_takes_too_long_is_ended(api: BatchApi) -> None:
+def test_batch_is_ended_at_its_timeout(api: BatchApi) -> None:
     job = api.submit([1, {"do": "sleep", "s": 60}, 3], max_attempts=1, batch_timeout=1)
     assert api.ended(job, "completed_with_failures")["failed_attempts"] == 1
     (letter,) = api.dead_letters(job)
@@ -225,7 +225,7 @@ def test_constructor_that_raises_ends_the_job_with_its_traceback(api: BatchApi) 
     assert api.noted(job, "completed") == []
 
 
-def test_end_that_raises_is_a_worker_error_and_not_repeated(api: BatchApi) -> None:
+def test_completion_hook_that_raises_is_a_worker_error_and_is_not_repeated(api: BatchApi) -> None:
     job = api.submit([{"do": "wait", "gate": "raise-at-end"}])
     api.wait_for_notes(job, "called")
     (api.notes / f"{job}.end").write_text("raise")
@@ -237,7 +237,7 @@ def test_end_that_raises_is_a_worker_error_and_not_repeated(api: BatchApi) -> No
 
 
 class Webhook:
-    """Keeps what it is told; refuses the first time."""
+    """Records webhook calls; refuses the first one."""
 
     def __init__(self) -> None:
         self.told: list[tuple[dict[str, str], Any]] = []
@@ -265,7 +265,7 @@ def webhook() -> Iterator[Webhook]:
     made.server.server_close()
 
 
-def test_results_are_written_where_the_job_says_and_the_webhook_is_told(
+def test_results_are_written_to_the_output_and_the_webhook_is_called(
     api: BatchApi, webhook: Webhook, tmp_path: Path
 ) -> None:
     url = f"http://127.0.0.1:{webhook.server.server_port}/hook"
@@ -342,6 +342,6 @@ def test_dry_run_stores_nothing(api: BatchApi) -> None:
 
 
 @pytest.mark.parametrize("path", ["/batch", "/nobody"])
-def test_what_is_no_job_is_answered_as_such(api: BatchApi, path: str) -> None:
+def test_requests_that_name_no_job_are_refused(api: BatchApi, path: str) -> None:
     reply = api.cortex.post(path, method="PUT", body=b"{}")
     assert reply.status == (405 if path == "/batch" else 404)

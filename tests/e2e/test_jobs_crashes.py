@@ -23,7 +23,7 @@ ITEMS = 300
 
 
 def pause(seconds: float) -> None:
-    """Let a job run for a while: what is tested is that nothing happens to it."""
+    """Let a job run for a while; the test is that it is not disturbed."""
     threading.Event().wait(seconds)
 
 
@@ -37,7 +37,7 @@ def slow_items(count: int = ITEMS, seconds: float = 0.03) -> list[Any]:
 
 
 def check_whole(api: BatchApi, job: str, count: int = ITEMS) -> None:
-    """Every item came back once, and the end was called once."""
+    """Check that every item was returned once, and that the completion hook ran once."""
     status = api.ended(job, timeout_s=90)
     assert [item["number"] for item in api.returned(job)] == list(range(count))
     assert status["items"]["succeeded"] == count
@@ -63,9 +63,9 @@ def test_killed_operator_costs_no_batch_an_attempt(cortex: Installation, api: Ba
     operator = operator_of(cortex)
     job = api.submit(slow_items(), workers=3)
     progress(api, job, 20)
-    kill_operator(cortex, operator)  # at once: much of the job is to be done without it
+    kill_operator(cortex, operator)  # at once, so that much of the job remains to be done without it
     calls = len(api.noted(job, "called"))
-    progress(api, job, calls + 5)  # workers go on with what they hold
+    progress(api, job, calls + 5)  # workers continue with their leased batches
     refused = api.post({"workers": 1, "item_list": {"items": [1]}})
     assert refused.status == 503
     assert "operator" in refused.json["message"]
@@ -93,7 +93,7 @@ def test_killed_workers_cost_the_batches_inside_them_an_attempt(cortex: Installa
     job = api.submit(slow_items(), workers=3, max_attempts=10)
     for round_ in range(6):
         progress(api, job, 20 * (round_ + 1))
-        os.kill(int(api.noted(job, "called")[-1][-2]), signal.SIGKILL)  # it is inside that batch, or just was
+        os.kill(int(api.noted(job, "called")[-1][-2]), signal.SIGKILL)  # it runs that batch, or just ran it
     check_whole(api, job)
     assert 1 <= api.status(job)["failed_attempts"] <= 6
     assert "killed" in cortex.cortex("logs", api.name, job).stdout
@@ -119,7 +119,9 @@ def test_power_cut_loses_nothing_that_was_acknowledged(cortex: Installation, api
     check_whole(api, job)
 
 
-def test_end_is_called_once_though_the_operator_is_killed_in_it(cortex: Installation, api: BatchApi) -> None:
+def test_completion_hook_runs_once_although_the_operator_is_killed_during_it(
+    cortex: Installation, api: BatchApi
+) -> None:
     job = api.submit([{"do": "wait", "gate": "to-the-end"}, 2], workers=2)
     api.wait_for_notes(job, "called", 2)
     (api.notes / f"{job}.end").write_text("end")
@@ -130,14 +132,14 @@ def test_end_is_called_once_though_the_operator_is_killed_in_it(cortex: Installa
     api.reached(job, "running")
     pause(1)
     kill_operator(cortex)
-    api.open("end")  # it ends while nobody listens
+    api.open("end")  # it ends while no operator runs
     pause(0.5)
     cortex.up()
     api.ended(job)
     assert len(api.noted(job, "completed")) == 1
 
 
-def test_end_whose_process_dies_is_called_again(cortex: Installation, api: BatchApi) -> None:
+def test_completion_hook_whose_process_dies_runs_again(cortex: Installation, api: BatchApi) -> None:
     job = api.submit([{"do": "wait", "gate": "to-the-end"}], workers=1)
     api.wait_for_notes(job, "called")
     (api.notes / f"{job}.end").write_text("end")
@@ -151,7 +153,7 @@ def test_end_whose_process_dies_is_called_again(cortex: Installation, api: Batch
     assert status["failed_attempts"] == 0
 
 
-def test_job_that_nobody_waits_for_is_ended_by_the_next_operator(cortex: Installation, api: BatchApi) -> None:
+def test_next_operator_completes_a_job_after_all_processes_are_killed(cortex: Installation, api: BatchApi) -> None:
     job = api.submit(slow_items(30), workers=1)
     progress(api, job, 2)
     kill_operator(cortex)
@@ -162,7 +164,7 @@ def test_job_that_nobody_waits_for_is_ended_by_the_next_operator(cortex: Install
     check_whole(api, job, 30)
 
 
-def test_job_that_the_next_version_cannot_read_ends_and_holds_up_no_other(
+def test_job_that_the_next_version_cannot_read_fails_and_delays_no_other(
     cortex: Installation, api: BatchApi, request: pytest.FixtureRequest
 ) -> None:
     job, other = (api.submit(slow_items(30, 0.1), workers=1) for _ in range(2))
@@ -183,7 +185,7 @@ def test_job_that_the_next_version_cannot_read_ends_and_holds_up_no_other(
         assert database.execute("SELECT status FROM jobs WHERE id = ?", (job,)).fetchone() == ("unexpected_error",)
 
 
-def test_enqueuing_goes_on_with_the_next_operator(cortex: Installation, api: BatchApi, tmp_path: Path) -> None:
+def test_next_operator_continues_enqueuing(cortex: Installation, api: BatchApi, tmp_path: Path) -> None:
     files = tmp_path / "files"
     files.mkdir()
     for number in range(40):
@@ -216,7 +218,7 @@ def processes(cortex: Installation) -> list[psutil.Process]:
 
 
 def kill_everything(cortex: Installation) -> None:
-    """Stop all of them first, so that none sees another die."""
+    """Kill all of them; they are stopped first, so that none observes the death of another."""
     every = processes(cortex)
     assert len(every) >= 4
     for sent in (signal.SIGSTOP, signal.SIGKILL):

@@ -1,4 +1,4 @@
-"""Jobs over files, from a real S3 endpoint and from folders; results back into both; the examples as they are."""
+"""Jobs over files, from a real S3 endpoint and from folders; results written to both; the unchanged examples."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def api(cortex: Installation, tmp_path_factory: pytest.TempPathFactory) -> Batch
 
 @pytest.fixture(scope="module")
 def photos(bucket: RemoteBucket) -> list[str]:
-    """The keys of objects: pictures in two folders, and others."""
+    """The keys of objects: pictures in two folders, and other files."""
     keys = [f"photos/{'a' if number % 2 else 'b'}/{number:03}.jpg" for number in range(OBJECTS)]
     keys += ["photos/a/notes.txt", "photos/skip é.jpg", "photos-of-others/1.jpg"]
     for key in keys:
@@ -53,7 +53,7 @@ def pictures(photos: list[str], place: str) -> list[str]:
     return sorted(f"{place}/{key}" for key in photos if key.startswith("photos/") and key.endswith(".jpg"))
 
 
-def test_paths_of_a_bucket_are_items(api: BatchApi, bucket: RemoteBucket, photos: list[str]) -> None:
+def test_paths_in_a_bucket_are_items(api: BatchApi, bucket: RemoteBucket, photos: list[str]) -> None:
     source = {
         "s3_paths": [f"{bucket.url}/photos/"],
         "includes": ["**.jpg"],
@@ -83,7 +83,7 @@ def test_values_in_files_of_a_bucket_are_items_across_files(api: BatchApi, bucke
     assert api.returned(job) == [*({"number": number} for number in range(5)), [5, "é"], "6", 7, None]
 
 
-def test_files_of_a_folder_do_as_well(api: BatchApi, tmp_path: Path) -> None:
+def test_paths_in_a_folder_are_items(api: BatchApi, tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / f"{number}.ndjson").write_text(f"{number}\n{number + 10}\n")
     prefix = f"{tmp_path}/"
@@ -95,7 +95,7 @@ def test_files_of_a_folder_do_as_well(api: BatchApi, tmp_path: Path) -> None:
     assert api.returned(job) == [f"{tmp_path}/{number}.ndjson" for number in range(5)]
 
 
-def test_what_the_file_does_not_open_takes_the_token(api: BatchApi) -> None:
+def test_paths_that_the_api_does_not_allow_require_the_token(api: BatchApi) -> None:
     submission = {"workers": 1, "file_path_lister": {"paths": ["/etc/hostname"]}}
     refused = api.post(submission)
     assert refused.status == 400
@@ -115,7 +115,7 @@ def test_what_the_file_does_not_open_takes_the_token(api: BatchApi) -> None:
     ],
     ids=["no file", "no bucket", "no JSON"],
 )
-def test_files_that_can_not_be_read_are_said(api: BatchApi, bucket: RemoteBucket, source: Any, words: str) -> None:
+def test_unreadable_files_are_reported(api: BatchApi, bucket: RemoteBucket, source: Any, words: str) -> None:
     bucket.put("broken/1.json", b'{"number": 1}\n{"number": \n')
     reply = api.post({"workers": 1, **source})
     if reply.status == 200:
@@ -140,7 +140,7 @@ def test_results_are_written_to_a_bucket(api: BatchApi, bucket: RemoteBucket) ->
 
 
 def objects(bucket: RemoteBucket, key: str) -> dict[str, bytes]:
-    """Return what is below a key, by its name there."""
+    """Return the objects below a key, by their relative names."""
     place = f"{bucket.url}/{key}"
 
     async def content() -> dict[str, bytes]:

@@ -59,7 +59,7 @@ V20_ONNX = """
 
 
 def with_api_spec(source: str) -> str:
-    """Give a listing the argument that the version before 0.19 had, and a use for it."""
+    """Add to a listing the argument of versions before 0.19, and a use of it."""
     taken = source.replace("config, job_spec):", "config, api_spec, job_spec):")
     seen = 'assert api_spec["name"] == job_spec["api_name"] and api_spec["kind"] == "BatchAPI"'
     return taken.replace(
@@ -76,7 +76,7 @@ V35_TENSORFLOW = (
 
 @dataclass(frozen=True)
 class Generation:
-    """A listing, and how its version named a model."""
+    """A listing, and the way its version named a model."""
 
     name: str
     source: str
@@ -156,7 +156,7 @@ COUNTING = """
 """
 
 
-def test_next_job_finds_a_warm_worker_with_its_model_loaded(cortex: Installation, tmp_path: Path) -> None:
+def test_next_job_uses_a_warm_worker_with_its_model_loaded(cortex: Installation, tmp_path: Path) -> None:
     api = deployed(cortex, tmp_path, Generation("warm", COUNTING, "handler", "onnx", {"models": {"path": "models"}}))
     first = api.submit([1.5])
     api.ended(first)

@@ -1,4 +1,4 @@
-"""Stops, time-outs, updates and deletes while a job is in each of its states, and what it does to workers."""
+"""Stops, timeouts, updates and deletions in each state of a job, and their effects on workers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def api(cortex: Installation, tmp_path_factory: pytest.TempPathFactory) -> Batch
 
 @pytest.fixture(scope="module")
 def whole(cortex: Installation, tmp_path_factory: pytest.TempPathFactory) -> BatchApi:
-    """An API each of whose workers wants the whole machine."""
+    """An API each of whose workers requests the whole machine."""
     return BatchApi.deployed(cortex, tmp_path_factory.mktemp("whole"), "whole", cpu=CORES)
 
 
@@ -55,7 +55,7 @@ def enqueuing(api: BatchApi, timeout: int | None) -> str:
 
 
 def pending(api: BatchApi, timeout: int | None) -> str:
-    """Submit a job while another has the whole machine."""
+    """Submit a job while another one uses the whole machine."""
     holder = api.submit([{"do": "wait", "gate": "room"}], timeout=60)
     api.wait_for_notes(holder, "called")
     job = api.submit([1], timeout=timeout)
@@ -142,7 +142,7 @@ def test_upload_that_stalls_times_out(api: BatchApi) -> None:
 
 
 def settled(api: BatchApi, job: str, state: str) -> None:
-    """What is left of a job that was ended: no worker inside it, no more calls, the results it had."""
+    """Check a job that was ended: it has no running worker, no further calls, and the results it had."""
     pids = {int(note[-2]) for note in api.noted(job)}
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), 20, f"workers {pids} of {job} are gone")
     calls = len(api.noted(job, "called"))
@@ -156,7 +156,7 @@ def settled(api: BatchApi, job: str, state: str) -> None:
     (api.notes / "room").unlink()
 
 
-def test_job_waits_for_room_and_says_so(whole: BatchApi) -> None:
+def test_job_that_waits_for_capacity_reports_it(whole: BatchApi) -> None:
     job = pending(whole, None)
     message = wait_until(lambda: whole.status(job)["message"])
     assert "cores" in message
@@ -181,7 +181,7 @@ def test_jobs_of_several_apis_share_the_machine(whole: BatchApi, api: BatchApi, 
         assert len(half.noted(job, "completed")) == 1
 
 
-def test_job_goes_on_with_its_code_when_the_api_is_updated(cortex: Installation, tmp_path: Path) -> None:
+def test_job_continues_with_its_code_when_the_api_is_updated(cortex: Installation, tmp_path: Path) -> None:
     api = BatchApi.deployed(cortex, tmp_path, "updated", "1")
     old = api.submit([{"do": "wait", "gate": "updated"}, *range(50)], workers=2)
     api.wait_for_notes(old, "called")
@@ -199,7 +199,7 @@ def test_job_goes_on_with_its_code_when_the_api_is_updated(cortex: Installation,
     assert len(api.noted(old, "completed")) == 1
 
 
-def test_deleted_api_takes_its_jobs_with_it(cortex: Installation, tmp_path: Path) -> None:
+def test_deleting_an_api_deletes_its_jobs(cortex: Installation, tmp_path: Path) -> None:
     api = BatchApi.deployed(cortex, tmp_path, "deleted")
     job = api.submit([{"do": "wait", "gate": "never"}, 2], workers=2)
     notes = api.wait_for_notes(job, "called")
@@ -215,7 +215,9 @@ def test_deleted_api_takes_its_jobs_with_it(cortex: Installation, tmp_path: Path
     api.ended(api.submit([1]))
 
 
-def test_kind_of_an_api_is_changed_only_by_deleting_it(cortex: Installation, api: BatchApi, tmp_path: Path) -> None:
+def test_kind_of_an_api_cannot_be_changed_without_deleting_it(
+    cortex: Installation, api: BatchApi, tmp_path: Path
+) -> None:
     config = (api.folder / "project" / "cortex.yaml").read_text().replace("BatchAPI", "RealtimeAPI")
     folder = tmp_path / "realtime"
     folder.mkdir()

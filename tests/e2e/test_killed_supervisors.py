@@ -1,4 +1,4 @@
-"""A supervisor that is killed under load costs no request: its workers go on until the gateway has left them."""
+"""No request fails if a supervisor is killed under load: its workers continue until the gateway stops using them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def processes_of(cortex: Installation, api: str) -> list[dict[str, Any]]:
 
 
 def kill_a_supervisor(cortex: Installation, api: str) -> list[int]:
-    """Return the pids of the workers that lose theirs."""
+    """Return the pids of the workers that lose their supervisor."""
     processes = processes_of(cortex, api)
     victim = min(process["supervisor_pid"] for process in processes)
     os.kill(victim, signal.SIGKILL)
@@ -82,16 +82,16 @@ def test_no_request_fails_when_one_of_two_is_killed(cortex: Installation, tmp_pa
     kills = 3
     with cortex.load("/halved", 80) as summary:
         for _ in range(kills):
-            threading.Event().wait(LOADED_S)  # a load, for what is tested is that nothing happens to it
+            threading.Event().wait(LOADED_S)  # a load that must not be disturbed
             orphans = kill_a_supervisor(cortex, "halved")
             wait_for_others(cortex, "halved", 2 * processes, orphans)
             wait_until_ended(orphans)
-    # But for a connection that the supervisor had just taken when it was killed, and not yet handed over.
+    # Except a connection that the supervisor had accepted, but not yet handed over, when it was killed.
     assert summary["statuses"]["200"] >= summary["sent"] - kills, summary
     assert summary["sent"] > 100
 
 
-def test_what_is_inside_the_only_replica_is_answered(cortex: Installation, tmp_path: Path) -> None:
+def test_running_requests_of_the_only_replica_are_answered(cortex: Installation, tmp_path: Path) -> None:
     deploy(cortex, tmp_path, "only", 1)
     with ThreadPoolExecutor() as pool, cortex.load("/only", 60) as summary:
         threading.Event().wait(LOADED_S)
@@ -103,7 +103,7 @@ def test_what_is_inside_the_only_replica_is_answered(cortex: Installation, tmp_p
         assert {answer.json["pid"] for answer in answers} == set(orphans)
         wait_for_others(cortex, "only", 1, orphans)
         wait_until_ended(orphans)
-    # Until the next replica is ready the gateway says that there is none.
+    # Until the next replica is ready, the gateway responds that there is none.
     assert set(summary["statuses"]) <= {"200", "503"}, summary
 
 

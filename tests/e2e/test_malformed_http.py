@@ -20,7 +20,7 @@ CLIENTS, SECONDS, GOOD_LIMIT_S = 8, 20.0, 10.0
 PATIENCE_S = 0.3
 
 
-def test_malformed_requests_end_no_process_and_delay_no_other(
+def test_malformed_requests_end_no_process_and_delay_no_other_request(
     cortex: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     cortex.cortex("deploy", write_project(tmp_path_factory.mktemp("echo"), ECHO_SOURCE, ECHO_CONFIG))

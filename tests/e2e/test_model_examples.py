@@ -1,4 +1,4 @@
-"""The examples whose models cortex loads: their makers are run, then they are deployed as their READMEs say."""
+"""The examples whose models cortex loads: create each model, then deploy the example as its README describes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_model(project: Path, cortex: Installation, *destination: str) -> None:
 
 
 def copied(example: ModelExample, folder: Path, models: str | None = None) -> Path:
-    """Copy a project as a clone has it; its models are elsewhere if `models` says so."""
+    """Copy a project as in a clone; `models` replaces the location of its models."""
     project = folder / example.name
     shutil.copytree(example.folder, project, ignore=shutil.ignore_patterns("__pycache__", "models"))
     if models is not None:
@@ -52,7 +52,7 @@ def copied(example: ModelExample, folder: Path, models: str | None = None) -> Pa
 
 
 def is_models(line: str) -> bool:
-    """Tell whether a line says where models are: it also says where else they may be."""
+    """Return whether a line contains the location of the models, with the alternatives in its comment."""
     return line.strip().startswith(("path:", "dir:")) and "or s3://" in line
 
 

@@ -1,4 +1,4 @@
-"""Caches of models in a real API: never more than allowed, loaded once however many ask, replaced without a failure."""
+"""Caches of models in a real API: their limits, one load for simultaneous requests, replacement without a failure."""
 
 from __future__ import annotations
 

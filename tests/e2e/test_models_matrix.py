@@ -70,7 +70,7 @@ PREDICT = """
 
 @dataclass(frozen=True)
 class Cell:
-    """One way to have a model, and where it answers."""
+    """A model in one form, layout and storage, and the path of its endpoint."""
 
     api: str
     model: str | None  #: what it is asked for by; None: it is the API's only one
@@ -145,7 +145,7 @@ def api(kind: str, name: str, models: dict[str, Any]) -> dict[str, Any]:
 
 
 def mistakes(cortex: Installation, cell: Cell) -> Iterator[str]:
-    """Call it in every way; yield where the answer is not the right one."""
+    """Call it in every way; yield the calls with a wrong response."""
     name = cell.model or "ignored"
     latest = LATEST if cell.is_versioned else UNVERSIONED
     numbers = {str(number): number for number in VERSIONS} if cell.is_versioned else {"1": UNVERSIONED}

@@ -1,4 +1,4 @@
-"""Models change while 150 requests a second come in: which version answers, and that no request fails."""
+"""Models change while 150 requests a second come in: the version that answers, and that no request fails."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def cortex(buckets: dict[str, Bucket]) -> Iterator[Installation]:
 
 
 class Api:
-    """An API with its models in a bucket, and what can happen to these."""
+    """An API with its models in a bucket, and operations on the models."""
 
     def __init__(self, cortex: Installation, folder: Path, name: str, bucket: Bucket) -> None:
         self.cortex, self.folder, self.name, self.bucket = cortex, folder, name, bucket
@@ -117,7 +117,7 @@ class Api:
             self.bucket.delete(f"{self.name}/{version}/{name}")
 
     def number(self, query: str = "") -> Any:
-        """Return what the API answers with."""
+        """Return the response of the API."""
         reply = self.cortex.post(f"/{self.name}{query}", {})
         return reply.json[0] if reply.status == 200 and isinstance(reply.json, list) else reply.json
 
@@ -125,7 +125,7 @@ class Api:
         self.wait(lambda: self.number() == number, timeout_s, f"{self.name} answers with {number}")
 
     def wait(self, is_so: Callable[[], bool], timeout_s: float = SERVED_WITHIN_S, message: str = "") -> None:
-        """Wait; if in vain, say what `cortex get` says."""
+        """Wait; the message of a failure contains the output of `cortex get`."""
         try:
             wait_until(is_so, timeout_s, message)
         except AssertionError as error:
@@ -133,12 +133,12 @@ class Api:
             raise
 
     def shown(self) -> str:
-        """Return all that `cortex get` says."""
+        """Return the output of `cortex get`."""
         forms = [self.cortex.cortex("get", self.name, *form, check=False) for form in ((), ("-o", "json"))]
         return "".join(form.stdout + form.stderr for form in forms)
 
     def wait_for_problem(self, version: str | None, words: str) -> None:
-        """Wait until the client and `cortex get` have such a problem with this version, or with all of it."""
+        """Wait until the client and `cortex get` report such a problem with this version, or with the model."""
         name = "models" if version is None else f"version {version}"
         client = Client(Environments.from_environ(self.cortex.environ).get("local"))  # a command takes longer to ask
 
@@ -156,7 +156,7 @@ class Api:
 def api(
     cortex: Installation, buckets: dict[str, Bucket], tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Api]:
-    """An API that is named after its test, and gone after it."""
+    """An API that is named after its test, and deleted after it."""
     name, bucket = getattr(request, "param", (request.node.name.split("[")[0].replace("_", "-")[5:30].strip("-"), "s3"))
     made = Api(cortex, tmp_path, name, buckets[bucket])
     yield made
@@ -172,7 +172,7 @@ def all_answered(summary: dict[str, Any]) -> set[int]:
 
 
 def pause(seconds: float) -> None:
-    """Let time pass between two steps of an upload."""
+    """Pause between two steps of an upload."""
     threading.Event().wait(seconds)
 
 
@@ -182,7 +182,7 @@ def test_uploads_of_all_kinds_fail_no_request(api: Api) -> None:
     api.deploy()
     assert api.number() == 9
     with api.cortex.load(f"/{api.name}", RATE) as summary:
-        # Copied one by one; 10 is more than 9, though not in the alphabet.
+        # Copied one by one; 10 is newer than 9, though not in alphabetical order.
         api.put_file("10/first.json", 10)
         pause(0.6 * POLL_S)
         api.put_file("10/second.json", 10)
@@ -232,7 +232,7 @@ def test_models_that_can_not_be_loaded_leave_the_old_one_serving(api: Api) -> No
 
 
 @pytest.mark.parametrize("api", [("folder", "gs"), ("folder", "local")], indirect=True, ids=["gs", "local"])
-def test_models_of_a_folder_come_and_go(api: Api) -> None:
+def test_models_of_a_folder_are_added_and_removed(api: Api) -> None:
     api.put("a/1", 1)
     api.put("b/7", 7)
     api.deploy("dir")
@@ -250,7 +250,7 @@ def test_models_of_a_folder_come_and_go(api: Api) -> None:
     assert all_answered(summary) == {1}
 
 
-def test_storage_that_is_down_for_a_while_costs_nothing_but_news(api: Api) -> None:
+def test_storage_that_is_down_only_delays_new_versions(api: Api) -> None:
     assert isinstance(api.bucket, RemoteBucket)
     swift = api.bucket.server
     assert isinstance(swift, SwiftServer)
@@ -286,7 +286,7 @@ def test_kills_of_model_agent_and_operator_during_a_reload_fail_no_request(api: 
     assert all_answered(summary) == {1, 2, 3, 4}
 
 
-def test_killed_worker_during_a_reload_takes_only_its_own_requests_along(api: Api) -> None:
+def test_worker_killed_during_a_reload_fails_only_its_own_requests(api: Api) -> None:
     api.put("1", 1)
     api.deploy(replicas=2)
     with api.cortex.load(f"/{api.name}", RATE) as summary:

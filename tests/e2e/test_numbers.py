@@ -1,4 +1,4 @@
-"""What `/metrics` says after kills, updates and restarts, held against what callers saw; and logs, by request."""
+"""Numbers of `/metrics` after kills, updates and restarts, compared with the callers' counts; and logs by request."""
 
 from __future__ import annotations
 

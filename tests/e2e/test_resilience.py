@@ -1,4 +1,4 @@
-"""Kills, updates and scaling under load: what may fail, and that nothing else does."""
+"""Kills, updates and scaling under load: only the requests in killed processes may fail."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def all_answered(summary: dict[str, Any]) -> None:
 
 
 def wait_for_others(cortex: Installation, api: str, old: set[int]) -> set[int]:
-    """Wait until two processes run and none of the old ones does."""
+    """Wait until two processes run, none of them old."""
 
     def others() -> set[int] | None:
         pids = cortex.pids(api)
@@ -88,11 +88,13 @@ def two_ready(cortex: Installation, api: str) -> set[tuple[int, int]]:
 
 
 def pause(seconds: float) -> None:
-    """Let a load run for a while: what is tested is that nothing happens to it."""
+    """Let a load run for a while; the test is that it is not disturbed."""
     threading.Event().wait(seconds)
 
 
-def test_killed_operator_costs_no_request_and_adopts_the_same_replicas(cortex: Installation, tmp_path: Path) -> None:
+def test_killed_operator_fails_no_request_and_the_next_adopts_the_replicas(
+    cortex: Installation, tmp_path: Path
+) -> None:
     deploy(cortex, tmp_path, "adopted")
     before = cortex.pids("adopted")
     with cortex.load("/adopted", 300) as summary:
@@ -107,7 +109,7 @@ def test_killed_operator_costs_no_request_and_adopts_the_same_replicas(cortex: I
     assert cortex.pids("adopted") == before
 
 
-def test_new_version_refresh_and_patch_cost_no_request(cortex: Installation, tmp_path: Path) -> None:
+def test_new_version_refresh_and_patch_fail_no_request(cortex: Installation, tmp_path: Path) -> None:
     deploy(cortex, tmp_path, "updated")
     first = cortex.pids("updated")
     with cortex.load("/updated", 300) as summary:
@@ -168,7 +170,7 @@ def test_death_in_a_request_fails_that_request_alone(
     all_answered(summary)
 
 
-def test_killed_process_fails_only_what_was_inside_it(cortex: Installation, tmp_path: Path) -> None:
+def test_killed_process_fails_only_its_own_requests(cortex: Installation, tmp_path: Path) -> None:
     deploy(cortex, tmp_path, "killed")
     with cortex.load("/killed", 200) as summary:
         for _ in range(3):
@@ -181,7 +183,7 @@ def test_killed_process_fails_only_what_was_inside_it(cortex: Installation, tmp_
     assert all("killed (SIGKILL)" in failure["detail"] for failure in summary["failures"]), summary
 
 
-def test_killed_supervisor_is_replaced_and_costs_only_what_was_inside(cortex: Installation, tmp_path: Path) -> None:
+def test_killed_supervisor_is_replaced_and_fails_only_its_own_requests(cortex: Installation, tmp_path: Path) -> None:
     deploy(cortex, tmp_path, "replaced")
     with cortex.load("/replaced", 300) as summary:
         for _ in range(3):
@@ -190,7 +192,7 @@ def test_killed_supervisor_is_replaced_and_costs_only_what_was_inside(cortex: In
             os.kill(supervisor, signal.SIGKILL)
             wait_until(lambda gone=victim: len(cortex.pids("replaced") - {gone}) == 2)  # type: ignore[misc]
     failed = sum(count for status, count in summary["statuses"].items() if status != "200")
-    assert failed <= 3 * 3, summary  # what the gateway may have open to one process, three times
+    assert failed <= 3 * 3, summary  # the gateway's most connections to one process, three times
 
 
 def test_killed_gateway_is_restarted(cortex: Installation, tmp_path: Path) -> None:
@@ -218,7 +220,7 @@ def test_changed_timeout_reaches_running_replicas_without_a_restart(cortex: Inst
     assert (reply.status, reply.json["error"]) == (504, "timed out after 1 s")
 
 
-def test_slow_upload_has_its_timeout_from_its_end(cortex: Installation, tmp_path: Path) -> None:
+def test_timeout_of_a_slow_upload_starts_at_its_end(cortex: Installation, tmp_path: Path) -> None:
     deploy(cortex, tmp_path, "uploaded", replicas=1, timeout="1s")
     with socket.create_connection(("127.0.0.1", cortex.gateway_port)) as client:
         body = b'{"x": "' + b"x" * 91 + b'"}'
@@ -242,6 +244,6 @@ def test_stuck_calls_time_out_one_by_one_and_never_exceed_the_limit(cortex: Inst
     for thread in threads:
         thread.join()
     assert {answer.status for answer in answers} == {504}
-    # The figure is in the docs; this only catches that they wait for each other, which takes a minute.
+    # The documentation has the exact figure; this only detects that they wait for each other, which takes a minute.
     assert max(answer.seconds for answer in answers) < 20
     assert cortex.post("/stuck", {}).status == 200

@@ -1,4 +1,4 @@
-"""The way of a user: deploy, call, look, change, delete; with the examples as they are."""
+"""A user's steps: deploy, call, inspect, update, delete; with the unchanged examples."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CONFIG = """
 """
 
 
-def test_examples_side_by_side_answer_their_samples(cortex: Installation) -> None:
+def test_examples_deployed_together_answer_their_samples(cortex: Installation) -> None:
     for example in EXAMPLES:
         cortex.cortex("deploy", example.folder, timeout_s=300)
     for example in EXAMPLES:
@@ -49,7 +49,7 @@ def test_examples_side_by_side_answer_their_samples(cortex: Installation) -> Non
             assert reply.json == example.answer
 
 
-def test_deploy_call_look_change_and_delete(cortex: Installation, tmp_path: Path) -> None:
+def test_deploy_call_inspect_update_and_delete(cortex: Installation, tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / ".env").write_text('B="from dotenv"\n')
@@ -84,14 +84,14 @@ def test_deploy_call_look_change_and_delete(cortex: Installation, tmp_path: Path
     cortex.cortex("deploy", project)
     assert cortex.post("/moved", {}).status == 200
     assert cortex.post("/echo", {}).status == 404
-    assert cortex.pids("echo") == pids  # nothing that runs depends on it
+    assert cortex.pids("echo") == pids  # no running process depends on it
 
     cortex.cortex("delete", "echo", "-f")
     assert cortex.post("/moved", {}).status == 404
     assert cortex.cortex("get", "echo", check=False).returncode == 1
 
 
-def test_mistake_leaves_the_running_version_alone(cortex: Installation, tmp_path: Path) -> None:
+def test_invalid_update_leaves_the_running_version_alone(cortex: Installation, tmp_path: Path) -> None:
     write_project(tmp_path, HANDLER, CONFIG.replace("echo", "safe"))
     cortex.cortex("deploy", tmp_path)
     (tmp_path / "cortex.yaml").write_text((tmp_path / "cortex.yaml").read_text().replace("handler.py", "handlr.py"))
@@ -112,7 +112,7 @@ def test_missing_module_names_the_requirement(cortex: Installation, tmp_path: Pa
     assert "requirements.txt" in done.stdout + done.stderr
 
 
-def test_down_stops_everything_and_up_brings_it_back(cortex: Installation, tmp_path: Path) -> None:
+def test_down_stops_everything_and_up_restores_it(cortex: Installation, tmp_path: Path) -> None:
     write_project(tmp_path, HANDLER, CONFIG.replace("echo", "lasting"))
     cortex.cortex("deploy", tmp_path)
     pids = {replica["pid"] for replica in cortex.status()["replicas"]}

@@ -1,4 +1,4 @@
-"""Tasks in a real installation: run once, whatever they do and whatever dies, and by the clock."""
+"""Tasks in a real installation: run exactly once, whatever they do and whichever process dies, and on schedule."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def kill_operator(cortex: Installation) -> None:
     wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
-def test_a_task_runs_once_and_ends_as_it_did(cortex: Installation, tmp_path: Path) -> None:
+def test_a_task_runs_once_and_keeps_its_outcome(cortex: Installation, tmp_path: Path) -> None:
     project = write_project(tmp_path / "project", TASK, CONFIG.format(folder=tmp_path))
     assert "cortex submit train --watch" in cortex.cortex("deploy", project).stdout
 
@@ -95,7 +95,7 @@ def test_a_task_runs_once_and_ends_as_it_did(cortex: Installation, tmp_path: Pat
     assert (refused.status, refused.json["message"].partition(";")[0]) == (400, "workers: must be at most 1 (got 2)")
 
 
-def test_a_task_outlives_its_operator_and_is_not_run_again_after_what_it_did_not_outlive(
+def test_a_task_survives_its_operator_and_is_not_run_again_after_a_power_cut(
     cortex: Installation, tmp_path: Path
 ) -> None:
     cortex.cortex("deploy", write_project(tmp_path / "project", TASK, CONFIG.format(folder=tmp_path)))

@@ -56,7 +56,7 @@ def up(made: Installation, certificate: Path, key: Path, check: bool = True) -> 
 
 
 def ask(made: Installation, certificate: Path, key: str) -> int:
-    """Return the status that an ordinary client gets which trusts a certificate for `localhost`."""
+    """Return the status that an ordinary client receives that trusts a certificate for `localhost`."""
     url = f"https://localhost:{made.gateway_port}/iris"
     request = urllib.request.Request(url, b"{}", {"content-type": "application/json", "x-api-key": key})
     try:
@@ -66,7 +66,7 @@ def ask(made: Installation, certificate: Path, key: str) -> int:
         return error.code
 
 
-def test_bad_files_are_told_before_anything_is_started(secured: Installation, tmp_path: Path) -> None:
+def test_invalid_files_are_reported_before_anything_starts(secured: Installation, tmp_path: Path) -> None:
     certificate, key = write_pair(tmp_path, "localhost")
     _, other = write_pair(tmp_path, "other", stem="other")
     assert "the key does not match the certificate" in up(secured, certificate, other, check=False)

@@ -1,4 +1,4 @@
-"""What an API predicts is known, also after its processes, its replicas and the operator have ended."""
+"""Predictions remain recorded after the API's processes, its replicas and the operator have ended."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tracker(cortex: Installation) -> Any:
     return cortex.get("spam")["tracker"]
 
 
-def test_predictions_drift_and_truth_outlive_what_made_them(cortex: Installation, tmp_path: Path) -> None:
+def test_predictions_drift_and_feedback_outlive_the_processes(cortex: Installation, tmp_path: Path) -> None:
     project = write_project(tmp_path, SOURCE, CONFIG.format(version=1))
     (project / "baseline.json").write_text(json.dumps({"spam": 500, "ham": 500}))
     cortex.cortex("deploy", project)
@@ -78,7 +78,7 @@ def test_predictions_drift_and_truth_outlive_what_made_them(cortex: Installation
     assert "accuracy" in shown
 
 
-def test_debug_shows_what_the_replica_logged(cortex: Installation, tmp_path: Path) -> None:
+def test_debug_shows_the_log_of_the_replica(cortex: Installation, tmp_path: Path) -> None:
     project = write_project(tmp_path / "project", SOURCE, CONFIG.format(version=2).replace("spam", "shown"))
     (project / "baseline.json").write_text(json.dumps({"spam": 500, "ham": 500}))
     cortex.cortex("deploy", project)

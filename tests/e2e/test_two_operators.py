@@ -40,7 +40,7 @@ def server() -> Iterator[Postgres]:
 
 @pytest.fixture
 def operators(server: Postgres) -> Iterator[tuple[Installation, Installation]]:
-    """Both as on machines of their own, but for the network."""
+    """Both operators, isolated as on separate machines, except for the network."""
     password = quote(server.password, safe="")
     variables = {"CORTEX_DATABASE": f"postgresql://cortex:{password}@127.0.0.1:{server.port}/postgres"}
     homes = [Path(tempfile.mkdtemp(prefix="cx-")) for _ in range(2)]
@@ -73,7 +73,7 @@ def who_stands_by_says_who_leads(operators: tuple[Installation, Installation], t
     assert f"it is on standby: the operator at {leader} is the leader" in second.cortex("up").stdout
 
 
-def test_up_fails_where_the_database_does_not_answer(tmp_path: Path) -> None:
+def test_up_fails_if_the_database_does_not_answer(tmp_path: Path) -> None:
     variables = {"CORTEX_DATABASE": f"postgresql://cortex@127.0.0.1:{free_port()}/none"}
     cortex = Installation(tmp_path, free_port(), free_port(), variables)
     ports = ("--gateway-port", str(cortex.gateway_port), "--operator-port", str(cortex.operator_port))
@@ -126,7 +126,7 @@ def operators_wait_for_a_database_that_is_away_for_long(
     told = log.read_text().count("standing by: the database can't be reached")
     server.stop()
     try:
-        # It gives the lead up, and begins anew where nothing answers.
+        # It gives up the leadership, and starts again while the database does not answer.
         wait_until(lambda: log.read_text().count("standing by: the database can't be reached") > told, 20)
         os.kill(pid, 0)
         refused = leader.cortex("get", check=False)

@@ -1,4 +1,4 @@
-"""`cortex up`: what it says at once, and what holds for commands that start an operator again."""
+"""`cortex up`: immediate errors, and settings that later commands keep when they start an operator again."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CONFIG = """
 
 @pytest.fixture
 def cortex() -> Iterator[Installation]:
-    """One that nobody has started yet."""
+    """An installation that is not started yet."""
     with tempfile.TemporaryDirectory(prefix="cx-") as folder:
         made = Installation(Path(folder), free_port(), free_port())
         try:
@@ -54,7 +54,7 @@ def ports(cortex: Installation) -> tuple[str, ...]:
     return "--gateway-port", str(cortex.gateway_port), "--operator-port", str(cortex.operator_port)
 
 
-def test_ray_that_is_not_there_is_told_of_at_once(cortex: Installation) -> None:
+def test_missing_ray_cluster_is_reported_at_once(cortex: Installation) -> None:
     nowhere = f"127.0.0.1:{free_port()}"
     node_port = ("--node-port", str(free_port()))
     done = cortex.cortex("up", "--engine", "ray", "--ray-address", nowhere, *node_port, *ports(cortex))
@@ -67,7 +67,7 @@ def test_ray_that_is_not_there_is_told_of_at_once(cortex: Installation) -> None:
     assert cortex.status()["cluster"]["problem"] in problem
 
 
-def test_an_operator_that_was_killed_is_started_again_at_its_address(cortex: Installation) -> None:
+def test_killed_operator_is_started_again_at_its_address(cortex: Installation) -> None:
     cortex.cortex("up", "--host", OTHER_LOOPBACK, *ports(cortex))
     refused = cortex.cortex("up", "--host", "127.0.0.1", check=False)
     assert refused.returncode == 1
@@ -76,9 +76,7 @@ def test_an_operator_that_was_killed_is_started_again_at_its_address(cortex: Ins
     assert f"operator: http://{OTHER_LOOPBACK}:{cortex.operator_port}" in cortex.cortex("up").stdout
 
 
-def test_where_it_listens_is_kept_for_the_next_operator_and_replaced_by_flags(
-    cortex: Installation, tmp_path: Path
-) -> None:
+def test_addresses_are_kept_for_the_next_operator_and_replaced_by_flags(cortex: Installation, tmp_path: Path) -> None:
     cortex.cortex("up", "--host", OTHER_LOOPBACK, *ports(cortex))
     cortex.down()
     config = write_project(tmp_path / "p", ECHO_SOURCE, ECHO_CONFIG) / "cortex.yaml"
@@ -96,7 +94,7 @@ def test_where_it_listens_is_kept_for_the_next_operator_and_replaced_by_flags(
     assert f"gateway:  http://127.0.0.1:{cortex.gateway_port}\n" in said
 
 
-def test_a_port_that_is_taken_is_not_kept(cortex: Installation) -> None:
+def test_a_port_in_use_is_not_kept(cortex: Installation) -> None:
     cortex.up()
     cortex.down()
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -118,7 +116,7 @@ def test_a_port_that_is_taken_is_not_kept(cortex: Installation) -> None:
         ((*RAY, "--operator-port", "8890"), "--operator-port and --node-port are both 8890"),
     ],
 )
-def test_one_port_for_two_is_refused_before_anything_is_kept(
+def test_the_same_port_for_both_is_refused_before_anything_is_kept(
     cortex: Installation, flags: tuple[str, ...], both: str
 ) -> None:
     refused = cortex.cortex("up", *flags, check=False)
@@ -127,7 +125,7 @@ def test_one_port_for_two_is_refused_before_anything_is_kept(
     assert not list(cortex.home.iterdir())
 
 
-def test_a_certificate_is_kept_until_it_is_not_wanted(cortex: Installation, tmp_path: Path) -> None:
+def test_a_certificate_is_kept_until_it_is_removed(cortex: Installation, tmp_path: Path) -> None:
     certificate, key = write_pair(tmp_path, "localhost")
     cortex.cortex("up", *ports(cortex), "--tls-cert", certificate, "--tls-key", key)
     refused = cortex.cortex("up", "--no-tls", check=False)
@@ -154,7 +152,7 @@ def test_a_certificate_and_plain_http_exclude_each_other(cortex: Installation, t
     assert refused.returncode == 2 and "--no-tls can't be combined" in refused.stderr
 
 
-def test_ray_without_its_modules_is_refused_before_it_is_kept(cortex: Installation, tmp_path: Path) -> None:
+def test_ray_without_its_packages_is_refused_before_it_is_kept(cortex: Installation, tmp_path: Path) -> None:
     cortex.variables = without_ray(tmp_path)
     refused = cortex.cortex("up", *RAY, *ports(cortex), check=False)
     assert refused.returncode == 2
@@ -163,7 +161,7 @@ def test_ray_without_its_modules_is_refused_before_it_is_kept(cortex: Installati
     cortex.up()
 
 
-def test_a_home_of_ray_without_its_modules_says_what_to_do_and_the_way_back(
+def test_a_home_on_ray_without_its_packages_reports_what_to_install_and_how_to_leave_ray(
     cortex: Installation, tmp_path: Path
 ) -> None:
     cortex.variables = without_ray(tmp_path)
@@ -185,7 +183,7 @@ def without_ray(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
-def test_what_is_being_started_after_down_can_be_changed(cortex: Installation, tmp_path: Path) -> None:
+def test_settings_can_be_changed_while_apis_start_after_down(cortex: Installation, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.touch()
     project = write_project(tmp_path / "project", SOURCE, CONFIG.format(gate=gate, word="one"))

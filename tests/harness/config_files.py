@@ -25,5 +25,5 @@ def examine_text(
 
 
 def lines_of(reading: CheckedFile) -> list[str]:
-    """Show the problems without their fixes."""
+    """Return the problems without their fixes."""
     return [f"{p.line}:{p.column}: {p.path}: {p.message}" for p in reading.problems]

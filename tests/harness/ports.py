@@ -1,4 +1,4 @@
-"""Ports for servers of tests that are told theirs, and keep it while they are down."""
+"""Ports for servers of tests, reserved also while the server is down."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from harness.replicas.replicas import running_replica
 from harness.wait import wait_until
 
 
-def test_generator_is_streamed_while_it_runs(tmp_path: Path) -> None:
+def test_generator_is_streamed_while_it_runs() -> None:
     source = """
         import os, time
 
@@ -28,7 +28,7 @@ def test_generator_is_streamed_while_it_runs(tmp_path: Path) -> None:
     with running_replica(source) as replica:
         replica.wait_ready()
         connection = replica.connection()
-        gate = tmp_path / "gate"
+        gate = Path(replica.spec.project_dir) / "gate"
         connection.request("POST", "/", json.dumps({"gate": str(gate)}), {"content-type": "application/json"})
         response = connection.getresponse()
         assert response.readline() == b"0\n"

@@ -4,7 +4,7 @@
         on_ray.cortex.cortex("deploy", folder)      # in the head's namespaces
         on_ray.node_of("doubler").kill()
 
-All machines see the same files, but for what `ray_cluster.py` makes their own, and reach this one by `outside`.
+All machines see the same files, except those that `ray_cluster.py` makes private, and reach this one by `outside`.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def installed(cluster: RayCluster, database: str | None = None, place: RayNode |
 
 
 def _know_from_here(cortex: Installation) -> None:
-    """Let the Python client reach the operator from outside of the head's namespaces."""
+    """Forward the operator's port so that the Python client reaches it from outside of the head's namespaces."""
     token = (cortex.home / "token").read_text().strip()
     url = f"http://{cortex.host}:{cortex.operator_port}"
     cortex.cortex("env", "configure", FROM_HERE, "--operator", url, "--token", token)

@@ -24,7 +24,7 @@ from harness.servers.upstream import Answer, Client, Upstream
 
 @dataclass
 class Operator:
-    """One operator's gateways. They serve on when it ends."""
+    """One operator's gateways. They continue to serve when it ends."""
 
     fleet: GatewayFleet
     own: HaproxyGateway
@@ -56,7 +56,7 @@ class Site:
 
     @contextlib.asynccontextmanager
     async def operator(self, where: str = "all", epoch: int = 1) -> AsyncIterator[Operator]:
-        """Run an operator without a table; its gateways serve on afterwards."""
+        """Run an operator without a table; its gateways continue to serve afterwards."""
         placer = StaticPlacer([node.address for node in self.nodes])
         access = ClusterCredentials(SECRET, "127.0.0.1", 0, epoch)
         known = nodes_in_file(self.home.run_dir / "nodes.json")
@@ -74,13 +74,13 @@ class Site:
             await engine.shutdown()
 
     async def client(self, node: LocalNode | None) -> Client:
-        """Return a client of the gateway of a node, or of the operator's own."""
+        """Return a client of the gateway of a node, or of the operator's."""
         client = Client(self.port)
         client.reader, client.writer = await asyncio.open_connection(node.host if node else "127.0.0.1", self.port)
         return client
 
     async def ask(self, node: LocalNode | None, target: str, method: str = "GET", body: bytes = b"") -> Answer:
-        """Send a request to the gateway of a node, or to the operator's own."""
+        """Send a request to the gateway of a node, or to the operator's."""
         client = await self.client(node)
         try:
             return await client.request(method, target, body, {})

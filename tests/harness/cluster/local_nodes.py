@@ -144,7 +144,7 @@ class StaticPlacer:
 
 @contextlib.contextmanager
 def local_nodes(folder: Path, count: int, environ: dict[str, str] | None = None) -> Iterator[list[LocalNode]]:
-    """Start agents; remove everything of them afterwards."""
+    """Start agents; remove all their processes and files afterwards."""
     net = 1 + os.getpid() % 250  # several test processes run at once
     hosts = [f"127.{net}.0.{number + 1}" for number in range(count)]
     nodes = [LocalNode(Home(folder / f"n{host}"), host, environ=environ or {}) for host in hosts]

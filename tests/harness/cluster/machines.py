@@ -72,11 +72,11 @@ class Machine:
 
     @property
     def is_up(self) -> bool:
-        """True if it was started and not killed."""
+        """Return whether it was started and not killed."""
         return self._holder is not None and self._holder.poll() is None
 
     def start(self) -> None:
-        """Start the machine without any process of ours."""
+        """Start the machine, without any of our processes."""
         own = self.folder / "own"
         own.mkdir(parents=True, exist_ok=True)
         target = ""

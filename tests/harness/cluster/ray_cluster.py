@@ -5,7 +5,7 @@
         cluster.nodes[0].kill()
         cluster.head.restart()
 
-Every connection inside it wants a token. Deaths are noticed fast: `HEALTH_CHECKS`.
+Every connection inside it requires a token. Deaths are detected fast: `HEALTH_CHECKS`.
 """
 
 from __future__ import annotations

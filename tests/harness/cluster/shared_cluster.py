@@ -53,7 +53,7 @@ def cached_packages(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(surroundings: Surroundings) -> Iterator[RayCluster]:
-    """A head and three nodes of four cores; a test that loses a node restarts it."""
+    """A head and three nodes of four cores; a test that kills a node restarts it."""
     with ExitStack() as stack:
         cluster = stack.enter_context(ray_cluster(nodes=0))
         cluster.environ.update(_variables(surroundings, cluster.network, stack))

@@ -1,7 +1,7 @@
-"""Chaos for AsyncAPIs: workloads are sent and worked through while processes are killed, then each is asked for.
+"""Chaos for AsyncAPIs: workloads are sent and processed while processes are killed, then each result is fetched.
 
-Every choice comes from a seed. A sender that gets no answer sends again: what was not acknowledged may be there or not,
-what was acknowledged must be, with one result that never changes.
+Every choice comes from a seed. A sender that gets no response sends again: a workload that was not acknowledged may
+exist or not, an acknowledged one must exist, with one result that never changes.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class AsyncChaos:
         if (sum(outcome.killed.values()), outcome.power_cuts) != (self.plan.kills, self.plan.power_cuts):
             outcome.mistakes.append(f"not all was killed that should have been: {outcome.killed}")
         database = self.cortex.home / "jobs.db"
-        settled = wait_until(lambda: _settled(database), 120, "what was not acknowledged is over, too")
+        settled = wait_until(lambda: _settled(database), 120, "unacknowledged workloads are over, too")
         assert settled is not None
         outcome.stored, left = settled
         if not len(names) <= outcome.stored <= len(names) + outcome.refused:
@@ -222,7 +222,7 @@ class AsyncChaos:
 
 
 def _settled(database: Path) -> tuple[int, list[str]] | None:
-    """Return how many workloads are stored, once all are over, and what is left of their work."""
+    """Wait until all workloads are over; return the number of stored workloads and the remains of their processing."""
     connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
     try:
 

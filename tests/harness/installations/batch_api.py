@@ -1,4 +1,4 @@
-"""A batch API whose items say what is done with them, in a real installation, and its jobs."""
+"""A batch API in a real installation, whose items are instructions to its code, and its jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cortex.client.environments import Environments
 from harness.installations.installation import Installation, Reply, write_project
 from harness.wait import wait_until
 
-#: An item is returned with a note of who had it; one that is an object says what is done first.
+#: An item is returned with a note of the process that had it; an object is an instruction carried out first.
 HANDLER = """
     import ctypes, json, os, pathlib, time
 
@@ -86,7 +86,7 @@ CONFIG = """
 
 @dataclass
 class BatchApi:
-    """One API, and what callers do with it."""
+    """One API, with its clients' operations."""
 
     cortex: Installation
     name: str
@@ -106,7 +106,7 @@ class BatchApi:
 
     @property
     def notes(self) -> Path:
-        """Where batches leave notes and look for gates."""
+        """The folder of the batches' notes and gates."""
         return self.folder / "notes"
 
     @property
@@ -124,20 +124,20 @@ class BatchApi:
         return self.accepted({"workers": workers, "item_list": listed, **fields})
 
     def accepted(self, submission: Any) -> str:
-        """Submit what must be accepted; return the job's id."""
+        """Make a submission that must be accepted; return the job's id."""
         reply = self.post(submission)
         assert reply.status == 200, reply
         return str(reply.json["job_id"])
 
     def status(self, job: str) -> dict[str, Any]:
-        """Return a job's `job_status`, as the gateway has it."""
+        """Return a job's `job_status`, from the gateway."""
         reply = self.cortex.post(f"/{self.name}?jobID={job}", method="GET")
         assert reply.status == 200, reply
         status: dict[str, Any] = reply.json["job_status"]
         return status
 
     def ended(self, job: str, wanted: str = "succeeded", timeout_s: float = 40) -> dict[str, Any]:
-        """Wait until a job is over; its counts must add up and its status be the wanted one."""
+        """Wait until a job is over; check the sum of its counts and its status."""
 
         def over() -> dict[str, Any] | None:
             status = self.status(job)
@@ -173,14 +173,14 @@ class BatchApi:
         return [line for line in lines if line and line[0].startswith(what)]
 
     def wait_for_notes(self, job: str, what: str, count: int = 1, timeout_s: float = 20) -> list[list[str]]:
-        """Wait until there are so many notes of a kind."""
+        """Wait until there are this many notes of a kind."""
         try:
             return wait_until(lambda: len(found := self.noted(job, what)) >= count and found, timeout_s) or []
         except AssertionError:
             raise AssertionError(self.trace(job)) from None
 
     def open(self, gate: str) -> None:
-        """Let batches that wait at a gate go on."""
+        """Open the gate that batches wait for."""
         (self.notes / gate).touch()
 
     def results(self, job: str) -> list[dict[str, Any]]:
@@ -192,14 +192,14 @@ class BatchApi:
         return list(self.client.dead_letters(self.name, job))
 
     def returned(self, job: str) -> list[Any]:
-        """Return the items that came back, which must be in the order of the input, none of them twice."""
+        """Return the items in the results, which must be in the order of the input, without repetition."""
         lines = self.results(job)
         seqs = [line["seq"] for line in lines]
         assert seqs == sorted(set(seqs))
         return [returned["item"] for line in lines for returned in line["result"]]
 
     def trace(self, job: str) -> str:
-        """Say all that is known of a job, for a test that fails."""
+        """Describe a job for the message of a failed test."""
         done = self.cortex.cortex("logs", self.name, job, check=False)
         status = json.dumps(
             self.cortex.post(f"/{self.name}?jobID={job}", method="GET").json.get("job_status"), indent=1

@@ -1,4 +1,4 @@
-"""Chaos for jobs: a job runs while its processes are killed, then what was recorded is held against what was submitted.
+"""Chaos for jobs: a job runs while its processes are killed, then its records are compared with its input.
 
 Every choice comes from a seed. The user's code notes each call in a file that outlives its process: how far the job is,
 and how many batches were called more than once, is known without asking those that are killed.
@@ -177,7 +177,7 @@ class Chaos:
             self.cortex.up()
 
     def _victim(self, role: str, choose: random.Random) -> int:
-        """One of them; where there is none at this moment, the first that comes."""
+        """Choose one of them; if there is none, wait for the first."""
         pids = wait_until(lambda: self._pids(role), 60, f"there is a {role}") or []
         return choose.choice(pids)
 
@@ -233,7 +233,7 @@ class Chaos:
 
 
 def schedule(plan: Plan, choose: random.Random) -> list[tuple[float, str]]:
-    """Return what is done when the calls have come to which share of the batches, in order."""
+    """Return each action with the share of called batches at which it is due, in order."""
     roles = choose.choices((WORKER, SUPERVISOR, OPERATOR), weights=(2, 1, 1), k=plan.kills)
     # Each role at least once, where there are enough.
     for index, role in enumerate((WORKER, SUPERVISOR, OPERATOR)[: plan.kills]):
@@ -245,7 +245,7 @@ def schedule(plan: Plan, choose: random.Random) -> list[tuple[float, str]]:
 
 
 def damage(database: Path) -> list[str]:
-    """Return what SQLite finds wrong in a database that someone else has open."""
+    """Return the errors that SQLite finds in a database that another process has open."""
     connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
     try:
         found = [row[0] for row in connection.execute("PRAGMA integrity_check")]
@@ -255,5 +255,5 @@ def damage(database: Path) -> list[str]:
 
 
 def from_environ(environ: dict[str, str], plan: Plan) -> Plan:
-    """Return the plan with what CORTEX_CHAOS, a JSON object of its fields, says otherwise."""
+    """Return the plan with the fields of CORTEX_CHAOS, a JSON object, replaced."""
     return Plan(**{**vars(plan), **json.loads(environ.get("CORTEX_CHAOS", "{}"))})

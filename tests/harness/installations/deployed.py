@@ -1,4 +1,4 @@
-"""Classes that tests deploy as objects; the file travels whole."""
+"""Classes that tests deploy as objects; the whole file is uploaded."""
 
 from __future__ import annotations
 

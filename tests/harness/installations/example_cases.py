@@ -87,7 +87,7 @@ EXAMPLES = [
 
 @dataclass(frozen=True)
 class ModelExample:
-    """One whose models cortex loads; `make_model.py` makes them."""
+    """An example whose models cortex loads; `make_model.py` creates them."""
 
     name: str
     sample: Any
@@ -128,7 +128,7 @@ MODEL_EXAMPLES = [
 
 @dataclass(frozen=True)
 class BatchExample:
-    """One whose sample is a job; its README copies files to `/tmp`, where the job finds them."""
+    """An example whose sample is a job; its README copies the job's files to `/tmp`."""
 
     name: str
     copied: tuple[str, ...]  #: files and folders that the job reads
@@ -143,7 +143,7 @@ class BatchExample:
 
 @dataclass(frozen=True)
 class AsyncExample:
-    """One that answers later."""
+    """An example of an AsyncAPI."""
 
     name: str
     sample: str
@@ -191,7 +191,7 @@ BATCH_EXAMPLES = [
 
 
 def with_what_is_installed(project: Path) -> Path:
-    """Have it run on the tests' own packages, which must be what it asks for: others take half a minute to install."""
+    """Run it on the tests' packages, which must satisfy its requirements: installing others takes half a minute."""
     asked_for = project / "requirements.txt"
     for line in asked_for.read_text().splitlines():
         asked = Requirement(line)
@@ -201,7 +201,7 @@ def with_what_is_installed(project: Path) -> Path:
 
 
 def near(answer: Any) -> Any:
-    """Expect such an answer: training ends elsewhere on other processors, though not far away."""
+    """Compare approximately: training gives slightly different results on other processors."""
     if isinstance(answer, dict):
         return {name: near(value) for name, value in answer.items()}
     return pytest.approx(answer, rel=0.01) if isinstance(answer, float) else answer

@@ -1,4 +1,4 @@
-"""What must be true of a job that is over, whatever was killed meanwhile. Pure: takes data, returns mistakes.
+"""Audit of a job that is over, whatever was killed meanwhile. Pure: takes data, returns mistakes.
 
 The items are the integers from 0, and every batch returned the items that it was called with.
 """
@@ -19,7 +19,7 @@ def mistakes(
     results: list[dict[str, Any]],
     dead_letters: list[dict[str, Any]],
 ) -> list[str]:
-    """Return a line for each thing that is not as it must be; none if nothing was lost and nothing doubled."""
+    """Return a line for each mistake; none if nothing was lost or doubled."""
     found = [*_each(results, "result"), *_each(dead_letters, "payload")]
     returned = Counter(item for result in results for item in result["result"])
     given_up = Counter(item for letter in dead_letters for item in letter["payload"])
@@ -35,7 +35,7 @@ def mistakes(
 
 
 def _each(records: list[dict[str, Any]], of: str) -> list[str]:
-    """Every record has the items that its batch says it has."""
+    """Check that every record has the items of its batch."""
     wrong = {
         each["seq"]
         for each in records

@@ -1,4 +1,4 @@
-"""The processes of one installation, as /proc has them, and their ends: what a test kills is found here alone.
+"""The processes of one installation, from /proc, and ways to kill them. Tests kill only processes found here.
 
 A process belongs to an installation if its environment names its CORTEX_HOME or its command line a path in it.
 """
@@ -28,7 +28,7 @@ class Found:
 
 
 def of_home(home: Path) -> list[Found]:
-    """Return the processes of the installation, commands that a user runs left out, the oldest first."""
+    """Return the processes of the installation, without commands that a user runs, the oldest first."""
     commands: dict[int, bytes] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
@@ -42,7 +42,7 @@ def of_home(home: Path) -> list[Found]:
 
 
 def kill(home: Path, pid: int) -> bool:
-    """Kill one process of the installation, never another that got its number; tell whether it was there."""
+    """Kill one process of the installation, never another that reuses its pid; return whether it existed."""
     with _opened(pid) as handle:
         if handle is None or pid not in {each.pid for each in of_home(home)}:
             return False
@@ -53,9 +53,9 @@ def kill(home: Path, pid: int) -> bool:
 
 
 def cut_power(home: Path, within_s: float) -> bool:
-    """End every process of the installation at one instant; tell whether its operator was caught while it wrote.
+    """End every process of the installation at one instant; return whether its operator was writing at that time.
 
-    They are stopped first, so that none sees another's end.
+    They are stopped first, so that none observes the end of another.
     """
     caught = False
     operators = [each.pid for each in of_home(home) if each.role == OPERATOR]
@@ -87,7 +87,7 @@ def _role(pid: int, commands: dict[int, bytes], parents: dict[int, int]) -> str:
 
 
 def _parent(pid: int) -> int:
-    """Its parent; 0 if it is gone or a zombie."""
+    """The pid of its parent; 0 if it is gone or a zombie."""
     with contextlib.suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
         return 0 if fields[0] in "ZX" else int(fields[1])
@@ -95,7 +95,7 @@ def _parent(pid: int) -> int:
 
 
 def _is_writing(pid: int) -> bool:
-    """Tell whether a thread of it is inside a system call that writes to a file."""
+    """Return whether one of its threads is inside a system call that writes to a file."""
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):
@@ -113,7 +113,7 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 @contextlib.contextmanager
 def _opened(pid: int) -> Iterator[int | None]:
-    """Hold a process by a handle that never means another."""
+    """Hold a process by a handle that never refers to another."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

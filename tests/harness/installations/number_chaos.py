@@ -1,4 +1,4 @@
-"""Chaos for numbers: processes are killed while an API is called, and `/metrics` is held against what callers saw."""
+"""Chaos for numbers: processes of a busy API are killed, and `/metrics` is compared with the callers' counts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Outcome:
 
 
 def ask(cortex: Installation, path: str) -> str:
-    """Ask the operator; much cheaper than the command line."""
+    """Query the operator; much cheaper than the command line."""
     token = (cortex.home / "token").read_text().strip()
     url, headers = f"http://127.0.0.1:{cortex.operator_port}{path}", {"authorization": f"Bearer {token}"}
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:
@@ -69,7 +69,7 @@ def ask(cortex: Installation, path: str) -> str:
 
 
 def numbers(cortex: Installation) -> dict[str, float]:
-    """Return the lines of `/metrics` that are of an API, by name and the other labels."""
+    """Return the lines of `/metrics` about an API, by name and the other labels."""
     found = {}
     for family in text_string_to_metric_families(ask(cortex, "/metrics")):
         for sample in family.samples:
@@ -103,7 +103,7 @@ class NumberChaos:
         return outcome
 
     def _kills(self) -> list[Callable[[], None]]:
-        """Return what is done, spread evenly."""
+        """Return the actions, spread evenly."""
         plan = self._plan
         things = [(plan.process_kills, self._kill_process), (plan.replica_kills, self._kill_replica)]
         things.append((plan.operator_kills, self._kill_operator))

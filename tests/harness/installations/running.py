@@ -163,7 +163,7 @@ def _end_leftovers(home: Home) -> None:
 
 
 class Load:
-    """Requests from a few threads, each on a connection of its own, until stopped; keeps all that went wrong."""
+    """Requests from a few threads, each on a connection of its own, until stopped; keeps all failures."""
 
     def __init__(self, operator: RunningOperator, threads: int = 4) -> None:
         self._operator = operator

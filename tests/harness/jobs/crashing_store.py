@@ -1,4 +1,4 @@
-"""A process that works with a store of jobs until it is killed, and says on stdout what was acknowledged to it.
+"""A process that uses a job store until it is killed, and prints each acknowledged operation.
 
 Run as `python crashing_store.py DATABASE SEED [--keep-log]`; each line is JSON. With `--keep-log` all that is written
 stays in the write-ahead log.
@@ -83,7 +83,7 @@ async def work_at(
 
 
 async def undeterred(do: Callable[[], Awaitable[None]]) -> None:
-    """Begin anew when a server is away; of what failed so nothing was acknowledged."""
+    """Start again if the server is unreachable: an operation that failed this way was not acknowledged."""
     while True:
         with contextlib.suppress(DatabaseUnavailableError):
             await do()

@@ -29,7 +29,7 @@ def new_batches(count: int, items: int = 1) -> list[NewBatch]:
 
 
 def put_job(connection: Connection, count: int, items: int = 1, now: float = 1000.0, **changed: Any) -> str:
-    """Store a pending job of that many batches; return its id."""
+    """Store a pending job of this many batches; return its id."""
     known = connection.execute(select(jobs.c.id)).all()
     job_id = f"{len(known):016x}"
     number = insert_job(connection, job_id, ORIGIN, options(**changed), {}, now)
@@ -47,7 +47,7 @@ def dump(connection: Connection) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def open_seqs(connection: Connection, number: int) -> Counter[int]:
-    """Return the numbers of the batches that are in a range or in a lease, with how often they are."""
+    """Return the numbers of the batches that are in a range or in a lease, with their frequency."""
     found: Counter[int] = Counter()
     for row in connection.execute(select(pending).where(pending.c.number == number)):
         assert row.first == row.last or not (row.attempts or row.is_part)

@@ -89,5 +89,5 @@ def worker(
 
 
 def room(cores: float, *, of: float = 4.0, memory: int = 8 * 1024**3) -> MachineCapacity:
-    """What a machine without devices has left."""
+    """The free capacity of a machine without devices."""
     return MachineCapacity(cores, memory, DeviceCapacity(), of, 8 * 1024**3)

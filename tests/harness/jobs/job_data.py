@@ -1,4 +1,4 @@
-"""Jobs as the operator shows them, made by what makes its answers."""
+"""Jobs as the operator shows them, made by the code that makes its responses."""
 
 from __future__ import annotations
 

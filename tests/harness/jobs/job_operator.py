@@ -1,4 +1,4 @@
-"""A server that answers as the operator does about jobs."""
+"""A server with the operator's responses about jobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Operator(Server):
         self.answering = self.answer
 
     def says(self, route: str, *answers: Any) -> None:
-        """Set what is answered to `METHOD path`: JSON, lines as bytes, or an error as (status, message)."""
+        """Set the response to `METHOD path`: JSON, lines as bytes, or an error as (status, message)."""
         self.answers[route] = list(answers)
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
@@ -39,5 +39,5 @@ class Operator(Server):
             reply(handler, 200, answer if isinstance(answer, bytes) else json.dumps(answer).encode())
 
     def bodies(self) -> list[bytes]:
-        """Return the bodies of all that was posted."""
+        """Return the bodies of all POST requests."""
         return [body for method, _, _, body in self.requests if method == "POST"]

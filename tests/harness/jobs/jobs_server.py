@@ -125,7 +125,7 @@ class MemoryJobs:
 
 
 class MemoryWorkers:
-    """Answers what a test lays down; notes what came."""
+    """Returns the responses that a test sets, and records requests."""
 
     def __init__(self) -> None:
         self.joined: Assignment | StopSignal | None = None
@@ -177,7 +177,7 @@ class MemoryWorkers:
 
 
 class MemoryWorkloads:
-    """Workloads of one AsyncAPI, `greet`, in memory; one is what the test says it is."""
+    """Workloads of one AsyncAPI, `greet`, in memory; tests set their states."""
 
     def __init__(self) -> None:
         self.added: list[Workload] = []
@@ -240,7 +240,7 @@ class JobsServer:
             connection.close()
 
     def as_user(self, method: str, query: str = "", body: Any = None, **headers: str) -> tuple[int, Any]:
-        """Return status and JSON (or text) of a request as the gateway passes it on."""
+        """Return status and JSON (or text) of a request as the gateway forwards it."""
         given = {"x-cortex-api": "sum", "x-cortex-request-id": "r-1"}
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
         status, answered, data = self.send(method, f"/sum{query}", body, given)

@@ -36,7 +36,7 @@ def task_api(name: str = "train", **schedule: Any) -> Api:
 
 
 class Scene:
-    """All that a schedule touches."""
+    """All objects that a schedule uses."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         home = Home(folder)
@@ -55,7 +55,7 @@ class Scene:
         self.apis.write([ApiChange(Target(f"r-{api.name}", api, "p1"), "n", "s1") for api in apis])
 
     async def submit_due(self) -> None:
-        """Submit what is due, to the end."""
+        """Submit all due jobs, and wait for the end."""
         await asyncio.gather(*await self.schedules.submit_due())
 
     async def submitted(self, api: str = "train") -> list[JobRecord]:
@@ -63,7 +63,7 @@ class Scene:
         return list(reversed(await self.store.read(list_jobs, api, 100_000)))
 
     async def runs(self, api: str = "train") -> list[float]:
-        """Return for when they were due."""
+        """Return the times at which the jobs were due."""
         return [job.source["scheduled_for"] for job in await self.submitted(api)]
 
     def dispose(self) -> None:

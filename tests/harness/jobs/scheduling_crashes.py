@@ -1,6 +1,6 @@
 """Runs schedules in processes that are killed in mid-write, over a clock that outlives them.
 
-Run as `python scheduling_crashes.py FOLDER SEED KILLS LOOKS`; each look is 20 s later than the one before.
+Run as `python scheduling_crashes.py FOLDER SEED KILLS LOOKS`; looks at the schedules are 20 s apart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STEP_S = 20.0
 
 
 class SharedClock:
-    """Memory that a child changes and the next one finds."""
+    """Memory that a child process changes and the next one reads."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 8)
@@ -46,7 +46,7 @@ async def work(folder: Path, clock: SharedClock, told: int, looks: int) -> None:
 
 
 def child(folder: Path, clock: SharedClock, looks: int) -> tuple[int, int]:
-    """Fork a process that looks; return its id, and where it tells of each look."""
+    """Fork a process that runs the schedules; return its pid, and the descriptor to which it reports each run."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -51,7 +51,7 @@ class Place:
         return await self.store.create(ORIGIN, options(**changed), {"kind": "items"}, new_batches(count, items))
 
     async def finish(self, job: JobRecord, *failed: int, status: JobStatus = JobStatus.SUCCEEDED) -> None:
-        """Resolve everything with a result each, but for what fails, and end the job."""
+        """Resolve every batch with a result, except those that fail, and end the job."""
         reports: list[Report] = []
         while not (leased := await self.lease(job, *reports)).is_done:
             if leased.lease is None:

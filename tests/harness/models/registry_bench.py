@@ -29,7 +29,7 @@ class Bench:
 
     @property
     def registry(self) -> Registry[Any]:
-        """The registry, made with what is in the store when it is first asked for."""
+        """The registry, created at first use with the models then in the store."""
         with self._making:
             if self._registry is None:
                 around = self.loader, self.fetcher, self.events
@@ -53,7 +53,7 @@ def with_models(bench: Bench, models: tuple[str, ...]) -> Bench:
 
 
 def in_threads(number: int, work: Callable[[], Any]) -> list[Any]:
-    """Run the same at the same time; exceptions are returned."""
+    """Run the same function in parallel; return exceptions."""
     barrier = threading.Barrier(number)
 
     def one() -> Any:

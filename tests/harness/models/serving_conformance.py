@@ -14,12 +14,12 @@ from harness.models.tensorflow_models import Case, read_cases
 
 
 def request(folder: Path, model: str, signature_key: str | None = None) -> LoadRequest:
-    """Ask for a model of the test's."""
+    """Request one of the test's models."""
     return LoadRequest(model, "3", str(folder / model), f"digest-of-{model}", 1, signature_key)
 
 
 def check_outputs_are_those_of_tensorflow(backend: TensorFlowBackend[Any], folder: Path) -> None:
-    """Run every call that TensorFlow was asked for when the models were made."""
+    """Run every call that TensorFlow ran when the models were made."""
     cases = read_cases(folder)
     for model in sorted({case.model for case in cases}):
         servable = backend.load(request(folder, model))

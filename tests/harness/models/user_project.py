@@ -38,13 +38,13 @@ class Spec:
 
 
 class UserProject:
-    """Files of a user's; `load` imports one of them."""
+    """A user's files; `load` imports one of them."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def write(self, path: str, text: str) -> Path:
-        """Write a file, indented as the test is."""
+        """Write a file, without the indentation of the test."""
         file = self.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(textwrap.dedent(text))
@@ -69,7 +69,7 @@ class UserProject:
 
 @contextmanager
 def user_project(root: Path) -> Iterator[UserProject]:
-    """Work inside the project; what it does to this interpreter is undone."""
+    """Run inside the project; its changes to this interpreter are undone."""
     cwd, path, modules = Path.cwd(), list(sys.path), set(sys.modules)
     os.chdir(root)
     try:

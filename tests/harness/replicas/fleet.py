@@ -1,4 +1,4 @@
-"""Builds desired APIs and replicas in any state, for tests of what decides on them."""
+"""Builds desired APIs and replicas in any state, for tests of the code that decides on them."""
 
 from __future__ import annotations
 

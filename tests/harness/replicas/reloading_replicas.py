@@ -1,4 +1,4 @@
-"""Replicas of a class whose models tests change: the text of a model says how it loads."""
+"""Replicas of a class whose models change in tests: the text of a model determines how it loads."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class TcpConnection(HTTPConnection):
 
 @dataclass
 class Answer:
-    """An answer, read whole."""
+    """A complete response."""
 
     status: int
     headers: dict[str, str]
@@ -101,7 +101,7 @@ class Replica:
         return answer
 
     def status(self) -> ReplicaStatus:
-        """Ask the supervisor as the engine does."""
+        """Query the supervisor as the engine does."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(PATIENCE_S)
             sock.connect(self.spec.control_socket)
@@ -109,7 +109,7 @@ class Replica:
 
     @contextlib.contextmanager
     def statuses(self) -> Iterator[Iterator[ReplicaStatus]]:
-        """Follow what the supervisor tells, to its end."""
+        """Follow the supervisor's reports until it ends."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(PATIENCE_S)
             sock.connect(self.spec.control_socket)

@@ -1,4 +1,4 @@
-"""An engine and a gateway whose replicas and routes change only when a test says so."""
+"""An engine and a gateway whose replicas and routes change only at a test's command."""
 
 from __future__ import annotations
 

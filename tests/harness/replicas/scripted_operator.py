@@ -1,6 +1,6 @@
-"""An operator that answers workers of jobs as a test tells it to, over a real unix socket.
+"""An operator with scripted responses to job workers, over a real unix socket.
 
-It keeps leases as the store does: a report must continue where the one before ended, else its token is lost.
+It keeps leases as the store does: a report must continue where the previous one ended, else its token is lost.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Held:
 
 @dataclass
 class ScriptedJob:
-    """One job: its batches, and what became of them."""
+    """One job: its batches and their outcomes."""
 
     id: str
     payloads: list[bytes]
@@ -74,7 +74,7 @@ class ScriptedJob:
 
 
 class ScriptedOperator:
-    """Holds one or more jobs, given in turn to whoever joins."""
+    """Holds one or more jobs, assigned in turn to the processes that join."""
 
     def __init__(self, socket: str) -> None:
         self.socket = socket
@@ -84,7 +84,7 @@ class ScriptedOperator:
         self.exchanges: list[wire.ExchangeRequest] = []
         self.refuse_with: int | None = None
         self.stop = False
-        self.swallow_answers = 0  #: so many exchanges are carried out, but nobody is told
+        self.swallow_answers = 0  #: this many exchanges are carried out without a response
         self.wait_s = 20.0
         self._turn = threading.Condition()
         self._server: _Server | None = None
@@ -117,7 +117,7 @@ class ScriptedOperator:
             self._turn.notify_all()
 
     def give_back(self, job: ScriptedJob, fail: Sequence[int] = ()) -> None:
-        """Do what happens to the leases of a dead process: `fail` are dead letters, the others are open again."""
+        """End the leases of a dead process: the batches in `fail` become dead letters, the others are open again."""
         with self._turn:
             for held in job.held.values():
                 job.open += [seq for seq in held.seqs if seq >= held.next and seq not in fail]
@@ -126,7 +126,7 @@ class ScriptedOperator:
             self._turn.notify_all()
 
     def lose(self, job: ScriptedJob) -> None:
-        """Take every lease away; nobody else gets the batches."""
+        """Revoke every lease; nobody else gets the batches."""
         with self._turn:
             job.held.clear()
 

@@ -1,4 +1,4 @@
-"""A small HTTP server that answers as a test says."""
+"""A small HTTP server with scripted responses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Answering = Callable[[BaseHTTPRequestHandler], None]
 
 
 class Server:
-    """A small HTTP server that answers as the test says and remembers what came."""
+    """A small HTTP server that returns scripted responses and records requests."""
 
     def __init__(self) -> None:
         self.answering: Answering = lambda handler: reply(handler, 200, b"{}")
@@ -52,7 +52,7 @@ class Server:
 
 class _Http(ThreadingHTTPServer):
     def handle_error(self, *_: object) -> None:
-        """Say nothing of a client that broke off, as tests have them do."""
+        """Log nothing about clients that disconnect, as tests make them do."""
 
 
 def reply(handler: BaseHTTPRequestHandler, status: int, body: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Where test models are put: a bucket of S3, one of GCS, or a folder; written to as other people's tools would."""
+"""Storage of test models: a bucket of S3, one of GCS, or a folder, written to as other people's tools do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUCKET = "models"
 
 
 class Bucket(Protocol):
-    """A place that models can be served from."""
+    """A storage from which models can be served."""
 
     @property
     def url(self) -> str: ...
@@ -108,7 +108,7 @@ def start_swift(folder: Path) -> SwiftServer:
 
 @pytest.fixture(scope="session")
 def swift_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwiftServer]:
-    """Swift for all tests of a process, for its start takes seconds of CPU: ask it for another account."""
+    """Swift for all tests of a process, because its start takes seconds of CPU; each user takes another account."""
     server = start_swift(tmp_path_factory.mktemp("swift") / "s")
     yield server
     server.stop()
@@ -140,7 +140,7 @@ def _lacks(what: str, installer: str) -> None:
 
 @contextlib.contextmanager
 def all_kinds(folder: Path, swift: SwiftServer) -> Iterator[dict[str, Bucket]]:
-    """Start what is not there: the buckets `s3`, `gs` and `local`."""
+    """Start those that do not run yet: the buckets `s3`, `gs` and `local`."""
     with contextlib.ExitStack() as stack:
         google = start_gcs(folder / "gs")
         stack.callback(google.stop)
@@ -152,6 +152,6 @@ def all_kinds(folder: Path, swift: SwiftServer) -> Iterator[dict[str, Bucket]]:
 
 
 def variables(buckets: Iterable[Bucket]) -> dict[str, str]:
-    """Return what an operator needs to read all of them."""
+    """Return the variables with which an operator can read all of them."""
     merged = {name: value for bucket in buckets for name, value in bucket.environ.items()}
     return {name: value for name, value in merged.items() if name != "HOME"}

@@ -1,4 +1,4 @@
-"""Makes certificates while tests run: nothing that is in the repository can end, or be taken for a secret."""
+"""Makes certificates while tests run: a certificate in the repository would expire, or be mistaken for a secret."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _DOWNLOAD = re.compile(r'"(?:\\")?GET (?P<path>/\S+) HTTP/[\d.]+\\" (?:200|206) 
 
 
 def is_installed() -> bool:
-    """Tell whether the package is there, with a program for this machine."""
+    """Return whether the package is installed, with a program for this machine."""
     return _program() is not None
 
 
@@ -51,7 +51,7 @@ class FakeGcsServer:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The variables with which any client uses it."""
+        """The environment variables with which any client uses it."""
         return {"STORAGE_EMULATOR_HOST": self.url, "NO_PROXY": "127.0.0.1", "HOME": str(self.folder)}
 
     def start(self) -> None:
@@ -94,7 +94,7 @@ class FakeGcsServer:
                 raise
 
     def downloads(self) -> list[str]:
-        """Return what was read so far, `/bucket/key` as asked for: one entry for each answered GET of an object."""
+        """Return the objects read so far, `/bucket/key` as requested: one entry for each answered GET of an object."""
         log = self._log.read_text(errors="replace")
         return [
             match["path"]

@@ -1,4 +1,4 @@
-"""Requests that are wrong in some way: pure, from a random generator to bytes. Knows HTTP, not the server."""
+"""Malformed requests: pure, from a random generator to bytes; independent of the server."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _message(head: list[str], body: bytes) -> bytes:
 
 
 def _odd_body(rng: random.Random, path: str) -> bytes:
-    """A well-formed request whose body is anything but expected."""
+    """A well-formed request with an unexpected body."""
     body = rng.choice(_BODIES)(rng)
     head = [f"POST {path}{rng.choice(_QUERIES)} HTTP/1.1", "Host: x"]
     head += [f"Content-Type: {rng.choice(_CONTENT_TYPES)}", f"Content-Length: {len(body)}"]

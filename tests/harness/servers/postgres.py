@@ -25,12 +25,12 @@ from harness.wait import wait_until
 
 _BIN = POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION]
 _USER = "pgserver"
-#: Nothing here is about power cuts.
+#: No test here is about power cuts.
 _OPTIONS = "-c fsync=off -c full_page_writes=off -c max_connections=200 -c max_wal_size=4GB -c checkpoint_timeout=1h"
 
 
 class Postgres:
-    """A server that can be stopped, killed, frozen and started again. Its password is asked for."""
+    """A server that can be stopped, killed, frozen and started again. It requires its password."""
 
     password = "p@ss/wo:rd %1"
 
@@ -77,7 +77,7 @@ class Postgres:
         self._do("pg_ctl", "-w", "-D", str(self._data), "-m", mode, "stop")
 
     def kill(self) -> None:
-        """End the server as the kernel does when it is out of memory; returns once nothing of it is left."""
+        """End the server as the kernel does when it is out of memory; returns once all its processes are gone."""
         ended = self._processes()
         for process in ended:
             os.kill(process, signal.SIGKILL)
@@ -85,7 +85,7 @@ class Postgres:
         (self._data / "postmaster.pid").unlink(missing_ok=True)  # where nobody buries the dead, they seem to run
 
     def freeze(self, is_frozen: bool = True) -> None:
-        """Have the server answer nobody, though its machine does."""
+        """Freeze the server: it answers nobody, though its machine does."""
         for process in self._processes():
             os.kill(process, signal.SIGSTOP if is_frozen else signal.SIGCONT)
 

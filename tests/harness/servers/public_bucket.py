@@ -1,4 +1,4 @@
-"""An object store for tests that asks for no signature: what public buckets and the emulator of gs:// look like."""
+"""An object store for tests that requires no signature, like public buckets and the emulator of gs://."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 
 
 class PublicBucket(ThreadingHTTPServer):
-    """One bucket, `models`: HEAD, GET and list, enough to be read from; remembers what it was asked."""
+    """One bucket, `models`: HEAD, GET and list, enough to be read from; records requests."""
 
     daemon_threads = True
 
@@ -27,7 +27,7 @@ class PublicBucket(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL at which it listens."""
         return f"http://127.0.0.1:{self.server_port}"
 
 

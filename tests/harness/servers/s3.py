@@ -23,9 +23,9 @@ from harness.ports import free_port
 from harness.wait import wait_until
 
 SECRET_KEY = "testing"
-#: How many accounts there are, `test0` and so on.
+#: Number of accounts, `test0` and so on.
 ACCOUNTS = 200
-#: How many keys a listing holds at most: S3 has 1000, of which several pages take long to make.
+#: Most keys in a page of a listing: with the 1000 of S3, several pages would take long to create.
 PAGE_KEYS = 100
 SERVICES = ("object", "container", "account")
 PROGRAMS = (
@@ -73,13 +73,13 @@ for argument in sys.argv[1:]:
 
 
 def is_installed() -> bool:
-    """Tell whether all programs are there."""
+    """Return whether all programs are installed."""
     return all(shutil.which(program) for program in PROGRAMS)
 
 
 @dataclass
 class SwiftServer:
-    """Object storage that checks signatures and does multipart, ranges and ETags."""
+    """Object storage with signature checks, multipart uploads, ranges and ETags."""
 
     folder: Path
     account: str = "test0"
@@ -95,7 +95,7 @@ class SwiftServer:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The variables with which any S3 client uses it."""
+        """The environment variables with which any S3 client uses it."""
         return {
             "AWS_ENDPOINT_URL_S3": self.url,
             "AWS_ACCESS_KEY_ID": f"{self.account}:tester",
@@ -133,7 +133,7 @@ class SwiftServer:
                 process.wait()
 
     def other_account(self) -> SwiftServer:
-        """Return the same servers with an account that has nothing in it yet; starts them if they are down."""
+        """Return the same servers with an empty account; starts them if they are down."""
         if not self._answers("proxy"):
             self.come_back()
         number = next(self._others)
@@ -205,7 +205,7 @@ class SwiftServer:
 
     def _run(self, name: str, *command: str) -> None:
         with (self.folder / "servers.log").open("ab") as log:
-            # Should the test run be killed, so are they.
+            # They are killed with the test run.
             process = subprocess.Popen(
                 command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent
             )
