@@ -20,8 +20,8 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def operator() -> Iterator[Operator]:
     made = Operator()
-    made.says("POST /v1/apis/sum/jobs", status(JobStatus.PENDING))
-    made.says(f"GET /v1/apis/sum/jobs/{JOB_ID}", DONE)
+    made.respond("POST /v1/apis/sum/jobs", status(JobStatus.PENDING))
+    made.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}", DONE)
     yield made
     made.close()
 

@@ -18,9 +18,9 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_get_shows_a_table_for_each_kind(operator: Operator, home: Path) -> None:
-    operator.says("GET /v1/apis", [realtime("iris"), batch("sum", running_jobs=1, latest_job_id=JOB_ID)])
+    operator.respond("GET /v1/apis", [realtime("iris"), batch("sum", running_jobs=1, latest_job_id=JOB_ID)])
     both = cortex(home, "get").stdout.splitlines()
-    operator.says("GET /v1/apis", [batch("sum")])
+    operator.respond("GET /v1/apis", [batch("sum")])
     only = cortex(home, "get").stdout.splitlines()
 
     assert both[0].split()[:4] == ["env", "realtime", "api", "status"]
@@ -33,8 +33,8 @@ def test_get_shows_a_table_for_each_kind(operator: Operator, home: Path) -> None
 
 def test_get_of_an_api_lists_its_latest_jobs(operator: Operator, home: Path) -> None:
     jobs = [status(succeeded=5), status(JobStatus.STOPPED)]
-    operator.says("GET /v1/apis/sum", batch("sum", batch_job_statuses=jobs, running_jobs=1, latest_job_id=JOB_ID))
-    operator.says("GET /v1/apis/new", batch("new", batch_job_statuses=[]))
+    operator.respond("GET /v1/apis/sum", batch("sum", batch_job_statuses=jobs, running_jobs=1, latest_job_id=JOB_ID))
+    operator.respond("GET /v1/apis/new", batch("new", batch_job_statuses=[]))
 
     shown = cortex(home, "get", "sum").stdout
     empty = cortex(home, "get", "new").stdout
@@ -57,8 +57,8 @@ def test_get_of_a_job_shows_all_of_it(operator: Operator, home: Path) -> None:
         seconds=9.8,
         message="why",
     )
-    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}", ended)
-    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}/dead-letters", json.dumps(letter(3, "KeyError: 'x'")).encode())
+    operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}", ended)
+    operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}/dead-letters", json.dumps(letter(3, "KeyError: 'x'")).encode())
 
     done = cortex(home, "get", "sum", JOB_ID)
 
@@ -76,7 +76,7 @@ def test_get_of_a_job_shows_all_of_it(operator: Operator, home: Path) -> None:
 
 def test_get_of_a_failed_job_shows_the_users_traceback(operator: Operator, home: Path) -> None:
     failed = job(JobStatus.WORKER_ERROR, message="ValueError: bad", traceback="Traceback\nValueError: bad\n")
-    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}", failed)
+    operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}", failed)
 
     shown = cortex(home, "get", "sum", JOB_ID)
     watched = cortex(home, "get", "sum", JOB_ID, "-w")
@@ -90,7 +90,7 @@ def test_get_of_a_failed_job_shows_the_users_traceback(operator: Operator, home:
 def test_an_unknown_job_is_said_to_be(operator: Operator, home: Path) -> None:
     message = "unable to find BatchAPI job nope (sum api)"
     for method, tail in (("GET", ""), ("GET", "/results"), ("GET", "/logs?follow=false"), ("DELETE", "")):
-        operator.says(f"{method} /v1/apis/sum/jobs/nope{tail}", (404, message))
+        operator.respond(f"{method} /v1/apis/sum/jobs/nope{tail}", (404, message))
 
     for words in (["get"], ["get", "-w"], ["get", "--results"], ["logs"], ["delete"]):
         done = cortex(home, words[0], "sum", "nope", *words[1:])
@@ -98,8 +98,8 @@ def test_an_unknown_job_is_said_to_be(operator: Operator, home: Path) -> None:
 
 
 def test_results_and_dead_letters_are_printed_as_they_come(operator: Operator, home: Path) -> None:
-    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}/results", b'{"seq": 0}\n{"seq": 1}\n')
-    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}/dead-letters", b'{"seq": 2}\n')
+    operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}/results", b'{"seq": 0}\n{"seq": 1}\n')
+    operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}/dead-letters", b'{"seq": 2}\n')
 
     assert cortex(home, "get", "sum", JOB_ID, "--results").stdout == '{"seq": 0}\n{"seq": 1}\n'
     assert cortex(home, "get", "sum", JOB_ID, "--dead-letters").stdout == '{"seq": 2}\n'
@@ -109,7 +109,7 @@ def test_results_and_dead_letters_are_printed_as_they_come(operator: Operator, h
 
 
 def test_a_reader_of_results_that_has_enough_is_no_error(operator: Operator, home: Path) -> None:
-    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}/results", b'{"seq": 0}\n' * 500_000)
+    operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}/results", b'{"seq": 0}\n' * 500_000)
     command = f"{' '.join(CORTEX)} get sum {JOB_ID} --results | head -1"
 
     done = subprocess.run(["sh", "-c", command], env=environ(home), capture_output=True, text=True, timeout=60)
@@ -120,8 +120,8 @@ def test_a_reader_of_results_that_has_enough_is_no_error(operator: Operator, hom
 def test_what_is_streamed_is_in_memory_a_block_at_a_time(operator: Operator, home: Path, tmp_path: Path) -> None:
     line = b'{"seq": 0, "result": "' + b"x" * 1000 + b'"}\n'
     many = line * 100_000  # 100 MB
-    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}/results", many)
-    operator.says("POST /v1/apis/sum/jobs?workers=1", status(JobStatus.PENDING))
+    operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}/results", many)
+    operator.respond("POST /v1/apis/sum/jobs?workers=1", status(JobStatus.PENDING))
     (tmp_path / "items.ndjson").write_bytes(many)
     code = "import sys; from cortex.cli.main import main; main(sys.argv[1:]); "
     code += "sys.stderr.write(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0])"
@@ -135,9 +135,9 @@ def test_what_is_streamed_is_in_memory_a_block_at_a_time(operator: Operator, hom
 
 
 def test_logs_of_a_job_and_its_stop(operator: Operator, home: Path) -> None:
-    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}/logs?follow=false&tail=5", b"one\ntwo\n")
-    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}/logs?follow=true", b"three\n")
-    operator.says(
+    operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}/logs?follow=false&tail=5", b"one\ntwo\n")
+    operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}/logs?follow=true", b"three\n")
+    operator.respond(
         f"DELETE /v1/apis/sum/jobs/{JOB_ID}",
         {"message": f"stopped job {JOB_ID}"},
         (409, "BatchAPI job has already been stopped"),
@@ -157,9 +157,9 @@ def test_logs_that_have_nothing_to_show_say_why(operator: Operator, home: Path) 
     splitter["spec"] |= {"kind": "TrafficSplitter"}
     for api in (logged, silent, splitter):
         path = f"GET /v1/apis/{api['spec']['name']}"
-        operator.says(path, api)
-        operator.says(f"{path}/logs?follow=false&access=true", b"")
-        operator.says(f"{path}/logs?follow=false&request=1-2", b"")
+        operator.respond(path, api)
+        operator.respond(f"{path}/logs?follow=false&access=true", b"")
+        operator.respond(f"{path}/logs?follow=false&request=1-2", b"")
 
     def told(api: str, *options: str) -> str:
         done = cortex(home, "logs", api, *options)
@@ -173,17 +173,17 @@ def test_logs_that_have_nothing_to_show_say_why(operator: Operator, home: Path) 
     )
     assert "is a TrafficSplitter and has no logs" in told("split", "--access")
     assert told("silent", "--request", "1-2").startswith("the log has no lines of request 1-2; ")
-    operator.says("GET /v1/apis/silent/logs?follow=false&replica=nope", b"")
-    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}/logs?follow=false&replica=nope", b"")
+    operator.respond("GET /v1/apis/silent/logs?follow=false&replica=nope", b"")
+    operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}/logs?follow=false&replica=nope", b"")
     assert told("silent", "--replica", "nope").startswith("no replica nope has written a log")
     assert f"each line of `cortex logs sum {JOB_ID}` begins" in told("sum", JOB_ID, "--replica", "nope")
 
 
 def test_logs_say_when_there_may_be_more(operator: Operator, home: Path) -> None:
-    operator.says("GET /v1/apis/long", realtime("long"))
+    operator.respond("GET /v1/apis/long", realtime("long"))
     path = "GET /v1/apis/long/logs?follow=false"
-    operator.says(path, b"line\n" * 999, b"line\n" * 1000)
-    operator.says(f"{path}&tail=1000", b"line\n" * 1000)
+    operator.respond(path, b"line\n" * 999, b"line\n" * 1000)
+    operator.respond(f"{path}&tail=1000", b"line\n" * 1000)
 
     assert cortex(home, "logs", "long").stderr == ""
     assert cortex(home, "logs", "long").stderr == "only the last 1,000 lines are shown; use --tail N for more\n"

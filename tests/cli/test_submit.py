@@ -43,8 +43,8 @@ def test_items_come_from_a_file_or_a_pipe_with_or_without_a_submission(
     options.write_text('{"workers": 2, "batch_size": 5, "config": {"a": 1}}')
     bare = "POST /v1/apis/sum/jobs?workers=3&batch_size=2"
     full = "POST /v1/apis/sum/jobs?workers=2&batch_size=5&config=%7B%22a%22%3A+1%7D"
-    operator.says(bare, status(JobStatus.PENDING))
-    operator.says(full, status(JobStatus.PENDING))
+    operator.respond(bare, status(JobStatus.PENDING))
+    operator.respond(full, status(JobStatus.PENDING))
 
     assert cortex(home, "submit", "sum", "--items", items, "--workers", "3", "--batch-size", "2").returncode == 0
     assert cortex(home, "submit", "sum", options, "--items", "-", stdin=items.read_text()).returncode == 0
@@ -109,9 +109,9 @@ def test_a_closed_standard_input_is_bad_input(home: Path, words: list[str]) -> N
 
 
 def test_what_the_operator_refuses_is_said_in_its_words(operator: Operator, home: Path, file: Path) -> None:
-    operator.says("POST /v1/apis/sum/jobs", (400, 'workers: must be at least 1 (got 0); write "workers": 1'))
+    operator.respond("POST /v1/apis/sum/jobs", (400, 'workers: must be at least 1 (got 0); write "workers": 1'))
     refused = cortex(home, "submit", "sum", file)
-    operator.says("POST /v1/apis/sum/jobs", (404, "sum is not deployed"))
+    operator.respond("POST /v1/apis/sum/jobs", (404, "sum is not deployed"))
     unknown = cortex(home, "submit", "sum", file)
 
     assert refused.returncode == 2
@@ -127,10 +127,10 @@ def test_without_an_operator_nothing_is_submitted(tmp_path: Path, file: Path) ->
 
 
 def test_a_dry_run_prints_what_would_be_read(operator: Operator, home: Path, file: Path) -> None:
-    operator.says("POST /v1/apis/sum/jobs?dryRun=true", b"s3://a/1\ns3://a/2\nvalidations passed\n")
+    operator.respond("POST /v1/apis/sum/jobs?dryRun=true", b"s3://a/1\ns3://a/2\nvalidations passed\n")
     done = cortex(home, "submit", "sum", file, "--dry-run")
     as_json = cortex(home, "submit", "sum", file, "--dry-run", "-o", "json")
-    operator.says("POST /v1/apis/sum/jobs?dryRun=true", b"s3://a/1\nno s3 files match search criteria\n")
+    operator.respond("POST /v1/apis/sum/jobs?dryRun=true", b"s3://a/1\nno s3 files match search criteria\n")
     refused = cortex(home, "submit", "sum", file, "--dry-run")
 
     assert (done.returncode, done.stdout) == (0, "s3://a/1\ns3://a/2\nvalidations passed\n")
@@ -139,8 +139,8 @@ def test_a_dry_run_prints_what_would_be_read(operator: Operator, home: Path, fil
 
 
 def test_dead_letters_are_submitted_again(operator: Operator, home: Path) -> None:
-    operator.says(f"POST /v1/apis/sum/jobs/{JOB_ID}/retry?workers=4", status(JobStatus.PENDING))
-    operator.says(f"POST /v1/apis/sum/jobs/{JOB_ID}/retry", (409, "the job has no dead letters"))
+    operator.respond(f"POST /v1/apis/sum/jobs/{JOB_ID}/retry?workers=4", status(JobStatus.PENDING))
+    operator.respond(f"POST /v1/apis/sum/jobs/{JOB_ID}/retry", (409, "the job has no dead letters"))
 
     done = cortex(home, "submit", "sum", "--retry-failed", JOB_ID, "--workers", "4")
     none = cortex(home, "submit", "sum", "--retry-failed", JOB_ID)
@@ -155,7 +155,9 @@ def test_dead_letters_are_submitted_again(operator: Operator, home: Path) -> Non
 def test_a_watched_job_is_told_of_line_by_line_and_its_success_is_the_exit_code(
     operator: Operator, home: Path, file: Path
 ) -> None:
-    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}", job(JobStatus.ENQUEUING), job(succeeded=3), job(succeeded=9), DONE)
+    operator.respond(
+        f"GET /v1/apis/sum/jobs/{JOB_ID}", job(JobStatus.ENQUEUING), job(succeeded=3), job(succeeded=9), DONE
+    )
 
     done = cortex(home, "submit", "sum", file, "--watch")
 
@@ -173,7 +175,7 @@ def test_a_watched_job_is_told_of_line_by_line_and_its_success_is_the_exit_code(
 def test_what_a_watched_job_waits_for_is_told_once_it_is_known(operator: Operator, home: Path, file: Path) -> None:
     waits, more = (job(JobStatus.PENDING, message=f"waits for {number} cores") for number in (3, 2))
     unknown = job(JobStatus.PENDING)  # as between two attempts to build an environment
-    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}", unknown, waits, unknown, waits, more, unknown, more, DONE)
+    operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}", unknown, waits, unknown, waits, more, unknown, more, DONE)
 
     done = cortex(home, "submit", "sum", file, "--watch")
 
@@ -196,7 +198,7 @@ def test_a_watched_job_that_fails_says_why_and_what_shows_more(operator: Operato
     failed = job(
         JobStatus.WORKER_ERROR, message="ValueError: bad weights", traceback="Traceback\nValueError: bad weights\n"
     )
-    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}", job(succeeded=3), failed)
+    operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}", job(succeeded=3), failed)
 
     done = cortex(home, "submit", "sum", file, "--watch")
 
@@ -212,7 +214,7 @@ def test_a_watched_job_that_fails_says_why_and_what_shows_more(operator: Operato
 def test_a_watched_job_that_no_worker_worked_for_names_no_log_of_workers(
     operator: Operator, home: Path, file: Path
 ) -> None:
-    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}", job(JobStatus.ENQUEUE_FAILED, message="no s3 files match"))
+    operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}", job(JobStatus.ENQUEUE_FAILED, message="no s3 files match"))
 
     done = cortex(home, "submit", "sum", file, "--watch")
 
@@ -223,9 +225,9 @@ def test_a_watched_job_that_no_worker_worked_for_names_no_log_of_workers(
 
 def test_a_watched_job_with_dead_letters_shows_their_errors(operator: Operator, home: Path, file: Path) -> None:
     ended = job(JobStatus.COMPLETED_WITH_FAILURES, succeeded=98, failed=2, failed_items=20, failed_attempts=6)
-    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}", ended)
+    operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}", ended)
     letters = [letter(3, "KeyError: 'x'"), letter(7, "KeyError: 'x'")]
-    operator.says(
+    operator.respond(
         f"GET /v1/apis/sum/jobs/{JOB_ID}/dead-letters", "".join(json.dumps(row) + "\n" for row in letters).encode()
     )
 
@@ -241,7 +243,7 @@ def test_a_watched_job_with_dead_letters_shows_their_errors(operator: Operator, 
 
 
 def test_an_interrupted_watch_says_that_the_job_goes_on(operator: Operator, home: Path, file: Path) -> None:
-    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}", job(succeeded=3))
+    operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}", job(succeeded=3))
     command = [*CORTEX, "submit", "sum", str(file), "--watch"]
     with subprocess.Popen(command, env=environ(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr
@@ -256,7 +258,7 @@ def test_an_interrupted_watch_says_that_the_job_goes_on(operator: Operator, home
 
 
 def test_on_a_terminal_an_upload_shows_how_far_it_is(operator: Operator, home: Path, tmp_path: Path) -> None:
-    operator.says("POST /v1/apis/sum/jobs?workers=1", status(JobStatus.PENDING))
+    operator.respond("POST /v1/apis/sum/jobs?workers=1", status(JobStatus.PENDING))
     items = tmp_path / "items.ndjson"
     items.write_bytes(b"1234567\n" * (1 << 20))
 
@@ -303,7 +305,7 @@ def test_an_operator_that_is_started_anew_is_waited_for(operator: Operator, home
 
 
 def test_on_a_terminal_there_is_a_bar_in_place(operator: Operator, home: Path, file: Path) -> None:
-    operator.says(f"GET /v1/apis/sum/jobs/{JOB_ID}", job(succeeded=50), DONE)
+    operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}", job(succeeded=50), DONE)
 
     shown = on_terminal(home, "submit", "sum", str(file), "--watch", TERM="xterm", LC_ALL="C.UTF-8")
 

@@ -113,14 +113,14 @@ def test_a_schedule_says_when_it_runs_and_ran_and_what_went_wrong() -> None:
 
 
 def test_only_a_task_is_submitted_without_a_submission(operator: Operator, home: Path) -> None:
-    operator.says("GET /v1/apis/sum", {"spec": {"name": "sum", "kind": "BatchAPI"}})
+    operator.respond("GET /v1/apis/sum", {"spec": {"name": "sum", "kind": "BatchAPI"}})
     done = cortex(home, "submit", "sum")
     assert (done.returncode, done.stdout) == (2, "")
     assert "a submission is required" in done.stderr
     assert operator.bodies() == []
 
-    operator.says("GET /v1/apis/train", {"spec": {"name": "train", "kind": "TaskAPI"}})
-    operator.says("POST /v1/apis/train/jobs", status())
+    operator.respond("GET /v1/apis/train", {"spec": {"name": "train", "kind": "TaskAPI"}})
+    operator.respond("POST /v1/apis/train/jobs", status())
     done = cortex(home, "submit", "train")
     assert "submitted job 7ffff0000000abcd to train\n" in done.stdout, done.stderr
     assert operator.bodies() == [b"{}"]
@@ -130,7 +130,7 @@ def test_only_a_task_is_submitted_without_a_submission(operator: Operator, home:
 def test_a_task_that_did_not_succeed_is_shown_with_how_to_run_it_again(
     operator: Operator, home: Path, end: JobStatus
 ) -> None:
-    operator.says("GET /v1/apis/train/jobs/7ffff0000000abcd", task(end))
+    operator.respond("GET /v1/apis/train/jobs/7ffff0000000abcd", task(end))
     done = cortex(home, "get", "train", "7ffff0000000abcd")
     hint = "`cortex submit train --retry-failed 7ffff0000000abcd` runs it again"
     assert (hint in done.stderr) is (end is not JobStatus.SUCCEEDED), done.stderr
@@ -141,7 +141,7 @@ def test_a_task_that_failed_is_shown_with_its_traceback_and_how_to_run_it_again(
     failed = task(
         JobStatus.WORKER_ERROR, message="ValueError: bad", traceback="Traceback …\nValueError: bad\n", counts=counts
     )
-    operator.says("GET /v1/apis/train/jobs/7ffff0000000abcd", failed)
+    operator.respond("GET /v1/apis/train/jobs/7ffff0000000abcd", failed)
     done = cortex(home, "get", "train", "7ffff0000000abcd")
     assert "status: worker error (ValueError: bad)" in done.stdout
     assert "Traceback …\nValueError: bad" in done.stdout

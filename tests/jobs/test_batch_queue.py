@@ -1,3 +1,5 @@
+"""Leases, reports and releases of the batch queue."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ from cortex.state.tables import batches, dead_letters, leases, pending
 from harness.jobs.job_checks import check_jobs, dump, open_seqs, put_job
 
 NOW = 1000.0
-ME = ("w", 1)
+WORKER = ("w", 1)
 
 
 @pytest.fixture
@@ -28,20 +30,22 @@ def connection(where: Where) -> Iterator[Connection]:
     engine.dispose()
 
 
-def ask(
+def call_exchange(
     connection: Connection,
     job: str,
     *reports: Report,
     count: int = 10,
     size: int = 10**6,
     now: float = NOW,
-    worker: tuple[str, int] = ME,
+    worker: tuple[str, int] = WORKER,
 ) -> LeaseReply:
     return exchange(connection, job, *worker, reports, count, size, now)
 
 
-def lease(connection: Connection, job: str, count: int = 10, now: float = NOW, worker: tuple[str, int] = ME) -> Lease:
-    found = ask(connection, job, count=count, now=now, worker=worker).lease
+def lease(
+    connection: Connection, job: str, count: int = 10, now: float = NOW, worker: tuple[str, int] = WORKER
+) -> Lease:
+    found = call_exchange(connection, job, count=count, now=now, worker=worker).lease
     assert found is not None
     return found
 
@@ -67,10 +71,10 @@ def test_the_first_lease_starts_the_job_and_the_last_report_completes_it(connect
     assert seqs(first) == [0, 1]
     assert [batch.payload for batch in first.batches] == [b"[0,1]", b"[2,3]"]
     assert (job_of(connection, job).status, job_of(connection, job).started_at) == (JobStatus.RUNNING, NOW)
-    second = ask(connection, job, Report(first.token, 1, seconds=0.25))
+    second = call_exchange(connection, job, Report(first.token, 1, seconds=0.25))
     assert seqs(second.lease) == [2] and not second.is_done
     assert second.lease is not None
-    last = ask(connection, job, Report(second.lease.token, 2, results=((2, b'"x"'),), seconds=0.5))
+    last = call_exchange(connection, job, Report(second.lease.token, 2, results=((2, b'"x"'),), seconds=0.5))
     assert last == LeaseReply(is_done=True)
     record = job_of(connection, job)
     assert record.status is JobStatus.COMPLETING
@@ -79,7 +83,7 @@ def test_the_first_lease_starts_the_job_and_the_last_report_completes_it(connect
     assert counts.seconds == 0.75
 
 
-def test_a_lease_writes_one_row_whatever_its_size(connection: Connection) -> None:
+def test_a_lease_of_any_size_writes_one_row(connection: Connection) -> None:
     job = put_job(connection, 1000)
     lease(connection, job, count=400)
     assert [(row.first, row.last) for row in connection.execute(select(pending))] == [(400, 999)]
@@ -87,17 +91,17 @@ def test_a_lease_writes_one_row_whatever_its_size(connection: Connection) -> Non
 
 
 @pytest.mark.parametrize(("size", "expected"), [(1, [0]), (3, [0]), (6, [0, 1]), (8, [0, 1]), (9, [0, 1, 2])])
-def test_a_lease_holds_no_more_bytes_than_asked_for_but_one_batch_at_least(
+def test_a_lease_has_at_least_one_batch_and_at_most_the_requested_bytes(
     connection: Connection, size: int, expected: list[int]
 ) -> None:
     job = put_job(connection, 9)
-    assert seqs(ask(connection, job, size=size).lease) == expected
+    assert seqs(call_exchange(connection, job, size=size).lease) == expected
 
 
-def test_without_room_only_reports_are_taken(connection: Connection) -> None:
+def test_a_request_for_no_batches_only_records_reports(connection: Connection) -> None:
     job = put_job(connection, 2)
     held = lease(connection, job, count=1)
-    assert ask(connection, job, Report(held.token, 0), count=0) == LeaseReply()
+    assert call_exchange(connection, job, Report(held.token, 0), count=0) == LeaseReply()
     assert open_seqs(connection, 1).keys() == {1}
 
 
@@ -105,7 +109,7 @@ def test_without_room_only_reports_are_taken(connection: Connection) -> None:
     ("status", "is_done"),
     [(JobStatus.STOPPED, True), (JobStatus.TIMED_OUT, True), (None, True)],
 )
-def test_a_job_that_is_over_or_unknown_leases_no_batches_and_rejects_reports(
+def test_an_ended_or_unknown_job_leases_no_batches_and_rejects_reports(
     connection: Connection, status: JobStatus | None, is_done: bool
 ) -> None:
     job = put_job(connection, 2)
@@ -115,22 +119,22 @@ def test_a_job_that_is_over_or_unknown_leases_no_batches_and_rejects_reports(
         assert ledger is not None and ledger.move(status, NOW)
         ledger.save(connection, NOW)
     before = dump(connection)
-    answer = ask(connection, job if status else "f" * 16, Report(held.token, 0))
+    answer = call_exchange(connection, job if status else "f" * 16, Report(held.token, 0))
     assert answer == LeaseReply(lost=(held.token,), is_done=is_done)
     assert dump(connection) == before
 
 
-def test_a_report_that_comes_twice_counts_once(connection: Connection) -> None:
+def test_a_duplicate_report_counts_once(connection: Connection) -> None:
     job = put_job(connection, 5)
     held = lease(connection, job, count=5)
     report = Report(held.token, 2, failures(1), ((0, b"0"), (2, b"2")), seconds=1.0)
-    assert ask(connection, job, report, count=0) == LeaseReply()
+    assert call_exchange(connection, job, report, count=0) == LeaseReply()
     before = dump(connection)
-    assert ask(connection, job, report, count=0) == LeaseReply()
+    assert call_exchange(connection, job, report, count=0) == LeaseReply()
     assert dump(connection) == before
-    # What was reported before may be in a longer report again, as where the first answer was lost.
+    # A longer report repeats the earlier one, as after a lost response.
     longer = Report(held.token, 4, failures(1, 3), ((0, b"0"), (2, b"2"), (4, b"4")), seconds=1.0)
-    assert ask(connection, job, longer, count=0) == LeaseReply()
+    assert call_exchange(connection, job, longer, count=0) == LeaseReply()
     counts = job_of(connection, job).counts
     assert (counts.succeeded, counts.failed_attempts, counts.results) == (3, 2, 3)
 
@@ -147,7 +151,7 @@ def test_a_report_that_does_not_fit_its_lease_changes_nothing(connection: Connec
     held = lease(connection, job, count=5)
     report = make(held.token)  # type: ignore[operator]
     before = dump(connection)
-    assert ask(connection, job, report, count=0).lost == (report.token,)
+    assert call_exchange(connection, job, report, count=0).lost == (report.token,)
     assert dump(connection) == before
 
 
@@ -162,31 +166,31 @@ def test_a_report_that_does_not_fit_its_lease_changes_nothing(connection: Connec
         {"failures": failures(1), "results": ((1, b"1"),)},
     ],
 )
-def test_a_report_that_contradicts_itself_is_refused(connection: Connection, changed: dict[str, object]) -> None:
+def test_a_contradictory_report_is_rejected(connection: Connection, changed: dict[str, object]) -> None:
     job = put_job(connection, 9)
     held = lease(connection, job, count=5)
     before = dump(connection)
     with pytest.raises(InputError):
-        ask(connection, job, Report(held.token, 3, **changed), count=0)  # type: ignore[arg-type]
+        call_exchange(connection, job, Report(held.token, 3, **changed), count=0)  # type: ignore[arg-type]
     assert dump(connection) == before
 
 
 def test_a_report_for_another_job_is_lost(connection: Connection) -> None:
     one, two = put_job(connection, 2), put_job(connection, 2)
     held = lease(connection, one)
-    assert ask(connection, two, Report(held.token, 1), count=0).lost == (held.token,)
+    assert call_exchange(connection, two, Report(held.token, 1), count=0).lost == (held.token,)
 
 
 def test_a_failed_batch_is_retried_alone_after_its_backoff_and_becomes_a_dead_letter(connection: Connection) -> None:
     job = put_job(connection, 3, items=2)
     held = lease(connection, job)
-    answer = ask(connection, job, Report(held.token, 2, failures(0, 1)))
+    answer = call_exchange(connection, job, Report(held.token, 2, failures(0, 1)))
     assert answer == LeaseReply(opens_at=NOW + 1)
     for attempt, now in ((2, NOW + 1), (3, NOW + 10)):
         for seq in (0, 1):
             again = lease(connection, job, now=now)
             assert seqs(again) == [seq]
-            answer = ask(connection, job, Report(again.token, seq, failures(seq)), count=0, now=now)
+            answer = call_exchange(connection, job, Report(again.token, seq, failures(seq)), count=0, now=now)
         assert answer.is_done is (attempt == 3)
     record = job_of(connection, job)
     assert record.status is JobStatus.COMPLETING
@@ -200,13 +204,15 @@ def test_a_failed_batch_is_retried_alone_after_its_backoff_and_becomes_a_dead_le
 
 def test_isolation_leaves_only_failing_items_as_dead_letters(connection: Connection) -> None:
     job, bad, now = put_job(connection, 2, items=10, max_attempts=2, isolate_failures=True), {3, 17}, NOW
-    while not (answer := ask(connection, job, count=1, now=now)).is_done:
+    while not (answer := call_exchange(connection, job, count=1, now=now)).is_done:
         if answer.lease is None:
             now += 60
             continue
         (batch,) = answer.lease.batches
         items = {int(item) for item in batch.payload.strip(b"[]").split(b",")}
-        ask(connection, job, Report(answer.lease.token, batch.seq, failures(batch.seq) if items & bad else ()), count=0)
+        call_exchange(
+            connection, job, Report(answer.lease.token, batch.seq, failures(batch.seq) if items & bad else ()), count=0
+        )
         check_jobs(connection, has_results=False)
     letters = connection.execute(select(dead_letters).order_by(dead_letters.c.first_item)).all()
     assert [(row.first_item, row.items, row.payload) for row in letters] == [(3, 1, b"[3]"), (17, 1, b"[17]")]
@@ -215,15 +221,15 @@ def test_isolation_leaves_only_failing_items_as_dead_letters(connection: Connect
     assert counts.batches == counts.succeeded + 2
 
 
-def test_what_can_not_be_cut_is_a_dead_letter_as_a_whole(connection: Connection) -> None:
+def test_a_batch_that_cannot_be_split_becomes_one_dead_letter(connection: Connection) -> None:
     job = put_job(connection, 1, items=2, max_attempts=1, isolate_failures=True)
     connection.execute(batches.update().values(payload=b'{"not": "an array"}'))
     held = lease(connection, job)
-    assert ask(connection, job, Report(held.token, 0, failures(0))).is_done
+    assert call_exchange(connection, job, Report(held.token, 0, failures(0))).is_done
     assert job_of(connection, job).counts.failed == 1
 
 
-def test_batches_that_are_missing_are_an_error_not_a_short_lease(connection: Connection) -> None:
+def test_missing_batches_are_an_error(connection: Connection) -> None:
     job = put_job(connection, 3)
     removed = connection.execute(select(batches).order_by(batches.c.key.desc())).first()
     connection.execute(delete(batches).where(batches.c.key == removed.key))  # type: ignore[union-attr]
@@ -232,12 +238,12 @@ def test_batches_that_are_missing_are_an_error_not_a_short_lease(connection: Con
     connection.execute(batches.insert().values(dict(removed._mapping)))  # type: ignore[union-attr]
 
 
-def test_a_death_counts_an_attempt_of_the_running_batch_only(connection: Connection) -> None:
+def test_a_worker_death_counts_an_attempt_of_the_running_batch_only(connection: Connection) -> None:
     job = put_job(connection, 9)
     held = lease(connection, job, count=5)
     lease(connection, job, count=2)
-    ask(connection, job, Report(held.token, 0), count=0)
-    assert release(connection, *ME, WorkerDeath("segmentation fault", job, 3), NOW) == 2
+    call_exchange(connection, job, Report(held.token, 0), count=0)
+    assert release(connection, *WORKER, WorkerDeath("segmentation fault", job, 3), NOW) == 2
     ranges = [
         (row.first, row.last, row.attempts, row.not_before)
         for row in connection.execute(select(pending).order_by(pending.c.first))
@@ -246,12 +252,12 @@ def test_a_death_counts_an_attempt_of_the_running_batch_only(connection: Connect
     assert job_of(connection, job).counts.failed_attempts == 1
 
 
-def test_a_death_without_a_known_batch_counts_an_attempt_of_the_first_open_one(connection: Connection) -> None:
+def test_a_worker_death_without_a_known_batch_counts_an_attempt_of_the_first_open_one(connection: Connection) -> None:
     job = put_job(connection, 6, max_attempts=1)
     held = lease(connection, job, count=3)
     lease(connection, job, count=3)
-    ask(connection, job, Report(held.token, 0), count=0)
-    release(connection, *ME, WorkerDeath("killed"), NOW)
+    call_exchange(connection, job, Report(held.token, 0), count=0)
+    release(connection, *WORKER, WorkerDeath("killed"), NOW)
     letter = connection.execute(select(dead_letters)).one()
     assert (letter.first_item, letter.error) == (1, "the worker's process died: killed")
     assert open_seqs(connection, 1).keys() == {2, 3, 4, 5}
@@ -263,16 +269,16 @@ def test_a_batch_whose_lease_the_process_lost_counts_no_attempt(
 ) -> None:
     job = put_job(connection, 3)
     held = lease(connection, job)
-    ask(connection, job, Report(held.token, 0), count=0)
-    assert release(connection, *ME, WorkerDeath("killed", *inside), NOW) == 1
+    call_exchange(connection, job, Report(held.token, 0), count=0)
+    assert release(connection, *WORKER, WorkerDeath("killed", *inside), NOW) == 1
     assert job_of(connection, job).counts.failed_attempts == 0
     assert open_seqs(connection, 1).keys() == {1, 2}
 
 
-def test_the_last_batch_may_be_lost_with_its_process(connection: Connection) -> None:
+def test_a_job_completes_when_its_last_batch_dies_with_its_worker(connection: Connection) -> None:
     job = put_job(connection, 1, max_attempts=1)
     lease(connection, job)
-    release(connection, *ME, WorkerDeath("out of memory"), NOW)
+    release(connection, *WORKER, WorkerDeath("out of memory"), NOW)
     assert job_of(connection, job).status is JobStatus.COMPLETING
     assert job_of(connection, job).counts.failed == 1
 
@@ -281,7 +287,9 @@ def test_the_last_batch_may_be_lost_with_its_process(connection: Connection) -> 
     ("pid", "ended"),
     [(1, {0}), (None, {0, 1}), (2, {1}), (3, set())],
 )
-def test_leases_are_released_by_process(connection: Connection, pid: int | None, ended: set[int]) -> None:
+def test_a_release_ends_the_leases_of_one_or_all_processes_of_a_worker(
+    connection: Connection, pid: int | None, ended: set[int]
+) -> None:
     job = put_job(connection, 3)
     lease(connection, job, count=1, worker=("w", 1))
     lease(connection, job, count=1, worker=("w", 2))
@@ -295,7 +303,7 @@ def test_a_lease_without_a_renewal_expires_and_counts_an_attempt(connection: Con
     job = put_job(connection, 4)
     kept = lease(connection, job, count=2)
     lost = lease(connection, job, count=2, worker=("dead", 7))
-    assert renew(connection, *ME, [kept.token, lost.token], NOW + 20) == (lost.token,)
+    assert renew(connection, *WORKER, [kept.token, lost.token], NOW + 20) == (lost.token,)
     assert expire(connection, NOW + LEASE_S - 1) == 0
     assert expire(connection, NOW + LEASE_S) == 1
     assert renew(connection, "dead", 7, [lost.token], NOW + LEASE_S) == (lost.token,)
@@ -307,14 +315,14 @@ def test_an_expired_lease_counts_no_attempt_if_the_oldest_one_is_renewed(connect
     job = put_job(connection, 4)
     oldest = lease(connection, job, count=2)
     lease(connection, job, count=2)
-    renew(connection, *ME, [oldest.token], NOW + 20)
+    renew(connection, *WORKER, [oldest.token], NOW + 20)
     assert expire(connection, NOW + LEASE_S) == 1
     assert job_of(connection, job).counts.failed_attempts == 0
 
 
-def test_new_work_comes_before_what_failed(connection: Connection) -> None:
+def test_new_batches_are_leased_before_retries(connection: Connection) -> None:
     job = put_job(connection, 4)
     held = lease(connection, job, count=2)
-    ask(connection, job, Report(held.token, 1, failures(0)), count=0)
+    call_exchange(connection, job, Report(held.token, 1, failures(0)), count=0)
     assert seqs(lease(connection, job, count=5, now=NOW + 100)) == [2, 3]
     assert seqs(lease(connection, job, count=5, now=NOW + 100)) == [0]

@@ -1,4 +1,4 @@
-"""Stateful test of the batch queue: random leases, reports, failures, deaths and restarts against its invariants."""
+"""Stateful test of the batch queue: random leases, reports, failures, deaths and restarts keep its invariants."""
 
 from __future__ import annotations
 
@@ -35,40 +35,40 @@ pytestmark = [pytest.mark.heavy, pytest.mark.long]
 
 WORKERS = [("one", 11), ("one", 12), ("two", 21), ("three", 31)]
 
-#: Batches, items of each, attempts, and whether failures are isolated.
+#: (batches, items per batch, maximum attempts, failures are isolated)
 SHAPES = st.tuples(st.sampled_from([12, 7, 1]), st.integers(1, 5), st.integers(1, 3), st.booleans())
 
 
 @dataclass
-class Held:
-    """A lease as its worker knows it."""
+class HeldLease:
+    """A lease from the view of its worker."""
 
     job: str
     worker: tuple[str, int]
     token: str
     seqs: list[int]
-    done: int = 0  #: how many were reported
+    done: int = 0  #: number of reported batches
     last_report: Report | None = None
 
 
 @dataclass
 class JobModel:
-    """What a job's workers saw of it."""
+    """The results that a job's workers recorded."""
 
     executions: int = 0
     recorded: dict[int, bytes] = field(default_factory=dict)
 
 
-def open_quickly(folder: Path) -> Engine:
-    """Open the database without waiting for the disk: nothing here is about that."""
+def open_without_sync(folder: Path) -> Engine:
+    """Open the database without waiting for the disk, as these tests do not crash."""
     return open_sqlite(folder / "jobs.db", JOB_MIGRATIONS, ("journal_mode = WAL", "synchronous = OFF"))
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Drives the functions of the queue as workers would, one transaction each."""
+    """Calls the functions of the queue like workers do, with one transaction per call."""
 
     def open(self) -> Engine:
-        return open_quickly(self.folder)
+        return open_without_sync(self.folder)
 
     def make(self) -> None:
         self.folder = Path(tempfile.mkdtemp())
@@ -82,8 +82,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.engine = self.open()
         self.now = 1000.0
         self.jobs: dict[str, JobModel] = {}
-        self.held: list[Held] = []
-        self.lost: list[Held] = []
+        self.held: list[HeldLease] = []
+        self.lost: list[HeldLease] = []
         for count, items, max_attempts, isolate in shapes:
             with self.engine.begin() as connection:
                 job = put_job(connection, count, items, self.now, max_attempts=max_attempts, isolate_failures=isolate)
@@ -93,7 +93,7 @@ class QueueMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         try:
-            self.run_to_the_end()
+            self.complete_all_jobs()
         finally:
             self.engine.dispose()
             self.remove()
@@ -149,15 +149,20 @@ class QueueMachine(RuleBasedStateMachine):
         worker=st.sampled_from(WORKERS),
         all_processes=st.booleans(),
         cause=st.sampled_from([None, "killed"]),
-        knows_inside=st.booleans(),
+        has_running_batch=st.booleans(),
     )
     def release(
-        self, data: st.DataObject, worker: tuple[str, int], all_processes: bool, cause: str | None, knows_inside: bool
+        self,
+        data: st.DataObject,
+        worker: tuple[str, int],
+        all_processes: bool,
+        cause: str | None,
+        has_running_batch: bool,
     ) -> None:
         pid = None if all_processes else worker[1]
         ended = [h for h in self.held if h.worker[0] == worker[0] and pid in (None, h.worker[1])]
         blame = WorkerDeath(cause) if cause else None
-        if blame and knows_inside and ended:
+        if blame and has_running_batch and ended:
             inside = data.draw(st.sampled_from(ended))
             blame = WorkerDeath("killed", inside.job, data.draw(st.sampled_from(inside.seqs)))
         with self.engine.begin() as connection:
@@ -199,7 +204,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.engine = self.open()
 
     @invariant()
-    def all_is_in_one_place(self) -> None:
+    def every_batch_is_in_one_place(self) -> None:
         if hasattr(self, "engine"):
             with self.engine.begin() as connection:
                 check_jobs(connection)
@@ -219,12 +224,12 @@ class QueueMachine(RuleBasedStateMachine):
             assert seqs == list(range(seqs[0], seqs[0] + len(seqs)))
             assert len(seqs) <= max_batches
             assert len(seqs) == 1 or sum(len(batch.payload) for batch in batches) <= max_bytes
-            self.held.append(Held(job, worker, leased.lease.token, seqs))
+            self.held.append(HeldLease(job, worker, leased.lease.token, seqs))
         elif max_batches and not leased.is_done:
             assert leased.opens_at is None or leased.opens_at > self.now
         return leased
 
-    def draw_report(self, data: st.DataObject, held: Held) -> Report:
+    def draw_report(self, data: st.DataObject, held: HeldLease) -> Report:
         todo = held.seqs[held.done :]
         done = todo[: data.draw(st.sampled_from([(len(todo) + 1) // 2, 1, len(todo)]))]
         failed = data.draw(st.sets(st.sampled_from(done)))
@@ -238,7 +243,7 @@ class QueueMachine(RuleBasedStateMachine):
             seconds=0.5,
         )
 
-    def record(self, held: Held, report: Report) -> None:
+    def record(self, held: HeldLease, report: Report) -> None:
         recorded = self.jobs[held.job].recorded
         for seq, value in report.results:
             assert seq not in recorded
@@ -248,19 +253,19 @@ class QueueMachine(RuleBasedStateMachine):
         if held.done == len(held.seqs):
             self.lose([held])
 
-    def expect_no_change(self, held: Held, report: Report) -> None:
+    def expect_no_change(self, held: HeldLease, report: Report) -> None:
         with self.engine.begin() as connection:
             before = dump(connection)
             leased = exchange(connection, held.job, *held.worker, [report], 0, 0, self.now)
             assert leased.lost == (() if held in self.held else (held.token,))
             assert dump(connection) == before
 
-    def lose(self, ended: list[Held]) -> None:
+    def lose(self, ended: list[HeldLease]) -> None:
         self.held = [held for held in self.held if held not in ended]
         self.lost += ended
 
-    def run_to_the_end(self) -> None:
-        """Work off every job with a worker that fails at nothing: each must complete."""
+    def complete_all_jobs(self) -> None:
+        """Complete every job with a worker that never fails."""
         for job_id, model in self.jobs.items():
             reports: list[Report] = []
             for _ in range(500):
@@ -289,8 +294,8 @@ class QueueMachine(RuleBasedStateMachine):
                     assert gone.isdisjoint(model.recorded)
 
     def stored_results(self, connection: Connection, number: int) -> list[tuple[int, bytes]]:
-        there = results.c.key.between(first_key(number), first_key(number + 1) - 1)
-        return [(row.key, row.value) for row in connection.execute(select(results).where(there))]
+        is_of_job = results.c.key.between(first_key(number), first_key(number + 1) - 1)
+        return [(row.key, row.value) for row in connection.execute(select(results).where(is_of_job))]
 
 
 QueueMachine.TestCase.settings = settings(
@@ -299,7 +304,7 @@ QueueMachine.TestCase.settings = settings(
 TestQueue = QueueMachine.TestCase
 
 
-def test_a_queue_in_postgresql(postgres: Postgres) -> None:
+def test_the_batch_queue_in_postgresql(postgres: Postgres) -> None:
     class Machine(QueueMachine):
         def make(self) -> None:
             self.url = postgres.new_database()
@@ -310,5 +315,5 @@ def test_a_queue_in_postgresql(postgres: Postgres) -> None:
         def remove(self) -> None:
             postgres.drop_database(self.url)
 
-    few = settings(QueueMachine.TestCase.settings, max_examples=4, stateful_step_count=20, database=None)
-    run_state_machine_as_test(Machine, settings=few)
+    fewer_examples = settings(QueueMachine.TestCase.settings, max_examples=4, stateful_step_count=20, database=None)
+    run_state_machine_as_test(Machine, settings=fewer_examples)

@@ -29,7 +29,7 @@ KILLS = 8
 
 
 class Acknowledged:
-    """What the processes were told."""
+    """The changes that the store acknowledged."""
 
     def __init__(self) -> None:
         self.batches: dict[str, int] = {}
@@ -37,14 +37,14 @@ class Acknowledged:
         self.over: set[str] = set()
 
     def add(self, line: bytes) -> None:
-        told = json.loads(line)
-        if told["what"] == "created":
-            self.batches[told["job"]] = told["batches"]
-        elif told["what"] == "recorded":
-            for seq, value in told["results"].items():
-                assert self.results[told["job"]].setdefault(int(seq), value) == value, "recorded twice"
-        elif told["what"] == "over":
-            self.over.add(told["job"])
+        event = json.loads(line)
+        if event["event"] == "created":
+            self.batches[event["job"]] = event["batches"]
+        elif event["event"] == "recorded":
+            for seq, value in event["results"].items():
+                assert self.results[event["job"]].setdefault(int(seq), value) == value, "recorded twice"
+        elif event["event"] == "over":
+            self.over.add(event["job"])
 
     def check(self, connection: Connection) -> None:
         stored = {job.id: job for job in connection.execute(select(jobs).where(jobs.c.presence == Visibility.VISIBLE))}
@@ -52,22 +52,22 @@ class Acknowledged:
             assert stored[job_id].next_seq >= count
         for job_id, recorded in self.results.items():
             base = first_key(stored[job_id].number)
-            there = results.c.key.between(base, first_key(stored[job_id].number + 1) - 1)
-            found = {row.key - base: row.value.decode() for row in connection.execute(select(results).where(there))}
+            is_of_job = results.c.key.between(base, first_key(stored[job_id].number + 1) - 1)
+            found = {row.key - base: row.value.decode() for row in connection.execute(select(results).where(is_of_job))}
             assert recorded.items() <= found.items()
         for job_id in self.over:
             assert JobStatus(stored[job_id].status).is_over
 
 
-def running_store(database: Where, seed: int, *arguments: str) -> subprocess.Popen[bytes]:
+def start_store(database: Where, seed: int, *arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, str(HARNESS / "jobs" / "crashing_store.py"), str(database), str(seed), *arguments]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, env=environ)
 
 
 def run_and_kill(database: Where, seed: int, acknowledged: Acknowledged, lines: int, *arguments: str) -> None:
-    """Kill a process without warning some time after it has told that many lines."""
-    with running_store(database, seed, *arguments) as process:
+    """Kill a process a random time after it has printed `lines` lines."""
+    with start_store(database, seed, *arguments) as process:
         assert process.stdout is not None
         killer = threading.Timer(random.Random(seed).random() * 0.1, process.kill)
         for number, line in enumerate(process.stdout):
@@ -76,10 +76,10 @@ def run_and_kill(database: Where, seed: int, acknowledged: Acknowledged, lines: 
             if number == lines:
                 killer.start()
         killer.cancel()
-    assert process.returncode == -9, "it ended by itself"
+    assert process.returncode == -9, "the process ended by itself"
 
 
-def test_a_store_killed_in_mid_write_again_and_again_loses_nothing(where: Where) -> None:
+def test_a_store_that_is_killed_repeatedly_loses_no_acknowledged_change(where: Where) -> None:
     acknowledged = Acknowledged()
     for seed in range(KILLS if isinstance(where, Path) else KILLS // 2):
         run_and_kill(where, seed, acknowledged, random.Random(seed).randrange(60))
@@ -94,9 +94,9 @@ def test_a_store_killed_in_mid_write_again_and_again_loses_nothing(where: Where)
     assert sum(map(len, acknowledged.results.values())) > 500
 
 
-def test_a_server_killed_in_mid_write_again_and_again_loses_nothing() -> None:
+def test_a_postgresql_server_that_is_killed_repeatedly_loses_no_acknowledged_change() -> None:
     acknowledged = Acknowledged()
-    with Postgres() as server, running_store(server.url("postgres"), 7) as process:
+    with Postgres() as server, start_store(server.url("postgres"), 7) as process:
         assert process.stdout is not None
         for number, line in enumerate(process.stdout):
             acknowledged.add(line)
@@ -111,11 +111,11 @@ def test_a_server_killed_in_mid_write_again_and_again_loses_nothing() -> None:
             check_jobs(connection)
             acknowledged.check(connection)
         engine.dispose()
-    assert process.returncode == -9, "it ended by itself"
+    assert process.returncode == -9, "the process ended by itself"
 
 
-def test_a_log_cut_off_anywhere_leaves_whole_transactions(tmp_path: Path) -> None:
-    # A power cut leaves some beginning of what was written since the last checkpoint.
+def test_a_truncated_write_ahead_log_leaves_complete_transactions(tmp_path: Path) -> None:
+    # After a power failure only a prefix of the write-ahead log is left.
     database, acknowledged = tmp_path / "jobs.db", Acknowledged()
     run_and_kill(database, 99, acknowledged, 40, "--keep-log")
     log = database.with_name("jobs.db-wal")
@@ -131,4 +131,4 @@ def test_a_log_cut_off_anywhere_leaves_whole_transactions(tmp_path: Path) -> Non
             check_jobs(connection)
             counts.add(len(connection.execute(select(results.c.key)).all()))
         engine.dispose()
-    assert len(counts) > 3, "all cuts left the same"
+    assert len(counts) > 3, "all truncations left the same rows"

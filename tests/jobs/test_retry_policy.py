@@ -26,14 +26,14 @@ from cortex.jobs.spec import BatchFailure
         (3, 1, True, True, FailureAction.DEAD_LETTER),
     ],
 )
-def test_a_failed_batch_is_retried_then_split_or_a_dead_letter(
+def test_a_failed_batch_is_retried_then_split_or_becomes_a_dead_letter(
     attempts: int, items: int, is_part: bool, isolate: bool, expected: FailureAction
 ) -> None:
     failed = FailedBatch(BatchFailure(0, "ValueError"), attempts, is_part, items)
     assert failure_action(failed, max_attempts=3, isolate_failures=isolate) is expected
 
 
-def test_waits_grow_up_to_a_minute() -> None:
+def test_delays_grow_up_to_a_minute() -> None:
     assert [delay_s(attempts) for attempts in (1, 2, 3, 4, 5, 6, 1000)] == [1, 3, 9, 27, 60, 60, 60]
 
 
@@ -56,7 +56,7 @@ def test_waits_grow_up_to_a_minute() -> None:
         (b"[%b%b,1]" % (b"[" * 100_000, b"]" * 100_000), 2, None),
     ],
 )
-def test_a_payload_is_cut_between_items_whose_text_stays_as_it_is(
+def test_a_payload_is_split_between_items_without_changing_their_text(
     payload: bytes, items: int, expected: tuple[bytes, bytes] | None
 ) -> None:
     assert split_payload(payload, items) == expected
@@ -70,12 +70,12 @@ json_values = st.recursive(
 
 
 @given(st.lists(json_values, min_size=2, max_size=12), st.booleans(), st.sampled_from([None, 2]))
-def test_two_halves_are_the_whole(items: list[object], is_ascii: bool, indent: int | None) -> None:
+def test_both_halves_contain_all_items_in_order(items: list[object], is_ascii: bool, indent: int | None) -> None:
     text = json.dumps(items, ensure_ascii=is_ascii, indent=indent)
     try:
         payload = text.encode()
     except UnicodeEncodeError:
-        return  # half a surrogate pair is no UTF-8; submissions refuse it
+        return  # an unpaired surrogate is not UTF-8; submissions reject it
     halves = split_payload(payload, len(items))
     assert halves is not None
     left, right = map(json.loads, halves)

@@ -1,4 +1,4 @@
-"""Two operators write to one PostgreSQL database at the same moment, as in a failover: nothing is done twice."""
+"""TwoOperators operators write to one PostgreSQL database concurrently, as in a failover: nothing is done twice."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ NOW = 1000.0
 T, U = TypeVar("T"), TypeVar("U")
 
 
-class Two:
-    """Two operators' connections to one database."""
+class TwoOperators:
+    """TwoOperators operators' connections to one database."""
 
     def __init__(self, server: Postgres, url: str) -> None:
         self.server, self.url = server, url
@@ -38,13 +38,13 @@ class Two:
         self.other: Engine = open_jobs(url)
 
     def overlap(self, first: Callable[[Connection], T], second: Callable[[Connection], U]) -> tuple[T, U]:
-        """Do `first` and, before it is committed, begin with `second`; return what both return."""
+        """Start `second` before the transaction of `first` is committed; return both results."""
         with ThreadPoolExecutor(1) as pool:
             with self.one.begin() as connection:
                 done = first(connection)
-                doing = pool.submit(self._do, second)
-                wait_until(lambda: doing.done() or self._someone_waits())
-            return done, doing.result(30)
+                pending = pool.submit(self._do, second)
+                wait_until(lambda: pending.done() or self._has_lock_waiter())
+            return done, pending.result(30)
 
     def do(self, work: Callable[[Connection], T]) -> T:
         with self.one.begin() as connection:
@@ -57,30 +57,30 @@ class Two:
         with self.other.begin() as connection:
             return work(connection)
 
-    def _someone_waits(self) -> bool:
+    def _has_lock_waiter(self) -> bool:
         here = "datname = current_database() AND wait_event_type = 'Lock'"
         with self.server.connect(self.url.rpartition("/")[2]) as connection:
             return connection.execute(f"SELECT 1 FROM pg_stat_activity WHERE {here}").fetchone() is not None
 
 
 @pytest.fixture
-def two(postgres: Postgres, postgresql_url: str) -> Iterator[Two]:
-    both = Two(postgres, postgresql_url)
+def two(postgres: Postgres, postgresql_url: str) -> Iterator[TwoOperators]:
+    both = TwoOperators(postgres, postgresql_url)
     yield both
     both.one.dispose()
     both.other.dispose()
 
 
-def ask(job: str, worker: str, *reports: Report, count: int = 1) -> Callable[[Connection], LeaseReply]:
+def exchange_of(job: str, worker: str, *reports: Report, count: int = 1) -> Callable[[Connection], LeaseReply]:
     return lambda connection: exchange(connection, job, worker, 1, reports, count, 10**6, NOW)
 
 
-def lease_of(leased: LeaseReply) -> Lease:
+def require_lease(leased: LeaseReply) -> Lease:
     assert leased.lease is not None
     return leased.lease
 
 
-def all_of(lease: Lease) -> Report:
+def full_report(lease: Lease) -> Report:
     return Report(lease.token, lease.batches[-1].seq)
 
 
@@ -89,54 +89,54 @@ def status(connection: Connection) -> str:
     return found
 
 
-def test_the_last_two_batches_reported_at_once_complete_the_job(two: Two) -> None:
+def test_concurrent_reports_of_the_last_two_batches_complete_the_job(two: TwoOperators) -> None:
     job = two.do(lambda connection: put_job(connection, 2))
-    one, other = (lease_of(two.do(ask(job, worker))) for worker in "ab")
-    two.overlap(ask(job, "a", all_of(one), count=0), ask(job, "b", all_of(other), count=0))
+    one, other = (require_lease(two.do(exchange_of(job, worker))) for worker in "ab")
+    two.overlap(exchange_of(job, "a", full_report(one), count=0), exchange_of(job, "b", full_report(other), count=0))
     assert two.do(status) == JobStatus.COMPLETING
     two.check()
 
 
-def test_batches_asked_for_twice_at_once_are_leased_once(two: Two) -> None:
+def test_concurrent_requests_lease_different_batches(two: TwoOperators) -> None:
     job = two.do(lambda connection: put_job(connection, 6))
-    one, other = two.overlap(ask(job, "a", count=4), ask(job, "b", count=4))
-    assert [batch.seq for batch in lease_of(one).batches] == [0, 1, 2, 3]
-    assert [batch.seq for batch in lease_of(other).batches] == [4, 5]
+    one, other = two.overlap(exchange_of(job, "a", count=4), exchange_of(job, "b", count=4))
+    assert [batch.seq for batch in require_lease(one).batches] == [0, 1, 2, 3]
+    assert [batch.seq for batch in require_lease(other).batches] == [4, 5]
     two.check()
 
 
-def test_a_report_that_is_sent_twice_at_once_counts_once(two: Two) -> None:
+def test_concurrent_duplicate_reports_count_once(two: TwoOperators) -> None:
     job = two.do(lambda connection: put_job(connection, 2))
-    lease = lease_of(two.do(ask(job, "a")))
-    again = ask(job, "a", all_of(lease), count=0)
+    lease = require_lease(two.do(exchange_of(job, "a")))
+    again = exchange_of(job, "a", full_report(lease), count=0)
     assert two.overlap(again, again)[1].lost == (lease.token,)
     two.check()
 
 
-def test_a_lease_that_expires_while_it_is_reported_is_recorded_once(two: Two) -> None:
+def test_a_lease_that_expires_during_its_report_is_recorded_once(two: TwoOperators) -> None:
     job = two.do(lambda connection: put_job(connection, 2))
-    lease = lease_of(two.do(ask(job, "a")))
-    two.overlap(ask(job, "a", all_of(lease), count=0), lambda connection: expire(connection, NOW + 100))
-    assert [batch.seq for batch in lease_of(two.do(ask(job, "b", count=9))).batches] == [1]
+    lease = require_lease(two.do(exchange_of(job, "a")))
+    two.overlap(exchange_of(job, "a", full_report(lease), count=0), lambda connection: expire(connection, NOW + 100))
+    assert [batch.seq for batch in require_lease(two.do(exchange_of(job, "b", count=9))).batches] == [1]
     two.check()
 
 
 @pytest.mark.parametrize("is_deleted_first", [True, False])
-def test_a_job_deleted_while_a_worker_asks_for_it_has_no_lease(two: Two, is_deleted_first: bool) -> None:
+def test_a_job_deleted_during_a_lease_request_has_no_lease(two: TwoOperators, is_deleted_first: bool) -> None:
     job = two.do(lambda connection: put_job(connection, 2))
 
     def delete(connection: Connection) -> list[str]:
         return mark_deleted(connection, [job])
 
     if is_deleted_first:
-        assert two.overlap(delete, ask(job, "a"))[1].is_done
+        assert two.overlap(delete, exchange_of(job, "a"))[1].is_done
     else:
-        two.overlap(ask(job, "a"), delete)
+        two.overlap(exchange_of(job, "a"), delete)
     assert two.do(lambda connection: connection.execute(select(leases)).all()) == []
     assert two.do(lambda connection: connection.execute(select(jobs.c.presence)).scalar_one()) == Visibility.DELETED
 
 
-def test_what_is_due_is_submitted_once_by_two_schedules(two: Two) -> None:
+def test_a_due_run_is_submitted_once_by_two_operators(two: TwoOperators) -> None:
     two.do(partial(schedule_state.start, api=ORIGIN.api, key="k", at=0.0))
 
     def submit(connection: Connection) -> str:
@@ -149,7 +149,7 @@ def test_what_is_due_is_submitted_once_by_two_schedules(two: Two) -> None:
     assert len(two.do(lambda connection: connection.execute(select(jobs)).all())) == 1
 
 
-def test_two_stores_work_through_one_job_together(two: Two) -> None:
+def test_two_stores_lease_batches_of_one_job(two: TwoOperators) -> None:
     async def work(store: JobStore, job: str, worker: str) -> list[int]:
         done: list[int] = []
         reports: list[Report] = []

@@ -1,7 +1,6 @@
-"""A process that uses a job store until it is killed, and prints each acknowledged operation.
+"""A process that uses a job store until it is killed, and prints each acknowledged change as a line of JSON.
 
-Run as `python crashing_store.py DATABASE SEED [--keep-log]`; each line is JSON. With `--keep-log` all that is written
-stays in the write-ahead log.
+Run as `python crashing_store.py DATABASE SEED [--keep-log]`. With `--keep-log` all changes stay in the write-ahead log.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import event
+from sqlalchemy.event import listen
 
 from cortex.errors import DatabaseUnavailableError
 from cortex.jobs.lease_expiry import holders
@@ -29,8 +28,8 @@ from cortex.state.database import open_jobs
 from harness.jobs.job_checks import ORIGIN, new_batches, options
 
 
-def tell(what: str, job: str, **facts: Any) -> None:
-    os.write(1, (json.dumps({"what": what, "job": job} | facts) + "\n").encode())
+def print_event(event: str, job: str, **facts: Any) -> None:
+    os.write(1, (json.dumps({"event": event, "job": job} | facts) + "\n").encode())
 
 
 async def submit(store: JobStore, chance: random.Random) -> None:
@@ -38,15 +37,15 @@ async def submit(store: JobStore, chance: random.Random) -> None:
         if chance.random() < 0.5:
             count = chance.choice([3, 40, 1500])
             job = await store.create(ORIGIN, options(max_attempts=2), {}, new_batches(count, 2))
-            tell("created", job.id, batches=count)
+            print_event("created", job.id, batches=count)
             continue
         job = await store.create(ORIGIN, options(isolate_failures=True, max_attempts=1), {}, None)
-        tell("created", job.id, batches=0)
+        print_event("created", job.id, batches=0)
         total = 0
         for count in (30, 500, 7):
             await store.add_batches(job.id, new_batches(count, 4))
             total += count
-            tell("created", job.id, batches=total)
+            print_event("created", job.id, batches=total)
         await store.finish_enqueuing(job.id)
 
 
@@ -66,10 +65,10 @@ async def work_at(
         leased = await store.lease(job.id, worker, os.getpid(), reports, chance.choice([1, 8, 64]), 10**6)
         for report in reports:
             if report.token not in leased.lost:
-                tell("recorded", job.id, results={seq: value.decode() for seq, value in report.results})
+                print_event("recorded", job.id, results={seq: value.decode() for seq, value in report.results})
         if leased.is_done:
             await store.change(job.id, JobStatus.COMPLETED_WITH_FAILURES)
-            tell("over", job.id)
+            print_event("over", job.id)
         if leased.lease is None:
             break
         seqs = [batch.seq for batch in leased.lease.batches]
@@ -82,8 +81,8 @@ async def work_at(
     await store.release(worker, None)
 
 
-async def undeterred(do: Callable[[], Awaitable[None]]) -> None:
-    """Start again if the server is unreachable: an operation that failed this way was not acknowledged."""
+async def retry_forever(do: Callable[[], Awaitable[None]]) -> None:
+    """Repeat an operation, also after the database was unreachable; failed operations were not acknowledged."""
     while True:
         with contextlib.suppress(DatabaseUnavailableError):
             await do()
@@ -95,16 +94,16 @@ async def main() -> None:
     engine = open_jobs(where)
     if "--keep-log" in sys.argv:
         engine.dispose()
-        event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA wal_autocheckpoint = 0"))
+        listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA wal_autocheckpoint = 0"))
     store = JobStore(engine)
     await store.startup()
     for worker, _ in await store.read(holders):
         await store.release(worker, None, cause="killed")
-    tell("started", "")
-    tasks = [undeterred(partial(submit, store, random.Random(seed)))]
+    print_event("started", "")
+    tasks = [retry_forever(partial(submit, store, random.Random(seed)))]
     for number in range(3):
         chance = random.Random(seed * 10 + number)
-        tasks.append(undeterred(partial(work, store, f"w{number}", seed, chance, itertools.count(1))))
+        tasks.append(retry_forever(partial(work, store, f"w{number}", seed, chance, itertools.count(1))))
     await asyncio.gather(*tasks)
 
 

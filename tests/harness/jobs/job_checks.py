@@ -1,4 +1,4 @@
-"""Invariants of a database of jobs, and jobs for tests."""
+"""Check the invariants of a job database, and create jobs for tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def options(**changed: Any) -> JobOptions:
 
 
 def new_batches(count: int, items: int = 1) -> list[NewBatch]:
-    """Return batches whose items are the numbers from 0 on."""
+    """Return `count` batches whose items are consecutive numbers from 0."""
     return [
         NewBatch(items, ("[" + ",".join(map(str, range(first, first + items))) + "]").encode())
         for first in range(0, count * items, items)
@@ -29,9 +29,9 @@ def new_batches(count: int, items: int = 1) -> list[NewBatch]:
 
 
 def put_job(connection: Connection, count: int, items: int = 1, now: float = 1000.0, **changed: Any) -> str:
-    """Store a pending job of this many batches; return its id."""
-    known = connection.execute(select(jobs.c.id)).all()
-    job_id = f"{len(known):016x}"
+    """Store a pending job of `count` batches; return its id."""
+    existing = connection.execute(select(jobs.c.id)).all()
+    job_id = f"{len(existing):016x}"
     number = insert_job(connection, job_id, ORIGIN, options(**changed), {}, now)
     batch_queue.add_batches(connection, number, new_batches(count, items))
     batch_queue.finish_enqueuing(connection, job_id, now)
@@ -47,7 +47,7 @@ def dump(connection: Connection) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def open_seqs(connection: Connection, number: int) -> Counter[int]:
-    """Return the numbers of the batches that are in a range or in a lease, with their frequency."""
+    """Count how often each open batch occurs in a pending range or a lease."""
     found: Counter[int] = Counter()
     for row in connection.execute(select(pending).where(pending.c.number == number)):
         assert row.first == row.last or not (row.attempts or row.is_part)
@@ -59,7 +59,7 @@ def open_seqs(connection: Connection, number: int) -> Counter[int]:
 
 
 def check_jobs(connection: Connection, has_results: bool = True) -> None:
-    """Check every job. `has_results`: every batch that succeeded returned something."""
+    """Check every job. `has_results` states that every successful batch returned a result."""
     for job in connection.execute(select(jobs).where(jobs.c.presence == Visibility.VISIBLE)):
         status = JobStatus(job.status)
         there = _rows(connection, job.number, batches)
@@ -68,7 +68,7 @@ def check_jobs(connection: Connection, has_results: bool = True) -> None:
         opened = open_seqs(connection, job.number)
         held = connection.execute(select(leases).where(leases.c.number == job.number)).all()
         assert status in (JobStatus.PENDING, JobStatus.RUNNING) or not held
-        assert all(count == 1 for count in opened.values()), f"twice open: {opened}"
+        assert all(count == 1 for count in opened.values()), f"a batch is open twice: {opened}"
         assert job.failed == len(dead)
         assert job.failed_items == sum(row.items for row in dead.values())
         assert job.results == len(returned)
@@ -84,7 +84,7 @@ def check_jobs(connection: Connection, has_results: bool = True) -> None:
             assert opened.keys() <= there.keys() - dead.keys() - returned.keys()
             assert job.succeeded or job.failed or status is JobStatus.PENDING or opened
         if status is JobStatus.RUNNING:
-            assert opened, "all is resolved and it runs still"
+            assert opened, "the job is running without open batches"
         if status in (JobStatus.COMPLETING, JobStatus.SUCCEEDED, JobStatus.COMPLETED_WITH_FAILURES):
             assert not opened and job.batches == job.succeeded + job.failed
             assert job.items == job.succeeded_items + job.failed_items

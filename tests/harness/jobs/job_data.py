@@ -1,4 +1,4 @@
-"""Jobs as the operator shows them, made by the code that makes its responses."""
+"""Jobs in the JSON format of the operator, built with its own encoder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cortex.jobs.http.view import JobView, WorkerCounts, job_json
 from cortex.jobs.spec import JobCounts, JobOptions, JobOrigin, JobRecord
 from cortex.lifecycle import JobStatus
 
-#: When every job here was submitted.
+#: The submission time of every job in this module.
 BEGAN = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 JOB_ID = "7ffff0000000abcd"
 
@@ -28,7 +28,7 @@ _RECORD = JobRecord(
 
 
 def job(status: JobStatus = JobStatus.RUNNING, workers: WorkerCounts | None = None, **changes: Any) -> dict[str, Any]:
-    """Return a job of 100 batches and 1000 items; `changes` are of its record, or of its counts."""
+    """Return a job of 100 batches and 1000 items; `changes` apply to its record or to its counts."""
     counts = {name: changes.pop(name) for name in list(changes) if name in JobCounts.__dataclass_fields__}
     if status.is_over:
         changes.setdefault("ended_at", _RECORD.created_at + 20)
@@ -37,7 +37,7 @@ def job(status: JobStatus = JobStatus.RUNNING, workers: WorkerCounts | None = No
 
 
 def status(status: JobStatus = JobStatus.RUNNING, **changes: Any) -> dict[str, Any]:
-    """Return the `job_status` of such a job."""
+    """Return the `job_status` of a job as made by `job`."""
     shown: dict[str, Any] = job(status, **changes)["job_status"]
     return shown
 

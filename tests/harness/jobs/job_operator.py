@@ -1,4 +1,4 @@
-"""A server with the operator's responses about jobs."""
+"""A fake operator with scripted responses for the routes of jobs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ SUBMISSION = {"workers": 2, "item_list": {"items": [1, 2], "batch_size": 1}}
 
 
 class Operator(Server):
-    """Answers each route in turn; the last answer of a route stays."""
+    """Sends the responses of each route in order, and repeats the last one."""
 
     def __init__(self) -> None:
         super().__init__()
         self.answers: dict[str, list[Any]] = {}
         self.answering = self.answer
 
-    def says(self, route: str, *answers: Any) -> None:
-        """Set the response to `METHOD path`: JSON, lines as bytes, or an error as (status, message)."""
+    def respond(self, route: str, *answers: Any) -> None:
+        """Set the responses to `METHOD path`: JSON, lines as bytes, or errors as (status, message)."""
         self.answers[route] = list(answers)
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:

@@ -1,4 +1,4 @@
-"""Real workers of jobs for tests: a supervisor with a scripted operator."""
+"""Real job workers for tests: a supervisor with a scripted operator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.wait import wait_until
 
 @dataclass
 class JobReplica:
-    """A running worker and its operator."""
+    """A running job worker and its operator."""
 
     replica: Replica
     operator: ScriptedOperator
@@ -43,7 +43,7 @@ class JobReplica:
 
 @contextlib.contextmanager
 def running_job_worker(source: str, interface: str = "handler", **fields: Any) -> Iterator[JobReplica]:
-    """Run a worker of a project of one file; short names, because unix sockets need short paths."""
+    """Run a job worker of a project of one file. Names are short because paths of Unix sockets are limited."""
     with tempfile.TemporaryDirectory(prefix="cj-") as name:
         folder = Path(name)
         with (

@@ -1,4 +1,4 @@
-"""The application on a real private socket, as the operator serves it, with plain objects behind it."""
+"""The job routes on a real Unix socket, with in-memory implementations of the services behind them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class MemoryJobs:
     def __init__(self) -> None:
         self.records: dict[str, JobRecord] = {}
         self.batches: dict[str, list[bytes]] = {}
-        self.uploads = 0  #: going on
+        self.uploads = 0  #: in progress
         self.paths = ["s3://bucket/a", "s3://bucket/b"]
         self.fails_with: Exception | None = None
 
@@ -125,17 +125,17 @@ class MemoryJobs:
 
 
 class MemoryWorkers:
-    """Returns the responses that a test sets, and records requests."""
+    """Returns replies that a test sets, and records calls."""
 
     def __init__(self) -> None:
         self.joined: Assignment | StopSignal | None = None
         self.exchanged = ExchangeReply()
         self.hangs = False
         self.waiting = 0
-        self.seen: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
 
     async def join(self, worker: str, pid: int, wait_s: float) -> Assignment | StopSignal | None:
-        self._see("join", worker, pid, wait_s)
+        self._record("join", worker, pid, wait_s)
         return self.joined
 
     async def exchange(
@@ -148,7 +148,7 @@ class MemoryWorkers:
         max_bytes: int,
         wait_s: float,
     ) -> ExchangeReply:
-        self._see("exchange", worker, pid, job_id, reports, max_batches, max_bytes, wait_s)
+        self._record("exchange", worker, pid, job_id, reports, max_batches, max_bytes, wait_s)
         if self.hangs:
             self.waiting += 1
             try:
@@ -158,32 +158,32 @@ class MemoryWorkers:
         return self.exchanged
 
     async def renew(self, worker: str, pid: int, tokens: Sequence[str], is_all: bool = False) -> RenewalReply:
-        self._see("renew", worker, pid, tokens)
+        self._record("renew", worker, pid, tokens)
         return RenewalReply(lost=tuple(tokens[1:]))
 
     async def hook_done(
         self, worker: str, pid: int, job_id: str, token: str, error: str | None, traceback: str
     ) -> None:
-        self._see("hook", worker, pid, job_id, token, error, traceback)
+        self._record("hook", worker, pid, job_id, token, error, traceback)
 
-    def _see(self, *call: Any) -> None:
+    def _record(self, *call: Any) -> None:
         if call[1] == "gone":
             raise NotFoundError("gone is not a worker of this operator")
         if call[2] == 13:
             raise ConflictError("there is a newer process than 13")
         if call[2] == 14:
             raise RuntimeError("a bug")
-        self.seen.append(call)
+        self.calls.append(call)
 
 
 class MemoryWorkloads:
-    """Workloads of one AsyncAPI, `greet`, in memory; tests set their states."""
+    """Workloads of one AsyncAPI, `greet`, in memory; tests set their statuses."""
 
     def __init__(self) -> None:
         self.added: list[Workload] = []
         self.views: dict[uuid.UUID, WorkloadView] = {}
         self.waited: list[float] = []
-        self.may_end = threading.Event()  #: who waits is answered while it is set
+        self.may_end = threading.Event()  #: while set, waiting callers are answered
         self.may_end.set()
         self.fails_with: Exception | None = None
 
@@ -206,7 +206,7 @@ class MemoryWorkloads:
 
 
 class Connection(HTTPConnection):
-    """A client of a unix socket."""
+    """An HTTP client of a Unix socket."""
 
     def __init__(self, path: Path) -> None:
         super().__init__("localhost", timeout=30)
@@ -219,7 +219,7 @@ class Connection(HTTPConnection):
 
 
 class JobsServer:
-    """The running application."""
+    """A running server of the job routes, and a client of it."""
 
     def __init__(self, path: Path, jobs: MemoryJobs, workers: MemoryWorkers, workloads: MemoryWorkloads) -> None:
         self.path = path
@@ -230,7 +230,7 @@ class JobsServer:
     def send(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
-        """Return status, headers and body of one request."""
+        """Send a request; return status, headers and body."""
         connection = Connection(self.path)
         try:
             connection.request(method, path, body, headers or {})
@@ -240,7 +240,7 @@ class JobsServer:
             connection.close()
 
     def as_user(self, method: str, query: str = "", body: Any = None, **headers: str) -> tuple[int, Any]:
-        """Return status and JSON (or text) of a request as the gateway forwards it."""
+        """Send a request as the gateway forwards it; return the status and JSON or text."""
         given = {"x-cortex-api": "sum", "x-cortex-request-id": "r-1"}
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
         status, answered, data = self.send(method, f"/sum{query}", body, given)
@@ -248,7 +248,7 @@ class JobsServer:
         return status, json.loads(data) if is_json else data.decode()
 
     def as_worker(self, action: str, body: bytes, worker: str = "sum-1", token: str | None = None) -> tuple[int, bytes]:
-        """Return status and body of a worker's request."""
+        """Send a request of a job worker; return status and body."""
         token = worker_token("secret", worker) if token is None else token
         status, _, data = self.send("POST", f"/worker/{worker}/{action}", body, {"authorization": f"Bearer {token}"})
         return status, data
@@ -256,7 +256,7 @@ class JobsServer:
 
 @contextlib.contextmanager
 def jobs_server() -> Iterator[JobsServer]:
-    """Serve the application of the jobs socket."""
+    """Serve the job routes."""
     jobs, workers = MemoryJobs(), MemoryWorkers()
     workloads = MemoryWorkloads()
     logger = Logger("test")
@@ -266,13 +266,13 @@ def jobs_server() -> Iterator[JobsServer]:
         WorkerRoutes(workers, lambda worker: worker_token("secret", worker), logger),
         workloads.is_async,
     )
-    with served(app) as path:
+    with serve_app(app) as path:
         yield JobsServer(path, jobs, workers, workloads)
 
 
 @contextlib.contextmanager
-def served(app: ASGIApp) -> Iterator[Path]:
-    """Serve on a socket in a folder of its own, from a thread."""
+def serve_app(app: ASGIApp) -> Iterator[Path]:
+    """Serve an application on a Unix socket from a thread."""
     with tempfile.TemporaryDirectory(prefix="cortex-") as folder:
         path = Path(folder) / "jobs"
         server = create_jobs_server(app)

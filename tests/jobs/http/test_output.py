@@ -1,4 +1,4 @@
-"""Results as lines, and as files under a job's output: complete, in order, the same whenever they are written again."""
+"""Results as JSON lines and as files in a job's output: complete, in order and reproducible."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ JOB = "6a1f3b7c00000000"
 
 @dataclass
 class FakeStore(JobStore):
-    """Results in memory, read page by page as from the database."""
+    """Results in memory, read in pages like from the database."""
 
     kept: list[BatchResult] = field(default_factory=list)
     letters: list[DeadLetter] = field(default_factory=list)
     marked: dict[str, str] = field(default_factory=dict)
-    fails_after: int | None = None  #: results after which reading raises
+    fails_after: int | None = None  #: number of results after which reading raises
 
     async def read(self, query: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         fakes = {read_results: self._results, read_dead_letters: self._dead_letters, read_marks: self._marks}
@@ -70,7 +70,7 @@ def job(place: str | None, failed: int = 0) -> JobRecord:
     return JobRecord(JOB, 1, origin, JobOptions(1, output=place), {}, JobStatus.COMPLETING, 0.0, counts=counts)
 
 
-def written(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / JOB).iterdir()}
 
 
@@ -88,7 +88,7 @@ def bucket(swift: SwiftServer) -> RemoteBucket:
     return RemoteBucket("s3://models", swift)
 
 
-def test_result_is_one_line_with_its_place_in_the_input() -> None:
+def test_a_result_is_one_line_with_its_item_positions() -> None:
     line = result_line(JOB, BatchResult(3, 30, 10, b'{"a":[1.5,null]}'))
     assert line.endswith(b"\n") and line.count(b"\n") == 1
     assert json.loads(line) == {
@@ -100,7 +100,7 @@ def test_result_is_one_line_with_its_place_in_the_input() -> None:
     }
 
 
-def test_dead_letter_is_one_line_with_its_items_and_error() -> None:
+def test_a_dead_letter_is_one_line_with_its_items_and_error() -> None:
     line = dead_letter_line(JOB, letter(4))
     assert line.count(b"\n") == 1
     assert json.loads(line) == {
@@ -116,15 +116,15 @@ def test_dead_letter_is_one_line_with_its_items_and_error() -> None:
     }
 
 
-def test_job_without_output_writes_nothing(tmp_path: Path) -> None:
+def test_a_job_without_an_output_writes_nothing(tmp_path: Path) -> None:
     assert run(FakeStore([result(0)]), job(None)) == 0
 
 
 @pytest.mark.usefixtures("_small_parts")
-def test_parts_hold_all_results_in_order_and_success_comes_with_the_counts(tmp_path: Path) -> None:
+def test_parts_contain_all_results_in_order_and_the_success_file_the_counts(tmp_path: Path) -> None:
     store = FakeStore([result(seq) for seq in range(20)], [letter(20), letter(21)])
     assert run(store, job(f"{tmp_path}/", failed=2)) == 20
-    files = written(tmp_path)
+    files = read_files(tmp_path)
     parts = sorted(name for name in files if name.startswith("part"))
     assert parts == [f"part-{number:05}.ndjson" for number in range(len(parts))]
     assert len(parts) > 3
@@ -156,32 +156,35 @@ def test_writing_again_after_a_crash_gives_the_same_files(tmp_path: Path) -> Non
         assert not (place / JOB / "_SUCCESS").exists()
         store.fails_after = None
         assert run(store, job(str(place), failed=1)) == 20
-        assert written(place) == written(tmp_path / "whole")
-    # Written a second time in full, the files replace themselves.
+        assert read_files(place) == read_files(tmp_path / "whole")
+    # A second complete run replaces the files.
     whole.marked.clear()
     assert run(whole, job(str(tmp_path / "0"), failed=1)) == 20
-    assert written(tmp_path / "0") == written(tmp_path / "whole")
+    assert read_files(tmp_path / "0") == read_files(tmp_path / "whole")
 
 
 @pytest.mark.usefixtures("_small_parts")
-def test_result_larger_than_a_part_has_one_of_its_own(tmp_path: Path) -> None:
+def test_a_result_larger_than_a_part_gets_its_own_part(tmp_path: Path) -> None:
     run(FakeStore([result(0, 2000), result(1, 2000)]), job(str(tmp_path)))
-    assert {name for name in written(tmp_path) if name.startswith("part")} == {"part-00000.ndjson", "part-00001.ndjson"}
+    assert {name for name in read_files(tmp_path) if name.startswith("part")} == {
+        "part-00000.ndjson",
+        "part-00001.ndjson",
+    }
 
 
-def test_job_without_results_has_only_success(tmp_path: Path) -> None:
+def test_a_job_without_results_writes_only_the_success_file(tmp_path: Path) -> None:
     run(FakeStore(), job(str(tmp_path)))
-    assert set(written(tmp_path)) == {"_SUCCESS"}
+    assert set(read_files(tmp_path)) == {"_SUCCESS"}
 
 
-def test_place_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_output_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match=str(tmp_path / "file")):
         run(FakeStore([result(0)]), job(str(tmp_path / "file")))
 
 
 @pytest.mark.usefixtures("_small_parts")
-def test_bucket_holds_the_same(bucket: RemoteBucket, tmp_path: Path) -> None:
+def test_a_bucket_contains_the_same_files(bucket: RemoteBucket, tmp_path: Path) -> None:
     store = FakeStore([result(seq) for seq in range(20)], [letter(20)])
     run(store, job(str(tmp_path), failed=1))
     store.marked.clear()
@@ -193,4 +196,4 @@ def test_bucket_holds_the_same(bucket: RemoteBucket, tmp_path: Path) -> None:
         found = await list_objects(f"{place}/{JOB}", environ)
         return {item.name: await read(f"{place}/{JOB}/{item.name}", environ) for item in found}
 
-    assert asyncio.run(content()) == written(tmp_path)
+    assert asyncio.run(content()) == read_files(tmp_path)

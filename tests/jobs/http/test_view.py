@@ -1,4 +1,4 @@
-"""Jobs as JSON: both names where documentation and behaviour differ, and no secrets."""
+"""JSON of jobs: fields under both of their names, and without secrets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECORD = JobRecord(
 VIEW = JobView(RECORD, "http://localhost:8888/sum", WorkerCounts(pending=1, running=1))
 
 
-def test_a_job_is_shown_with_its_api_and_where_it_is() -> None:
+def test_a_job_contains_its_api_endpoint_and_status() -> None:
     shown = job_json(VIEW)
     assert shown["endpoint"] == "http://localhost:8888/sum"
     status = shown["job_status"]
@@ -42,30 +42,30 @@ def test_a_job_is_shown_with_its_api_and_where_it_is() -> None:
     assert status["end_time"] is None
 
 
-def test_the_values_of_environment_variables_are_not_shown() -> None:
+def test_values_of_environment_variables_are_hidden() -> None:
     shown = job_json(VIEW)
     assert shown["api_spec"]["handler"] == {"path": "sum.py", "env": {"KEY": "********"}}
     assert "secret" not in json.dumps(shown)
 
 
-def test_a_job_that_is_over_has_nothing_in_its_queue() -> None:
+def test_an_ended_job_has_no_batches_in_its_queue() -> None:
     over = replace(RECORD, status=JobStatus.STOPPED, ended_at=1_700_000_009.0)
     status = job_json(replace(VIEW, record=over))["job_status"]
     assert (status["status"], status["batches_in_queue"]) == ("stopped", 0)
     assert status["end_time"] == "2023-11-14T22:13:29+00:00"
 
 
-def test_callers_know_no_completing() -> None:
+def test_a_completing_job_is_reported_as_running() -> None:
     assert (
         job_json(replace(VIEW, record=replace(RECORD, status=JobStatus.COMPLETING)))["job_status"]["status"]
         == "running"
     )
 
 
-def test_a_list_shows_each_job_as_it_is_shown_alone() -> None:
+def test_a_list_contains_the_same_json_as_single_jobs() -> None:
     assert jobs_json([VIEW]) == [job_json(VIEW)]
 
 
-def test_a_submission_is_answered_with_what_was_asked_for() -> None:
+def test_a_submission_returns_its_options() -> None:
     assert spec_json(RECORD).items() <= job_json(VIEW)["job_status"].items()
     assert spec_json(RECORD)["config"] == {"x": 1}

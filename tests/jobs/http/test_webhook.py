@@ -12,12 +12,12 @@ import pytest
 from cortex.jobs.http.webhook import MAX_BODY_BYTES, WebhookError, retry_delays, send_webhook
 
 BODY = b'{"job_status": {"status": "succeeded"}}'
-Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+ConnectionHandler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass
 class Receiver:
-    """A server that keeps what it was sent and answers with fixed bytes."""
+    """A server that records requests and sends a fixed response."""
 
     answer: bytes = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
     is_silent: bool = False
@@ -35,8 +35,10 @@ class Receiver:
         writer.close()
 
 
-def told(receiver: Answering, path: str = "/", scheme: str = "http", user: str = "", timeout_s: float = 5) -> None:
-    """Tell a receiver of a job."""
+def post_webhook(
+    receiver: ConnectionHandler, path: str = "/", scheme: str = "http", user: str = "", timeout_s: float = 5
+) -> None:
+    """Send a webhook to a receiver."""
 
     async def run() -> None:
         server = await asyncio.start_server(receiver, "127.0.0.1", 0)
@@ -47,17 +49,19 @@ def told(receiver: Answering, path: str = "/", scheme: str = "http", user: str =
     asyncio.run(run())
 
 
-def refusal(receiver: Answering, path: str = "/", scheme: str = "http", user: str = "", timeout_s: float = 5) -> str:
-    """Return what is said about a receiver that does not want it."""
+def webhook_error(
+    receiver: ConnectionHandler, path: str = "/", scheme: str = "http", user: str = "", timeout_s: float = 5
+) -> str:
+    """Return the error of a webhook that fails."""
     with pytest.raises(WebhookError) as error:
-        told(receiver, path, scheme, user, timeout_s)
+        post_webhook(receiver, path, scheme, user, timeout_s)
     return str(error.value)
 
 
 @pytest.mark.parametrize("status", [b"200 OK", b"201 Created", b"204 No Content", b"202"])
-def test_any_2xx_is_success_and_the_request_says_which_job(status: bytes) -> None:
+def test_any_2xx_is_success_and_the_request_names_the_job(status: bytes) -> None:
     receiver = Receiver(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\n\r\n")
-    told(receiver, "/hooks/a b?x=1&y=é")
+    post_webhook(receiver, "/hooks/a b?x=1&y=é")
     assert receiver.bodies == [BODY]
     lines = receiver.heads[0].split("\r\n")
     assert lines[0] == "POST /hooks/a%20b?x=1&y=%C3%A9 HTTP/1.1"
@@ -65,15 +69,17 @@ def test_any_2xx_is_success_and_the_request_says_which_job(status: bytes) -> Non
     assert not any(line.startswith("authorization") for line in lines)
 
 
-def test_user_and_password_of_the_address_are_sent_as_such() -> None:
+def test_user_and_password_of_the_url_are_sent_as_basic_authentication() -> None:
     receiver = Receiver()
-    told(receiver, user="me:s%40crt@")
+    post_webhook(receiver, user="me:s%40crt@")
     assert "authorization: Basic bWU6c0BjcnQ=" in receiver.heads[0].split("\r\n")
 
 
-def test_informational_answers_come_before_the_real_one() -> None:
-    told(Receiver(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: a\r\n\r\nHTTP/1.1 200 OK\r\n\r\n"))
-    assert "informational" in refusal(Receiver(b"HTTP/1.1 100 Continue\r\n\r\n" * 10))
+def test_informational_responses_are_skipped() -> None:
+    post_webhook(
+        Receiver(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: a\r\n\r\nHTTP/1.1 200 OK\r\n\r\n")
+    )
+    assert "informational" in webhook_error(Receiver(b"HTTP/1.1 100 Continue\r\n\r\n" * 10))
 
 
 @pytest.mark.parametrize(
@@ -88,24 +94,24 @@ def test_informational_answers_come_before_the_real_one() -> None:
         (b"HTTP/1.1 200 OK\r\nx: " + b"x" * 100_000 + b"\r\n\r\n", "too long"),
     ],
 )
-def test_other_answers_are_named(answer: bytes, words: str) -> None:
+def test_other_responses_are_errors(answer: bytes, words: str) -> None:
     receiver = Receiver(answer)
-    text = refusal(receiver)
+    text = webhook_error(receiver)
     assert words in text
     assert "http://127.0.0.1:" in text
     assert len(receiver.bodies) == 1
 
 
-def test_path_and_password_are_not_in_what_is_said() -> None:
-    text = refusal(Receiver(b"HTTP/1.1 410 Gone\r\n\r\n"), "/services/T0KEN?key=T0KEN", user="me:T0KEN@")
+def test_errors_do_not_contain_the_path_or_password() -> None:
+    text = webhook_error(Receiver(b"HTTP/1.1 410 Gone\r\n\r\n"), "/services/T0KEN?key=T0KEN", user="me:T0KEN@")
     assert "T0KEN" not in text
 
 
-def test_receiver_that_never_answers_costs_the_timeout_and_no_more() -> None:
-    assert "did not answer within 0.2 s" in refusal(Receiver(b"HTTP/1.1 2", is_silent=True), timeout_s=0.2)
+def test_a_silent_receiver_fails_after_the_timeout() -> None:
+    assert "did not answer within 0.2 s" in webhook_error(Receiver(b"HTTP/1.1 2", is_silent=True), timeout_s=0.2)
 
 
-def test_nobody_there_and_no_tls_are_named() -> None:
+def test_an_unreachable_receiver_and_failed_tls_are_reported() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         with pytest.raises(WebhookError, match="can't be reached"):
@@ -116,29 +122,29 @@ def test_nobody_there_and_no_tls_are_named() -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
 
-    assert "secure connection" in refusal(plain, scheme="https")
+    assert "secure connection" in webhook_error(plain, scheme="https")
 
 
 @pytest.mark.parametrize(
     "url", ["ftp://a/", "//a/", "a", "", "file:///etc/passwd", "http://", "http://[", "http://a:99999/", "http://a..b/"]
 )
-def test_what_is_no_address_of_http_is_refused(url: str) -> None:
+def test_rejects_urls_other_than_http(url: str) -> None:
     with pytest.raises(WebhookError, match="the webhook"):
         asyncio.run(send_webhook(url, BODY, "7fff"))
 
 
-def test_no_address_can_add_a_header() -> None:
+def test_a_url_cannot_add_a_header() -> None:
     receiver = Receiver()
-    told(receiver, "/a\r\nx-evil: 1")
+    post_webhook(receiver, "/a\r\nx-evil: 1")
     assert "x-evil" not in receiver.heads[0].split("\r\n", 1)[1]
 
 
-def test_huge_body_is_not_sent() -> None:
+def test_rejects_a_body_over_the_limit() -> None:
     with pytest.raises(WebhookError, match="too much"):
         asyncio.run(send_webhook("http://127.0.0.1:9/", b"x" * (MAX_BODY_BYTES + 1), "7fff"))
 
 
-def test_retries_become_rarer() -> None:
+def test_retry_delays_grow() -> None:
     delays = retry_delays()
     assert list(delays) == sorted(delays)
     assert sum(delays) < 3600

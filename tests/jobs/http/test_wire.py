@@ -1,4 +1,4 @@
-"""Messages of the worker routes: parsing is the inverse of encoding, and rejects everything else."""
+"""Messages of the worker routes: parsers invert the encoders and reject everything else."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def reports(draw: st.DrawFn) -> Report:
 
 
 @given(st.lists(reports(), max_size=4), st.integers(1, 2**22), texts, st.floats(0, 20))
-def test_an_exchange_is_read_as_it_was_written(sent: list[Report], pid: int, job_id: str, wait_s: float) -> None:
+def test_an_exchange_round_trips(sent: list[Report], pid: int, job_id: str, wait_s: float) -> None:
     exchange = ExchangeRequest(pid, job_id, tuple(sent), max_batches=512, max_bytes=1 << 20, wait_s=wait_s)
     assert parse_exchange(write_exchange(exchange)) == exchange
 
 
 @given(st.none() | st.tuples(texts, st.lists(payloads, min_size=1, max_size=5)), st.lists(texts), st.none() | texts)
-def test_the_answer_to_an_exchange_is_read_as_it_was_written(
+def test_an_exchange_reply_round_trips(
     leased: tuple[str, list[bytes]] | None, lost: list[str], hook: str | None
 ) -> None:
     lease = Lease(leased[0], tuple(LeasedBatch(7 + n, p) for n, p in enumerate(leased[1]))) if leased else None
@@ -87,11 +87,11 @@ ASSIGNMENT = Assignment(
 
 
 @pytest.mark.parametrize("answer", [ASSIGNMENT, StopSignal(), None], ids=["job", "stop", "nothing"])
-def test_an_assignment_is_read_as_it_was_written(answer: Assignment | StopSignal | None) -> None:
+def test_an_assignment_round_trips(answer: Assignment | StopSignal | None) -> None:
     assert parse_joined(write_joined(answer)) == answer
 
 
-def test_an_assignment_keeps_not_a_number() -> None:
+def test_an_assignment_preserves_nan() -> None:
     answer = parse_joined(write_joined(Assignment("7fff", {"x": math.nan}, {}, {}, "", 30)))
     assert isinstance(answer, Assignment)
     assert math.isnan(answer.config["x"])
@@ -102,11 +102,11 @@ def test_an_assignment_keeps_not_a_number() -> None:
     [HookReport(4, "7fff", "t"), HookReport(4, "7fff", "t", "ValueError: no", "Traceback …\n")],
     ids=["well", "error"],
 )
-def test_the_end_of_the_hook_is_read_as_it_was_written(done: HookReport) -> None:
+def test_a_hook_report_round_trips(done: HookReport) -> None:
     assert parse_hook(write_hook(done)) == done
 
 
-def test_small_bodies_are_read_as_they_were_written() -> None:
+def test_small_messages_round_trip() -> None:
     assert parse_join(write_join(4711)) == 4711
     assert parse_renew(write_renew(RenewalRequest(4711, ("a", "b")))) == RenewalRequest(4711, ("a", "b"))
     assert parse_renewed(write_renewed(RenewalReply(("a",), stop=True))) == RenewalReply(("a",), stop=True)
@@ -167,13 +167,13 @@ def _failures(*batches: int) -> list[dict[str, object]]:
         (_body([], reports=[{**REPORT, "results": 0, "failures": [{"seq": 1}]}]), "error"),
     ],
 )
-def test_a_body_that_is_no_exchange_is_refused(body: bytes, message: str) -> None:
+def test_rejects_an_invalid_exchange(body: bytes, message: str) -> None:
     with pytest.raises(WorkerMessageError, match=message):
         parse_exchange(body)
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_make_a_parser_fail_otherwise(body: bytes) -> None:
+def test_parsers_raise_only_wire_errors(body: bytes) -> None:
     for parse in (parse_join, parse_joined, parse_exchange, parse_exchanged, parse_renew, parse_renewed, parse_hook):
         try:
             parse(body)
@@ -181,13 +181,13 @@ def test_no_bytes_make_a_parser_fail_otherwise(body: bytes) -> None:
             continue
 
 
-def test_an_answer_that_was_cut_off_is_refused() -> None:
+def test_rejects_a_truncated_reply() -> None:
     body = write_exchanged(ExchangeReply(Lease("t", (LeasedBatch(0, b"[0]"), LeasedBatch(1, b"[1]")))))
     with pytest.raises(WorkerMessageError, match="2 batches has 1 payloads"):
         parse_exchanged(body[: body.rindex(b"\n")])
 
 
-def test_a_worker_may_import_it() -> None:
+def test_importing_the_module_is_cheap() -> None:
     heavy = "pydantic", "starlette", "fastapi", "sqlalchemy", "uvicorn", "asyncio"
     script = f"import sys, cortex.jobs.http.wire; print([name for name in {heavy!r} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"

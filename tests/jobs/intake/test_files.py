@@ -1,4 +1,4 @@
-"""Files of a submission: each selected file is read once, with all of its values."""
+"""Files of a submission: selection, parsing of their values, decompression and errors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cortex.errors import StorageError, SubmissionError
-from cortex.jobs.intake.files import check_output, list_paths, located_batches
+from cortex.jobs.intake.files import GzipStream, check_output, list_paths, located_batches
 from cortex.jobs.spec import DelimitedFiles, FilePathLister, NewBatch
 from harness.servers.buckets import Bucket, LocalBucket, all_kinds
 from harness.servers.s3 import SwiftServer
@@ -34,7 +36,7 @@ FILES = {
 
 
 @pytest.fixture(autouse=True)
-def _no_proxy_and_no_credentials_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_proxies_and_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -50,17 +52,17 @@ def buckets(swift: SwiftServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def paths(source: FilePathLister, environ: dict[str, str]) -> list[str]:
-    async def all_of_it() -> list[str]:
+    async def collect() -> list[str]:
         return [path async for some in list_paths(source, environ) for path in some]
 
-    return asyncio.run(all_of_it())
+    return asyncio.run(collect())
 
 
 def batches(source: FilePathLister, environ: dict[str, str], limit: int = LIMIT) -> list[NewBatch]:
-    async def all_of_it() -> list[NewBatch]:
+    async def collect() -> list[NewBatch]:
         return [batch async for _, some in located_batches(source, environ, limit) for batch in some]
 
-    return asyncio.run(all_of_it())
+    return asyncio.run(collect())
 
 
 def payloads(found: list[NewBatch]) -> list[list[object]]:
@@ -79,7 +81,7 @@ SELECTIONS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("prefixes", "includes", "excludes", "expected"), SELECTIONS)
-def test_the_files_are_those_that_are_meant_each_once(
+def test_lists_each_selected_file_once(
     buckets: dict[str, Bucket],
     kind: str,
     prefixes: list[str],
@@ -94,40 +96,42 @@ def test_the_files_are_those_that_are_meant_each_once(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("prefix", ["absent/", "in/deep/5", "in/deep/3.json/"])
-def test_no_file_is_an_error(buckets: dict[str, Bucket], kind: str, prefix: str) -> None:
+def test_rejects_a_prefix_without_files(buckets: dict[str, Bucket], kind: str, prefix: str) -> None:
     bucket = buckets[kind]
     with pytest.raises(SubmissionError, match="^no s3 files match search criteria"):
         paths(FilePathLister((f"{bucket.url}/{prefix}",), 1), bucket.environ)
 
 
-def test_a_search_that_finds_no_file_says_why(buckets: dict[str, Bucket]) -> None:
-    def why(*prefixes: str, globs: tuple[str, ...] = (), excludes: tuple[str, ...] = ()) -> str:
+def test_the_error_of_a_search_without_files_gives_the_reason(buckets: dict[str, Bucket]) -> None:
+    def error_of(*prefixes: str, globs: tuple[str, ...] = (), excludes: tuple[str, ...] = ()) -> str:
         searched = tuple(f"s3://models/{prefix}" for prefix in prefixes)
         with pytest.raises(SubmissionError) as caught:
             paths(FilePathLister(searched, 1, globs, excludes), buckets["s3"].environ)
         return str(caught.value).partition("; ")[2]
 
     whole = "includes and excludes leave none of them; they are compared with the whole path"
-    assert why("in/", globs=("*.json",)).startswith(
+    assert error_of("in/", globs=("*.json",)).startswith(
         f"6 begin with one of the paths, s3://models/in/1.json for one, but {whole}"
     )
-    assert why("in/1", excludes=("**",)).startswith("1 begins with one of the paths, s3://models/in/1.json for one")
+    assert error_of("in/1", excludes=("**",)).startswith(
+        "1 begins with one of the paths, s3://models/in/1.json for one"
+    )
     literal = "s3://models/in/*.json is taken literally: globs belong into includes"
-    assert why("in/*.json") == f"none begins with s3://models/in/*.json; {literal}"
+    assert error_of("in/*.json") == f"none begins with s3://models/in/*.json; {literal}"
     fix = "correct the path, or list what is there"
-    assert why("absent/") == f"none begins with s3://models/absent/; {fix}"
-    assert why("absent/", "b") == f"none begins with s3://models/absent/ or the other path; {fix}"
-    assert why("absent/", "b", "c") == f"none begins with s3://models/absent/ or one of the 2 other paths; {fix}"
+    assert error_of("absent/") == f"none begins with s3://models/absent/; {fix}"
+    assert error_of("absent/", "b") == f"none begins with s3://models/absent/ or the other path; {fix}"
+    assert error_of("absent/", "b", "c") == f"none begins with s3://models/absent/ or one of the 2 other paths; {fix}"
 
 
-def test_a_search_that_finds_no_local_file_says_where_it_looked(tmp_path: Path) -> None:
+def test_the_error_of_a_local_search_without_files_names_the_path(tmp_path: Path) -> None:
     with pytest.raises(SubmissionError) as caught:
         paths(FilePathLister((f"{tmp_path}/absent/",), 1), {})
-    why = f"none begins with {tmp_path}/absent/; is it on the operator's machine?"
-    assert str(caught.value) == f"no s3 files match search criteria; {why}"
+    error_of = f"none begins with {tmp_path}/absent/; is it on the operator's machine?"
+    assert str(caught.value) == f"no s3 files match search criteria; {error_of}"
 
 
-def test_paths_are_the_items_of_batches(buckets: dict[str, Bucket]) -> None:
+def test_paths_are_items_of_batches(buckets: dict[str, Bucket]) -> None:
     bucket = buckets["s3"]
     found = payloads(batches(FilePathLister(("s3://models/in/",), 4, excludes=("**.txt",)), bucket.environ))
     keys = ["in/1.json", "in/2.json", "in/deep/3.json", "in/empty.json", "in/tmp/5.json"]
@@ -135,28 +139,28 @@ def test_paths_are_the_items_of_batches(buckets: dict[str, Bucket]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_batches_of_values_span_files(buckets: dict[str, Bucket], kind: str) -> None:
+def test_batches_of_values_can_span_files(buckets: dict[str, Bucket], kind: str) -> None:
     bucket = buckets[kind]
     source = DelimitedFiles((f"{bucket.url}/in/1", f"{bucket.url}/in/2", f"{bucket.url}/in/deep/3"), 3)
     expected = [[{"n": 1}, {"n": 2}, {"n": 3}], [{"n": 4}, [5], "six"], [7, 8]]
     assert payloads(batches(source, bucket.environ)) == expected
 
 
-def test_files_without_a_value_are_no_batches(tmp_path: Path) -> None:
+def test_files_without_values_have_no_batches(tmp_path: Path) -> None:
     (tmp_path / "1").write_bytes(b"")
     (tmp_path / "2").write_bytes(b" \n\n")
     assert batches(DelimitedFiles((f"{tmp_path}/",), 3), {}) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_json_is_named_with_its_file_and_place(buckets: dict[str, Bucket], kind: str) -> None:
+def test_rejects_invalid_json_with_its_file_and_position(buckets: dict[str, Bucket], kind: str) -> None:
     bucket = buckets[kind]
     message = f"^{bucket.url}/in/deep/4.txt: invalid JSON at byte 0 \\(not json\\)"
     with pytest.raises(SubmissionError, match=message):
         batches(DelimitedFiles((f"{bucket.url}/in/deep/",), 3), bucket.environ)
 
 
-def test_values_in_large_files_are_found_across_pieces(tmp_path: Path) -> None:
+def test_finds_values_across_chunks_of_large_files(tmp_path: Path) -> None:
     rows = [{"n": number, "text": "é" * (number % 700)} for number in range(20_000)]
     (tmp_path / "1").write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows[:10_000]))
     (tmp_path / "2").write_text("".join(json.dumps(row, ensure_ascii=False) for row in rows[10_000:15_000]))
@@ -166,7 +170,7 @@ def test_values_in_large_files_are_found_across_pieces(tmp_path: Path) -> None:
     assert {len(batch) for batch in found[:-1]} == {7}
 
 
-def test_files_packed_by_gzip_are_read_too(tmp_path: Path) -> None:
+def test_reads_gzip_files(tmp_path: Path) -> None:
     numbers = list(range(200_000))
     (tmp_path / "1.json.gz").write_bytes(gzip.compress(b"1\n2\n"))
     (tmp_path / "2").write_bytes(gzip.compress(b"".join(b"%d\n" % number for number in numbers)))
@@ -186,7 +190,7 @@ def test_many_small_files_keep_their_order(buckets: dict[str, Bucket]) -> None:
     assert [item for batch in found for item in batch] == list(range(100))
 
 
-def test_a_value_beyond_the_limit_is_refused_with_its_place(tmp_path: Path) -> None:
+def test_rejects_a_value_over_the_limit_with_its_position(tmp_path: Path) -> None:
     (tmp_path / "1").write_bytes(b'1\n"' + b"x" * 2000 + b'"\n')
     with pytest.raises(SubmissionError, match="/1: the value has 2,002 bytes .*, which exceeds the limit"):
         batches(DelimitedFiles((f"{tmp_path}/",), 1), {}, 1000)
@@ -195,7 +199,7 @@ def test_a_value_beyond_the_limit_is_refused_with_its_place(tmp_path: Path) -> N
         batches(DelimitedFiles((f"{tmp_path}/",), 1), {}, 1000)
 
 
-def test_odd_local_files(tmp_path: Path) -> None:
+def test_lists_unusual_local_files(tmp_path: Path) -> None:
     (tmp_path / "a\nb.json").write_bytes(b"1")
     (tmp_path / "http:").mkdir()
     (tmp_path / "http:" / "x").write_bytes(b"2")
@@ -210,7 +214,7 @@ def test_odd_local_files(tmp_path: Path) -> None:
         paths(source, {})
 
 
-def test_a_key_that_no_file_can_have_is_a_path_but_cannot_be_read(buckets: dict[str, Bucket]) -> None:
+def test_a_key_that_is_no_valid_file_name_is_listed_but_not_read(buckets: dict[str, Bucket]) -> None:
     bucket = buckets["s3"]
     bucket.put("odd//x", b"1")
     source = FilePathLister(("s3://models/odd/",), 1)
@@ -221,12 +225,12 @@ def test_a_key_that_no_file_can_have_is_a_path_but_cannot_be_read(buckets: dict[
         paths(replace(DelimitedFiles(source.paths, 1), excludes=("**/x",)), bucket.environ)
 
 
-def test_a_bucket_that_is_not_there_is_named(buckets: dict[str, Bucket]) -> None:
+def test_reports_a_missing_bucket(buckets: dict[str, Bucket]) -> None:
     with pytest.raises(StorageError, match="s3://absent/in/: there is no bucket absent"):
         paths(FilePathLister(("s3://absent/in/",), 1), buckets["s3"].environ)
 
 
-def test_an_output_that_cannot_be_written_is_named(buckets: dict[str, Bucket], tmp_path: Path) -> None:
+def test_reports_an_unwritable_output(buckets: dict[str, Bucket], tmp_path: Path) -> None:
     asyncio.run(check_output("s3://models/out/", buckets["s3"].environ))
     asyncio.run(check_output(str(tmp_path / "new" / "out"), {}))
     with pytest.raises(SubmissionError, match="^output: s3://absent/out: there is no bucket absent at"):
@@ -247,7 +251,7 @@ print(asyncio.run(count()), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss 
 """
 
 
-def test_a_large_file_is_cut_into_batches_in_bounded_memory(tmp_path: Path) -> None:
+def test_splits_a_large_file_with_bounded_memory(tmp_path: Path) -> None:
     row = json.dumps({"text": "x" * 80, "numbers": [1, 2, 3]}).encode() + b"\n"
     (tmp_path / "large").write_bytes(row * 1_500_000)
     measured = subprocess.run([sys.executable, "-c", MEASURE, str(tmp_path / "large")], check=True, capture_output=True)
@@ -256,8 +260,47 @@ def test_a_large_file_is_cut_into_batches_in_bounded_memory(tmp_path: Path) -> N
     assert grown_bytes < 80_000_000
 
 
-def test_links_are_followed_and_folders_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_follows_links_and_reports_unreadable_folders(tmp_path: Path) -> None:
     bucket = LocalBucket(tmp_path / "in")
     bucket.put("1", b"1")
     (tmp_path / "link").symlink_to(tmp_path / "in")
     assert paths(FilePathLister((f"{tmp_path}/link/",), 1), {}) == [f"{tmp_path}/link/1"]
+
+
+def decompress(*pieces: bytes) -> bytes:
+    stream = GzipStream("s3://b/x.json.gz")
+    return b"".join(plain for piece in pieces for plain in stream.feed(piece)) + b"".join(stream.end())
+
+
+@given(
+    content=st.lists(st.binary(max_size=2000), min_size=1, max_size=3),
+    is_gzip=st.booleans(),
+    size=st.integers(1, 300),
+    zeros=st.integers(0, 3),
+)
+def test_decompresses_gzip_members_in_chunks_of_any_size(
+    content: list[bytes], is_gzip: bool, size: int, zeros: int
+) -> None:
+    plain = b"".join(content)
+    data = b"".join(map(gzip.compress, content)) + b"\0" * zeros if is_gzip else b"[" + plain
+    pieces = [data[start : start + size] for start in range(0, len(data), size)]
+    assert decompress(*pieces) == (plain if is_gzip else data)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x1f", b"1", b"{}\n"])
+def test_short_uncompressed_files_are_unchanged(data: bytes) -> None:
+    assert decompress(data) == data
+
+
+def test_decompressed_chunks_are_limited_in_size() -> None:
+    pieces = list(GzipStream("x").feed(gzip.compress(b"0" * 50_000_000)))
+    assert sum(map(len, pieces)) == 50_000_000
+    assert max(map(len, pieces)) <= 1024 * 1024
+
+
+def test_rejects_truncated_or_damaged_gzip() -> None:
+    packed = gzip.compress(b"1\n" * 1000)
+    with pytest.raises(SubmissionError, match="s3://b/x.json.gz: its gzip is cut off"):
+        decompress(packed[:-9])
+    with pytest.raises(SubmissionError, match="s3://b/x.json.gz: its gzip is damaged"):
+        decompress(packed[:-8] + b"\0" * 8)

@@ -1,4 +1,4 @@
-"""Globs select the same paths as a plain implementation of their rules, in linear time."""
+"""Globs select the same paths as a simple reference implementation, in linear time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _escaped(letter: str) -> str:
 
 
 def ends(tokens: Sequence[tuple[str, Any]], text: str, begins: set[int]) -> set[int]:
-    """The reference: all positions at which a match from `begins` may end."""
+    """Return all positions where a match that starts in `begins` can end (reference implementation)."""
     for kind, value in tokens:
         if kind in ("star", "stars"):
             begins = {
@@ -64,17 +64,17 @@ def _is_one(kind: str, value: Any, letter: str) -> bool:
 
 
 @given(st.lists(TOKENS, max_size=5), st.text(LETTERS, max_size=8))
-def test_globs_match_what_their_rules_say(tokens: list[tuple[str, Any]], path: str) -> None:
-    assume(not _has_runs(tokens))
+def test_globs_match_like_the_reference(tokens: list[tuple[str, Any]], path: str) -> None:
+    assume(not _has_adjacent_stars(tokens))
     assert Globs([glob_of(tokens)]).selects(path) == (len(path) in ends(tokens, path, {0})), glob_of(tokens)
 
 
-def _has_runs(tokens: Sequence[tuple[str, Any]]) -> bool:
-    """Tell whether stars are in a row somewhere: those would be read as one."""
+def _has_adjacent_stars(tokens: Sequence[tuple[str, Any]]) -> bool:
+    """Return whether stars are adjacent; those would be parsed as one."""
     pairs = zip(tokens, tokens[1:], strict=False)
     if any("star" in one[0] and "star" in other[0] for one, other in pairs):
         return True
-    return any(_has_runs(inner) for kind, value in tokens if kind == "choice" for inner in value)
+    return any(_has_adjacent_stars(inner) for kind, value in tokens if kind == "choice" for inner in value)
 
 
 CASES = [
@@ -112,17 +112,17 @@ MISTAKES = [("[a", "has no ]"), ("{a", "has no }"), ("a\\", "ends in"), ("[]", "
 
 
 @pytest.mark.parametrize(("pattern", "message"), [*MISTAKES, ("a" * 1001, "1,000 characters"), ("{" * 9000, "1,000")])
-def test_what_is_no_glob_is_refused_with_the_reason(pattern: str, message: str) -> None:
+def test_rejects_an_invalid_glob(pattern: str, message: str) -> None:
     with pytest.raises(GlobError, match=message.replace("}", r"\}")):
         Globs([pattern])
 
 
-def test_patterns_that_are_too_much_together_are_refused() -> None:
+def test_rejects_patterns_over_the_total_limit() -> None:
     with pytest.raises(GlobError, match="too long, or too deeply nested"):
         Globs(["{" * 400 + "}" * 400])
 
 
-def test_no_pattern_takes_long_for_a_path() -> None:
+def test_matching_takes_linear_time() -> None:
     globs = Globs(["**a" * 20 + "b", "*a*a*a*a*a*a*a*a*a*a*a*a*a*b", "{a,aa,aaa}" * 30 + "b"])
     began = time.thread_time()
     assert not globs.selects("a" * 1000)

@@ -1,4 +1,4 @@
-"""Batches hold all items, in their order, within the limits."""
+"""Batches contain all items in order and within the limits."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def lines(content: bytes, cuts: Sequence[int] = (), batch_size: int = 2, limit: 
             begin = cut
         yield content[begin:]
 
-    async def all_of_it() -> list[NewBatch]:
+    async def collect() -> list[NewBatch]:
         return [batch async for batches in split_lines(chunks(), batch_size, limit) for batch in batches]
 
-    return asyncio.run(all_of_it())
+    return asyncio.run(collect())
 
 
 def items_of(batches: Sequence[NewBatch]) -> list[Any]:
@@ -43,7 +43,7 @@ def items_of(batches: Sequence[NewBatch]) -> list[Any]:
 
 
 @given(st.lists(VALUES, min_size=1, max_size=20), st.integers(1, 7))
-def test_a_list_is_cut_into_batches_of_the_size(items: list[Any], batch_size: int) -> None:
+def test_a_list_is_split_into_batches(items: list[Any], batch_size: int) -> None:
     batches = list(split_items(items, batch_size, 10**6))
     assert items_of(batches) == items
     assert all(batch.items == batch_size for batch in batches[:-1])
@@ -57,7 +57,7 @@ def test_a_list_is_cut_into_batches_of_the_size(items: list[Any], batch_size: in
     st.lists(st.integers(0, 10**6), max_size=5),
 )
 @example([1, 2], 2, "\r\n", False, [2])
-def test_lines_are_cut_into_batches_of_the_size(
+def test_lines_are_split_into_batches(
     items: list[Any], batch_size: int, end: str, is_ended: bool, cuts: list[int]
 ) -> None:
     content = end.join(map(json.dumps, items)).encode() + (end.encode() if is_ended else b"")
@@ -66,18 +66,18 @@ def test_lines_are_cut_into_batches_of_the_size(
     assert all(batch.items == batch_size for batch in batches[:-1])
 
 
-def test_lines_of_many_pieces_keep_their_order() -> None:
+def test_lines_from_many_chunks_keep_their_order() -> None:
     content = b"".join(b"%d\n" % number for number in range(300_000))
     batches = lines(content, range(0, len(content), 65_536), 100)
     assert items_of(batches) == list(range(300_000))
     assert len(batches) == 3000
 
 
-def test_no_lines_are_no_batches() -> None:
+def test_an_empty_upload_has_no_batches() -> None:
     assert lines(b"") == lines(b"\n\n \r\n") == []
 
 
-def test_a_byte_order_mark_is_no_item() -> None:
+def test_a_byte_order_mark_is_skipped() -> None:
     assert items_of(lines(b"\xef\xbb\xbf1\n2")) == [1, 2]
 
 
@@ -98,27 +98,27 @@ LINES = [
 
 
 @pytest.mark.parametrize(("content", "message"), LINES)
-def test_a_line_that_is_no_item_is_named(content: bytes, message: str) -> None:
+def test_rejects_an_invalid_line_with_its_number(content: bytes, message: str) -> None:
     with pytest.raises(SubmissionError) as caught:
         lines(content, limit=1000)
     assert str(caught.value).startswith(message)
 
 
-def test_lines_that_are_packed_are_said_to_be_so() -> None:
+def test_rejects_compressed_lines_with_a_hint() -> None:
     with pytest.raises(
         SubmissionError, match=r"^line 1 is invalid JSON \(.*\): it is compressed or binary; each line must"
     ):
         lines(gzip.compress(b"1\n2\n"))
 
 
-def test_an_item_beyond_the_limit_is_named() -> None:
+def test_rejects_an_item_over_the_limit() -> None:
     with pytest.raises(SubmissionError, match=r"item 2 has size 102 bytes which exceeds the limit \(100 bytes\)"):
         list(split_items([1, 2, "x" * 100, 3], 2, 100))
     with pytest.raises(SubmissionError, match="item 5 has size 102 bytes"):
         BatchBuilder(3, 100).add([b"1", b"2", b"3", b"4", b"5", b'"' + b"x" * 100 + b'"'])
 
 
-def test_a_batch_beyond_the_limit_is_refused_with_its_size() -> None:
+def test_rejects_a_batch_over_the_limit() -> None:
     message = (
         "cannot enqueue message because its size of 161 bytes exceeds the 100 bytes limit; use a smaller batch size"
     )
@@ -128,23 +128,23 @@ def test_a_batch_beyond_the_limit_is_refused_with_its_size() -> None:
         lines(b"12345678\n" * 20, batch_size=1000, limit=100)
 
 
-def test_a_batch_of_exactly_the_limit_is_taken() -> None:
+def test_accepts_a_batch_of_exactly_the_limit() -> None:
     [batch] = split_items(["x" * 96], 1, 100)
     assert len(batch.payload) == 100
 
 
-def test_a_batch_that_can_never_be_full_is_refused_before_all_is_read() -> None:
+def test_rejects_a_batch_over_the_limit_before_reading_the_rest() -> None:
     batcher = BatchBuilder(10**9, 1000)
     with pytest.raises(SubmissionError, match="cannot enqueue message"):
         for _ in range(100):
             batcher.add([b"12345678"] * 10)
 
 
-def test_numbers_of_lines_are_kept_as_they_were_written() -> None:
+def test_numbers_keep_their_text() -> None:
     [batch] = lines(b"1.0\n12345678901234567890123\n1e2\n", batch_size=3)
     assert batch.payload == b"[1.0,12345678901234567890123,1e2]"
 
 
-def test_what_json_has_no_word_for_is_refused() -> None:
+def test_rejects_nan_and_infinity() -> None:
     with pytest.raises(SubmissionError, match=r"item_list\.items: items 2 to 3 can't be written as JSON"):
         list(split_items([1, 2, 3, object()], 2, 100))

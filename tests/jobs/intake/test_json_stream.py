@@ -1,4 +1,4 @@
-"""JSON values are found in pieces of any size, and invalid JSON is reported with its position."""
+"""JSON values are found in chunks of any size, and invalid JSON is reported with its position."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ SCALARS = st.one_of(
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
 )
-#: Between values, numbers and words need something.
+#: Separators between values; numbers and literals need at least one character.
 GAPS = st.sampled_from(["\n", "\n", "\r\n", " ", "\t", "\n\n", " \n ", "\r\n\r\n", ""])
 INDENTS = st.sampled_from([None, None, 0, 2, "\t"])
 
 
 @st.composite
 def written(draw: st.DrawFn) -> tuple[list[Any], bytes]:
-    """Some values, and the content of a file of them."""
+    """Draw values and the content of a file with them."""
     values, parts = draw(st.lists(VALUES, max_size=8)), [draw(GAPS)]
     for value in values:
         text = json.dumps(value, indent=draw(INDENTS), ensure_ascii=draw(st.booleans()))
@@ -56,7 +56,7 @@ def in_pieces(content: bytes, cuts: Sequence[int], limit: int = 10**6) -> list[b
 @example(([{"a": "é"}], b'{"a": "\xc3\xa9"}'), [8])
 @example((["a\\", "b"], rb'"a\\""b"'), [2, 3, 4, 5])
 @example(([1, 12], b"1\n12"), [1, 2, 3])
-def test_any_chunking_gives_the_values_that_were_written(source: tuple[list[Any], bytes], cuts: list[int]) -> None:
+def test_any_chunks_give_the_written_values(source: tuple[list[Any], bytes], cuts: list[int]) -> None:
     values, content = source
     found = in_pieces(content, cuts)
     assert [json.loads(value) for value in found] == values
@@ -64,13 +64,13 @@ def test_any_chunking_gives_the_values_that_were_written(source: tuple[list[Any]
 
 
 @given(written())
-def test_a_byte_at_a_time_is_enough(source: tuple[list[Any], bytes]) -> None:
+def test_single_bytes_give_the_written_values(source: tuple[list[Any], bytes]) -> None:
     values, content = source
     assert [json.loads(value) for value in in_pieces(content, range(len(content)))] == values
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 10**6), max_size=5))
-def test_whatever_comes_in_ends_in_values_or_in_an_error(content: bytes, cuts: list[int]) -> None:
+def test_any_input_gives_values_or_an_error(content: bytes, cuts: list[int]) -> None:
     try:
         found = in_pieces(content, cuts)
     except SubmissionError as error:
@@ -82,7 +82,7 @@ def test_whatever_comes_in_ends_in_values_or_in_an_error(content: bytes, cuts: l
 
 
 @given(st.lists(st.sampled_from('{}[]",:\\ \n1a'), max_size=12).map("".join), st.lists(st.integers(0, 50), max_size=4))
-def test_where_the_stream_is_cut_changes_nothing_about_what_is_refused(text: str, cuts: list[int]) -> None:
+def test_chunks_do_not_affect_which_input_is_rejected(text: str, cuts: list[int]) -> None:
     def outcome(cuts: Sequence[int]) -> list[bytes] | None:
         try:
             return in_pieces(text.encode(), cuts)
@@ -92,12 +92,12 @@ def test_where_the_stream_is_cut_changes_nothing_about_what_is_refused(text: str
     assert outcome(cuts) == outcome([])
 
 
-def test_numbers_are_kept_as_they_were_written() -> None:
+def test_numbers_keep_their_text() -> None:
     content = b"[1.0, 1e2, 123456789012345678901234567890]\n"
     assert in_pieces(content, []) == [content.strip()]
 
 
-def test_a_byte_order_mark_is_no_value() -> None:
+def test_a_byte_order_mark_is_skipped() -> None:
     assert in_pieces(b"\xef\xbb\xbf1\n2", [1, 2]) == [b"1", b"2"]
     assert in_pieces(b"\xef\xbb\xbf", [1]) == []
 
@@ -121,7 +121,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("content", "message"), MISTAKES)
-def test_what_is_no_json_is_named_with_its_place(content: bytes, message: str) -> None:
+def test_rejects_invalid_json_with_its_position(content: bytes, message: str) -> None:
     with pytest.raises(SubmissionError) as caught:
         in_pieces(content, [])
     assert message in str(caught.value)
@@ -129,7 +129,7 @@ def test_what_is_no_json_is_named_with_its_place(content: bytes, message: str) -
         in_pieces(content, range(len(content)))
 
 
-def test_a_value_beyond_the_limit_is_refused_before_it_is_all_in_memory() -> None:
+def test_rejects_a_value_over_the_limit_before_reading_all_of_it() -> None:
     stream = JsonStream("file", 1000)
     with pytest.raises(SubmissionError, match=r"^file: the value at byte 4 has at least 2,007 bytes \(.*x…\), which"):
         stream.feed(b'1\n2\n{"a": "' + b"x" * 2000)
@@ -141,11 +141,11 @@ def test_a_value_beyond_the_limit_is_refused_before_it_is_all_in_memory() -> Non
             stream.feed(b"[" + b"1,\n" * 100)
 
 
-def test_the_limit_is_for_one_value_not_for_what_is_between_two_line_breaks() -> None:
+def test_the_limit_applies_to_a_value_not_to_a_line() -> None:
     values = in_pieces(b'{"a":1}' * 1000, [3, 500, 2000], limit=100)
     assert values == [b'{"a":1}'] * 1000
 
 
-def test_deep_values_are_refused_not_crashed_on() -> None:
+def test_rejects_deeply_nested_values() -> None:
     with pytest.raises(SubmissionError):
         in_pieces(b"[" * 100_000 + b"]" * 100_000, [])

@@ -1,4 +1,4 @@
-"""Submissions are parsed, or rejected with an error that names the field and the fix."""
+"""Submissions to BatchAPIs and TaskAPIs are parsed, or rejected with an error that names the field and the fix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.errors import SubmissionError
-from cortex.jobs.intake.submission import SubmissionLimits, parse_submission, parse_upload
+from cortex.jobs.intake.submission import SubmissionLimits, parse_body, parse_submission, parse_upload
 from cortex.jobs.spec import (
     DelimitedFiles,
     FilePathLister,
@@ -20,6 +20,7 @@ from cortex.jobs.spec import (
     RetryOf,
     Source,
     Submission,
+    TaskCall,
     Upload,
     source_from_json,
     source_to_json,
@@ -34,7 +35,7 @@ def parse(**body: Any) -> Submission:
     return parse_submission(json.dumps(body).encode(), LIMITS)
 
 
-def test_all_fields_are_read() -> None:
+def test_reads_all_fields() -> None:
     found = parse(
         workers=3,
         config={"a": {"b": 1}},
@@ -54,7 +55,7 @@ def test_all_fields_are_read() -> None:
     )
 
 
-def test_what_is_left_out_or_null_has_its_default() -> None:
+def test_missing_and_null_fields_have_defaults() -> None:
     nulls = dict.fromkeys(["config", "timeout", "sqs_dead_letter_queue", "file_path_lister", "output", "webhook"])
     assert parse(workers=1, item_list={"items": [None]}, **nulls) == Submission(ItemList([None], 1), JobOptions(1))
 
@@ -63,7 +64,7 @@ def test_config_may_be_nested() -> None:
     assert parse(workers=1, item_list=ITEMS, config=nested(100)).options.config == nested(100)
 
 
-def test_files_are_named_by_prefixes_and_globs() -> None:
+def test_files_are_selected_by_prefixes_and_globs() -> None:
     found = parse(workers=1, file_path_lister={**FILES, "includes": ["**.json"], "excludes": None})
     assert found.source == FilePathLister(("s3://bucket/in/",), 2, ("**.json",), ())
     paths = ["/data/../in//x/", "/data/img", "gs://b/é ?#", "s3://bucket"]
@@ -76,13 +77,13 @@ def test_the_receive_count_of_a_queue_sets_the_attempts() -> None:
     assert parse(workers=1, sqs_dead_letter_queue=queue, item_list=ITEMS).options.max_attempts == 7
 
 
-def test_keys_that_nobody_knows_are_ignored() -> None:
+def test_ignores_unknown_keys() -> None:
     assert parse(workers=1, item_list={**ITEMS, "other": 1}, time_out=3, job_id="x") == parse(
         workers=1, item_list=ITEMS
     )
 
 
-def test_the_options_of_an_upload_are_in_its_query() -> None:
+def test_reads_the_options_of_an_upload_from_its_query() -> None:
     query = {
         "workers": "2",
         "batch_size": "10",
@@ -101,7 +102,7 @@ def test_the_options_of_an_upload_are_in_its_query() -> None:
 
 
 def nested(depth: int) -> dict[str, Any]:
-    """Return maps and lists in each other, `depth` of them."""
+    """Return `depth` nested maps and lists."""
     found: Any = 1
     for level in reversed(range(depth)):
         found = [found] if level % 2 else {"a": found}
@@ -109,7 +110,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 GOOD = {"workers": 1, "item_list": ITEMS}
-#: What differs from a good submission (None: the key is missing), and what is said.
+#: (changes to a valid submission, where None removes a key; the error message)
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"workers": ...}, 'workers: must be defined; write "workers": 1'),
     ({"workers": None}, 'workers: cannot be null; write "workers": 1'),
@@ -204,7 +205,7 @@ def changed(body: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("change", "message"), MISTAKES)
-def test_a_mistake_is_named_with_its_fix(change: dict[str, Any], message: str) -> None:
+def test_rejects_an_invalid_field_with_its_fix(change: dict[str, Any], message: str) -> None:
     with pytest.raises(SubmissionError) as caught:
         parse(**changed(GOOD, change))
     [line] = [line for line in str(caught.value).split("\n") if "did you mean" not in line]
@@ -215,14 +216,14 @@ def test_a_mistake_is_named_with_its_fix(change: dict[str, Any], message: str) -
 
 @pytest.mark.parametrize("kind", ["file_path_lister", "delimited_files"])
 @pytest.mark.parametrize(("change", "message"), FILE_MISTAKES)
-def test_a_mistake_about_files_is_named_with_its_fix(kind: str, change: dict[str, Any], message: str) -> None:
+def test_rejects_an_invalid_field_about_files_with_its_fix(kind: str, change: dict[str, Any], message: str) -> None:
     with pytest.raises(SubmissionError) as caught:
         parse(workers=1, **{kind: changed(FILES, change)})
     assert str(caught.value).startswith(kind + message)
     assert "; " in str(caught.value)
 
 
-def test_each_of_several_inputs_is_checked() -> None:
+def test_checks_each_of_several_inputs() -> None:
     with pytest.raises(SubmissionError) as caught:
         parse(workers=0, item_list={"items": []}, file_path_lister={"paths": ["data"], "includes": ["[a"]})
     assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [
@@ -235,7 +236,7 @@ def test_each_of_several_inputs_is_checked() -> None:
     ]
 
 
-def test_each_wrong_element_of_a_list_is_named_up_to_ten() -> None:
+def test_reports_up_to_ten_invalid_elements_of_a_list() -> None:
     paths = ["s3://bucket/x", "a", "/data", "b", *"cdefghijkl"]
     with pytest.raises(SubmissionError) as caught:
         parse_submission({"workers": 0, "file_path_lister": {"s3_paths": paths}}, LIMITS)
@@ -266,20 +267,20 @@ BODIES = [
 
 
 @pytest.mark.parametrize(("body", "message"), BODIES)
-def test_a_body_that_is_no_map_is_refused(body: bytes, message: str) -> None:
+def test_rejects_a_body_that_is_not_a_map(body: bytes, message: str) -> None:
     with pytest.raises(SubmissionError) as caught:
         parse_submission(body, LIMITS)
     assert str(caught.value).startswith(message)
 
 
-def test_all_mistakes_are_named_at_once() -> None:
+def test_reports_all_errors_together() -> None:
     with pytest.raises(SubmissionError) as caught:
         parse(workers=0, timeout="x", item_list={"items": [], "batch_size": 0})
     fields = [line.partition(":")[0] for line in str(caught.value).split("\n")]
     assert fields == ["workers", "timeout", "item_list.items", "item_list.batch_size"]
 
 
-def test_a_misspelt_key_is_named_if_a_key_is_missing() -> None:
+def test_reports_a_misspelt_key_when_a_key_is_missing() -> None:
     with pytest.raises(SubmissionError) as caught:
         parse(workers=1, item_lists={"items": [1]}, time_out=5, other=1)
     assert 'item_lists: is not known; did you mean "item_list"?' in str(caught.value)
@@ -289,7 +290,7 @@ def test_a_misspelt_key_is_named_if_a_key_is_missing() -> None:
         parse(workers=1, delimited_files={"s3_path": "s3://b/x"})
 
 
-def test_no_message_shows_a_webhook() -> None:
+def test_errors_do_not_contain_the_webhook() -> None:
     with pytest.raises(SubmissionError) as caught:
         parse(workers=1, item_list=ITEMS, webhook="hooks.host/T0/secret")
     assert "secret" not in str(caught.value)
@@ -309,7 +310,7 @@ QUERIES = [
 
 
 @pytest.mark.parametrize(("query", "message"), QUERIES)
-def test_a_mistake_in_a_query_is_named(query: dict[str, str], message: str) -> None:
+def test_rejects_an_invalid_query_parameter(query: dict[str, str], message: str) -> None:
     with pytest.raises(SubmissionError) as caught:
         parse_upload(query, LIMITS)
     assert str(caught.value).startswith(message)
@@ -325,11 +326,11 @@ SOURCES = [
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_source_comes_back_from_what_is_stored_of_it(source: Source) -> None:
+def test_a_source_round_trips_through_its_json(source: Source) -> None:
     assert source_from_json(json.loads(json.dumps(source_to_json(source)))) == source
 
 
-def test_what_is_stored_of_an_item_list_has_no_items() -> None:
+def test_the_stored_json_of_an_item_list_has_no_items() -> None:
     assert source_to_json(ItemList([1, 2], 3)) == {"kind": "item_list", "batch_size": 3}
 
 
@@ -343,7 +344,7 @@ KEYS += ["sqs_dead_letter_queue", "item_list", "file_path_lister", "delimited_fi
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), JSON))
-def test_whatever_is_submitted_is_read_or_refused(body: dict[str, Any]) -> None:
+def test_any_body_is_parsed_or_rejected(body: dict[str, Any]) -> None:
     try:
         parse_submission(body, LIMITS)
     except SubmissionError as error:
@@ -354,3 +355,64 @@ def test_every_field_is_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "reference" / "job-submission.md").read_text()
     undocumented = [key for key in (*KEYS, *FILE_FIELDS, "items", "arn") if f"`{key}`" not in page]
     assert undocumented == []
+
+
+# Submissions to a TaskAPI.
+
+TASK_LIMITS = SubmissionLimits(is_task=True)
+
+
+def parse_task(**body: Any) -> Submission:
+    return parse_body(json.dumps(body).encode(), TASK_LIMITS)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b" \n", b"{}", b'{"workers": 1}', b'{"config": null, "item_list": {"items": []}}']
+)
+def test_all_fields_of_a_task_are_optional(body: bytes) -> None:
+    assert parse_body(body, TASK_LIMITS) == Submission(TaskCall(), JobOptions(workers=1, max_attempts=1))
+
+
+def test_reads_all_fields_of_a_task() -> None:
+    found = parse_task(config={"a": {"b": 1}}, timeout=60, workers=1, max_attempts=3, webhook="https://host/done")
+    assert found.options == JobOptions(1, {"a": {"b": 1}}, 60, max_attempts=3, webhook="https://host/done")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"workers": 2}, 'workers: must be at most 1 (got 2); write "workers": 1, or leave it out'),
+        ({"workers": "1"}, "workers: must be an integer"),
+        ({"timeout": 0}, "timeout: must be at least 1 (got 0)"),
+        ({"config": [1]}, "config: must be a map"),
+        ({"max_attempts": 0}, "max_attempts: must be at least 1"),
+        ({"webhook": "host"}, "webhook: must be an http:// or https:// address"),
+    ],
+)
+def test_rejects_an_invalid_field_of_a_task_with_its_fix(body: dict[str, Any], message: str) -> None:
+    with pytest.raises(SubmissionError) as error:
+        parse_task(**body)
+    assert str(error.value).startswith(message)
+
+
+def test_reports_all_errors_of_a_task_together() -> None:
+    with pytest.raises(SubmissionError) as error:
+        parse_task(workers=3, timeout="soon", config=7)
+    assert [line.partition(":")[0] for line in str(error.value).splitlines()] == ["workers", "config", "timeout"]
+
+
+@pytest.mark.parametrize("body", [b"[1]", b"{", b'{"config": {}}\n{"config": {}}'])
+def test_rejects_a_task_body_that_is_not_a_map_with_an_example(body: bytes) -> None:
+    with pytest.raises(SubmissionError, match="config") as error:
+        parse_body(body, TASK_LIMITS)
+    assert "item_list" not in str(error.value) and "x-ndjson" not in str(error.value)
+
+
+def test_parse_body_parses_submissions_to_a_batch_api() -> None:
+    body = {"workers": 2, "item_list": {"items": [1]}}
+    assert parse_body(body, SubmissionLimits()).source == ItemList([1], 1)
+
+
+def test_the_source_of_a_task_round_trips_through_its_json() -> None:
+    stored = json.loads(json.dumps(source_to_json(TaskCall()) | {"scheduled_for": 1.0}))
+    assert source_from_json(stored) == TaskCall()

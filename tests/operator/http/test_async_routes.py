@@ -1,4 +1,4 @@
-"""The routes of AsyncAPIs over a real socket, as the gateway calls them."""
+"""Routes of AsyncAPIs on a real Unix socket, called like the gateway calls them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def server() -> Iterator[JobsServer]:
         ("image/png", b"\x89\n\x00\x1b"),
     ],
 )
-def test_body_is_stored_as_it_came(server: JobsServer, content_type: str, body: bytes) -> None:
+def test_a_body_is_stored_unchanged(server: JobsServer, content_type: str, body: bytes) -> None:
     status, headers, answer = server.send("POST", "/greet", body, {**GREET, "content-type": content_type})
     assert (status, headers["content-type"]) == (200, "application/json")
     workload = server.workloads.added[-1]
@@ -41,13 +41,13 @@ def test_body_is_stored_as_it_came(server: JobsServer, content_type: str, body: 
     assert (workload.content_type, workload.body) == (content_type, body)
 
 
-def test_body_needs_a_content_type(server: JobsServer) -> None:
+def test_rejects_a_body_without_a_content_type(server: JobsServer) -> None:
     status, headers, answer = server.send("POST", "/greet", b"1", GREET)
     assert (status, headers["content-type"]) == (400, "text/plain; charset=utf-8")
     assert answer.startswith(b"error: the header Content-Type is missing; ")
 
 
-def test_body_is_bounded(server: JobsServer) -> None:
+def test_rejects_a_body_over_the_limit(server: JobsServer) -> None:
     status, _, answer = server.send("POST", "/greet", bytes(1024 * 1024 + 1), {**GREET, "content-type": "a/b"})
     assert (status, answer) == (
         413,
@@ -56,7 +56,7 @@ def test_body_is_bounded(server: JobsServer) -> None:
 
 
 @pytest.mark.parametrize("error", [DatabaseUnavailableError("full"), BusyError("full")])
-def test_what_can_not_be_stored_is_to_be_sent_again(server: JobsServer, error: Exception) -> None:
+def test_a_database_failure_is_a_retryable_error(server: JobsServer, error: Exception) -> None:
     server.workloads.fails_with = error
     try:
         status, headers, answer = server.send("POST", "/greet", b"1", {**GREET, "content-type": "a/b"})
@@ -88,7 +88,7 @@ def test_what_can_not_be_stored_is_to_be_sent_again(server: JobsServer, error: E
         ),
     ],
 )
-def test_workload_is_shown(
+def test_returns_the_status_and_result_of_a_workload(
     server: JobsServer, status: WorkloadStatus, ended_at: float | None, value: bytes, shown: dict[str, object]
 ) -> None:
     name = uuid.uuid4()
@@ -98,25 +98,27 @@ def test_workload_is_shown(
 
 
 @pytest.mark.parametrize("name", ["7d8a6f0e-3ad4-4f0c-9d4e-0d7c1d3f5a11", "nonsense", "%00"])
-def test_unknown_workload_is_not_found(server: JobsServer, name: str) -> None:
+def test_an_unknown_workload_is_not_found(server: JobsServer, name: str) -> None:
     status, headers, answer = server.send("GET", f"/greet/{name}", None, {**GREET, "x-cortex-job": name})
     assert (status, headers["content-type"]) == (404, "text/plain; charset=utf-8")
     assert answer.decode() == f"error: id {name} not found"
 
 
 @pytest.mark.parametrize(("wait", "seconds"), [("2.5", 2.5), ("0", 0.0), ("100000", MAX_WAIT_S)])
-def test_caller_may_wait(server: JobsServer, wait: str, seconds: float) -> None:
+def test_a_caller_can_wait_up_to_the_limit(server: JobsServer, wait: str, seconds: float) -> None:
     name = str(uuid.uuid4())
     server.send("GET", f"/greet/{name}?wait={wait}", None, {**GREET, "x-cortex-job": name})
     assert server.workloads.waited[-1] == seconds
 
 
-def test_only_so_many_wait_at_once(server: JobsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callers_beyond_the_maximum_number_of_waiters_do_not_wait(
+    server: JobsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cortex.operator.http.async_routes.MAX_WAITING", 2)
     name = uuid.uuid4()
     server.workloads.views[name] = WorkloadView(name, 1, WorkloadStatus.IN_PROGRESS, 1.0, None, b"")
 
-    def look(wait: int) -> tuple[int, object]:
+    def get_workload(wait: int) -> tuple[int, object]:
         status, _, answer = server.send("GET", f"/greet/{name}?wait={wait}", None, {**GREET, "x-cortex-job": str(name)})
         return status, json.loads(answer)
 
@@ -125,18 +127,18 @@ def test_only_so_many_wait_at_once(server: JobsServer, monkeypatch: pytest.Monke
     server.workloads.may_end.clear()
     with ThreadPoolExecutor() as pool:
         try:
-            waiting = [pool.submit(look, 30) for _ in range(2)]
+            waiting = [pool.submit(get_workload, 30) for _ in range(2)]
             wait_until(lambda: server.workloads.waited == [30, 30])
-            assert look(31) == present
+            assert get_workload(31) == present
         finally:
             server.workloads.may_end.set()
         assert [one.result() for one in waiting] == [present] * 2
-    assert look(32) == present
+    assert get_workload(32) == present
     assert server.workloads.waited == [30, 30, 0, 32]
 
 
 @pytest.mark.parametrize("wait", ["soon", "-1", "nan", "inf", ""])
-def test_wait_is_a_number_of_seconds(server: JobsServer, wait: str) -> None:
+def test_rejects_a_wait_that_is_not_a_number_of_seconds(server: JobsServer, wait: str) -> None:
     name = str(uuid.uuid4())
     status, _, answer = server.send("GET", f"/greet/{name}?wait={wait}", None, {**GREET, "x-cortex-job": name})
     assert status == 400
@@ -146,7 +148,7 @@ def test_wait_is_a_number_of_seconds(server: JobsServer, wait: str) -> None:
 @pytest.mark.parametrize(
     ("method", "name", "allowed"), [("GET", None, "POST"), ("PUT", None, "POST"), ("DELETE", "x", "GET")]
 )
-def test_other_methods_are_refused(server: JobsServer, method: str, name: str | None, allowed: str) -> None:
+def test_rejects_other_methods(server: JobsServer, method: str, name: str | None, allowed: str) -> None:
     headers = GREET if name is None else {**GREET, "x-cortex-job": name}
     status, answered, _ = server.send(method, "/greet", None, headers)
     assert (status, answered["allow"]) == (405, allowed)

@@ -1,4 +1,4 @@
-"""The operator's routes of jobs over HTTP; authentication is tested with all routes of the operator."""
+"""Job routes of the operator; authentication is tested with all routes of the operator."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from cortex.lifecycle import JobStatus
 from cortex.operator.http.app import add_error_handlers
 from cortex.operator.http.job_routes import job_routes
 from cortex.telemetry import Logger
-from harness.jobs.jobs_server import Connection, MemoryJobs, served
+from harness.jobs.jobs_server import Connection, MemoryJobs, serve_app
 from harness.wait import wait_until
 
 SUBMISSION = json.dumps({"workers": 1, "item_list": {"items": [1, 2, 3], "batch_size": 2}})
 
 
-class OperatorJobs(MemoryJobs):
-    """What the operator's routes need beyond those of users."""
+class MemoryJobService(MemoryJobs):
+    """Jobs in memory with the additional methods that the operator's routes call."""
 
     def __init__(self, logs: Path) -> None:
         super().__init__()
         self.logs = logs
-        self.looks = 0
+        self.get_calls = 0
 
     async def get(self, api: str, job_id: str) -> JobView:
-        self.looks += 1
+        self.get_calls += 1
         return await super().get(api, job_id)
 
     async def list(self, api: str, limit: int) -> list[JobView]:
@@ -64,10 +64,10 @@ class OperatorJobs(MemoryJobs):
         self.records[job_id] = replace(self.records[job_id], status=JobStatus.SUCCEEDED)
 
 
-class Operator:
-    """The routes, served."""
+class OperatorClient:
+    """A client of the served routes."""
 
-    def __init__(self, path: Path, jobs: OperatorJobs) -> None:
+    def __init__(self, path: Path, jobs: MemoryJobService) -> None:
         self.path, self.jobs = path, jobs
 
     def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
@@ -88,16 +88,16 @@ class Operator:
 
 
 @pytest.fixture
-def operator(tmp_path: Path) -> Iterator[Operator]:
-    jobs = OperatorJobs(tmp_path)
+def operator(tmp_path: Path) -> Iterator[OperatorClient]:
+    jobs = MemoryJobService(tmp_path)
     app = FastAPI()
     add_error_handlers(app, Logger("test"))
     app.include_router(job_routes(jobs, lambda: [LocalLogs(tmp_path)]))
-    with served(app) as path:
-        yield Operator(path, jobs)
+    with serve_app(app) as path:
+        yield OperatorClient(path, jobs)
 
 
-def test_a_job_is_submitted_listed_seen_and_stopped(operator: Operator) -> None:
+def test_a_job_is_submitted_listed_read_and_stopped(operator: OperatorClient) -> None:
     first, second = operator.submit(), operator.submit()
     listed = operator.call("GET", "/sum/jobs")[1]
     assert [job["job_status"]["job_id"] for job in listed] == [second, first]
@@ -109,14 +109,14 @@ def test_a_job_is_submitted_listed_seen_and_stopped(operator: Operator) -> None:
     )  # fmt: skip
 
 
-def test_lines_are_uploaded(operator: Operator) -> None:
+def test_json_lines_are_uploaded(operator: OperatorClient) -> None:
     headers = {"content-type": "application/x-ndjson"}
     status, job = operator.call("POST", "/sum/jobs?workers=1&batch_size=2", iter([b"1\n2", b"\n3\n"]), **headers)
     assert (status, job["total_batch_count"]) == (200, 2)
     assert operator.jobs.batches[job["job_id"]] == [b"[1,2]", b"[3]"]
 
 
-def test_a_dry_run_stores_nothing(operator: Operator) -> None:
+def test_a_dry_run_stores_nothing(operator: OperatorClient) -> None:
     status, text = operator.call("POST", "/sum/jobs?dryRun=true", SUBMISSION)
     assert (status, text.splitlines()[-1]) == (200, "validations passed")
     assert not operator.jobs.records
@@ -143,14 +143,14 @@ def test_a_dry_run_stores_nothing(operator: Operator) -> None:
     ],
 )
 def test_errors_have_a_code(
-    operator: Operator, method: str, path: str, body: str | None, status: int, code: str
+    operator: OperatorClient, method: str, path: str, body: str | None, status: int, code: str
 ) -> None:
     answer = operator.call(method, path, body)
     assert (answer[0], answer[1]["code"]) == (status, code)
     assert answer[1]["error"]
 
 
-def test_a_retry_has_as_many_workers_as_a_submission_may_have(operator: Operator) -> None:
+def test_a_retry_has_the_same_limit_of_workers_as_a_submission(operator: OperatorClient) -> None:
     submission = SUBMISSION.replace('"workers": 1', '"workers": 10001')
     assert submission != SUBMISSION
     job = operator.submit()
@@ -158,20 +158,20 @@ def test_a_retry_has_as_many_workers_as_a_submission_may_have(operator: Operator
     assert told == operator.call("POST", "/sum/jobs", submission)
 
 
-def test_results_and_dead_letters_are_lines(operator: Operator) -> None:
+def test_results_and_dead_letters_are_json_lines(operator: OperatorClient) -> None:
     job = operator.submit()
     assert operator.call("GET", f"/sum/jobs/{job}/results") == (200, '{"seq":0}\n{"seq":1}\n{"seq":2}\n')
     assert operator.call("GET", f"/sum/jobs/{job}/dead-letters") == (200, "")
 
 
-def test_dead_letters_are_submitted_again(operator: Operator) -> None:
+def test_dead_letters_are_retried(operator: OperatorClient) -> None:
     job = operator.submit()
     status, again = operator.call("POST", f"/sum/jobs/{job}/retry?workers=3")
     assert (status, again["job_id"], again["workers"], again["message"]) == (200, "new", 3, "submitted job new")
     assert operator.call("POST", f"/sum/jobs/{job}/retry?workers=7")[0] == 409
 
 
-def test_the_logs_of_a_job_are_read_by_worker_and_from_their_end(operator: Operator, tmp_path: Path) -> None:
+def test_logs_are_read_per_worker_and_as_a_tail(operator: OperatorClient, tmp_path: Path) -> None:
     job = operator.submit()
     assert operator.call("GET", f"/sum/jobs/{job}/logs") == (200, "")
     for worker in ("sum-1", "sum-2"):
@@ -187,7 +187,7 @@ def test_the_logs_of_a_job_are_read_by_worker_and_from_their_end(operator: Opera
     assert operator.call("GET", f"/sum/jobs/{job}/logs?replica=../x")[0] == 400
 
 
-def test_logs_that_are_followed_end_with_the_job(operator: Operator, tmp_path: Path) -> None:
+def test_followed_logs_end_with_the_job(operator: OperatorClient, tmp_path: Path) -> None:
     job = operator.submit()
     writer = LogWriter(tmp_path / "sum" / job / "sum-1.log")
     writer.line(0, STDOUT, "begun")
@@ -207,7 +207,7 @@ def test_logs_that_are_followed_end_with_the_job(operator: Operator, tmp_path: P
     writer.close()
 
 
-def test_logs_that_are_followed_end_when_the_job_is_deleted(operator: Operator, tmp_path: Path) -> None:
+def test_followed_logs_end_when_the_job_is_deleted(operator: OperatorClient, tmp_path: Path) -> None:
     job = operator.submit()
     writer = LogWriter(tmp_path / "sum" / job / "sum-1.log")
     writer.line(0, STDOUT, "begun")
@@ -216,7 +216,7 @@ def test_logs_that_are_followed_end_when_the_job_is_deleted(operator: Operator, 
         target=lambda: answers.append(operator.call("GET", f"/sum/jobs/{job}/logs?follow=1")), daemon=True
     )
     following.start()
-    wait_until(lambda: operator.jobs.looks > 1)  # the answer has begun
+    wait_until(lambda: operator.jobs.get_calls > 1)  # the response has started
     del operator.jobs.records[job]
     wait_until(lambda: answers)
     following.join()

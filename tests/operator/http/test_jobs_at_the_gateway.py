@@ -1,4 +1,4 @@
-"""The users' routes over a real socket, as the gateway passes them on."""
+"""Job routes of users on a real Unix socket, called like the gateway calls them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def submission(**changes: Any) -> str:
     return json.dumps({"workers": 1, "item_list": {"items": [1, 2, 3], "batch_size": 2}, **changes})
 
 
-def test_a_submission_is_answered_with_its_job(server: JobsServer) -> None:
+def test_a_submission_returns_its_job(server: JobsServer) -> None:
     status, job = server.as_user("POST", body=submission(config={"x": 1}, timeout=60))
     assert (status, job["api_name"], job["kind"], job["workers"]) == (200, "sum", "BatchAPI", 1)
     assert (job["config"], job["timeout"], job["total_batch_count"]) == ({"x": 1}, 60, 2)
@@ -43,7 +43,7 @@ def test_the_content_type_of_a_submission_does_not_matter(server: JobsServer, ki
 
 
 @pytest.mark.parametrize("form", ["?jobID={}", "/{}"])
-def test_a_job_is_seen_and_stopped_in_both_forms(server: JobsServer, form: str) -> None:
+def test_a_job_is_read_and_stopped_with_both_url_forms(server: JobsServer, form: str) -> None:
     job_id = server.as_user("POST", body=submission())[1]["job_id"]
     headers = {"x_cortex_job": job_id} if form[0] == "/" else {}
     status, job = server.as_user("GET", form.format(job_id), **headers)
@@ -95,7 +95,7 @@ def test_a_wrong_method_gets_the_list_of_allowed_methods(server: JobsServer) -> 
         (submission(workers=0), "workers"),
     ],
 )
-def test_a_bad_body_is_named_and_stores_nothing(server: JobsServer, body: str | bytes, words: str) -> None:
+def test_rejects_an_invalid_body_and_stores_nothing(server: JobsServer, body: str | bytes, words: str) -> None:
     status, answer = server.as_user("POST", body=body)
     assert status == 400
     assert answer["kind"] == "bad_submission"
@@ -103,7 +103,7 @@ def test_a_bad_body_is_named_and_stores_nothing(server: JobsServer, body: str | 
     assert not server.jobs.records
 
 
-def test_a_body_over_the_limit_is_refused_as_soon_as_that_is_known(server: JobsServer) -> None:
+def test_rejects_a_body_over_the_limit_before_it_is_complete(server: JobsServer) -> None:
     size = LIMITS.max_body_bytes + 1
     connection = Connection(server.path)
     connection.putrequest("POST", "/sum")
@@ -124,7 +124,7 @@ def test_a_body_over_the_limit_is_refused_as_soon_as_that_is_known(server: JobsS
     assert not server.jobs.records
 
 
-def test_lines_of_any_size_are_uploaded(server: JobsServer) -> None:
+def test_uploads_lines_beyond_the_body_limit(server: JobsServer) -> None:
     count = 200_000
     lines = b"".join(b"%d\n" % number for number in range(count))
     assert len(lines) > LIMITS.max_body_bytes
@@ -135,7 +135,7 @@ def test_lines_of_any_size_are_uploaded(server: JobsServer) -> None:
     assert items == list(range(count))
 
 
-def test_a_bad_line_is_named_and_stores_nothing(server: JobsServer) -> None:
+def test_rejects_an_invalid_line_and_stores_nothing(server: JobsServer) -> None:
     status, answer = server.as_user("POST", "?workers=1", b'1\n{"a":\n3\n', **LINES)
     assert (status, answer["kind"]) == (400, "bad_submission")
     assert "line 2" in answer["message"]
@@ -148,7 +148,7 @@ def _send_half(server: JobsServer, connection: socket.socket, kind: str) -> None
     connection.sendall(f"{head}transfer-encoding: chunked\r\n\r\n4\r\n1\n2\n\r\n".encode())
 
 
-def test_an_upload_whose_client_vanishes_stores_nothing(server: JobsServer) -> None:
+def test_an_upload_whose_client_disconnects_stores_nothing(server: JobsServer) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         _send_half(server, connection, "application/x-ndjson")
         wait_until(lambda: server.jobs.uploads == 1)
@@ -156,14 +156,14 @@ def test_an_upload_whose_client_vanishes_stores_nothing(server: JobsServer) -> N
     assert server.as_user("POST", body=submission())[1]["job_id"] == f"{0:016x}"
 
 
-def test_a_submission_whose_client_vanishes_stores_nothing(server: JobsServer) -> None:
+def test_a_submission_whose_client_disconnects_stores_nothing(server: JobsServer) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         _send_half(server, connection, "application/json")
     assert server.as_user("POST", body=submission())[1]["job_id"] == f"{0:016x}"
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/jsonl; charset=utf-8"])
-def test_a_client_that_expects_to_be_asked_for_its_body_is_asked(server: JobsServer, kind: str) -> None:
+def test_sends_100_continue_to_a_client_that_expects_it(server: JobsServer, kind: str) -> None:
     body = submission().encode() if "jsonl" not in kind else b"1\n2\n"
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(10)
@@ -177,7 +177,7 @@ def test_a_client_that_expects_to_be_asked_for_its_body_is_asked(server: JobsSer
         assert response.status == 200
 
 
-def test_a_client_whose_body_is_too_large_is_not_asked_for_it(server: JobsServer) -> None:
+def test_sends_413_instead_of_100_continue_for_a_body_over_the_limit(server: JobsServer) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(10)
         connection.connect(str(server.path))
@@ -189,25 +189,25 @@ def test_a_client_whose_body_is_too_large_is_not_asked_for_it(server: JobsServer
 
 
 class TestDryRun:
-    def test_it_lists_the_files_and_stores_nothing(self, server: JobsServer) -> None:
+    def test_lists_the_files_and_stores_nothing(self, server: JobsServer) -> None:
         body = submission(item_list=None, file_path_lister={"s3_paths": ["s3://bucket"], "batch_size": 1})
         body = json.dumps({key: value for key, value in json.loads(body).items() if value is not None})
         expected = "s3://bucket/a\ns3://bucket/b\nvalidations passed\n"
         assert server.as_user("POST", "?dryRun=true", body) == (200, expected)
         assert not server.jobs.records
 
-    def test_it_lists_many(self, server: JobsServer) -> None:
+    def test_lists_many_files(self, server: JobsServer) -> None:
         server.jobs.paths = [f"s3://bucket/{number}" for number in range(1001)]
         assert server.as_user("POST", "?dryRun=1", submission())[1].splitlines() == [
             *server.jobs.paths, "validations passed"
         ]  # fmt: skip
 
-    def test_what_is_wrong_is_text(self, server: JobsServer) -> None:
+    def test_an_error_is_plain_text(self, server: JobsServer) -> None:
         status, text = server.as_user("POST", "?dryRun=true", submission(workers=0))
         assert status == 400
         assert "workers" in text
 
-    def test_what_is_found_wrong_on_the_way_takes_the_place_of_the_verdict(self, server: JobsServer) -> None:
+    def test_an_error_during_the_listing_ends_the_response(self, server: JobsServer) -> None:
         server.jobs.paths = [f"s3://bucket/{number}" for number in range(1000)]
 
         async def listed(api: str, submission: object, *, is_trusted: bool) -> Any:
@@ -221,7 +221,7 @@ class TestDryRun:
         server.jobs.paths = ["s3://bucket/1"]
         assert server.as_user("POST", "?dryRun=true", submission()) == (400, "s3://bucket can't be read\n")
 
-    def test_lines_are_checked_too(self, server: JobsServer) -> None:
+    def test_checks_uploaded_lines(self, server: JobsServer) -> None:
         assert server.as_user("POST", "?workers=1&dryRun=true", b"1\n2\n", **LINES)[0] == 200
         status, text = server.as_user("POST", "?workers=1&dryRun=true", b"1\n{\n", **LINES)
         assert status == 400
@@ -229,14 +229,14 @@ class TestDryRun:
         assert not server.jobs.records
 
 
-def test_a_bug_is_not_told_to_users(server: JobsServer) -> None:
+def test_an_internal_error_reveals_no_details(server: JobsServer) -> None:
     server.jobs.fails_with = RuntimeError("secret")
     status, answer = server.as_user("POST", body=submission())
     assert (status, answer["kind"]) == (500, "internal")
     assert "secret" not in json.dumps(answer)
 
 
-def test_what_waits_to_be_stored_is_bounded_over_all_submissions() -> None:
+def test_request_memory_is_limited_across_submissions() -> None:
     memory = RequestMemory(100)
     with memory.share() as first:
         first.acquire(60)
@@ -246,7 +246,7 @@ def test_what_waits_to_be_stored_is_bounded_over_all_submissions() -> None:
                 second.acquire(1)
             with pytest.raises(BusyError):
                 first.acquire(1)
-        first.acquire(1000)  # who is alone is bounded by the API's own limit
+        first.acquire(1000)  # a single submission is limited only by its API
         with memory.share() as third, pytest.raises(BusyError):
             third.acquire(1)
     with memory.share() as fourth:

@@ -1,4 +1,4 @@
-"""The worker routes over a real socket: calls and rejected requests."""
+"""Worker routes on a real Unix socket: calls and rejected requests."""
 
 from __future__ import annotations
 
@@ -35,35 +35,35 @@ def server() -> Iterator[JobsServer]:
         yield running
 
 
-def test_a_worker_joins_and_is_given_a_job(server: JobsServer) -> None:
+def test_a_worker_joins_and_is_assigned_a_job(server: JobsServer) -> None:
     server.workers.joined = Assignment("7fff", {"x": 1}, {"job_id": "7fff"}, {}, "/logs/w.log", 30.0)
     status, body = server.as_worker("join", wire.write_join(4711))
     assert (status, wire.parse_joined(body)) == (200, server.workers.joined)
-    assert server.workers.seen == [("join", "sum-1", 4711, 20.0)]
+    assert server.workers.calls == [("join", "sum-1", 4711, 20.0)]
     server.workers.joined = StopSignal()
     assert wire.parse_joined(server.as_worker("join", wire.write_join(4711))[1]) == StopSignal()
 
 
-def test_an_exchange_passes_reports_on_and_brings_the_next_lease(server: JobsServer) -> None:
+def test_an_exchange_forwards_reports_and_returns_a_lease(server: JobsServer) -> None:
     reports = (Report("t0", 5, (BatchFailure(4, "ValueError: no", "…"),), ((3, b'{"a":1}'), (5, b"2")), 0.25),)
     server.workers.exchanged = ExchangeReply(Lease("t1", (LeasedBatch(6, b"[1]"), LeasedBatch(9, b"[2]"))), ("t9",))
     status, body = server.as_worker(
         "exchange", wire.write_exchange(ExchangeRequest(4711, "7fff", reports, 8, 1000, 0.5))
     )
     assert (status, wire.parse_exchanged(body)) == (200, server.workers.exchanged)
-    assert server.workers.seen == [("exchange", "sum-1", 4711, "7fff", reports, 8, 1000, 0.5)]
+    assert server.workers.calls == [("exchange", "sum-1", 4711, "7fff", reports, 8, 1000, 0.5)]
 
 
-def test_leases_are_renewed_and_the_hook_ends(server: JobsServer) -> None:
+def test_leases_are_renewed_and_hooks_reported(server: JobsServer) -> None:
     status, body = server.as_worker("renew", wire.write_renew(RenewalRequest(4711, ("a", "b"))))
     assert (status, wire.parse_renewed(body)) == (200, RenewalReply(lost=("b",)))
     assert server.as_worker("hook", wire.write_hook(HookReport(4711, "7fff", "t", "E", "tb"))) == (200, b"{}")
-    assert server.workers.seen[1] == ("hook", "sum-1", 4711, "7fff", "t", "E", "tb")
+    assert server.workers.calls[1] == ("hook", "sum-1", 4711, "7fff", "t", "E", "tb")
 
 
-def test_nobody_waits_longer_than_the_operator_lets_them(server: JobsServer) -> None:
+def test_a_wait_is_limited(server: JobsServer) -> None:
     server.as_worker("exchange", wire.write_exchange(ExchangeRequest(4711, "7fff", wait_s=1e9)))
-    assert server.workers.seen[0][-1] == 20.0
+    assert server.workers.calls[0][-1] == 20.0
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "é", worker_token("secret", "sum-2"), worker_token("other", "sum-1")])
@@ -72,13 +72,13 @@ def test_a_worker_cannot_act_for_another_worker(server: JobsServer, token: str) 
         assert server.as_worker(action, wire.write_join(1), token=token)[0] == 401
     assert server.send("POST", "/worker/sum-1/join", wire.write_join(1))[0] == 401
     assert server.send("GET", "/")[0] == 401
-    assert server.workers.seen == []
+    assert server.workers.calls == []
 
 
-def test_a_user_reaches_no_worker_route(server: JobsServer) -> None:
+def test_users_cannot_call_worker_routes(server: JobsServer) -> None:
     headers = {"x-cortex-api": "sum", "authorization": f"Bearer {worker_token('secret', 'sum-1')}"}
     assert server.send("POST", "/worker/sum-1/join", wire.write_join(1), headers)[0] == 400
-    assert server.workers.seen == []
+    assert server.workers.calls == []
 
 
 @pytest.mark.parametrize(
@@ -97,25 +97,25 @@ def test_a_user_reaches_no_worker_route(server: JobsServer) -> None:
         ("x" * 5000, "join", b"\xff", 400, "bad_wire"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_errors_have_a_status_and_code(
     server: JobsServer, worker: str, action: str, body: bytes, status: int, code: str
 ) -> None:
     answer = server.as_worker(action, body, worker)
     assert (answer[0], json.loads(answer[1])["code"]) == (status, code)
 
 
-def test_other_methods_are_no_routes(server: JobsServer) -> None:
+def test_other_methods_are_not_found(server: JobsServer) -> None:
     token = worker_token("secret", "sum-1")
     assert server.send("GET", "/worker/sum-1/join", headers={"authorization": f"Bearer {token}"})[0] == 404
 
 
-def test_a_body_without_end_is_refused(server: JobsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_a_body_over_the_limit(server: JobsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MAX_BODY_BYTES", 100_000)
     answer = server.as_worker("join", b"x" * 100_001)
     assert (answer[0], json.loads(answer[1])["code"]) == (413, "too_large")
 
 
-def test_a_worker_that_dies_while_it_waits_is_noticed(server: JobsServer) -> None:
+def test_a_waiting_request_is_cancelled_when_its_worker_disconnects(server: JobsServer) -> None:
     server.workers.hangs = True
     body = wire.write_exchange(ExchangeRequest(4711, "7fff", (), 1, 1, 20.0))
     head = (
@@ -134,7 +134,7 @@ def test_a_token_does_not_reveal_the_operators_token() -> None:
     assert len(bytes.fromhex(worker_token("a", "w"))) == 32
 
 
-def test_the_socket_is_private_and_takes_the_place_of_a_dead_one(tmp_path: Path) -> None:
+def test_the_socket_is_private_and_replaces_a_stale_one(tmp_path: Path) -> None:
     path = tmp_path / "jobs"
     left = replace_listener(path)
     left.close()
@@ -150,7 +150,7 @@ def test_the_socket_is_private_and_takes_the_place_of_a_dead_one(tmp_path: Path)
 
 
 def test_hundreds_of_exchanges_are_answered_per_second(server: JobsServer) -> None:
-    """A floor far below what is measured: a change by a factor is noticed, a busy machine is not."""
+    """Check a bound far above the measured time, so that only a slowdown by a factor fails, not a busy machine."""
     body = wire.write_exchange(ExchangeRequest(4711, "7fff", (Report("t", 511, seconds=0.2),), 512, 1 << 20, 0.0))
     server.workers.exchanged = ExchangeReply(Lease("t1", tuple(LeasedBatch(n, b"[1,2,3]") for n in range(512))))
     headers = {"authorization": f"Bearer {worker_token('secret', 'sum-1')}"}

@@ -14,7 +14,7 @@ from cortex.jobs.lease_expiry import NO_RENEWAL
 from cortex.jobs.spec import JobOptions, JobOrigin, NewBatch
 from cortex.jobs.store import JobStore
 from cortex.operator.jobs.dispatcher import CompletionHooks, HookLost, HookOutcome
-from harness.jobs.opened_store import opened_store
+from harness.jobs.job_store import open_job_store
 
 ORIGIN = JobOrigin("sum", "api-id", "spec-id", "r1", "project", "{}")
 WELL = HookOutcome()
@@ -23,7 +23,7 @@ Test = Callable[[JobStore, str], Awaitable[None]]
 
 def scene(test: Test, folder: Path) -> None:
     async def run() -> None:
-        async with opened_store(folder) as store:
+        async with open_job_store(folder) as store:
             job = await store.create(ORIGIN, JobOptions(workers=2), {}, [NewBatch(1, b"[1]")])
             await test(store, job.id)
 

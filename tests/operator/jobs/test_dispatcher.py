@@ -24,7 +24,7 @@ from cortex.jobs.spec import (
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import JobStatus
 from cortex.operator.jobs.dispatcher import Dispatcher, HookLost, HookOutcome
-from harness.jobs.opened_store import opened_store
+from harness.jobs.job_store import open_job_store
 
 ORIGIN = JobOrigin("sum", "api-id", "spec-id", "r1", "project", "{}")
 
@@ -54,7 +54,7 @@ class Scene:
 
 def scene(test: Callable[[Scene], Awaitable[None]], folder: Path, batches: int = 2) -> None:
     async def run() -> None:
-        async with opened_store(folder) as store:
+        async with open_job_store(folder) as store:
             job = await store.create(ORIGIN, JobOptions(workers=2), {}, [NewBatch(1, b"[1]")] * batches)
             await test(Scene(store, job))
 

@@ -22,53 +22,53 @@ from cortex.operator.jobs.plan import (
     StopWorker,
     plan_jobs,
 )
-from harness.jobs.job_crew import NOW, job, room, worker
+from harness.jobs.planned_jobs import NOW, free_capacity, job, worker
 
 
 def test_a_job_gets_the_workers_it_asked_for() -> None:
-    assert plan_jobs([job("a", 3)], [], room(4), NOW) == [StartWorker("a")] * 3
+    assert plan_jobs([job("a", 3)], [], free_capacity(4), NOW) == [StartWorker("a")] * 3
 
 
 def test_no_more_workers_are_started_than_there_are_batches() -> None:
-    assert plan_jobs([job("a", 3, batches=2)], [], room(4), NOW) == [StartWorker("a")] * 2
+    assert plan_jobs([job("a", 3, batches=2)], [], free_capacity(4), NOW) == [StartWorker("a")] * 2
 
 
 def test_running_workers_are_not_started_again() -> None:
-    assert plan_jobs([job("a", 2)], [worker("w1", "a"), worker("w2", "a")], room(2), NOW) == []
+    assert plan_jobs([job("a", 2)], [worker("w1", "a"), worker("w2", "a")], free_capacity(2), NOW) == []
 
 
 def test_a_job_that_is_still_being_enqueued_gets_no_worker() -> None:
-    assert plan_jobs([job("a", status=JobStatus.ENQUEUING)], [], room(4), NOW) == []
+    assert plan_jobs([job("a", status=JobStatus.ENQUEUING)], [], free_capacity(4), NOW) == []
 
 
 def test_a_job_that_completes_needs_one_worker_for_its_hook() -> None:
     completing = job("a", 3, status=JobStatus.COMPLETING, batches=0)
-    assert plan_jobs([completing], [], room(4), NOW) == [StartWorker("a")]
-    assert plan_jobs([completing], [worker("w", "a")], room(4), NOW) == []
+    assert plan_jobs([completing], [], free_capacity(4), NOW) == [StartWorker("a")]
+    assert plan_jobs([completing], [worker("w", "a")], free_capacity(4), NOW) == []
 
 
 def test_each_job_gets_a_first_worker_before_any_gets_a_second() -> None:
-    actions = plan_jobs([job("a", 4), job("b", 4)], [], room(3), NOW)
+    actions = plan_jobs([job("a", 4), job("b", 4)], [], free_capacity(3), NOW)
     assert Counter(action.job_id for action in actions if isinstance(action, StartWorker)) == {"a": 2, "b": 1}
 
 
 def test_a_job_without_capacity_stores_what_it_waits_for() -> None:
     lack = "a worker needs 3 cores, but 1 of this machine's 4 are free; it starts once there is capacity"
     jobs, crew = [job("a", cpu=3), job("b", status=JobStatus.RUNNING)], [worker("w", "b")]
-    assert plan_jobs(jobs, crew, room(1), NOW) == [SetMessage("a", lack)]
+    assert plan_jobs(jobs, crew, free_capacity(1), NOW) == [SetMessage("a", lack)]
     advice = " (replicas of APIs hold 2 cores: delete some, or lower their compute.cpu)"
-    assert plan_jobs(jobs, crew, replace(room(1), replica_cores=2.0), NOW) == [SetMessage("a", lack + advice)]
-    (hopeless,) = plan_jobs([job("a", cpu=8)], [], room(4), NOW)
+    assert plan_jobs(jobs, crew, replace(free_capacity(1), replica_cores=2.0), NOW) == [SetMessage("a", lack + advice)]
+    (hopeless,) = plan_jobs([job("a", cpu=8)], [], free_capacity(4), NOW)
     assert hopeless == SetMessage("a", "a worker needs 8 cores, but this machine has 4; lower its `compute`")
 
 
 def test_clears_the_message_once_there_is_capacity() -> None:
     waiting = job("a", cpu=1, message="a worker wants …")
-    assert plan_jobs([waiting], [], room(4), NOW) == [StartWorker("a"), SetMessage("a", "")]
+    assert plan_jobs([waiting], [], free_capacity(4), NOW) == [StartWorker("a"), SetMessage("a", "")]
 
 
 def test_the_first_job_starts_although_replicas_hold_all_cores() -> None:
-    served = replace(room(-1), replica_cores=5.0)
+    served = replace(free_capacity(-1), replica_cores=5.0)
     assert plan_jobs([job("a", 2), job("b")], [], served, NOW)[0] == StartWorker("a")
     assert plan_jobs([job("unprepared", is_prepared=False), job("b")], [], served, NOW) == [StartWorker("b")]
     actions = plan_jobs([job("huge", cpu=8), job("b")], [], served, NOW)
@@ -76,7 +76,7 @@ def test_the_first_job_starts_although_replicas_hold_all_cores() -> None:
 
 
 def test_only_one_worker_shares_the_cores_of_replicas() -> None:
-    served = replace(room(0), replica_cores=4.0)
+    served = replace(free_capacity(0), replica_cores=4.0)
     jobs = [job("a", 2, status=JobStatus.RUNNING), job("b", status=JobStatus.RUNNING)]
     assert plan_jobs(jobs, [], served, NOW) == [StartWorker("a")]
     assert plan_jobs(jobs, [worker("w", "a")], served, NOW) == []
@@ -84,7 +84,7 @@ def test_only_one_worker_shares_the_cores_of_replicas() -> None:
 
 
 def test_memory_that_replicas_hold_is_not_shared() -> None:
-    full = replace(room(0, memory=0), replica_cores=4.0, replica_memory_bytes=6 * 1024**3)
+    full = replace(free_capacity(0, memory=0), replica_cores=4.0, replica_memory_bytes=6 * 1024**3)
     assert plan_jobs([job("a", mem=3 * 1024**3)], [], full, NOW) == [
         SetMessage(
             "a",
@@ -95,14 +95,14 @@ def test_memory_that_replicas_hold_is_not_shared() -> None:
 
 
 def test_memory_limits_the_number_of_workers() -> None:
-    actions = plan_jobs([job("a", 2, mem=3 * 1024**3)], [], room(4, memory=4 * 1024**3), NOW)
+    actions = plan_jobs([job("a", 2, mem=3 * 1024**3)], [], free_capacity(4, memory=4 * 1024**3), NOW)
     assert actions == [StartWorker("a")]
 
 
 def test_a_job_without_workers_takes_one_from_the_largest_job() -> None:
     crew = [worker(f"w{number}", "a") for number in range(3)]
     jobs = [job("a", 3, status=JobStatus.RUNNING), job("b", 2)]
-    stop, note = plan_jobs(jobs, crew, room(0), NOW)
+    stop, note = plan_jobs(jobs, crew, free_capacity(0), NOW)
     assert stop == StopWorker("w2", YIELD_DRAIN_S)
     assert isinstance(note, SetMessage)
 
@@ -110,58 +110,60 @@ def test_a_job_without_workers_takes_one_from_the_largest_job() -> None:
 def test_stops_no_second_worker_while_the_first_one_is_draining() -> None:
     crew = [worker("w0", "a"), worker("w1", "a"), worker("w2", "a", is_leaving=True)]
     jobs = [job("a", 2, status=JobStatus.RUNNING), job("b", 1)]
-    assert [type(action) for action in plan_jobs(jobs, crew, room(0), NOW)] == [SetMessage]
+    assert [type(action) for action in plan_jobs(jobs, crew, free_capacity(0), NOW)] == [SetMessage]
 
 
 def test_a_job_keeps_its_only_worker() -> None:
     jobs = [job("a", 1, status=JobStatus.RUNNING), job("b", 1)]
-    assert [type(action) for action in plan_jobs(jobs, [worker("w", "a")], room(0), NOW)] == [SetMessage]
+    assert [type(action) for action in plan_jobs(jobs, [worker("w", "a")], free_capacity(0), NOW)] == [SetMessage]
 
 
 def test_stops_no_worker_for_a_job_that_can_never_run() -> None:
     crew = [worker("w0", "a"), worker("w1", "a")]
     jobs = [job("a", 2, status=JobStatus.RUNNING), job("b", 1, cpu=9)]
-    assert [type(action) for action in plan_jobs(jobs, crew, room(0), NOW)] == [SetMessage]
+    assert [type(action) for action in plan_jobs(jobs, crew, free_capacity(0), NOW)] == [SetMessage]
 
 
 def test_workers_of_a_job_that_is_over_are_stopped() -> None:
-    assert plan_jobs([], [worker("w", "a")], room(4), NOW) == [StopWorker("w")]
+    assert plan_jobs([], [worker("w", "a")], free_capacity(4), NOW) == [StopWorker("w")]
 
 
 def test_a_worker_with_models_waits_warm_and_is_stopped_after_a_while() -> None:
-    assert plan_jobs([], [worker("w", "a", models=True, idle_since=NOW)], room(4), NOW) == [AssignWorker("w", None)]
+    assert plan_jobs([], [worker("w", "a", models=True, idle_since=NOW)], free_capacity(4), NOW) == [
+        AssignWorker("w", None)
+    ]
     idle = worker("w", None, models=True, idle_since=NOW)
-    assert plan_jobs([], [idle], room(4), NOW + WARM_S) == []
-    assert plan_jobs([], [idle], room(4), NOW + WARM_S + 1) == [StopWorker("w")]
+    assert plan_jobs([], [idle], free_capacity(4), NOW + WARM_S) == []
+    assert plan_jobs([], [idle], free_capacity(4), NOW + WARM_S + 1) == [StopWorker("w")]
 
 
 def test_a_worker_of_an_old_revision_does_not_wait_warm() -> None:
     outdated = replace(worker("w", None, models=True, idle_since=NOW), is_current=False)
-    assert plan_jobs([], [outdated], room(4), NOW) == [StopWorker("w")]
-    assert plan_jobs([job("b")], [outdated], room(0), NOW) == [AssignWorker("w", "b")]
+    assert plan_jobs([], [outdated], free_capacity(4), NOW) == [StopWorker("w")]
+    assert plan_jobs([job("b")], [outdated], free_capacity(0), NOW) == [AssignWorker("w", "b")]
 
 
 def test_a_warm_worker_goes_to_the_next_job_of_its_revision_only() -> None:
     warm = worker("w", None, models=True, idle_since=NOW)
-    assert plan_jobs([job("b")], [warm], room(0), NOW) == [AssignWorker("w", "b")]
-    assert plan_jobs([job("b", revision="r2")], [warm], room(4), NOW) == [StartWorker("b")]
+    assert plan_jobs([job("b")], [warm], free_capacity(0), NOW) == [AssignWorker("w", "b")]
+    assert plan_jobs([job("b", revision="r2")], [warm], free_capacity(4), NOW) == [StartWorker("b")]
 
 
 @pytest.mark.parametrize("other", [job("huge", cpu=64.0), job("building", is_prepared=False)])
 def test_a_job_that_can_not_start_does_not_block_others(other: PlannedJob) -> None:
-    actions = plan_jobs([other, job("a", 3)], [worker("w", "a")], room(3), NOW)
+    actions = plan_jobs([other, job("a", 3)], [worker("w", "a")], free_capacity(3), NOW)
     assert [action for action in actions if isinstance(action, StartWorker)] == [StartWorker("a"), StartWorker("a")]
 
 
 def test_stops_a_warm_worker_for_a_job_of_another_revision() -> None:
     warm = worker("w", None, models=True, idle_since=NOW)
-    stop, _ = plan_jobs([job("b", revision="r2")], [warm], room(0), NOW)
+    stop, _ = plan_jobs([job("b", revision="r2")], [warm], free_capacity(0), NOW)
     assert stop == StopWorker("w")
 
 
 def test_a_job_none_of_whose_workers_can_start_fails_with_the_reason() -> None:
     crew = [worker("w", "a", state=ProcessState.BACKING_OFF, failed_starts=3, failure="ValueError: bad weights")]
-    end, stop = plan_jobs([job("a")], crew, room(4), NOW)
+    end, stop = plan_jobs([job("a")], crew, free_capacity(4), NOW)
     message = "no worker can run: ValueError: bad weights"
     assert end == EndJob("a", JobStatus.WORKER_ERROR, message, "File p.py")
     assert stop == StopWorker("w")
@@ -171,55 +173,55 @@ def test_a_job_whose_workers_run_out_of_memory_at_start_fails_as_oom() -> None:
     crew = [
         worker("w", "a", state=ProcessState.BACKING_OFF, failed_starts=3, failure="…", death=DeathCause.OUT_OF_MEMORY)
     ]
-    end = plan_jobs([job("a")], crew, room(4), NOW)[0]
+    end = plan_jobs([job("a")], crew, free_capacity(4), NOW)[0]
     assert isinstance(end, EndJob)
     assert end.status is JobStatus.WORKER_OOM
 
 
 def test_a_worker_that_ran_before_gets_more_start_attempts() -> None:
     crew = [worker("w", "a", state=ProcessState.BACKING_OFF, failed_starts=9, restarts=1, failure="ValueError")]
-    assert plan_jobs([job("a")], crew, room(4), NOW) == []
+    assert plan_jobs([job("a")], crew, free_capacity(4), NOW) == []
     crew = [worker("w", "a", state=ProcessState.BACKING_OFF, failed_starts=10, restarts=1, failure="ValueError")]
-    assert isinstance(plan_jobs([job("a")], crew, room(4), NOW)[0], EndJob)
+    assert isinstance(plan_jobs([job("a")], crew, free_capacity(4), NOW)[0], EndJob)
 
 
 def test_repeated_deaths_outside_of_any_batch_end_the_job() -> None:
-    assert plan_jobs([job("a")], [worker("w", "a", deaths=("a:1", *[""] * 9))], room(4), NOW) == []
+    assert plan_jobs([job("a")], [worker("w", "a", deaths=("a:1", *[""] * 9))], free_capacity(4), NOW) == []
     after = worker("w", "a", deaths=[""] * 10, after="a:7")
-    assert plan_jobs([job("a")], [after], room(4), NOW) == []  # each death costs a batch an attempt
-    end = plan_jobs([job("a")], [worker("w", "a", deaths=("a:1", *[""] * 10))], room(4), NOW)[0]
+    assert plan_jobs([job("a")], [after], free_capacity(4), NOW) == []  # each death costs a batch an attempt
+    end = plan_jobs([job("a")], [worker("w", "a", deaths=("a:1", *[""] * 10))], free_capacity(4), NOW)[0]
     assert end == EndJob("a", JobStatus.WORKER_ERROR, "no worker can run: segmentation fault")
 
 
 @pytest.mark.parametrize("others", [worker("v", "a"), worker("v", "a", failed_starts=2, failure="ValueError")])
 def test_a_job_is_not_given_up_while_one_of_its_workers_may_still_start(others: object) -> None:
     failed = worker("w", "a", state=ProcessState.BACKING_OFF, failed_starts=5, failure="ValueError")
-    assert plan_jobs([job("a", 2)], [failed, others], room(4), NOW) == []  # type: ignore[list-item]
+    assert plan_jobs([job("a", 2)], [failed, others], free_capacity(4), NOW) == []  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("status", [JobStatus.ENQUEUING, JobStatus.PENDING, JobStatus.RUNNING, JobStatus.COMPLETING])
 def test_a_job_times_out_in_any_status(status: JobStatus) -> None:
     late = job("a", status=status, deadline_at=NOW)
-    assert plan_jobs([late], [], room(4), NOW)[0] == EndJob("a", JobStatus.TIMED_OUT, "timed out after 60 s")
+    assert plan_jobs([late], [], free_capacity(4), NOW)[0] == EndJob("a", JobStatus.TIMED_OUT, "timed out after 60 s")
 
 
 def test_a_job_waits_for_its_environment() -> None:
-    assert plan_jobs([job("a", is_prepared=False)], [], room(4), NOW) == []
+    assert plan_jobs([job("a", is_prepared=False)], [], free_capacity(4), NOW) == []
     failing = job("a", is_prepared=False, waits_for="its environment can't be built: no such package")
-    assert plan_jobs([failing], [], room(4), NOW) == [SetMessage("a", failing.waits_for)]
+    assert plan_jobs([failing], [], free_capacity(4), NOW) == [SetMessage("a", failing.waits_for)]
 
 
 def test_a_job_whose_environment_repeatedly_fails_to_build_fails_with_the_reason() -> None:
     failing = replace(job("a", is_prepared=False, waits_for="no such package"), failed_preparations=2)
-    assert plan_jobs([failing], [], room(4), NOW) == [SetMessage("a", "no such package")]
-    end = plan_jobs([replace(failing, failed_preparations=3)], [], room(4), NOW)
+    assert plan_jobs([failing], [], free_capacity(4), NOW) == [SetMessage("a", "no such package")]
+    end = plan_jobs([replace(failing, failed_preparations=3)], [], free_capacity(4), NOW)
     assert end == [EndJob("a", JobStatus.WORKER_ERROR, "no such package")]
 
 
 def test_plans_thousands_of_workers_without_capacity_quickly() -> None:
     jobs = [job(f"j{number}", 10_000, batches=10_000) for number in range(20)]
     started = time.process_time()
-    plan_jobs(jobs, [], room(4), NOW)
+    plan_jobs(jobs, [], free_capacity(4), NOW)
     assert time.process_time() - started < 0.5
 
 
@@ -230,7 +232,9 @@ def test_plans_thousands_of_workers_without_capacity_quickly() -> None:
 def test_never_exceeds_the_capacity_and_uses_all_of_it(wishes: list[tuple[int, float]], cores: float) -> None:
     jobs = [job(f"j{number}", workers, cpu=cpu) for number, (workers, cpu) in enumerate(wishes)]
     started = Counter(
-        action.job_id for action in plan_jobs(jobs, [], room(cores, of=8), NOW) if isinstance(action, StartWorker)
+        action.job_id
+        for action in plan_jobs(jobs, [], free_capacity(cores, of=8), NOW)
+        if isinstance(action, StartWorker)
     )
     taken = sum(started[item.record.id] * (item.compute.cpu or 0) for item in jobs)
     assert taken <= cores + 1e-6 or sum(started.values()) == 1

@@ -15,8 +15,8 @@ from cortex.config.schema import Api
 from cortex.jobs.schedule_state import read_schedules
 from cortex.lifecycle import JobStatus
 from harness import TESTS
-from harness.jobs.scheduled import Scene, scene, task_api
-from harness.jobs.scheduling_crashes import BEGIN, STEP_S
+from harness.jobs.crashing_schedules import BEGIN, STEP_S
+from harness.jobs.schedules import ScheduleHarness, open_schedules, task_api
 
 NOON = 1_750_000_800.0 // 86400 * 86400 + 43_200
 
@@ -31,17 +31,17 @@ class Clock:
         return self.now
 
 
-def play(folder: Path, test: Callable[[Scene, Clock], Awaitable[None]]) -> None:
+def play(folder: Path, test: Callable[[ScheduleHarness, Clock], Awaitable[None]]) -> None:
     async def run() -> None:
         clock = Clock()
-        async with scene(folder, clock) as made:
+        async with open_schedules(folder, clock) as made:
             await test(made, clock)
 
     asyncio.run(run())
 
 
 def test_submits_a_due_run_once(tmp_path: Path) -> None:
-    async def test(made: Scene, clock: Clock) -> None:
+    async def test(made: ScheduleHarness, clock: Clock) -> None:
         made.deploy(task_api(submission={"config": {"a": 1}, "timeout": 60}))
         for clock.now in (NOON, NOON + 59, NOON + 60, NOON + 61, NOON + 119, NOON + 121):
             await made.submit_due()
@@ -53,7 +53,7 @@ def test_submits_a_due_run_once(tmp_path: Path) -> None:
 
 
 def test_submits_only_the_latest_missed_run(tmp_path: Path) -> None:
-    async def test(made: Scene, clock: Clock) -> None:
+    async def test(made: ScheduleHarness, clock: Clock) -> None:
         made.deploy(task_api(cron="0 * * * *"))
         await made.submit_due()
         clock.now = NOON + 5.5 * 3600
@@ -65,12 +65,12 @@ def test_submits_only_the_latest_missed_run(tmp_path: Path) -> None:
 
 
 def test_the_next_operator_continues_the_schedule(tmp_path: Path) -> None:
-    async def before(made: Scene, clock: Clock) -> None:
+    async def before(made: ScheduleHarness, clock: Clock) -> None:
         made.deploy(task_api(cron="0 * * * *"))
         clock.now = NOON + 3600
         await made.submit_due()
 
-    async def after(made: Scene, clock: Clock) -> None:
+    async def after(made: ScheduleHarness, clock: Clock) -> None:
         clock.now = NOON + 3700
         await made.submit_due()
         assert await made.runs() == [NOON + 3600]
@@ -83,7 +83,7 @@ def test_the_next_operator_continues_the_schedule(tmp_path: Path) -> None:
 
 
 def test_a_changed_schedule_starts_at_its_deployment_and_an_unchanged_one_continues(tmp_path: Path) -> None:
-    async def test(made: Scene, clock: Clock) -> None:
+    async def test(made: ScheduleHarness, clock: Clock) -> None:
         made.deploy(task_api(cron="0 * * * *"))
         await made.submit_due()
         clock.now = NOON + 5400
@@ -99,7 +99,7 @@ def test_a_changed_schedule_starts_at_its_deployment_and_an_unchanged_one_contin
 
 
 def test_each_api_has_its_own_schedule(tmp_path: Path) -> None:
-    async def test(made: Scene, clock: Clock) -> None:
+    async def test(made: ScheduleHarness, clock: Clock) -> None:
         plain = task_api("plain").model_copy(update={"schedule": None})
         made.deploy(task_api("one", cron="*/2 * * * *"), task_api("two", cron="*/3 * * * *"), plain)
         for minute in range(7):
@@ -116,14 +116,14 @@ def test_each_api_has_its_own_schedule(tmp_path: Path) -> None:
 
 
 def test_overlap_skip_skips_a_run_while_an_earlier_one_is_not_over(tmp_path: Path) -> None:
-    async def before(made: Scene, clock: Clock) -> None:
+    async def before(made: ScheduleHarness, clock: Clock) -> None:
         made.deploy(task_api(overlap="skip"), task_api("cron", overlap="allow"))
         for clock.now in (NOON + 60, NOON + 120, NOON + 121):
             await made.submit_due()
         assert await made.runs() == [NOON + 60]
         assert await made.runs("cron") == [NOON + 60, NOON + 120]
 
-    async def after(made: Scene, clock: Clock) -> None:
+    async def after(made: ScheduleHarness, clock: Clock) -> None:
         clock.now = NOON + 180
         await made.submit_due()
         (job,) = await made.submitted()
@@ -145,7 +145,7 @@ def test_overlap_skip_skips_a_run_while_an_earlier_one_is_not_over(tmp_path: Pat
 
 
 def test_stores_a_permanent_error_and_continues_with_the_next_run(tmp_path: Path) -> None:
-    async def test(made: Scene, clock: Clock) -> None:
+    async def test(made: ScheduleHarness, clock: Clock) -> None:
         made.deploy(task_api(submission={"timeout": "soon"}))
         clock.now = NOON + 60
         await made.submit_due()
@@ -167,7 +167,7 @@ def test_stores_a_permanent_error_and_continues_with_the_next_run(tmp_path: Path
 
 
 def test_retries_a_temporary_error(tmp_path: Path) -> None:
-    async def test(made: Scene, clock: Clock) -> None:
+    async def test(made: ScheduleHarness, clock: Clock) -> None:
         source = {"items": [1], "batch_size": 1}
         blocked = tmp_path / "out"
         blocked.write_text("a file where a folder should be")
@@ -189,7 +189,7 @@ def test_retries_a_temporary_error(tmp_path: Path) -> None:
 
 
 def test_a_schedule_restarts_after_the_clock_was_set_back(tmp_path: Path) -> None:
-    async def test(made: Scene, clock: Clock) -> None:
+    async def test(made: ScheduleHarness, clock: Clock) -> None:
         made.deploy(task_api())
         clock.now = NOON + 365 * 86400
         await made.submit_due()
@@ -203,7 +203,7 @@ def test_a_schedule_restarts_after_the_clock_was_set_back(tmp_path: Path) -> Non
 
 
 def test_stores_a_large_job_and_its_run_atomically(tmp_path: Path) -> None:
-    async def test(made: Scene, clock: Clock) -> None:
+    async def test(made: ScheduleHarness, clock: Clock) -> None:
         items = {"items": list(range(2500)), "batch_size": 1}
         made.deploy(batch_api({"workers": 1, "item_list": items}))
         clock.now = NOON + 60
@@ -216,14 +216,14 @@ def test_stores_a_large_job_and_its_run_atomically(tmp_path: Path) -> None:
 
 
 def test_submits_every_run_once_if_the_operator_is_killed_at_any_time(tmp_path: Path) -> None:
-    command = [sys.executable, str(TESTS / "harness" / "jobs" / "scheduling_crashes.py"), str(tmp_path), "7", "15", "6"]
+    command = [sys.executable, str(TESTS / "harness" / "jobs" / "crashing_schedules.py"), str(tmp_path), "7", "15", "6"]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(TESTS)}
     )
     assert done.returncode == 0, done.stderr
     last_look = float(done.stdout) - STEP_S
 
-    async def check(made: Scene, _: Clock) -> None:
+    async def check(made: ScheduleHarness, _: Clock) -> None:
         first = BEGIN // 60 * 60 + 60
         due = [first + 60 * minute for minute in range(int((last_look - first) // 60) + 1)]
         assert len(due) > 10
@@ -241,7 +241,7 @@ def batch_api(submission: dict[str, object]) -> Api:
 
 
 def test_an_unknown_time_zone_stops_no_other_schedule(tmp_path: Path) -> None:
-    async def test(made: Scene, clock: Clock) -> None:
+    async def test(made: ScheduleHarness, clock: Clock) -> None:
         lost = task_api("lost")
         assert lost.schedule is not None
         elsewhere = lost.schedule.model_copy(update={"timezone": "Mars/Olympus"})  # known when it was deployed
@@ -265,7 +265,7 @@ def test_time_zones_work_without_a_system_database() -> None:
 
 
 def test_a_job_whose_api_is_deleted_while_it_is_stored_is_deleted(tmp_path: Path) -> None:
-    async def test(made: Scene, clock: Clock) -> None:
+    async def test(made: ScheduleHarness, clock: Clock) -> None:
         go = threading.Event()
         threads = ThreadPoolExecutor(1)
         threads.submit(go.wait)

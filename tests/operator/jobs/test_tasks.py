@@ -12,7 +12,7 @@ from cortex.lifecycle import ApiKind, DeathCause, JobStatus
 from cortex.operator.jobs.completion import task_end
 from cortex.operator.jobs.plan import PlannedJob, StartWorker, StopWorker, plan_jobs
 from cortex.operator.jobs.workers import VANISHED
-from harness.jobs.job_crew import NOW, job, room, worker
+from harness.jobs.planned_jobs import NOW, free_capacity, job, worker
 
 
 def task(name: str = "a", *, max_attempts: int = 1, status: JobStatus = JobStatus.PENDING) -> PlannedJob:
@@ -58,10 +58,10 @@ def test_the_message_of_a_retried_task_contains_its_attempts() -> None:
 
 
 def test_a_completing_task_needs_no_worker() -> None:
-    assert plan_jobs([task(status=JobStatus.COMPLETING)], [], room(4), NOW) == []
+    assert plan_jobs([task(status=JobStatus.COMPLETING)], [], free_capacity(4), NOW) == []
 
 
 def test_each_task_has_a_worker_of_its_own() -> None:
     over = worker("w", "gone")
-    assert plan_jobs([task()], [over], room(4), NOW) == [StartWorker("a"), StopWorker("w")]
-    assert plan_jobs([task("a"), task("b")], [worker("w", "a")], room(4), NOW) == [StartWorker("b")]
+    assert plan_jobs([task()], [over], free_capacity(4), NOW) == [StartWorker("a"), StopWorker("w")]
+    assert plan_jobs([task("a"), task("b")], [worker("w", "a")], free_capacity(4), NOW) == [StartWorker("b")]

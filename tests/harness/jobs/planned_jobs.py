@@ -1,4 +1,4 @@
-"""Jobs and workers as data, for tests of pure functions."""
+"""Jobs and job workers as data, for tests of pure functions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def job(
     message: str = "",
     waits_for: str = "",
 ) -> PlannedJob:
-    """A job of the API `sum` that is not over."""
+    """Return an active job of the API `sum`."""
     origin = JobOrigin("sum", "api-id", "spec-id", revision, "project", "{}")
     options = JobOptions(workers, timeout_s=None if deadline_at is None else 60)
     record = JobRecord(name, 1, origin, options, {}, status, NOW, deadline_at=deadline_at, message=message)
@@ -55,7 +55,7 @@ def worker(
     idle_since: float | None = None,
     is_leaving: bool = False,
 ) -> JobWorkerState:
-    """A worker that runs."""
+    """Return a running job worker."""
     spec = ReplicaSpec(
         id=name,
         api="sum",
@@ -88,6 +88,6 @@ def worker(
     return JobWorkerState(spec, status, job_id, idle_since, is_leaving)
 
 
-def room(cores: float, *, of: float = 4.0, memory: int = 8 * 1024**3) -> MachineCapacity:
-    """The free capacity of a machine without devices."""
+def free_capacity(cores: float, *, of: float = 4.0, memory: int = 8 * 1024**3) -> MachineCapacity:
+    """Return the free capacity of a machine without devices."""
     return MachineCapacity(cores, memory, DeviceCapacity(), of, 8 * 1024**3)

@@ -1,9 +1,11 @@
-"""A store of jobs on a database of its own, with a clock that tests set."""
+"""Job stores on databases of their own, optionally with a clock that tests set."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine, func, select
@@ -11,12 +13,12 @@ from sqlalchemy import Engine, func, select
 from cortex.jobs.spec import BatchFailure, JobRecord, LeaseReply, Report
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import JobStatus
-from cortex.state.database import Where, open_jobs
+from cortex.state.database import Where, open_jobs, open_jobs_sqlite
 from harness.jobs.job_checks import ORIGIN, check_jobs, new_batches, options
 
 
 class Clock:
-    """A clock that tests set."""
+    """A clock with a settable time."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -25,8 +27,8 @@ class Clock:
         return self.now
 
 
-class Place:
-    """A database with a store over it."""
+class StoreHarness:
+    """A job store with its database and clock."""
 
     def __init__(self, where: Where) -> None:
         self.where, self.clock = where, Clock()
@@ -51,7 +53,7 @@ class Place:
         return await self.store.create(ORIGIN, options(**changed), {"kind": "items"}, new_batches(count, items))
 
     async def finish(self, job: JobRecord, *failed: int, status: JobStatus = JobStatus.SUCCEEDED) -> None:
-        """Resolve every batch with a result, except those that fail, and end the job."""
+        """Report a result for every batch, or a failure for those in `failed`, and end the job with `status`."""
         reports: list[Report] = []
         while not (leased := await self.lease(job, *reports)).is_done:
             if leased.lease is None:
@@ -68,15 +70,30 @@ class Place:
         return await self.store.lease(job.id, worker, 1, reports, count, 10**6)
 
 
-def run(where: Where, use: Callable[[Place], Awaitable[None]]) -> None:
-    async def work() -> None:
-        place = Place(where)
-        await place.store.startup()
+def run_with_store(where: Where, scenario: Callable[[StoreHarness], Awaitable[None]]) -> None:
+    """Run a scenario with a new store; check the invariants of its database at the end."""
+
+    async def run() -> None:
+        harness = StoreHarness(where)
+        await harness.store.startup()
         try:
-            await use(place)
-            with place.engine.begin() as connection:
+            await scenario(harness)
+            with harness.engine.begin() as connection:
                 check_jobs(connection, has_results=False)
         finally:
-            await place.close()
+            await harness.close()
 
-    asyncio.run(work())
+    asyncio.run(run())
+
+
+@asynccontextmanager
+async def open_job_store(folder: Path) -> AsyncIterator[JobStore]:
+    """Open the store in a folder, and close it at the end."""
+    engine = open_jobs_sqlite(folder / "jobs.db")
+    store = JobStore(engine)
+    await store.startup()
+    try:
+        yield store
+    finally:
+        await store.shutdown()
+        engine.dispose()

@@ -1,4 +1,4 @@
-"""Schedules over real stores, with a clock that tests set; no operator runs, so no job begins."""
+"""Schedules with real stores and a settable clock. No operator runs, so jobs stay pending."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def task_api(name: str = "train", **schedule: Any) -> Api:
     )
 
 
-class Scene:
-    """All objects that a schedule uses."""
+class ScheduleHarness:
+    """Schedules with their stores and job service."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         home = Home(folder)
@@ -45,7 +45,7 @@ class Scene:
         self.apis = ApiStore(self._databases[0], now=lambda: datetime.fromtimestamp(clock(), UTC))
         self.store = JobStore(self._databases[1], clock)
         logger = Logger("test")
-        preparations = Preparations(_never, lambda: None, clock, logger)
+        preparations = Preparations(_reject_preparation, lambda: None, clock, logger)
         engine = LocalEngine(home, {}, logger)
         supervisor = JobSupervisor(home, self.apis, self.store, engine, preparations, {}, str, logger, clock)
         self.jobs = JobService(self.apis, self.store, supervisor, {}, lambda api: api.networking.endpoint)
@@ -55,15 +55,15 @@ class Scene:
         self.apis.write([ApiChange(Target(f"r-{api.name}", api, "p1"), "n", "s1") for api in apis])
 
     async def submit_due(self) -> None:
-        """Submit all due jobs, and wait for the end."""
+        """Submit all due runs and wait until they are stored."""
         await asyncio.gather(*await self.schedules.submit_due())
 
     async def submitted(self, api: str = "train") -> list[JobRecord]:
-        """Return the jobs that were submitted, the oldest first."""
+        """Return the submitted jobs, oldest first."""
         return list(reversed(await self.store.read(list_jobs, api, 100_000)))
 
     async def runs(self, api: str = "train") -> list[float]:
-        """Return the times at which the jobs were due."""
+        """Return the due times of the submitted jobs."""
         return [job.source["scheduled_for"] for job in await self.submitted(api)]
 
     def dispose(self) -> None:
@@ -72,8 +72,8 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(folder: Path, clock: Clock) -> AsyncIterator[Scene]:
-    made = Scene(folder, clock)
+async def open_schedules(folder: Path, clock: Clock) -> AsyncIterator[ScheduleHarness]:
+    made = ScheduleHarness(folder, clock)
     await made.store.startup()
     try:
         yield made
@@ -82,5 +82,5 @@ async def scene(folder: Path, clock: Clock) -> AsyncIterator[Scene]:
         made.dispose()
 
 
-async def _never(target: Target) -> Prepared:
-    raise AssertionError("nothing runs here")
+async def _reject_preparation(target: Target) -> Prepared:
+    raise AssertionError("no job starts in these tests")

@@ -17,7 +17,7 @@ from cortex.lifecycle import JobStatus
 from cortex.state.database import open_jobs_sqlite
 from cortex.state.tables import batches
 from harness.jobs.job_checks import ORIGIN, options
-from harness.jobs.opened_store import opened_store
+from harness.jobs.job_store import open_job_store
 
 LIMIT = 256_000
 
@@ -30,8 +30,8 @@ async def stored_items(folder: Path, job: JobRecord) -> list[object]:
     return [item for row in payloads for item in json.loads(row.payload)]
 
 
-async def run(store: JobStore, source: FilePathLister) -> tuple[JobRecord, list[str]]:
-    """Submit a job of files and enqueue it; return it with what was logged."""
+async def enqueue(store: JobStore, source: FilePathLister) -> tuple[JobRecord, list[str]]:
+    """Submit a job of files and enqueue it; return the job and the log."""
     job = await store.create(ORIGIN, options(), source_to_json(source), None)
     log: list[str] = []
     await enqueue_files(store, job, source, {}, LIMIT, log.append)
@@ -51,10 +51,10 @@ def files(tmp_path: Path) -> str:
     return f"{folder}/"
 
 
-def test_all_values_of_all_files_are_stored_in_their_order(tmp_path: Path, files: str) -> None:
+def test_stores_all_values_of_all_files_in_order(tmp_path: Path, files: str) -> None:
     async def scenario() -> None:
-        async with opened_store(tmp_path) as store:
-            job, log = await run(store, DelimitedFiles((files,), 7))
+        async with open_job_store(tmp_path) as store:
+            job, log = await enqueue(store, DelimitedFiles((files,), 7))
             assert (job.status, job.counts.items, job.counts.batches) == (JobStatus.PENDING, 15_000, 2143)
             assert await stored_items(tmp_path, job) == list(range(15_000))
             assert log == ["enqueued 2,143 batches"]
@@ -62,13 +62,13 @@ def test_all_values_of_all_files_are_stored_in_their_order(tmp_path: Path, files
     asyncio.run(scenario())
 
 
-def test_enqueuing_begins_anew_after_a_crash(tmp_path: Path, files: str) -> None:
+def test_restarts_enqueuing_after_a_crash(tmp_path: Path, files: str) -> None:
     async def scenario() -> None:
-        async with opened_store(tmp_path) as store:
+        async with open_job_store(tmp_path) as store:
             source = FilePathLister((files,), 2, ("**.json",))
             job = await store.create(ORIGIN, options(), source_to_json(source), None)
             await store.add_batches(job.id, [NewBatch(1, b'["left over"]')])
-        async with opened_store(tmp_path) as store:
+        async with open_job_store(tmp_path) as store:
             [job] = await store.active()
             again = source_from_json(job.source)
             assert isinstance(again, FilePathLister)
@@ -80,12 +80,12 @@ def test_enqueuing_begins_anew_after_a_crash(tmp_path: Path, files: str) -> None
     asyncio.run(scenario())
 
 
-def test_what_is_wrong_with_a_file_ends_the_job(tmp_path: Path, files: str) -> None:
+def test_an_invalid_file_fails_the_job(tmp_path: Path, files: str) -> None:
     (Path(files) / "9.json").write_bytes(b"1\noops\n")
 
     async def scenario() -> None:
-        async with opened_store(tmp_path) as store:
-            job, log = await run(store, DelimitedFiles((files,), 1))
+        async with open_job_store(tmp_path) as store:
+            job, log = await enqueue(store, DelimitedFiles((files,), 1))
             assert job.status is JobStatus.ENQUEUE_FAILED
             assert job.message.startswith(f"{files}9.json: invalid JSON at byte 2 (1 oops ): ")
             assert log == [f"enqueuing failed: {job.message}"]
@@ -93,24 +93,24 @@ def test_what_is_wrong_with_a_file_ends_the_job(tmp_path: Path, files: str) -> N
     asyncio.run(scenario())
 
 
-def test_no_file_and_no_value_end_the_job(tmp_path: Path, files: str) -> None:
+def test_missing_files_and_empty_files_fail_the_job(tmp_path: Path, files: str) -> None:
     (tmp_path / "blank").write_bytes(b"\n")
 
     async def scenario() -> None:
-        async with opened_store(tmp_path) as store:
-            job, _ = await run(store, DelimitedFiles((f"{files}absent",), 1))
+        async with open_job_store(tmp_path) as store:
+            job, _ = await enqueue(store, DelimitedFiles((f"{files}absent",), 1))
             assert job.status is JobStatus.ENQUEUE_FAILED
             assert job.message.startswith("no s3 files match search criteria")
-            job, log = await run(store, DelimitedFiles((f"{tmp_path}/blank",), 1))
+            job, log = await enqueue(store, DelimitedFiles((f"{tmp_path}/blank",), 1))
             assert job.status is JobStatus.ENQUEUE_FAILED
             assert log == ["enqueuing failed: unable to enqueue batches because no data was found"]
 
     asyncio.run(scenario())
 
 
-def test_a_job_that_is_stopped_meanwhile_stays_stopped(tmp_path: Path, files: str) -> None:
+def test_a_job_stopped_during_enqueuing_stays_stopped(tmp_path: Path, files: str) -> None:
     async def scenario() -> None:
-        async with opened_store(tmp_path) as store:
+        async with open_job_store(tmp_path) as store:
             source = DelimitedFiles((files,), 1)
             job = await store.create(ORIGIN, options(), source_to_json(source), None)
             await store.change(job.id, JobStatus.STOPPED)
@@ -124,8 +124,8 @@ def test_a_job_that_is_stopped_meanwhile_stays_stopped(tmp_path: Path, files: st
 
 
 @dataclass
-class Portions(JobStore):
-    """A store that only counts what it is given."""
+class RecordingStore(JobStore):
+    """A store that only records the sizes of added batches."""
 
     sizes: list[tuple[int, int]] = field(default_factory=list)
 
@@ -135,22 +135,22 @@ class Portions(JobStore):
         self.sizes.append((len(batches), sum(len(batch.payload) for batch in batches)))
 
     async def finish_enqueuing(self, job_id: str) -> JobRecord:
-        raise AssertionError("not asked for")
+        raise AssertionError("enqueuing ended")
 
     async def change(self, job_id: str, status: JobStatus, message: str = "", traceback: str = "") -> bool: ...
 
 
-def test_portions_are_small_in_batches_and_in_bytes(tmp_path: Path) -> None:
+def test_batches_are_stored_in_portions_limited_in_number_and_bytes(tmp_path: Path) -> None:
     (tmp_path / "small").write_bytes(b"1\n" * 5000)
     (tmp_path / "large").write_bytes((b'"' + b"x" * 200_000 + b'"\n') * 100)
 
     async def scenario(name: str) -> list[tuple[int, int]]:
-        async with opened_store(tmp_path) as store:
+        async with open_job_store(tmp_path) as store:
             job = await store.create(ORIGIN, options(), {}, None)
-            portions = Portions()
+            recording = RecordingStore()
             with pytest.raises(AssertionError):
-                await enqueue_files(portions, job, DelimitedFiles((f"{tmp_path}/{name}",), 1), {}, LIMIT, print)
-            return portions.sizes
+                await enqueue_files(recording, job, DelimitedFiles((f"{tmp_path}/{name}",), 1), {}, LIMIT, print)
+            return recording.sizes
 
     assert [count for count, _ in asyncio.run(scenario("small"))] == [1000] * 5
     sizes = asyncio.run(scenario("large"))
