@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.installations.installation import Installation, Reply, write_project
+from harness.installations.installation import Installation, write_project
+from harness.replicas.replicas import Answer
 from harness.wait import wait_until
 
 SOURCE = """
@@ -58,11 +59,11 @@ def api(
     yield cortex
 
 
-def send_together(cortex: Installation, payloads: list[object]) -> list[Reply]:
+def send_together(cortex: Installation, payloads: list[object]) -> list[Answer]:
     """Send each on a connection of its own, all at the same time."""
     together = threading.Barrier(len(payloads))
 
-    def send(payload: object) -> Reply:
+    def send(payload: object) -> Answer:
         together.wait(30)
         return cortex.post("/doubler", payload)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ from cortex.errors import UserError
 from cortex.predictor.interface import ASYNC, TASK
 from cortex.predictor.loader import UserCode, import_code
 from cortex.predictor.source_checks import check_source
-from harness.models.user_project import Spec, UserProject, user_project
+from harness.models.user_project import Spec, UserProject
 
 TASK_CLASS = """
     class Task:
@@ -27,14 +25,6 @@ HANDLER = """
         def handle_async(self, payload, request_id):
             return {"id": request_id}
 """
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Iterator[UserProject]:
-    root = tmp_path / "project"
-    root.mkdir()
-    with user_project(root) as project:
-        yield project
 
 
 def code_of(project: UserProject, text: str, kind: str, interface: str = "handler", **fields: Any) -> UserCode:

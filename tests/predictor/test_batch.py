@@ -16,7 +16,7 @@ from cortex.predictor.interface import GENERATIONS
 from cortex.predictor.tracebacks import format_user_traceback
 from harness.models.catalogues import source_of, write_models
 from harness.models.model_makers import onnx_model, python_model, tensorflow_model
-from harness.models.user_project import Spec, UserProject, user_project
+from harness.models.user_project import Spec, UserProject
 
 JOB = {"job_id": "0a1b", "workers": 2}
 API = {"name": "iris", "kind": "BatchAPI"}
@@ -51,14 +51,6 @@ HANDLER = """
 """
 
 Load = Callable[..., BatchCode]
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Iterator[UserProject]:
-    root = tmp_path / "project"
-    root.mkdir()
-    with user_project(root) as project:
-        yield project
 
 
 @pytest.fixture

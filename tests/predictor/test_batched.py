@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from cortex.errors import UserError
-from harness.models.user_project import UserProject, user_project
+from harness.models.user_project import UserProject
 
 BASE = "class Base:\n    def __init__(self, config): ...\n"
 #: What the check of the source can't see through.
 HIDDEN = "\nHandler = type('Handler', (Base,), {methods})\n"
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Iterator[UserProject]:
-    with user_project(tmp_path) as project:
-        yield project
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 from cortex.predictor.binding import result_kind, split_callback
 from cortex.predictor.interface import GENERATIONS
 from cortex.predictor.tracebacks import format_user_traceback
-from harness.models.user_project import user_project
 
 FUNCTIONS = """
     import numpy as np
@@ -56,12 +55,6 @@ HANDLER = """
             return {"labels": labels}
 """
 CONFIG = {"weights": [0.1, 0.7, 0.2]}
-
-
-@pytest.fixture
-def project(tmp_path):
-    with user_project(tmp_path) as project:
-        yield project
 
 
 @pytest.mark.parametrize(

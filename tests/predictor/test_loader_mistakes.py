@@ -5,13 +5,6 @@ import sys
 import pytest
 
 from cortex.errors import UserError
-from harness.models.user_project import user_project
-
-
-@pytest.fixture
-def project(tmp_path):
-    with user_project(tmp_path) as project:
-        yield project
 
 
 def failure(project, interface, text, **fields):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from cortex.predictor.batch import load_batch_code
 from cortex.predictor.loader import load
-from harness.models.user_project import Spec, UserProject, user_project
+from harness.models.user_project import Spec, UserProject
 
 CLASS = """
     class {name}:
@@ -27,14 +24,6 @@ TASK = """
         def __call__(self, config):
             return self.client
 """
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Iterator[UserProject]:
-    root = tmp_path / "project"
-    root.mkdir()
-    with user_project(root) as project:
-        yield project
 
 
 @pytest.mark.parametrize(

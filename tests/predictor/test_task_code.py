@@ -12,17 +12,9 @@ import cortex
 from cortex.errors import UserError
 from cortex.predictor.batch import BatchCode, load_batch_code
 from cortex.predictor.tracebacks import format_user_traceback
-from harness.models.user_project import Spec, UserProject, user_project
+from harness.models.user_project import Spec, UserProject
 
 Run = Callable[..., Any]
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Iterator[UserProject]:
-    root = tmp_path / "project"
-    root.mkdir()
-    with user_project(root) as project:
-        yield project
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from typing import Any
 
 from cortex.client.client import Client
 from cortex.client.environments import Environments
-from harness.installations.installation import Installation, Reply, write_project
+from harness.installations.installation import Installation, write_project
+from harness.replicas.replicas import Answer
 from harness.wait import wait_until
 
 #: An item is returned with a note of the process that had it; an object is an instruction carried out first.
@@ -114,7 +115,7 @@ class BatchApi:
         """The Python client of this installation."""
         return Client(Environments.from_environ(self.cortex.environ).get("local"))
 
-    def post(self, submission: Any, query: str = "", **more: Any) -> Reply:
+    def post(self, submission: Any, query: str = "", **more: Any) -> Answer:
         """Submit by HTTP, at the gateway."""
         return self.cortex.post(f"/{self.name}{query}", submission, **more)
 

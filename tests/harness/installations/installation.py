@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.ports import free_port
+from harness.replicas.replicas import Answer
 from harness.wait import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,18 +39,6 @@ ECHO_CONFIG = """
       kind: RealtimeAPI
       handler: {type: python, path: handler.py}
 """
-
-
-@dataclass
-class Reply:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-    seconds: float
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
 
 
 @dataclass
@@ -106,7 +95,7 @@ class Installation:
 
     def post(
         self, path: str, payload: Any = None, *, body: bytes | None = None, method: str = "POST", **headers: str
-    ) -> Reply:
+    ) -> Answer:
         """Send one request to the gateway."""
         data = body if body is not None else json.dumps(payload).encode()
         sent = {"content-type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}}
@@ -114,9 +103,9 @@ class Installation:
         started = time.monotonic()
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
-                return Reply(answer.status, _lower(answer.headers), answer.read(), time.monotonic() - started)
+                return Answer(answer.status, _lower(answer.headers), answer.read(), time.monotonic() - started)
         except urllib.error.HTTPError as error:
-            return Reply(error.code, _lower(error.headers), error.read(), time.monotonic() - started)
+            return Answer(error.code, _lower(error.headers), error.read(), time.monotonic() - started)
 
     def log(self) -> str:
         path = self.home / "logs" / "operator.log"
@@ -169,6 +158,6 @@ def write_project(folder: Path, source: str, config: str) -> Path:
     return folder
 
 
-def served(installation: Installation, path: str, payload: Any) -> Reply:
+def served(installation: Installation, path: str, payload: Any) -> Answer:
     """Return the first answer that is not an error of a gateway without replicas."""
     return wait_until(lambda: (reply := installation.post(path, payload)).status != 503 and reply)
