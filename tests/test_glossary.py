@@ -18,15 +18,14 @@ GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 _PLAIN = """
 access address age app archive argument arguments async auth autoscaling background base binding body bootstrap budget
 certificate check cleanup cli client command commands config connect connection content context conversion cpu
-credential cross database deploy deployer device diagnose document dotenv election endpoint engine error fetcher field
-file filelock format get glob gzip haproxy hosting http identity importing info infrastructure input installer
-interface joined json jsonl key known library lifecycle list loaded loader local location lock log main map mapping
-memory message metric monitor monitoring object onnx output packaging path peer plot policy postgresql prediction
-preparations priority process progress protocol python query queue queueing ray reason record remote replica report
-request requirement reservation retry route routing rpc rule run runner sample scaling schema servable service serving
-settings simulation socket source sqlite start state statistics status storage store stream streaming summary table
-task telemetry tensor tensorflow theory timing tls total traceback tracking traffic transport trial unacknowledged
-user validate value view violation watch wire writer
+credential cross database deploy deployer device diagnose document dotenv election embedded engine error fetcher field
+file filelock format get glob haproxy hosting http identity importing infrastructure installer interface json jsonl
+key known lifecycle list loaded loader local location log main map mapping memory metric monitor monitoring object
+onnx output packaging path policy postgresql prediction preparations priority process progress protocol python query
+queue queueing ray reason record remote replica report request requirement reservation retry route routing rpc rule
+run runner sample scaling schema service serving session settings simulation socket source start state statistics
+status storage store stream streaming summary table task telemetry tensor tensorflow theory timing tls total traceback
+tracking traffic transport unacknowledged user validate value view violation wire writer
 """
 PLAIN = set(_PLAIN.split())
 
