@@ -228,7 +228,7 @@ def test_timeout_of_a_slow_upload_starts_at_its_end(cortex: Installation, tmp_pa
         client.sendall(head + body[:10])
         pause(1.5)
         client.sendall(body[10:])
-        client.settimeout(5)
+        client.settimeout(60)
         assert client.recv(4096).startswith(b"HTTP/1.1 200")
 
 
@@ -245,5 +245,5 @@ def test_stuck_calls_time_out_one_by_one_and_never_exceed_the_limit(cortex: Inst
         thread.join()
     assert {answer.status for answer in answers} == {504}
     # The documentation has the exact figure; this only detects that they wait for each other, which takes a minute.
-    assert max(answer.seconds for answer in answers) < 20
+    assert max(answer.seconds for answer in answers) < 40
     assert cortex.post("/stuck", {}).status == 200

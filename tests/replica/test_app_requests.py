@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from harness.replicas.replicas import new_request_id, running_replica
-from harness.wait import wait_until
+from harness.wait import PATIENCE_S, wait_until
 
 
 def test_each_verb_has_its_method_and_others_get_405() -> None:
@@ -112,10 +112,11 @@ def test_async_method_that_blocks_the_loop_is_replaced() -> None:
                 time.sleep(payload["s"])
                 return {}
     """
-    with running_replica(source, timeout_s=0.5) as replica:
+    with running_replica(source, timeout_s=2.0) as replica:
         replica.wait_ready()
         answer = replica.request({"s": 60})
         assert answer.status == 504
+        replica.wait_ready()
         assert replica.request({"s": 0}).status == 200
 
 
@@ -242,7 +243,7 @@ def test_malformed_http_is_refused_and_the_next_connection_served() -> None:
             b"POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n",
         ):
             with socket.socket(socket.AF_UNIX) as sock:
-                sock.settimeout(5)
+                sock.settimeout(PATIENCE_S)
                 sock.connect(replica.spec.sockets[0])
                 sock.sendall(junk)
                 assert sock.recv(4096).startswith(b"HTTP/1.1 400")

@@ -283,20 +283,21 @@ def test_hook_after_the_answer_runs_for_each_request() -> None:
 
 
 def test_slow_batch_is_answered_with_504_and_its_process_replaced() -> None:
-    with batched(STUCK, timeout_s=0.5) as batch:
+    with batched(STUCK, timeout_s=2.0) as batch:
         connections = [batch.replica.connection() for _ in range(3)]
         for connection in connections:
             connection.request("POST", "/", b'{"poison": true}', {**HEADERS, "x-cortex-request-id": new_request_id()})
         assert [connection.getresponse().status for connection in connections] == [504] * 3
+        batch.replica.wait_ready()
         assert batch.replica.request({"n": 9}, request_id=new_request_id()).json["n"] == 9
 
 
 @pytest.mark.parametrize("source", [STUCK, STUCK_ASYNC], ids=["sync", "async"])
 def test_requests_whose_batch_is_stuck_are_called_again_if_they_have_time_left(source: str) -> None:
-    with batched(source, timeout_s=4.0) as batch:
+    with batched(source, timeout_s=15.0) as batch:
         payloads = [{"n": n, "poison": n == 2} for n in range(6)]
 
-        answers = batch.ask_together(payloads, ids={2: new_request_id(ago_s=3.0)})
+        answers = batch.ask_together(payloads, ids={2: new_request_id(ago_s=13.0)})
 
         assert [answer.status for answer in answers] == [504 if n == 2 else 200 for n in range(6)]
 

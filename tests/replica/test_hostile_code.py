@@ -154,7 +154,7 @@ def begin(replica: Replica, payload: object) -> socket.socket:
 
 @pytest.mark.parametrize("do", ["sleep", "hold the interpreter"])
 def test_caller_of_a_stuck_call_that_hangs_up_does_not_take_the_slot_along(do: str) -> None:
-    with running_replica(HANDLER, timeout_s=1.0) as replica:
+    with running_replica(HANDLER, timeout_s=3.0) as replica:
         make_calls_slow(replica)
         begin(replica, {"do": do, "s": 3600}).close()
         assert wait_until(lambda: replica.status().processes[0].restarts == 1)
@@ -165,7 +165,7 @@ def test_caller_of_a_stuck_call_that_hangs_up_does_not_take_the_slot_along(do: s
 
 
 def test_process_that_reads_no_request_any_more_is_replaced() -> None:
-    with running_replica(HANDLER, timeout_s=1.0) as replica, ThreadPoolExecutor() as pool:
+    with running_replica(HANDLER, timeout_s=3.0) as replica, ThreadPoolExecutor() as pool:
         replica.wait_ready()
         assert replica.request({"do": "block all threads soon"}).status == 200
         threading.Event().wait(0.5)
@@ -173,6 +173,7 @@ def test_process_that_reads_no_request_any_more_is_replaced() -> None:
         wait_until(lambda: replica.status().processes[0].restarts == 1)
         # What a new process is sent first by another machine may have waited, or that machine's clock may be behind.
         assert unread.result(60).status in ({200, 504} if replica.spec.listen_host else {504})
+        replica.wait_ready()
         assert replica.request({}).status == 200
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cortex.replica.http import _date
 from harness.replicas.replicas import running_replica
+from harness.wait import PATIENCE_S
 
 ECHO = "def predict(sample, metadata):\n    return sample\n"
 
@@ -39,7 +40,7 @@ def test_request_is_parsed_byte_by_byte() -> None:
         sock.connect(replica.spec.sockets[0])
         for byte in b"POST /x HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n17":
             sock.sendall(bytes([byte]))
-        sock.settimeout(5)
+        sock.settimeout(PATIENCE_S)
         assert sock.recv(4096).endswith(b"\r\n\r\n17")
 
 
@@ -47,7 +48,7 @@ def test_responds_100_continue_to_a_client_that_expects_it() -> None:
     with running_replica(ECHO, interface="functions") as replica, socket.socket(socket.AF_UNIX) as sock:
         replica.wait_ready()
         sock.connect(replica.spec.sockets[0])
-        sock.settimeout(5)
+        sock.settimeout(PATIENCE_S)
         head = b"POST / HTTP/1.1\r\nexpect: 100-continue\r\ncontent-type: application/json\r\ncontent-length: 1\r\n\r\n"
         sock.sendall(head)
         assert sock.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -178,10 +178,10 @@ def test_process_over_its_memory_limit_is_named_out_of_memory() -> None:
 @pytest.mark.parametrize("item", ["sleep", "stuck in C"])
 def test_batch_that_runs_past_its_timeout_is_ended(item: str) -> None:
     with running_job_worker(HANDLER) as worker:
-        job = worker.submit([[1], [item], [2]], batch_timeout_s=0.5)
+        job = worker.submit([[1], [item], [2]], batch_timeout_s=1.5)
         death = wait_death(worker)
         assert death.cause is DeathCause.TIMED_OUT
-        assert death.message == "timed out after 0.5 s"
+        assert death.message == "timed out after 1.5 s"
         assert death.inside == "job-1:1"
         worker.operator.give_back(job, fail=[1])
         worker.wait_over(job)

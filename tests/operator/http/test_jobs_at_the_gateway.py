@@ -14,7 +14,7 @@ import pytest
 from cortex.errors import BusyError, StorageError
 from cortex.jobs.intake.request_body import RequestMemory
 from harness.jobs.jobs_server import LIMITS, Connection, JobsServer, jobs_server
-from harness.wait import wait_until
+from harness.wait import PATIENCE_S, wait_until
 
 LINES = {"content_type": "application/x-ndjson"}
 
@@ -166,7 +166,7 @@ def test_a_submission_whose_client_disconnects_stores_nothing(server: JobsServer
 def test_sends_100_continue_to_a_client_that_expects_it(server: JobsServer, kind: str) -> None:
     body = submission().encode() if "jsonl" not in kind else b"1\n2\n"
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(10)
+        connection.settimeout(PATIENCE_S)
         connection.connect(str(server.path))
         head = f"POST /sum?workers=1 HTTP/1.1\r\nhost: x\r\nx-cortex-api: sum\r\ncontent-type: {kind}\r\n"
         connection.sendall(f"{head}expect: 100-continue\r\ncontent-length: {len(body)}\r\n\r\n".encode())
@@ -179,7 +179,7 @@ def test_sends_100_continue_to_a_client_that_expects_it(server: JobsServer, kind
 
 def test_sends_413_instead_of_100_continue_for_a_body_over_the_limit(server: JobsServer) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(10)
+        connection.settimeout(PATIENCE_S)
         connection.connect(str(server.path))
         connection.sendall(
             b"POST /sum HTTP/1.1\r\nhost: x\r\nx-cortex-api: sum\r\nexpect: 100-continue\r\n"
