@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, inspect, text, update
+from sqlalchemy import Connection, Engine, inspect, text, update
 
-from cortex.state.database import MIGRATIONS, DatabaseVersionError, open_sqlite
+from cortex.state.database import MIGRATIONS, DatabaseVersionError, open_jobs_sqlite, open_sqlite
 from cortex.state.tables import metadata, schema_version
+from harness import TESTS
 
 
 def test_opening_twice_changes_nothing_and_makes_every_table(tmp_path: Path) -> None:
@@ -14,6 +17,24 @@ def test_opening_twice_changes_nothing_and_makes_every_table(tmp_path: Path) -> 
         engine = open_sqlite(tmp_path / "state.db")
         assert set(inspect(engine).get_table_names()) == set(metadata.tables)
         engine.dispose()
+
+
+@pytest.mark.parametrize(("name", "open_file"), [("state.db", open_sqlite), ("jobs.db", open_jobs_sqlite)])
+def test_migrations_bring_a_database_of_version_0_1_0_to_the_schema_of_a_new_one(
+    name: str, open_file: Callable[[Path], Engine], tmp_path: Path
+) -> None:
+    with tarfile.open(TESTS / "fixtures" / "home_0_1_0" / "home.tar.gz") as archive:
+        archive.extract(name, tmp_path, filter="data")
+    assert columns(open_file(tmp_path / name)) == columns(open_file(tmp_path / "new.db"))
+
+
+def columns(engine: Engine) -> dict[str, dict[str, str]]:
+    """Return the type of each column of each table."""
+    found = inspect(engine)
+    return {
+        table: {column["name"]: str(column["type"]) for column in found.get_columns(table)}
+        for table in found.get_table_names()
+    }
 
 
 def test_a_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:
