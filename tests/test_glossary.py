@@ -16,15 +16,15 @@ GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 #: Words of module names that need no definition. Add a word only if any programmer knows it in the meaning that it has
 #: here; otherwise name the module with a term of the glossary, or define a new term there.
 _PLAIN = """
-access address age app archive argument arguments async auth autoscaling background base binding body bootstrap budget
-certificate check cleanup cli client command commands config connect connection content context conversion cpu
-credential cross database deploy deployer device diagnose document dotenv election embedded engine error fetcher field
-file filelock format get glob haproxy hosting http identity importing infrastructure installer interface json jsonl
-key known lifecycle list loaded loader local location log main map mapping memory metric monitor monitoring object
-onnx output packaging path policy postgresql prediction preparations priority process progress protocol python query
-queue queueing ray reason record remote replica report request requirement reservation retry route routing rpc rule
-run runner sample scaling schema service serving session settings simulation socket source start state statistics
-status storage store stream streaming summary table task telemetry tensor tensorflow theory timing tls total traceback
+access address app archive argument arguments async auth autoscaling background base binding body bootstrap budget
+certificate check cleanup cli client command commands config connection content conversion cpu credential cross
+database deploy deployer device diagnose document dotenv election embedded engine error fetcher field file filelock
+format get glob haproxy hosting http identity importing infrastructure installer interface json jsonl key known
+lifecycle loaded loader local location log main map mapping memory metric monitor monitoring object onnx output
+packaging path policy postgresql prediction preparations priority process progress protocol python query queue
+queueing ray reason record remote replica report request requirement reservation retry route routing rpc rule run
+runner sample scaling schema service serving session settings simulation socket source start state statistics status
+storage store stream streaming summary table task telemetry tensor tensorflow theory timing tls total traceback
 tracking traffic transport unacknowledged user validate value view violation wire writer
 """
 PLAIN = set(_PLAIN.split())
