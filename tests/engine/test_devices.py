@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 TWO = "0, GPU-aaaa\n1, GPU-bbbb\n"
 
 
-def wanting(gpu: int = 0, inf: int = 0) -> ReplicaSpec:
+def spec_with(gpu: int = 0, inf: int = 0) -> ReplicaSpec:
     return ReplicaSpec(
         id="iris-1",
         api="iris",
@@ -36,8 +36,8 @@ def wanting(gpu: int = 0, inf: int = 0) -> ReplicaSpec:
     )
 
 
-def stand_in(folder: Path, script: str) -> dict[str, str]:
-    """Put an `nvidia-smi` on the PATH that is returned."""
+def fake_nvidia_smi(folder: Path, script: str) -> dict[str, str]:
+    """Create a fake `nvidia-smi`; return an environment with it on the PATH."""
     program = folder / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
@@ -55,7 +55,7 @@ def test_a_machine_without_devices_reports_why(tmp_path: Path) -> None:
 def test_gpus_are_named_by_their_ids_and_chips_by_their_numbers(tmp_path: Path) -> None:
     for name in ("neuron10", "neuron2", "neuron_other", "null"):
         (tmp_path / name).touch()
-    environ = stand_in(tmp_path, f"[ \"$1\" = --query-gpu=index,uuid ] && printf '{TWO}'")
+    environ = fake_nvidia_smi(tmp_path, f"[ \"$1\" = --query-gpu=index,uuid ] && printf '{TWO}'")
     assert found(environ, tmp_path) == Inventory(("GPU-aaaa", "GPU-bbbb"), (2, 10))
 
 
@@ -68,16 +68,16 @@ def test_gpus_are_named_by_their_ids_and_chips_by_their_numbers(tmp_path: Path) 
     ],
 )
 def test_a_failure_of_the_tool_is_quoted(tmp_path: Path, script: str, why: str) -> None:
-    assert found(stand_in(tmp_path, script), tmp_path).why_no_gpus == why
+    assert found(fake_nvidia_smi(tmp_path, script), tmp_path).why_no_gpus == why
 
 
 def test_a_tool_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_QUERY_TIMEOUT_S", 0.1)
-    assert "did not answer" in found(stand_in(tmp_path, "exec sleep 60"), tmp_path).why_no_gpus
+    assert "did not answer" in found(fake_nvidia_smi(tmp_path, "exec sleep 60"), tmp_path).why_no_gpus
 
 
 def test_gpus_hidden_from_the_operator_are_not_assigned(tmp_path: Path) -> None:
-    environ = stand_in(tmp_path, f"printf '{TWO}'")
+    environ = fake_nvidia_smi(tmp_path, f"printf '{TWO}'")
     assert found({**environ, "CUDA_VISIBLE_DEVICES": "1"}, tmp_path).gpus == ("GPU-bbbb",)
     none = found({**environ, "CUDA_VISIBLE_DEVICES": ""}, tmp_path)
     assert (none.gpus, none.why_no_gpus) == ((), "CUDA_VISIBLE_DEVICES of the operator leaves none")
@@ -100,7 +100,7 @@ def test_cuda_visible_devices_is_interpreted_as_cuda_does(variable: str | None, 
 
 
 def test_gpus_already_set_in_the_spec_are_kept() -> None:
-    chosen = replace(wanting(gpu=2), gpu_ids=("0", "3"))
+    chosen = replace(spec_with(gpu=2), gpu_ids=("0", "3"))
     assert assign(chosen, Inventory(("GPU-aaaa",)), []).gpu_ids == ("0", "3")
 
 
@@ -111,9 +111,9 @@ def test_any_output_of_the_tool_is_parsed_without_an_error(text: str) -> None:
 
 def test_too_few_free_devices_are_an_error_with_their_number() -> None:
     with pytest.raises(ComputeUnavailableError, match="1 of the 2 GPUs that it requests are free"):
-        assign(wanting(gpu=2), Inventory(("a", "b")), [assign(wanting(gpu=1), Inventory(("a", "b")), [])])
+        assign(spec_with(gpu=2), Inventory(("a", "b")), [assign(spec_with(gpu=1), Inventory(("a", "b")), [])])
     with pytest.raises(ComputeUnavailableError, match="0 of the 1 Inferentia chips"):
-        assign(wanting(inf=1), Inventory(), [])
+        assign(spec_with(inf=1), Inventory(), [])
 
 
 @given(
@@ -127,7 +127,7 @@ def test_no_device_is_assigned_twice_and_each_is_released(
     inventory = Inventory(tuple(f"GPU-{number}" for number in range(gpus)), (0, 3))
     running: list[ReplicaSpec] = []
     for number, (gpu, inf) in enumerate(wants):
-        spec = wanting(gpu, inf)
+        spec = spec_with(gpu, inf)
         free = inventory.free(running)
         if gpu <= len(free.gpus) and inf <= len(free.chips):
             running.append(assign(spec, inventory, running))

@@ -37,7 +37,7 @@ def run_python(environment: PreparedEnvironment, code: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout.strip()
 
 
-def left_over(home: Home) -> list[str]:
+def remaining_files(home: Home) -> list[str]:
     return [path.name for path in home.environments_dir.iterdir() if path.is_dir()]
 
 
@@ -62,7 +62,7 @@ def test_a_requirement_is_installed_on_top_of_the_installation(home: Home, proje
     assert run_python(environment, "import six; print(six.__version__, six.__file__)").startswith(
         f"1.16.0 {home.environments_dir}"
     )
-    # The installation's packages are there as well, ours (installed editable or not) among them.
+    # The packages of the installation, including ours (editable or not), are available.
     assert run_python(environment, "import cortex.errors, uvloop, pydantic; print(pydantic.__file__)").startswith(
         str(Path(sys.prefix))
     )
@@ -101,9 +101,9 @@ def test_dependency_files_can_be_elsewhere(home: Home, project: Path) -> None:
     assert run_python(second, "import six; print(six.__version__)") == "1.17.0"
 
 
-def test_a_local_package_is_built_anew_when_it_changes(home: Home, tmp_path: Path) -> None:
+def test_a_local_package_is_rebuilt_when_it_changes(home: Home, tmp_path: Path) -> None:
     for value in ("1", "2"):
-        # As with real projects, another content is another folder.
+        # As in real projects, changed content is in another folder.
         package = tmp_path / value / "mine"
         package.mkdir(parents=True)
         (package / "pyproject.toml").write_text(
@@ -136,7 +136,7 @@ def test_a_failed_installation_is_reported_and_leaves_nothing(
         assert part in message
     log = Path(message.rpartition("the whole output is in ")[2])
     assert "No solution found" in log.read_text()
-    assert left_over(home) == []
+    assert remaining_files(home) == []
 
 
 def test_the_script_runs_first_in_the_project_with_the_environments_programs(home: Home, project: Path) -> None:
@@ -163,14 +163,14 @@ def test_a_failing_script_is_reported_with_the_end_of_its_output(home: Home, pro
         build(home, project)
     assert str(caught.value).startswith("dependencies.sh: can't be installed (ended with exit code 1)\nbefore\n")
     assert "after" not in str(caught.value)
-    assert left_over(home) == []
+    assert remaining_files(home) == []
 
 
 def test_conda_packages_need_a_conda(home: Home, project: Path) -> None:
     (project / "conda-packages.txt").write_text("rdkit\n")
     with pytest.raises(EnvironmentBuildError, match=r"conda-packages\.txt: needs micromamba, mamba or conda"):
         asyncio.run(prepare_environment(home, project, Dependencies(), {"PATH": "/nowhere"}))
-    assert left_over(home) == []
+    assert remaining_files(home) == []
 
 
 def test_conda_creates_the_environment_that_pip_installs_into(home: Home, project: Path, tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_two_operators_build_one_environment_once(home: Home, project: Path) -> 
 
 
 def test_a_killed_operator_leaves_no_incomplete_environment_in_use(home: Home, project: Path) -> None:
-    # The first run waits at a gate that opens once its operator is dead; its own end comes after that.
+    # The first run waits at a gate that opens after the death of its operator, and ends later.
     gate = home.path / "gate"
     os.mkfifo(gate)
     (project / "dependencies.sh").write_text(
@@ -262,7 +262,7 @@ def test_a_cancelled_build_ends_its_installers_and_leaves_nothing(home: Home, pr
     asyncio.run(scenario())
     pid = int((home.path / "pid").read_text())
     wait_until(lambda: is_gone(pid))
-    assert left_over(home) == []
+    assert remaining_files(home) == []
 
 
 @pytest.mark.parametrize("turns", range(8))

@@ -30,7 +30,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def test_output_is_passed_on_and_kept(tmp_path: Path) -> None:
+def test_output_is_forwarded_and_kept(tmp_path: Path) -> None:
     lines: list[str] = []
     run(tmp_path, r"echo one; echo two >&2; printf '10%%\r100%%\n'; printf '\033[31mred\033[0m'", lines)
     assert lines == ["one", "two", "100%", "red"]
@@ -60,7 +60,7 @@ def test_credentials_in_urls_are_not_shown(tmp_path: Path) -> None:
     assert lines == ["from https://***@example.com/simple"]
 
 
-def test_a_line_without_end_is_read_in_pieces(tmp_path: Path) -> None:
+def test_an_endless_line_is_read_in_pieces(tmp_path: Path) -> None:
     lines: list[str] = []
     run(tmp_path, "head -c 300000 /dev/zero | tr '\\0' x", lines)
     assert "".join(lines) == "x" * 300_000 and len(lines) > 1

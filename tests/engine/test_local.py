@@ -195,7 +195,7 @@ def test_a_replica_that_does_not_stop_in_time_is_killed(home: Home, tmp_path: Pa
     run(scenario)
 
 
-def test_a_stop_that_comes_before_the_supervisor_listens_is_not_lost(home: Home, tmp_path: Path) -> None:
+def test_a_stop_before_the_supervisor_listens_is_not_lost(home: Home, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with engine_of(home) as engine:
             spec = make_spec(home, tmp_path)

@@ -27,7 +27,7 @@ class Handler:
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    """A PATH with an `nvidia-smi` of a machine that has two GPUs."""
+    """Return a PATH with a fake `nvidia-smi` that lists two GPUs."""
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nprintf '0, GPU-a\\n1, GPU-b\\n'\n")

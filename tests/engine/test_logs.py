@@ -53,7 +53,7 @@ def test_text_with_line_breaks_becomes_several_lines(tmp_path: Path, writer: Log
     assert texts(tmp_path / "api") == ["restarting", "for the 2nd time \\udcff"]
 
 
-def test_a_long_line_is_cut_and_not_held_back(tmp_path: Path) -> None:
+def test_a_long_line_is_split_without_delay(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "r.log")
     for _ in range(2 * MAX_LINE_BYTES // 1000):
         writer.feed(0, "o", b"x" * 1000)
@@ -69,9 +69,7 @@ def test_a_long_line_is_cut_and_not_held_back(tmp_path: Path) -> None:
         st.one_of(st.binary(max_size=40), st.just(b"\n"), st.just(b"x" * (MAX_LINE_BYTES + 7))), max_size=20
     )
 )
-def test_no_byte_is_lost_however_the_output_is_cut(
-    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]
-) -> None:
+def test_no_byte_is_lost_for_any_chunks(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
     folder = tmp_path_factory.mktemp("logs")
     writer = LogWriter(folder / "r.log")
     for piece in pieces:
@@ -159,7 +157,7 @@ def test_a_clock_that_goes_back_does_not_break_the_order(tmp_path: Path, monkeyp
 
 
 def write_history(folder: Path) -> None:
-    """Write the numbers 0…299 in turn into three replicas, whose files rotate."""
+    """Write the numbers 0…299 alternately to the rotating logs of three replicas."""
     folder.mkdir()
     writers = [LogWriter(folder / f"r{number}.log", max_bytes=1500, backups=9) for number in range(3)]
     for number in range(300):
@@ -189,7 +187,7 @@ def test_tail_finds_lines_longer_than_its_blocks(tmp_path: Path) -> None:
     assert [text[0] for text in texts(tmp_path, tail=4)] == ["5", "6", "7", "8"]
 
 
-def test_since_leaves_out_what_was_before(tmp_path: Path) -> None:
+def test_since_excludes_earlier_lines(tmp_path: Path) -> None:
     write_history(tmp_path / "api")
     lines = list(read_logs(tmp_path / "api"))
     middle = lines[150].time
@@ -236,7 +234,7 @@ def test_a_follower_sees_each_line_once_across_rotations_and_new_replicas(tmp_pa
     follower.close()
 
 
-def test_a_follower_misses_nothing_while_another_thread_writes_and_rotates(tmp_path: Path) -> None:
+def test_a_follower_misses_no_lines_during_rotation(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "r.log", max_bytes=20_000, backups=200)
     follower = LogFollower(tmp_path)
     assert follower.poll() == []
@@ -251,7 +249,7 @@ def test_a_follower_misses_nothing_while_another_thread_writes_and_rotates(tmp_p
     follower.close()
 
 
-def test_a_reader_misses_and_doubles_nothing_while_files_rotate(tmp_path: Path) -> None:
+def test_a_reader_neither_misses_nor_repeats_lines_during_rotation(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "r.log", max_bytes=20_000, backups=500)
     thread = threading.Thread(
         target=lambda: [writer.line(0, "o", str(number)) for number in range(30_000)], daemon=True

@@ -1,4 +1,4 @@
-"""A local engine whose replicas listen over TCP, as a node of a cluster has them."""
+"""A local engine whose replicas listen on TCP, like on a cluster node."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ def test_an_address_is_known_from_the_first_status_on(home: Home, spec: ReplicaS
     run(scenario)
 
 
-def test_killed_processes_come_back_at_their_address_and_killed_supervisors_do_not(
-    home: Home, spec: ReplicaSpec
-) -> None:
+def test_killed_workers_return_at_their_address_and_killed_supervisors_do_not(home: Home, spec: ReplicaSpec) -> None:
     async def scenario() -> None:
         async with engine_of(home) as engine:
             await engine.start(spec)

@@ -1,4 +1,4 @@
-"""Requests against real replicas: verbs, streams, callbacks, hang-ups, bodies."""
+"""Requests to real replicas: methods, callbacks, disconnects and bodies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.replicas.replicas import new_request_id, running_replica
 from harness.wait import PATIENCE_S, wait_until
 
 
-def test_each_verb_has_its_method_and_others_get_405() -> None:
+def test_each_http_method_calls_its_handler_and_others_get_405() -> None:
     source = """
         class Handler:
             def __init__(self, config):
@@ -36,7 +36,7 @@ def test_each_verb_has_its_method_and_others_get_405() -> None:
         assert set(info.json["methods"]) == {"GET", "PUT"}
 
 
-def test_get_of_an_older_api_says_how_to_call_it() -> None:
+def test_get_on_an_older_api_explains_how_to_call_it() -> None:
     with running_replica("def predict(sample, metadata):\n    return sample\n", interface="functions") as replica:
         replica.wait_ready()
         assert "sending a post request" in replica.request(method="GET").json["message"]
@@ -59,7 +59,7 @@ def test_an_older_api_logs_sample_and_prediction_on_demand() -> None:
         assert max(map(len, log.splitlines())) < 700
 
 
-def test_a_result_that_is_not_json_is_told_to_caller_and_log_in_one_line() -> None:
+def test_a_result_that_is_not_json_is_an_error_of_one_line() -> None:
     source = """
         class Handler:
             def __init__(self, config):
@@ -77,7 +77,7 @@ def test_a_result_that_is_not_json_is_told_to_caller_and_log_in_one_line() -> No
         assert "Error" not in replica.log()
 
 
-def test_async_methods_run_side_by_side_and_time_out_alone() -> None:
+def test_async_calls_run_concurrently_and_time_out_separately() -> None:
     source = """
         import asyncio
 
@@ -100,7 +100,7 @@ def test_async_methods_run_side_by_side_and_time_out_alone() -> None:
         assert replica.status().processes[0].pid == pid
 
 
-def test_async_method_that_blocks_the_loop_is_replaced() -> None:
+def test_a_worker_whose_event_loop_is_blocked_is_replaced() -> None:
     source = """
         import time
 
@@ -120,7 +120,7 @@ def test_async_method_that_blocks_the_loop_is_replaced() -> None:
         assert replica.request({"s": 0}).status == 200
 
 
-def test_hang_up_cancels_an_async_call_and_frees_its_slot() -> None:
+def test_a_disconnect_cancels_an_async_call_and_frees_its_slot() -> None:
     source = """
         import asyncio
 
@@ -148,7 +148,7 @@ def test_hang_up_cancels_an_async_call_and_frees_its_slot() -> None:
         assert replica.request(method="GET").body == b"free"
 
 
-def test_callback_and_post_predict_run_after_the_answer(tmp_path: Path) -> None:
+def test_callbacks_and_post_predict_run_after_the_response(tmp_path: Path) -> None:
     handler = """
         import pathlib, time
 
@@ -188,7 +188,7 @@ def test_callback_and_post_predict_run_after_the_answer(tmp_path: Path) -> None:
         wait_until(lambda: "after {'x': 1} 2" in replica.log() and "seen in the log" in replica.log())
 
 
-def test_bodies_of_every_framing_arrive_whole_and_too_large_ones_are_refused() -> None:
+def test_accepts_bodies_of_every_framing_and_rejects_too_large_ones() -> None:
     source = """
         import hashlib
 
@@ -215,7 +215,7 @@ def test_bodies_of_every_framing_arrive_whole_and_too_large_ones_are_refused() -
         assert replica.request(body=b"x", headers=binary).status == 200
 
 
-def test_users_code_stays_on_one_thread_whether_quick_or_slow() -> None:
+def test_user_code_runs_on_one_thread() -> None:
     source = """
         import threading, time
 
@@ -233,7 +233,7 @@ def test_users_code_stays_on_one_thread_whether_quick_or_slow() -> None:
             assert {replica.request({"s": pause}).body for _ in range(times)} == {b"true"}
 
 
-def test_malformed_http_is_refused_and_the_next_connection_served() -> None:
+def test_rejects_malformed_http_and_serves_the_next_connection() -> None:
     with running_replica("def predict(sample, metadata):\n    return 1\n", interface="functions") as replica:
         replica.wait_ready()
         for junk in (

@@ -1,4 +1,4 @@
-"""Answers that come in parts, and those that the user's code makes itself, from real replicas."""
+"""Streamed responses and response objects of user code, from real replicas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.replicas.replicas import running_replica
 from harness.wait import wait_until
 
 
-def test_generator_is_streamed_while_it_runs() -> None:
+def test_a_generator_is_streamed_while_it_runs() -> None:
     source = """
         import os, time
 
@@ -38,7 +38,7 @@ def test_generator_is_streamed_while_it_runs() -> None:
         connection.close()
 
 
-def test_async_generator_streams_json_lines() -> None:
+def test_an_async_generator_streams_json_lines() -> None:
     source = """
         import asyncio
 
@@ -59,7 +59,7 @@ def test_async_generator_streams_json_lines() -> None:
         assert replica.request({"n": 0}).body == b""
 
 
-def test_generator_that_raises_first_is_an_error_and_later_cuts_the_answer_off() -> None:
+def test_a_generator_that_raises_is_an_error_at_first_and_truncates_the_response_later() -> None:
     source = """
         class Handler:
             def __init__(self, config):
@@ -86,7 +86,7 @@ def test_generator_that_raises_first_is_an_error_and_later_cuts_the_answer_off()
         wait_until(lambda: replica.log().count("ValueError: enough") == 2)
 
 
-def test_large_answers_arrive_whole() -> None:
+def test_large_responses_are_complete() -> None:
     source = """
         class Handler:
             def __init__(self, config):
@@ -101,7 +101,7 @@ def test_large_answers_arrive_whole() -> None:
             assert len(replica.request({"n": size}).body) == size
 
 
-def test_starlette_responses_are_sent_as_they_are() -> None:
+def test_starlette_responses_are_sent_unchanged() -> None:
     source = """
         from starlette.responses import JSONResponse, StreamingResponse
 
@@ -123,7 +123,7 @@ def test_starlette_responses_are_sent_as_they_are() -> None:
         assert stream.headers["content-type"].startswith("text/event-stream")
 
 
-def test_slow_reader_of_a_stream_does_not_stop_its_generator() -> None:
+def test_a_slow_reader_does_not_stop_a_generator() -> None:
     source = """
         class Handler:
             def __init__(self, config):

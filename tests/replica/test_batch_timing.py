@@ -1,4 +1,4 @@
-"""How long a batch stays open: pure."""
+"""Time that a batch waits for further requests (pure functions)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from cortex.replica.batch_timing import BatchTiming
 MS = 1_000_000
 
 
-def after(*calls: tuple[int, int, int], interval_s: float = 0.1, max_size: int = 64) -> tuple[BatchTiming, int]:
-    """Return what was learned of calls (size, still waiting, duration in ms), and when the last one ended."""
+def timing_after(*calls: tuple[int, int, int], interval_s: float = 0.1, max_size: int = 64) -> tuple[BatchTiming, int]:
+    """Return the timing and the end of the last of these calls: (size, still waiting, duration in ms)."""
     timing, now_ns = BatchTiming(max_size, interval_s), 0
     for size, waiting, duration_ms in calls:
         now_ns += duration_ms * MS
@@ -18,37 +18,37 @@ def after(*calls: tuple[int, int, int], interval_s: float = 0.1, max_size: int =
     return timing, now_ns
 
 
-def test_nobody_waits_who_is_alone() -> None:
+def test_a_single_caller_does_not_wait() -> None:
     assert BatchTiming(64, 1.0).wait_ns(1, 0, 0) == 0
-    timing, now_ns = after(*[(1, 0, 50)] * 20)
+    timing, now_ns = timing_after(*[(1, 0, 50)] * 20)
     assert timing.wait_ns(1, now_ns, now_ns) == 0
 
 
-def test_who_comes_alone_is_called_without_a_look_for_others() -> None:
-    timing, now_ns = after(*[(1, 0, 0)] * 3)
+def test_detects_that_a_request_is_alone() -> None:
+    timing, now_ns = timing_after(*[(1, 0, 0)] * 3)
     assert timing.is_alone(now_ns + 50_000)
-    assert not timing.is_alone(now_ns + 5_000), "it came while another ran"
-    assert not after((2, 0, 0))[0].is_alone(MS), "two were inside a moment ago"
-    assert not after((1, 0, 2))[0].is_alone(50 * MS), "others may have come while so long a call ran"
+    assert not timing.is_alone(now_ns + 5_000), "the request arrived during another call"
+    assert not timing_after((2, 0, 0))[0].is_alone(MS), "two requests ran a moment ago"
+    assert not timing_after((1, 0, 2))[0].is_alone(50 * MS), "others may have arrived during such a long call"
 
 
-def test_those_that_were_just_answered_are_waited_for() -> None:
-    timing, now_ns = after(*[(8, 0, 20)] * 50)
+def test_waits_for_callers_that_were_just_answered() -> None:
+    timing, now_ns = timing_after(*[(8, 0, 20)] * 50)
     first_ns = now_ns + MS
     assert 0 < timing.wait_ns(3, first_ns, first_ns) <= 10 * MS
     assert timing.wait_ns(8, first_ns, first_ns + 2 * MS) == 0
 
 
-def test_wait_ends_at_one_moment_whoever_joins() -> None:
-    timing, now_ns = after(*[(8, 0, 20)] * 50)
+def test_the_end_of_a_wait_does_not_depend_on_who_joins() -> None:
+    timing, now_ns = timing_after(*[(8, 0, 20)] * 50)
     first_ns = now_ns + MS
     ends = {at + timing.wait_ns(count, first_ns, at) for count, at in ((1, first_ns), (4, first_ns + 5 * MS))}
     assert len(ends) == 1
     assert timing.wait_ns(5, first_ns, ends.pop()) == 0
 
 
-def test_wait_is_never_longer_than_the_interval() -> None:
-    timing, now_ns = after(*[(8, 0, 500)] * 50, interval_s=0.003)
+def test_a_wait_is_at_most_the_interval() -> None:
+    timing, now_ns = timing_after(*[(8, 0, 500)] * 50, interval_s=0.003)
     assert timing.wait_ns(1, now_ns, now_ns) == 3 * MS
     assert timing.wait_ns(1, now_ns, now_ns + 3 * MS) == 0
 
@@ -56,48 +56,52 @@ def test_wait_is_never_longer_than_the_interval() -> None:
 @pytest.mark.parametrize(
     ("waiting", "first_ms", "now_ms", "left_ms"),
     [
-        (1, -19, 0, 5),  # it came early in the call that has just ended: the interval begins with the end
+        (1, -19, 0, 5),  # the request arrived during the last call: the interval starts at its end
         (15, -19, 1, 4),
         (15, -1, 5, 0),
         (16, -19, 0, 0),
-        (1, 2, 2, 5),  # it came after the end
+        (1, 2, 2, 5),  # the request arrived after the end
         (3, 2, 6, 1),
-        (1, 7, 7, 3),  # half of a call is the limit
+        (1, 7, 7, 3),  # the limit is half a call
     ],
 )
-def test_interval_begins_when_the_first_could_be_called(waiting: int, first_ms: int, now_ms: int, left_ms: int) -> None:
-    timing, ended_ns = after(*[(16, 0, 20)] * 50, interval_s=0.005, max_size=16)
+def test_the_interval_starts_when_the_first_request_could_run(
+    waiting: int, first_ms: int, now_ms: int, left_ms: int
+) -> None:
+    timing, ended_ns = timing_after(*[(16, 0, 20)] * 50, interval_s=0.005, max_size=16)
     left_ns = timing.wait_ns(waiting, ended_ns + first_ms * MS, ended_ns + now_ms * MS)
     assert left_ns == pytest.approx(left_ms * MS, abs=MS // 10)
 
 
 @pytest.mark.parametrize("apart", [1, 5, 15])
-def test_callers_in_two_groups_become_one(apart: int) -> None:
-    """Of 16 callers who ask again when answered, some came first: the others are waited for when they are answered."""
-    timing, now_ns = after(*[(apart, 16 - apart, 20), (16 - apart, apart, 20)] * 5, interval_s=0.005, max_size=16)
+def test_two_groups_of_callers_are_merged(apart: int) -> None:
+    """Merge two groups of callers that alternate: those just answered are waited for before the next call."""
+    timing, now_ns = timing_after(
+        *[(apart, 16 - apart, 20), (16 - apart, apart, 20)] * 5, interval_s=0.005, max_size=16
+    )
     came_ns = now_ns - 19 * MS
     assert timing.wait_ns(16 - apart, came_ns, now_ns) > 2 * MS
     assert timing.wait_ns(16, came_ns, now_ns + MS) == 0
 
 
-def test_request_that_comes_long_after_the_last_call_waits_for_nobody() -> None:
-    timing, now_ns = after(*[(8, 0, 20)] * 50)
+def test_a_request_long_after_the_last_call_does_not_wait() -> None:
+    timing, now_ns = timing_after(*[(8, 0, 20)] * 50)
     assert timing.wait_ns(1, now_ns + 11 * MS, now_ns + 11 * MS) == 0
 
 
-def test_quick_calls_are_not_waited_for() -> None:
-    timing, now_ns = after(*[(8, 0, 1)] * 50)
+def test_there_is_no_wait_when_calls_are_quick() -> None:
+    timing, now_ns = timing_after(*[(8, 0, 1)] * 50)
     assert timing.wait_ns(1, now_ns, now_ns) == 0
 
 
-def test_full_batch_is_closed_at_once() -> None:
-    timing, now_ns = after(*[(16, 30, 20)] * 10, max_size=16)
+def test_a_full_batch_does_not_wait() -> None:
+    timing, now_ns = timing_after(*[(16, 30, 20)] * 10, max_size=16)
     assert timing.expected == 16
     assert timing.wait_ns(16, now_ns, now_ns) == 0
 
 
-def test_waits_that_were_in_vain_become_rare() -> None:
-    timing, now_ns = after(*[(8, 0, 40)] * 50)
+def test_futile_waits_become_shorter() -> None:
+    timing, now_ns = timing_after(*[(8, 0, 40)] * 50)
     waited_ns = []
     for _ in range(20):
         left_ns = timing.wait_ns(1, now_ns, now_ns)
@@ -110,26 +114,26 @@ def test_waits_that_were_in_vain_become_rare() -> None:
     assert max(waited_ns[10:]) < 5 * MS
 
 
-def test_calls_of_one_are_made_where_a_batch_takes_longer_than_they_do() -> None:
-    timing, now_ns = after((1, 1, 1), (2, 0, 8), (16, 0, 8))
+def test_requests_run_singly_when_a_batch_takes_longer() -> None:
+    timing, now_ns = timing_after((1, 1, 1), (2, 0, 8), (16, 0, 8))
     assert timing.size(2) == 1
     assert timing.size(16) == 16
-    assert timing.size(100) == 64, "what is not known is tried"
+    assert timing.size(100) == 64, "unknown sizes are tried"
     timing.record(2, 2, 8 * MS, now_ns)
     assert timing.expected == 4
     assert timing.wait_ns(1, now_ns, now_ns) > 0
     timing.record(4, 0, 8 * MS, now_ns)
-    assert timing.wait_ns(1, now_ns, now_ns) == 0, "nobody waits for a batch that is not made"
+    assert timing.wait_ns(1, now_ns, now_ns) == 0, "no wait for a batch that would not be formed"
 
 
-def test_both_ways_are_tried_from_time_to_time() -> None:
+def test_the_slower_way_is_tried_occasionally() -> None:
     for together_ms, usual in ((1, 8), (80, 1)):
-        timing, _ = after((1, 7, 2), (8, 0, together_ms))
+        timing, _ = timing_after((1, 7, 2), (8, 0, together_ms))
         sizes = [timing.size(8) for _ in range(1024)]
         assert 0.9 < sizes.count(usual) / 1024 < 1
         assert set(sizes) == {1, 8}
 
 
-def test_what_was_slow_once_is_not_slow_for_ever() -> None:
-    timing, _ = after((1, 0, 2), (8, 0, 800), (8, 0, 8))
+def test_a_single_slow_batch_is_forgotten() -> None:
+    timing, _ = timing_after((1, 0, 2), (8, 0, 800), (8, 0, 8))
     assert timing.size(8) == 8

@@ -1,4 +1,4 @@
-"""Batches in real replicas: who is in them, and what becomes of each request."""
+"""Batches in real replicas: their requests, results and failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cortex.replica.metrics import SeriesKind, read_metrics, series_key
 from harness.replicas.replicas import Answer, Replica, new_request_id, read, running_replica
 from harness.wait import wait_until
 
-#: The first call waits at the gate, so that all that were sent meanwhile make up the second.
+#: The first call waits at a gate, so that all requests sent meanwhile form the second.
 SOURCE = """
     import pathlib, time
 
@@ -55,21 +55,21 @@ HEADERS = {"content-type": "application/json"}
 
 @dataclass
 class Batched:
-    """A replica whose calls can be held up."""
+    """A replica whose first call can be blocked."""
 
     replica: Replica
 
     def ask_together(self, payloads: list[Any], ids: dict[int, str] | None = None, leave: int = -1) -> list[Answer]:
-        """Send all while a call is held up, so that they are one batch; the client `leave` hangs up meanwhile."""
+        """Send requests while a call is blocked, so that they form one batch; client `leave` disconnects meanwhile."""
         connections = self.send_together(payloads, ids, leave)
         return [read(connection.getresponse(), time.monotonic()) for connection in connections]
 
     def send_together(
         self, payloads: list[Any], ids: dict[int, str] | None = None, leave: int = -1
     ) -> list[HTTPConnection]:
-        """Do as `ask_together`, and return the connections, less that of `leave`, instead of the answers."""
+        """Send requests like `ask_together`; return the connections except that of `leave`."""
         connections = [self.replica.connection() for _ in payloads]
-        for connection in connections:  # the process has them all before the call begins
+        for connection in connections:  # the worker has accepted all of them before the call starts
             connection.request("GET", "/")
             connection.getresponse().read()
         gate = self.replica.connection()
@@ -87,7 +87,7 @@ class Batched:
         return connections
 
     def calls(self) -> list[list[dict[str, Any]]]:
-        """Return what each call after the one that was held up was given."""
+        """Return the payloads of each call after the blocked one."""
         return list(self.replica.request(method="GET").json)[1:]
 
 
@@ -98,7 +98,7 @@ def batched(source: str = SOURCE, **fields: Any) -> Iterator[Batched]:
         yield Batched(replica)
 
 
-def test_requests_that_wait_are_one_call_and_each_gets_its_own_result(tmp_path: Path) -> None:
+def test_waiting_requests_form_one_batch_and_get_their_own_results(tmp_path: Path) -> None:
     with batched(metrics_dir=str(tmp_path)) as replica:
         answers = replica.ask_together([{"n": n} for n in range(20)])
         assert [answer.json for answer in answers] == [{"n": n, "seen": 1} for n in range(20)]
@@ -109,27 +109,27 @@ def test_requests_that_wait_are_one_call_and_each_gets_its_own_result(tmp_path: 
         wait_until(lambda: read_metrics(file)[bucket] == 1, message="a batch of 17 to 32 was counted")
 
 
-def test_batch_is_no_larger_than_allowed() -> None:
+def test_a_batch_has_at_most_the_maximum_size() -> None:
     with batched(max_batch_size=8) as replica:
         answers = replica.ask_together([{"n": n} for n in range(20)])
         assert [answer.json["n"] for answer in answers] == list(range(20))
         assert sorted(len(call) for call in replica.calls()) == [4, 8, 8]
 
 
-def test_only_the_guilty_request_fails() -> None:
+def test_only_the_failing_request_of_a_batch_fails() -> None:
     with batched() as replica:
         payloads = [{"n": n, "poison": n == 13} for n in range(32)]
         answers = replica.ask_together(payloads, ids={13: new_request_id() + "-guilty"})
         assert [answer.status for answer in answers] == [500 if n == 13 else 200 for n in range(32)]
         assert "ValueError in handle_post()" in answers[13].json["error"]
-        # What a failed call did to a payload is not seen by the next.
+        # Changes that a failed call made to a payload are discarded.
         assert {answer.json["seen"] for answer in answers if answer.status == 200} == {1}
         assert len(replica.calls()) <= 1 + 2 * math.log2(32) + 1
         log = wait_until(lambda: "-guilty failed:" in (log := replica.replica.log()) and log)
         assert log.count("Traceback") == 1
 
 
-def test_whole_batch_fails_where_it_is_not_to_be_bisected() -> None:
+def test_the_whole_batch_fails_without_bisection() -> None:
     with batched(isolates_failures=False) as replica:
         answers = replica.ask_together([{"n": n, "poison": n == 3} for n in range(8)])
         assert [answer.status for answer in answers] == [500] * 8
@@ -138,7 +138,7 @@ def test_whole_batch_fails_where_it_is_not_to_be_bisected() -> None:
         wait_until(lambda: "that was a batch of 8 requests: " in replica.replica.log())
 
 
-def test_wrong_length_fails_the_request_whose_result_is_missing() -> None:
+def test_a_missing_result_fails_its_request() -> None:
     with batched() as replica:
         answers = replica.ask_together([{"n": n, "lost": n == 2} for n in range(6)])
         assert [answer.status for answer in answers] == [200, 200, 500, 200, 200, 200]
@@ -146,33 +146,33 @@ def test_wrong_length_fails_the_request_whose_result_is_missing() -> None:
         assert told in answers[2].json["error"]
 
 
-def test_result_that_is_no_list_is_an_error_for_all() -> None:
+def test_a_result_that_is_not_a_list_fails_all_requests() -> None:
     with batched(isolates_failures=False) as replica:
         answers = replica.ask_together([{"n": n, "no_list": True} for n in range(3)])
         assert [answer.status for answer in answers] == [500] * 3
         assert "got a batch of 3 requests and returned dict" in answers[0].json["error"]
 
 
-def test_bad_body_and_late_request_are_left_out_of_the_batch() -> None:
+def test_invalid_and_late_requests_are_excluded_from_a_batch() -> None:
     with batched() as replica:
         late = {2: new_request_id(ago_s=61)}
         answers = replica.ask_together([{"n": 0}, "{", {"n": 2}, {"n": 3}], ids=late)
         assert [answer.status for answer in answers] == [200, 400, 504, 200]
         assert (
             answers[2].json["error"].startswith("timed out after 60 s")
-        )  # the process or its supervisor, who is first
+        )  # from the worker or its supervisor, whichever is first
         assert [[item["n"] for item in call] for call in replica.calls()] == [[0, 3]]
 
 
-def test_request_whose_client_hung_up_is_left_out() -> None:
-    # A generator among the methods has calls run on threads, which leave the loop free to see it.
+def test_a_disconnected_request_is_excluded_from_a_batch() -> None:
+    # With a generator among the methods, calls run on threads, and the event loop notices the disconnect.
     with batched(SOURCE + "\n        def handle_put(self):\n            yield 1\n") as replica:
         answers = replica.ask_together([{"n": n} for n in range(4)], leave=1)
         assert [answer.json["n"] for answer in answers] == [0, 2, 3]
         assert [[item["n"] for item in call] for call in replica.calls()] == [[0, 2, 3]]
 
 
-def test_result_that_can_not_be_sent_fails_alone() -> None:
+def test_a_result_that_cannot_be_encoded_fails_alone() -> None:
     source = SOURCE.replace("return [item for", "return [{1} if item.get('bad') else item for")
     with batched(source) as replica:
         answers = replica.ask_together([{"n": n, "bad": n == 1} for n in range(3)])
@@ -187,14 +187,14 @@ STUCK, STUCK_ASYNC = (
 )
 
 
-def test_async_methods_get_batches_too() -> None:
+def test_async_methods_receive_batches() -> None:
     with batched(ASYNC) as replica:
         answers = replica.ask_together([{"n": n, "poison": n == 5} for n in range(16)])
         assert [answer.status for answer in answers] == [500 if n == 5 else 200 for n in range(16)]
         assert len(replica.calls()) <= 1 + 2 * math.log2(16) + 1
 
 
-def test_async_batch_that_takes_too_long_is_answered_and_the_process_lives() -> None:
+def test_a_slow_async_batch_times_out_without_replacing_its_worker() -> None:
     source = """
         import asyncio, os
 
@@ -247,7 +247,7 @@ def test_calls_run_on_as_many_threads_as_configured(threads: int) -> None:
         assert batch.replica.request(method="GET").body == str(threads).encode()
 
 
-def test_request_that_comes_alone_is_a_batch_of_one() -> None:
+def test_a_single_request_is_a_batch_of_one() -> None:
     with batched() as batch:
         answers = [batch.replica.request({"n": n, "lost": n == 2}, request_id=new_request_id()) for n in range(4)]
         assert [answer.status for answer in answers] == [200, 200, 500, 200]
@@ -256,7 +256,7 @@ def test_request_that_comes_alone_is_a_batch_of_one() -> None:
         assert "batch;dur=" in answers[3].headers["server-timing"]
 
 
-def test_hook_after_the_answer_runs_for_each_request() -> None:
+def test_hooks_after_the_response_run_for_each_request() -> None:
     source = """
         import pathlib, time
 
@@ -282,7 +282,7 @@ def test_hook_after_the_answer_runs_for_each_request() -> None:
             wait_until(lambda told=told: told in batch.replica.log(), message=told)  # type: ignore[misc]
 
 
-def test_slow_batch_is_answered_with_504_and_its_process_replaced() -> None:
+def test_a_slow_batch_gets_504_and_its_worker_is_replaced() -> None:
     with batched(STUCK, timeout_s=2.0) as batch:
         connections = [batch.replica.connection() for _ in range(3)]
         for connection in connections:
@@ -293,7 +293,7 @@ def test_slow_batch_is_answered_with_504_and_its_process_replaced() -> None:
 
 
 @pytest.mark.parametrize("source", [STUCK, STUCK_ASYNC], ids=["sync", "async"])
-def test_requests_whose_batch_is_stuck_are_called_again_if_they_have_time_left(source: str) -> None:
+def test_requests_of_a_stuck_batch_are_retried_if_time_is_left(source: str) -> None:
     with batched(source, timeout_s=15.0) as batch:
         payloads = [{"n": n, "poison": n == 2} for n in range(6)]
 
@@ -310,7 +310,7 @@ def sockets_of(pid: int) -> set[str]:
     return {name for name in found if name.startswith("socket:")}
 
 
-def test_who_hung_up_in_a_batch_that_was_stuck_leaves_nothing_behind() -> None:
+def test_a_disconnected_client_of_a_stuck_batch_leaves_no_socket() -> None:
     with batched(STUCK_ASYNC) as batch:
         supervisor = batch.replica.process.pid
         before = sockets_of(supervisor)
@@ -329,7 +329,7 @@ def test_who_hung_up_in_a_batch_that_was_stuck_leaves_nothing_behind() -> None:
         wait_until(lambda: not held & sockets_of(supervisor), message="all three are closed")
 
 
-def test_slots_make_room_for_the_next_batch() -> None:
+def test_slots_allow_the_next_batch_to_wait() -> None:
     with batched(max_batch_size=16, threads=2) as batch:
         assert batch.replica.status().slots == 48
 

@@ -22,20 +22,20 @@ SPEC = ReplicaSpec(
 )
 
 
-def test_a_replica_sees_its_own_gpus_whatever_its_environment_says() -> None:
+def test_a_replica_sees_only_its_own_gpus() -> None:
     spec = replace(SPEC, gpu=2, gpu_ids=("GPU-a", "GPU-b"), env={"CUDA_VISIBLE_DEVICES": "7"})
     assert gpu_environ(spec, has_gpus=True)["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
 
 
-def test_a_replica_that_asked_for_no_gpu_sees_none() -> None:
+def test_a_replica_without_gpus_sees_none() -> None:
     assert gpu_environ(SPEC, has_gpus=True)["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_where_there_are_no_gpus_nothing_is_set() -> None:
+def test_nothing_is_set_on_a_machine_without_gpus() -> None:
     assert gpu_environ(SPEC, has_gpus=False) == {}
 
 
-def test_an_api_may_choose_gpus_by_itself() -> None:
+def test_an_api_can_choose_gpus_itself() -> None:
     assert gpu_environ(replace(SPEC, env={"CUDA_VISIBLE_DEVICES": "0"}), has_gpus=True) == {}
 
 
@@ -49,5 +49,5 @@ def test_processes_share_the_cores_of_their_chip(processes: int) -> None:
     assert {environ["NEURONCORE_GROUP_SIZES"] for environ in environs} == {str(4 // processes)}
 
 
-def test_without_inferentia_no_process_is_told_of_cores() -> None:
+def test_no_cores_are_set_without_inferentia() -> None:
     assert process_environ(SPEC, 0) == {}

@@ -1,4 +1,4 @@
-"""Callers that wait for a busy process get their turns alike."""
+"""Connections that wait for a busy worker are served in turn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Handler:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_no_connection_waits_while_others_are_served_again_and_again(threads: int) -> None:
+def test_no_connection_is_starved(threads: int) -> None:
     served: Counter[int] = Counter()
     all_started = threading.Barrier(10)
     with running_replica(SOURCE, "handler", threads=threads) as replica:

@@ -1,4 +1,4 @@
-"""What the user's code and its callers may do without harm to other requests; each test is named after the attack."""
+"""Misbehaving user code and callers do not affect other requests; each test is named after the misbehaviour."""
 
 from __future__ import annotations
 
@@ -135,14 +135,14 @@ ASYNC_HANDLER = """
 """
 
 
-def make_calls_slow(replica: Replica) -> None:
-    """Have calls leave the event loop for a thread."""
+def run_calls_on_threads(replica: Replica) -> None:
+    """Make a slow call, so that further calls run on a thread."""
     replica.wait_ready()
     replica.request({"do": "sleep", "s": 0.1})
 
 
 def begin(replica: Replica, payload: object) -> socket.socket:
-    """Send a request and return its connection once the user's code has it."""
+    """Send a request; return its connection once user code has received it."""
     called = Path(replica.spec.project_dir) / "called"
     called.unlink(missing_ok=True)
     connection = replica.connection()
@@ -153,9 +153,9 @@ def begin(replica: Replica, payload: object) -> socket.socket:
 
 
 @pytest.mark.parametrize("do", ["sleep", "hold the interpreter"])
-def test_caller_of_a_stuck_call_that_hangs_up_does_not_take_the_slot_along(do: str) -> None:
+def test_a_disconnect_during_a_stuck_call_does_not_leak_its_slot(do: str) -> None:
     with running_replica(HANDLER, timeout_s=3.0) as replica:
-        make_calls_slow(replica)
+        run_calls_on_threads(replica)
         begin(replica, {"do": do, "s": 3600}).close()
         assert wait_until(lambda: replica.status().processes[0].restarts == 1)
         death = replica.wait_ready().processes[0].death
@@ -164,7 +164,7 @@ def test_caller_of_a_stuck_call_that_hangs_up_does_not_take_the_slot_along(do: s
         assert replica.request({}).status == 200
 
 
-def test_process_that_reads_no_request_any_more_is_replaced() -> None:
+def test_a_worker_that_stops_reading_requests_is_replaced() -> None:
     with running_replica(HANDLER, timeout_s=3.0) as replica, ThreadPoolExecutor() as pool:
         replica.wait_ready()
         assert replica.request({"do": "block all threads soon"}).status == 200
@@ -177,20 +177,22 @@ def test_process_that_reads_no_request_any_more_is_replaced() -> None:
         assert replica.request({}).status == 200
 
 
-def test_hang_ups_while_a_call_runs_leave_no_connection_behind() -> None:
+def test_disconnects_during_a_call_leave_no_connections() -> None:
     with running_replica(HANDLER) as replica:
-        make_calls_slow(replica)
+        run_calls_on_threads(replica)
         supervisor, worker = replica.process.pid, replica.pid
-        before = descriptors(supervisor), descriptors(worker)
+        before = open_descriptors(supervisor), open_descriptors(worker)
         for _ in range(20):
             begin(replica, {"do": "sleep", "s": 0.02}).close()
-        wait_until(lambda: (descriptors(supervisor), descriptors(worker)) <= before, message="connections stay open")
+        wait_until(
+            lambda: (open_descriptors(supervisor), open_descriptors(worker)) <= before, message="connections stay open"
+        )
         assert replica.pid == worker
 
 
-def test_hang_ups_in_large_answers_and_bodies_leave_no_memory_behind() -> None:
+def test_disconnects_during_large_transfers_leak_no_memory() -> None:
     with running_replica(HANDLER) as replica:
-        make_calls_slow(replica)
+        run_calls_on_threads(replica)
         worker = psutil.Process(replica.pid)
         large = b'{"do": "large answer"}'
         for size, body in ((len(large), large), (4_000_000, b"x" * 3_000_000)):
@@ -200,14 +202,14 @@ def test_hang_ups_in_large_answers_and_bodies_leave_no_memory_behind() -> None:
                     sock.sendall(head + body)
                     if body is large:
                         sock.recv(1000)
-        wait_until(lambda: descriptors(worker.pid) < 30)
+        wait_until(lambda: open_descriptors(worker.pid) < 30)
         assert worker.memory_info().rss < 200 * 1024**2
 
 
 @pytest.mark.parametrize(
     "do", ["cancel a child", "cancel itself", "exit", "exit in a stream", "cancelled stream", "cancelled generator"]
 )
-def test_user_code_that_cancels_or_exits_gets_a_500_and_ends_no_other_call(do: str, tmp_path: Path) -> None:
+def test_cancelling_or_exiting_user_code_gets_500_and_ends_no_other_call(do: str, tmp_path: Path) -> None:
     with running_replica(ASYNC_HANDLER, timeout_s=15.0) as replica, ThreadPoolExecutor() as pool:
         replica.wait_ready()
         other = pool.submit(replica.request, {"do": "wait", "for": str(tmp_path / "go")})
@@ -229,9 +231,9 @@ def test_exit_in_a_background_task_ends_no_other_call(tmp_path: Path) -> None:
         wait_until(lambda: "SystemExit" in replica.log(), message="nothing in the log")
 
 
-def test_closed_stderr_costs_the_log_and_no_answer() -> None:
+def test_a_closed_stderr_loses_logs_but_no_responses() -> None:
     with running_replica(HANDLER, timeout_s=5.0) as replica:
-        make_calls_slow(replica)
+        run_calls_on_threads(replica)
         assert replica.request({"do": "close stderr"}).status == 500
         assert replica.request({}).status == 200
         assert replica.status().processes[0].restarts == 0
@@ -247,7 +249,7 @@ def test_closed_stderr_costs_the_log_and_no_answer() -> None:
         "header name with a blank",
     ],
 )
-def test_response_that_is_not_http_is_a_500_that_says_so(do: str) -> None:
+def test_an_invalid_response_is_a_500_with_the_reason(do: str) -> None:
     with running_replica(HANDLER, timeout_s=5.0) as replica:
         replica.wait_ready()
         answer = replica.request({"do": do})
@@ -255,7 +257,7 @@ def test_response_that_is_not_http_is_a_500_that_says_so(do: str) -> None:
         assert "the response" in answer.json["error"]
 
 
-def test_streaming_response_with_no_http_status_is_a_500_that_says_so() -> None:
+def test_a_streaming_response_with_an_invalid_status_is_a_500_with_the_reason() -> None:
     with running_replica(ASYNC_HANDLER, timeout_s=5.0) as replica:
         replica.wait_ready()
         answer = replica.request({"do": "stream with no HTTP status"})
@@ -266,7 +268,7 @@ def test_streaming_response_with_no_http_status_is_a_500_that_says_so() -> None:
 @pytest.mark.parametrize(
     ("do", "status", "body"), [("body where none may be", 204, b""), ("own transfer coding", 200, b"x")]
 )
-def test_response_never_reaches_into_the_next_answer(do: str, status: int, body: bytes) -> None:
+def test_a_response_never_spills_into_the_next(do: str, status: int, body: bytes) -> None:
     with running_replica(HANDLER, timeout_s=5.0) as replica, contextlib.closing(replica.connection()) as connection:
         replica.wait_ready()
         for payload, expected in (({"do": do}, (status, body)), ({}, (200, None)), ({"do": do}, (status, body))):
@@ -289,7 +291,7 @@ def test_trailers_are_not_headers_and_change_no_deadline() -> None:
         assert b"authorization" not in answer
 
 
-def test_code_that_writes_into_foreign_descriptors_does_not_end_its_supervisor() -> None:
+def test_writes_to_foreign_descriptors_do_not_end_the_supervisor() -> None:
     with running_replica(HANDLER) as replica:
         before = replica.wait_ready()
         assert replica.request({"do": "write everywhere"}).status == 200
@@ -297,7 +299,7 @@ def test_code_that_writes_into_foreign_descriptors_does_not_end_its_supervisor()
         assert replica.status().supervisor_pid == before.supervisor_pid
 
 
-def test_process_that_closes_the_socket_to_its_supervisor_is_replaced() -> None:
+def test_a_worker_that_closes_its_channel_is_replaced() -> None:
     with running_replica(HANDLER) as replica:
         replica.wait_ready()
         assert replica.request({"do": "close the channel"}).status == 200
@@ -305,7 +307,7 @@ def test_process_that_closes_the_socket_to_its_supervisor_is_replaced() -> None:
         assert replica.request({}).status == 200
 
 
-def test_connection_that_a_daemon_inherited_ends_with_the_process() -> None:
+def test_a_connection_inherited_by_a_daemon_ends_with_the_worker() -> None:
     with running_replica(HANDLER, timeout_s=20.0) as replica:
         replica.wait_ready()
         connection = replica.connection()
@@ -315,8 +317,8 @@ def test_connection_that_a_daemon_inherited_ends_with_the_process() -> None:
             connection.getresponse().read()
 
 
-def test_connections_that_come_in_thousands_while_the_process_is_blocked_are_all_served() -> None:
-    allow_descriptors(5000)
+def test_thousands_of_connections_to_a_blocked_worker_are_served() -> None:
+    raise_descriptor_limit(5000)
     with running_replica(HANDLER, timeout_s=30.0) as replica, contextlib.ExitStack() as stack:
         replica.wait_ready()
         blocked = begin(replica, {"do": "hold the interpreter", "s": 2})
@@ -327,39 +329,41 @@ def test_connections_that_come_in_thousands_while_the_process_is_blocked_are_all
         supervisor, worker = replica.process.pid, replica.pid
         blocked.close()
         stack.close()
-        wait_until(lambda: max(descriptors(supervisor), descriptors(worker)) < 100, message="connections stay open")
+        wait_until(
+            lambda: max(open_descriptors(supervisor), open_descriptors(worker)) < 100, message="connections stay open"
+        )
 
 
-def test_supervisor_out_of_descriptors_lives_and_starts_its_process_once_it_has_some() -> None:
+def test_a_supervisor_without_free_descriptors_starts_its_worker_later() -> None:
     with running_replica(HANDLER) as replica:
         pid = replica.wait_ready().processes[0].pid
         assert pid is not None
         supervisor = replica.process.pid
         limit = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
-        resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (descriptors(supervisor), limit[1]))
+        resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (open_descriptors(supervisor), limit[1]))
         os.kill(pid, signal.SIGKILL)
         os.kill(supervisor, 0)
-        wait_until(lambda: descriptors(supervisor) and not Path(f"/proc/{pid}").exists())
+        wait_until(lambda: open_descriptors(supervisor) and not Path(f"/proc/{pid}").exists())
         resource.prlimit(supervisor, resource.RLIMIT_NOFILE, limit)
         assert wait_until(lambda: (status := replica.try_status()) and status.processes[0].state is ProcessState.READY)
         assert replica.request({}).status == 200
 
 
 def replica_socket(replica: Replica) -> socket.socket:
-    """Connect without a word."""
+    """Connect without sending anything."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(PATIENCE_S)
     sock.connect(replica.spec.sockets[0])
     return sock
 
 
-def descriptors(pid: int) -> int:
-    """Count what a process has open."""
+def open_descriptors(pid: int) -> int:
+    """Return the number of descriptors."""
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
 
-def allow_descriptors(wanted: int) -> None:
-    """Let this process have so many, as far as it may."""
+def raise_descriptor_limit(wanted: int) -> None:
+    """Raise this process's limit of descriptors, up to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))

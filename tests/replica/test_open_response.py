@@ -11,7 +11,7 @@ async def read(opened):
     return b"".join([chunk async for chunk in opened.chunks])
 
 
-def test_a_stream_is_read_piece_by_piece_then_its_background_runs():
+def test_a_stream_is_read_in_chunks_and_then_its_background_task_runs():
     async def run():
         done = []
         response = StreamingResponse(
@@ -46,7 +46,7 @@ def test_the_body_ends_before_a_slow_background_task_does():
     asyncio.run(run())
 
 
-def test_a_file_is_sent_whole_or_by_range(tmp_path):
+def test_a_file_is_sent_completely_or_by_range(tmp_path):
     file = tmp_path / "a.bin"
     file.write_bytes(bytes(range(256)) * 1000)
 
@@ -63,7 +63,7 @@ def test_a_file_is_sent_whole_or_by_range(tmp_path):
     asyncio.run(run())
 
 
-def test_what_a_stream_raises_comes_out_where_it_is_read():
+def test_an_exception_of_a_stream_is_raised_to_its_reader():
     async def broken():
         yield "a"
         raise ValueError("broken")
@@ -77,7 +77,7 @@ def test_what_a_stream_raises_comes_out_where_it_is_read():
     asyncio.run(run())
 
 
-def test_a_reader_that_leaves_stops_the_stream():
+def test_closing_the_reader_stops_the_stream():
     async def run():
         stopped = asyncio.Event()
 
@@ -117,7 +117,7 @@ def test_a_slow_reader_slows_the_stream():
     asyncio.run(run())
 
 
-def test_responses_with_a_way_of_their_own_are_run():
+def test_custom_responses_are_run():
     class Teapot(Response):
         async def __call__(self, scope, receive, send):
             await PlainTextResponse("tea", 418)(scope, receive, send)

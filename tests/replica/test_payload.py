@@ -45,7 +45,7 @@ VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(T
 
 
 @given(VALUES)
-def test_any_json_value_comes_back_as_it_went(value):
+def test_any_json_value_round_trips(value):
     assert parse(JSON, encode([value]).body) == [value]
 
 
@@ -54,7 +54,7 @@ def test_any_json_value_comes_back_as_it_went(value):
     [b"application/json", b"application/json; charset=utf-8", b"APPLICATION/JSON", b" application/json ;x=y"],
 )
 @pytest.mark.parametrize("json_only", [False, True])
-def test_json_is_known_by_its_content_type(content_type, json_only):
+def test_json_is_recognized_by_its_content_type(content_type, json_only):
     assert parse(content_type, b'{"a": [1, "\xc3\xa9"]}', json_only) == {"a": [1, "é"]}
 
 
@@ -65,7 +65,7 @@ def test_a_byte_order_mark_before_json_is_skipped():
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"a": NaN}', b"\xff", b"[1,]", b"1 2", b"[" * 5000, b'"\\ud800"'])
-def test_malformed_json_is_the_callers_mistake(body):
+def test_malformed_json_is_a_client_error(body):
     with pytest.raises(BadBody, match="^malformed JSON: "):
         parse(JSON, body)
     with pytest.raises(BadBody):
@@ -73,12 +73,12 @@ def test_malformed_json_is_the_callers_mistake(body):
 
 
 @pytest.mark.parametrize("content_type", [None, b"", b"text/plain", b"application/x-www-form-urlencoded", b"image/png"])
-def test_functions_get_json_or_nothing(content_type):
+def test_functions_receive_json_or_nothing(content_type):
     assert parse(content_type, b"a=b", json_only=True) is None
 
 
 @pytest.mark.parametrize("content_type", [None, b"", b"image/png", b"application/octet-stream", b"application/ld+json"])
-def test_anything_else_is_bytes(content_type):
+def test_other_content_types_are_bytes(content_type):
     assert parse(content_type, b"\x00\xff") == b"\x00\xff"
 
 
@@ -96,7 +96,7 @@ def test_text_is_decoded_by_its_charset(content_type, body, text):
 
 
 @pytest.mark.parametrize("charset", [b"", b"; charset=nope", b"; charset=base64", b"; charset=\xff", b"; charset=a\0b"])
-def test_undecodable_text_is_the_callers_mistake(charset):
+def test_undecodable_text_is_a_client_error(charset):
     with pytest.raises(BadBody, match="the body is not"):
         parse(b"text/plain" + charset, b"\xff\xfe\xfd")
 
@@ -144,13 +144,13 @@ def test_a_large_field_of_a_form_is_accepted():
         (b"application/x-www-form-urlencoded", b"a=1&" * (MAX_FORM_PARTS + 1)),
     ],
 )
-def test_a_malformed_or_excessive_form_is_the_callers_mistake(content_type, body):
+def test_a_malformed_or_excessive_form_is_a_client_error(content_type, body):
     with pytest.raises(BadBody, match="malformed form"):
         parse(content_type, body)
 
 
 @given(st.sampled_from([JSON, b"text/plain", MULTIPART, b"application/x-www-form-urlencoded"]), st.binary(max_size=200))
-def test_any_body_is_parsed_or_refused(content_type, body):
+def test_any_body_is_parsed_or_rejected(content_type, body):
     for variant in (body, b"--X\r\n" + body, b'--X\r\ncontent-disposition: form-data; name="a"\r\n\r\n' + body):
         try:
             parse(content_type, variant)
@@ -160,7 +160,7 @@ def test_any_body_is_parsed_or_refused(content_type, body):
 
 
 @given(st.binary(max_size=60))
-def test_any_content_type_is_parsed_or_refused(content_type):
+def test_any_content_type_is_parsed_or_rejected(content_type):
     for kind in (content_type, b"text/plain;charset=" + content_type, b"multipart/form-data;" + content_type):
         try:
             parse(kind, b"a=1")
@@ -263,7 +263,7 @@ def test_arrays_of_any_type_become_json_or_a_clear_error(array, transposed):
 
 
 @given(st.dictionaries(st.none() | st.booleans() | st.integers() | TEXTS, st.integers() | VALUES))
-def test_keys_and_numbers_of_any_size_are_said_as_python_says_them(value):
+def test_keys_and_numbers_are_formatted_like_python(value):
     assert json.loads(encode(value).body) == json.loads(json.dumps(value))
 
 
@@ -292,7 +292,7 @@ for _ in range(100_000):
         (Point, "result: type is not JSON serializable"),
     ],
 )
-def test_what_json_cannot_hold_is_named_with_its_place(result, message):
+def test_rejects_values_that_json_cannot_represent_with_their_path(result, message):
     with pytest.raises(UserError) as caught:
         encode(result)
     assert message in str(caught.value)
@@ -320,12 +320,12 @@ def test_a_functions_str_is_a_json_string():
     assert encode(b"raw", json_strings=True)[1:3] == (BYTES, b"raw")
 
 
-def test_text_that_utf8_cannot_hold_is_a_clear_error():
+def test_text_that_utf8_cannot_encode_is_a_clear_error():
     with pytest.raises(UserError, match="cannot be encoded as UTF-8"):
         encode("\ud800")
 
 
-def test_a_response_is_sent_as_it_is():
+def test_a_response_is_sent_unchanged():
     from starlette.background import BackgroundTask
     from starlette.responses import JSONResponse, PlainTextResponse, Response
 
@@ -342,7 +342,7 @@ def test_a_response_is_sent_as_it_is():
     assert encode(JSONResponse([1]))[:3] == (200, JSON, b"[1]")
 
 
-def test_a_response_that_sends_itself_is_handed_on():
+def test_a_custom_response_is_passed_on():
     from starlette.responses import StreamingResponse
 
     response = StreamingResponse(iter(["a"]), 201, media_type="text/csv")
@@ -368,7 +368,7 @@ def test_items_of_a_stream(item, media_type, chunk):
     assert encode_chunk(item) == chunk
 
 
-def test_json_needs_neither_starlette_nor_numpy():
+def test_encoding_json_imports_neither_starlette_nor_numpy():
     code = (
         "import sys; from cortex.replica.payload import *; assert parse(JSON, encode({'a': 1}).body) == {'a': 1};"
         "assert not {'starlette', 'numpy', 'pydantic'} & set(sys.modules)"
@@ -376,6 +376,6 @@ def test_json_needs_neither_starlette_nor_numpy():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_quick_way_is_orjson_alone():
+def test_the_fast_path_uses_only_orjson():
     value = {"label": "setosa", "scores": [0.1, 0.2]}
     assert encode(value).body == orjson.dumps(value)

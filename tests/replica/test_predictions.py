@@ -1,4 +1,4 @@
-"""Predictions are found again by the ids of their requests."""
+"""Lookup of recent predictions by request id."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def request_id(number: int) -> str:
 
 
 @pytest.mark.parametrize("asked", [1, 100], ids=["few", "many"])
-def test_a_prediction_is_found_by_its_request(tmp_path: Path, asked: int) -> None:
+def test_a_prediction_is_found_by_its_request_id(tmp_path: Path, asked: int) -> None:
     ring = PredictionRing(tmp_path, NUMBER)
     for number in range(200):
         ring.append(request_id(number).encode(), number / 2)
@@ -31,7 +31,7 @@ def test_a_prediction_is_found_by_its_request(tmp_path: Path, asked: int) -> Non
     assert find_predictions(tmp_path / "1", NUMBER, wanted) == {}
 
 
-def test_the_oldest_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_predictions_are_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracker, "RING_SIZE", 8)
     ring = PredictionRing(tmp_path, CLASS)
     for number in range(20):
@@ -41,7 +41,7 @@ def test_the_oldest_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert found == {request_id(number): 2**64 - 1 - number for number in range(12, 20)}
 
 
-def test_the_next_process_goes_on_where_one_ended(tmp_path: Path) -> None:
+def test_the_next_process_continues_in_the_ring(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path; from cortex.replica.tracker import *\n"
         "PredictionRing(Path(sys.argv[1]), PredictionKind.NUMBER).append(sys.argv[2].encode(), float(sys.argv[3]))\n"
@@ -65,7 +65,7 @@ def test_the_next_process_goes_on_where_one_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"garbage", bytes(64), b"\xff" * 200])
-def test_what_is_no_ring_knows_nothing(tmp_path: Path, data: bytes) -> None:
+def test_an_invalid_ring_is_read_as_empty(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "0").write_bytes(data)
 
     assert find_predictions(tmp_path / "0", NUMBER, [request_id(1)]) == {}

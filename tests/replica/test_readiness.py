@@ -1,4 +1,4 @@
-"""The sample that a process must answer before it is ready."""
+"""The sample request that a worker must process before it is ready."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ ONE, ALL = {"n": 1}, "all of it was taken"
         pytest.param(CALLBACK, 0, [ONE], id="callback"),
     ],
 )
-def test_sample_is_called_with_before_the_process_is_ready(
+def test_the_sample_is_processed_before_the_worker_is_ready(
     method: str, batch: int, seen: list[Any], tmp_path: Path
 ) -> None:
     fields: dict[str, Any] = {"max_batch_size": batch, "batch_interval_s": 0.01 if batch else 0.0}
@@ -96,7 +96,7 @@ STUCK = """
         pytest.param(STUCK, {}, "no answer within 1 s", "time.sleep(60)", id="too slow"),
     ],
 )
-def test_failing_sample_is_a_failed_start(method: str, sample: Any, message: str, frame: str) -> None:
+def test_a_failing_sample_is_a_failed_start(method: str, sample: Any, message: str, frame: str) -> None:
     with running_replica(source(method, sample), readiness="sample.json", timeout_s=1.0) as replica:
         failure = replica.wait_state(ProcessState.BACKING_OFF).processes[0].failure
         assert failure is not None
@@ -105,7 +105,7 @@ def test_failing_sample_is_a_failed_start(method: str, sample: Any, message: str
         assert message in replica.log()
 
 
-def test_api_without_a_method_for_post_can_not_have_a_sample() -> None:
+def test_rejects_a_sample_for_an_api_without_a_post_method() -> None:
     with running_replica(source("", {}), readiness="sample.json") as replica:
         failure = replica.wait_state(ProcessState.BACKING_OFF).processes[0].failure
         assert failure is not None

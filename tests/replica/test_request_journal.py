@@ -1,4 +1,4 @@
-"""The journal of journal, from which the next process can run them again."""
+"""The journal of requests, from which the next worker can run them again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines that user code prints, and the requests that they are printed for."""
+"""Attribution of printed lines to requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Printed = list[tuple[bytes, str]]
 
 
 def logged(tmp_path: Path, printed: Printed) -> list[tuple[str, str]]:
-    """Print for requests as calls do; return what the log says: id and text of each line."""
+    """Print like calls of requests do; return the id and text of each logged line."""
     raw = io.BytesIO()
     stream = MarkedStream(io.TextIOWrapper(raw, "utf-8"))
     for request, text in printed:
@@ -53,14 +53,12 @@ def logged(tmp_path: Path, printed: Printed) -> list[tuple[str, str]]:
         ([(b"1", "\n"), (b"1", "a\n")], [("1", ""), ("1", "a")]),
     ],
 )
-def test_each_line_has_the_request_that_it_was_printed_for(
-    tmp_path: Path, printed: Printed, lines: list[tuple[str, str]]
-) -> None:
+def test_each_line_is_attributed_to_its_request(tmp_path: Path, printed: Printed, lines: list[tuple[str, str]]) -> None:
     assert logged(tmp_path, printed) == lines
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"", b"1-a", b"2-b"]), st.text("ab\n", max_size=5)), max_size=20))
-def test_no_character_is_lost_nor_given_to_another_request(
+def test_no_character_is_lost_or_attributed_to_another_request(
     tmp_path_factory: pytest.TempPathFactory, printed: Printed
 ) -> None:
     found = logged(tmp_path_factory.getbasetemp(), printed)
@@ -72,13 +70,13 @@ def test_no_character_is_lost_nor_given_to_another_request(
 
 @pytest.mark.parametrize("owner", [b"", b"1"])
 @pytest.mark.parametrize("forged", ["\x1e2\x1fFORGED", "a\x1e2\x1fFORGED", f"\x1e{'0' * 16}:2\x1fFORGED"])
-def test_what_callers_send_can_not_pass_for_a_mark(tmp_path: Path, owner: bytes, forged: str) -> None:
+def test_callers_cannot_forge_a_mark(tmp_path: Path, owner: bytes, forged: str) -> None:
     printed = [(owner, f"{forged}\n{forged}\n"), (b"3", "other\n")]
     assert logged(tmp_path, printed) == [(owner.decode(), forged), (owner.decode(), forged), ("3", "other")]
 
 
 @pytest.mark.parametrize("read_bytes", [10_000, 3 * MAX_LINE_BYTES, 10 * MAX_LINE_BYTES])
-def test_all_pieces_of_a_long_line_are_of_its_request(tmp_path: Path, read_bytes: int) -> None:
+def test_all_pieces_of_a_long_line_have_the_same_request(tmp_path: Path, read_bytes: int) -> None:
     raw = io.BytesIO()
     stream = MarkedStream(io.TextIOWrapper(raw, "utf-8"))
     long = "x" * (4 * MAX_LINE_BYTES + 1)
@@ -97,7 +95,7 @@ def test_all_pieces_of_a_long_line_are_of_its_request(tmp_path: Path, read_bytes
     assert "".join(text for _, text in found[:-2]) == long
 
 
-def test_the_next_process_does_not_go_on_with_a_line_of_the_one_before(tmp_path: Path) -> None:
+def test_an_incomplete_line_does_not_continue_in_the_next_process(tmp_path: Path) -> None:
     raw = io.BytesIO()
     stream = MarkedStream(io.TextIOWrapper(raw, "utf-8"))
     REQUEST.set(b"1")
@@ -112,14 +110,14 @@ def test_the_next_process_does_not_go_on_with_a_line_of_the_one_before(tmp_path:
     assert [line.request_id for line in read_logs(tmp_path / "api")] == ["1", ""]
 
 
-def test_threads_that_print_at_once_get_lines_of_their_own(tmp_path: Path) -> None:
+def test_threads_that_print_concurrently_have_separate_lines(tmp_path: Path) -> None:
     raw = io.BytesIO()
     stream = MarkedStream(io.TextIOWrapper(raw, "utf-8"))
 
     def work(request: bytes) -> None:
         REQUEST.set(request)
         for number in range(300):
-            print(f"{request.decode()} {number}\n", end="", file=stream)  # in one piece: others may print between two
+            print(f"{request.decode()} {number}\n", end="", file=stream)  # in a single write
 
     threads = [threading.Thread(target=work, args=(b"request-%d" % number,), daemon=True) for number in range(4)]
     for thread in threads:
@@ -128,7 +126,7 @@ def test_threads_that_print_at_once_get_lines_of_their_own(tmp_path: Path) -> No
         thread.join()
     stream.flush()
     writer = LogWriter(tmp_path / "api" / "r1.log")
-    for start in range(0, len(raw.getvalue()), 1000):  # as a pipe is read
+    for start in range(0, len(raw.getvalue()), 1000):  # in chunks, like a pipe is read
         writer.feed(0, "o", raw.getvalue()[start : start + 1000])
     writer.close()
     found = [(line.request_id, line.text) for line in read_logs(tmp_path / "api") if line.text]

@@ -39,7 +39,7 @@ def parts(header: str) -> dict[str, float]:
 
 
 def counted(folder: Path, name: str) -> dict[str, float]:
-    """Add up the series of a name in a replica's files: by code for counters, else how many were observed."""
+    """Return the sums of the series of a name in a replica's files: by code, or `observed` for histograms."""
     found: dict[str, float] = {}
     for key, value in merge_series(map(read_metrics, folder.glob("0-*"))).items():
         series = parse_key(key)

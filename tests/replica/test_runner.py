@@ -13,7 +13,7 @@ from cortex.replica.runner import QUICK_CALLS, Runner
 
 
 def drive(runner: Runner, loop: asyncio.AbstractEventLoop, pauses_s: list[float]) -> list[tuple[bool, int]]:
-    """Make a call per pause, one after the other; returns (inline, thread) of each."""
+    """Make consecutive calls that sleep; return (inline, thread) of each."""
     calls: list[tuple[bool, int]] = []
 
     def call(pause_s: float, done: Callable[[], None]) -> None:
@@ -47,7 +47,7 @@ def drive(runner: Runner, loop: asyncio.AbstractEventLoop, pauses_s: list[float]
     return calls
 
 
-def test_slow_calls_leave_the_loop_and_quick_ones_come_back() -> None:
+def test_slow_calls_move_to_a_thread_and_quick_calls_back_to_the_loop() -> None:
     loop = uvloop.new_event_loop()
     calls = drive(Runner(loop, 1), loop, [0.0] * 10 + [0.01] * 5 + [0.0] * (QUICK_CALLS * 3))
     assert all(inline for inline, _ in calls[:10])
@@ -56,7 +56,7 @@ def test_slow_calls_leave_the_loop_and_quick_ones_come_back() -> None:
     assert {thread for _, thread in calls} == {threading.get_ident()}
 
 
-def test_threads_are_used_from_the_start_where_asked() -> None:
+def test_threads_are_used_from_the_start_if_required() -> None:
     loop = uvloop.new_event_loop()
     calls = drive(Runner(loop, 2, always_threads=True), loop, [0.0] * 50)
     assert not any(inline for inline, _ in calls)

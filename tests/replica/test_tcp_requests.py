@@ -1,4 +1,4 @@
-"""Tests of requests over unix sockets, once more over TCP."""
+"""Tests of requests over Unix sockets, repeated over TCP."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from harness.replicas import replicas
 @pytest.mark.parametrize(
     "test",
     [
-        app_requests.test_each_verb_has_its_method_and_others_get_405,
-        app_streams.test_generator_is_streamed_while_it_runs,
-        app_requests.test_bodies_of_every_framing_arrive_whole_and_too_large_ones_are_refused,
-        app_streams.test_large_answers_arrive_whole,
-        app_streams.test_starlette_responses_are_sent_as_they_are,
-        hostile_code.test_hang_ups_while_a_call_runs_leave_no_connection_behind,
-        hostile_code.test_process_that_reads_no_request_any_more_is_replaced,
+        app_requests.test_each_http_method_calls_its_handler_and_others_get_405,
+        app_streams.test_a_generator_is_streamed_while_it_runs,
+        app_requests.test_accepts_bodies_of_every_framing_and_rejects_too_large_ones,
+        app_streams.test_large_responses_are_complete,
+        app_streams.test_starlette_responses_are_sent_unchanged,
+        hostile_code.test_disconnects_during_a_call_leave_no_connections,
+        hostile_code.test_a_worker_that_stops_reading_requests_is_replaced,
     ],
     ids=lambda test: test.__name__.removeprefix("test_"),
 )

@@ -1,4 +1,4 @@
-"""What is counted of the results of the user's method."""
+"""Metrics of the results of user code."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ID = b"1753000000000-7-1"
 
 
 class Tracked:
-    """A tracker in a folder, and what it has counted."""
+    """A tracker in a folder, with its counts."""
 
     def __init__(
         self, folder: Path, model_type: str, key: str | None = None, now: Callable[[], float] = time.monotonic
@@ -73,7 +73,7 @@ def test_classes_are_counted_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [3, 3.0, np.float32(3), np.int64(3)], ids=["int", "float", "float32", "int64"])
-def test_numbers_are_counted_by_size(tmp_path: Path, value: Any) -> None:
+def test_numbers_are_counted_in_buckets(tmp_path: Path, value: Any) -> None:
     tracked = Tracked(tmp_path, "regression")
 
     tracked.tracker.track(value, ID)
@@ -102,7 +102,7 @@ def test_numbers_are_counted_by_size(tmp_path: Path, value: Any) -> None:
         ("regression", None, None, "the value is a NoneType"),
     ],
 )
-def test_what_can_not_be_tracked_is_logged(
+def test_results_that_cannot_be_tracked_are_logged(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     model_type: str,
@@ -119,7 +119,7 @@ def test_what_can_not_be_tracked_is_logged(
     assert tracked.counts == {UNTRACKED_KEY: 1}
 
 
-def test_a_result_that_raises_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_that_raises_is_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Hostile(dict[str, Any]):
         def get(self, *_: Any) -> Any:
             raise RuntimeError("never mind")
@@ -135,7 +135,7 @@ class Silent(RuntimeError):
 
 
 @pytest.mark.parametrize("error", [Silent(), SystemExit(1), KeyboardInterrupt()], ids=["silent", "exit", "interrupt"])
-def test_whatever_a_result_raises_its_request_is_answered(
+def test_a_result_that_raises_does_not_fail_its_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], error: BaseException
 ) -> None:
     class Hostile(dict[str, Any]):
@@ -149,7 +149,7 @@ def test_whatever_a_result_raises_its_request_is_answered(
     assert tracked.counts == {UNTRACKED_KEY: 1}
 
 
-def test_a_class_is_its_text_and_none_of_its_code(tmp_path: Path) -> None:
+def test_a_class_is_tracked_by_its_text_without_running_its_code(tmp_path: Path) -> None:
     class Hostile(str):
         def __str__(self) -> str:
             return self
@@ -164,7 +164,7 @@ def test_a_class_is_its_text_and_none_of_its_code(tmp_path: Path) -> None:
     assert tracked.counts == {class_key("cat"): 1, class_key(r"\ud800"): 1}
 
 
-def test_the_log_is_not_filled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_messages_are_limited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     now = 100.0
     tracked = Tracked(tmp_path, "regression", now=lambda: now)
     for _ in range(5):
@@ -194,17 +194,17 @@ def test_classes_beyond_the_maximum_are_counted_as_other(tmp_path: Path, capsys:
 
 
 @given(st.floats(min_value=SMALLEST, max_value=LARGEST) | st.floats(min_value=-LARGEST, max_value=-SMALLEST))
-def test_a_bucket_knows_its_numbers_within_the_stated_error(value: float) -> None:
+def test_buckets_represent_numbers_within_the_documented_error(value: float) -> None:
     assert math.isclose(bucket_value(bucket_of(value)), value, rel_tol=RELATIVE_ERROR * 1.0001)
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2))
-def test_buckets_are_ordered_as_their_numbers_are(values: list[float]) -> None:
+def test_buckets_are_ordered_like_their_numbers(values: list[float]) -> None:
     buckets = [bucket_of(value) for value in sorted(values)]
 
     assert buckets == sorted(buckets)
     assert bucket_of(0.0) == 0 == bucket_value(0)
 
 
-def test_each_key_can_be_read() -> None:
+def test_every_key_can_be_parsed() -> None:
     assert all(parse_key(key) for key in (COUNT_KEY, SUM_KEY, MIN_KEY, MAX_KEY, UNTRACKED_KEY, class_key("a")))

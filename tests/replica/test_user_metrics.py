@@ -21,7 +21,7 @@ from cortex.replica.user_metrics import MetricsClient
 
 
 class Hostile:
-    """Neither a number, nor can it be shown."""
+    """An object that is not a number and has no repr."""
 
     def __repr__(self) -> str:
         raise RuntimeError("never mind")
@@ -47,7 +47,7 @@ def test_counters_add_up_by_name_and_tags_in_any_order(tmp_path: Path) -> None:
     assert read_folder(tmp_path) == {counter("hits"): 13.5, counter("hits", model="a", shard="3"): 2}
 
 
-def test_the_gauge_that_was_set_last_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_value_of_a_gauge_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = iter([100.0, 300.0, 200.0])
     monkeypatch.setattr(user_metrics.time, "time", lambda: next(clocks))
     first, second = client_in(tmp_path, 0), client_in(tmp_path, 1)
@@ -101,7 +101,7 @@ def test_a_histogram_counts_by_size(tmp_path: Path) -> None:
     ],
     ids=[str(number) for number in range(21)],
 )
-def test_what_prometheus_would_not_take_is_refused_with_the_reason(tmp_path: Path, call, words: str) -> None:  # type: ignore[no-untyped-def]
+def test_rejects_metrics_that_prometheus_does_not_allow(tmp_path: Path, call, words: str) -> None:  # type: ignore[no-untyped-def]
     client = client_in(tmp_path)
     client.increment("taken")
     client.increment("lat_sum")
@@ -110,7 +110,7 @@ def test_what_prometheus_would_not_take_is_refused_with_the_reason(tmp_path: Pat
     assert read_folder(tmp_path) == {counter("taken"): 1, counter("lat_sum"): 1}
 
 
-def test_the_lines_of_a_histogram_are_no_names_of_others(tmp_path: Path) -> None:
+def test_rejects_names_that_a_histogram_uses(tmp_path: Path) -> None:
     client = client_in(tmp_path)
     client.histogram("lat", 1)
     for suffix in ("sum", "count", "bucket"):
@@ -118,7 +118,7 @@ def test_the_lines_of_a_histogram_are_no_names_of_others(tmp_path: Path) -> None
             client.gauge(f"lat_{suffix}", 1)
 
 
-def test_tags_are_text_that_utf_8_can_say_and_not_without_end(tmp_path: Path) -> None:
+def test_tags_are_limited_to_short_utf_8_text(tmp_path: Path) -> None:
     class Counting:
         def __str__(self) -> str:
             client.increment("shown")
@@ -129,7 +129,7 @@ def test_tags_are_text_that_utf_8_can_say_and_not_without_end(tmp_path: Path) ->
     assert read_folder(tmp_path) == {counter("shown"): 1, counter("hits", half=r"\ud800", long="a" * 1000): 1}
 
 
-def test_without_a_file_everything_is_taken_and_names_are_still_checked() -> None:
+def test_names_are_validated_without_a_file() -> None:
     client = MetricsClient(None)
     client.gauge("x", 1)
     client.histogram("y", 1)
@@ -137,7 +137,7 @@ def test_without_a_file_everything_is_taken_and_names_are_still_checked() -> Non
         client.increment("cortex_x")
 
 
-def test_tags_without_end_are_cut_off_and_said_once(
+def test_series_over_the_limit_are_dropped_with_one_log_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(user_metrics, "MAX_SERIES", 3)
@@ -149,9 +149,7 @@ def test_tags_without_end_are_cut_off_and_said_once(
     assert capsys.readouterr().err.count("too many combinations") == 1
 
 
-def test_tags_that_are_long_leave_room_for_what_is_not_the_users(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_long_tags_leave_space_for_built_in_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = MetricFile(tmp_path / "0-1")
     client = MetricsClient(file)
     for number in range(300):
@@ -163,10 +161,10 @@ def test_tags_that_are_long_leave_room_for_what_is_not_the_users(
     assert capsys.readouterr().err.count("too many combinations") == 1
     kinds = Counter(series.kind for key in read_metrics(tmp_path / "0-1") if (series := parse_key(key)))
     assert kinds[SeriesKind.SUM] > 0
-    assert kinds[SeriesKind.BUCKET] == kinds[SeriesKind.SUM] * (len(user_metrics.BOUNDS) + 1)  # none is cut off
+    assert kinds[SeriesKind.BUCKET] == kinds[SeriesKind.SUM] * (len(user_metrics.BOUNDS) + 1)  # no series was dropped
 
 
-def test_threads_lose_nothing(tmp_path: Path) -> None:
+def test_concurrent_threads_lose_no_counts(tmp_path: Path) -> None:
     client = client_in(tmp_path)
 
     def count() -> None:
@@ -182,7 +180,7 @@ def test_threads_lose_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_process_that_the_user_forks_counts_on_its_own(tmp_path: Path) -> None:
+def test_a_forked_process_counts_separately(tmp_path: Path) -> None:
     client = client_in(tmp_path)
     client.increment("hits")
     children = []
@@ -198,7 +196,7 @@ def test_a_process_that_the_user_forks_counts_on_its_own(tmp_path: Path) -> None
 
 
 @pytest.mark.processes
-def test_forks_without_end_leave_few_files_and_lose_nothing(tmp_path: Path) -> None:
+def test_many_forks_leave_few_files_and_lose_no_counts(tmp_path: Path) -> None:
     client = client_in(tmp_path)
     for _ in range(20):
         children = []

@@ -1,4 +1,4 @@
-"""A worker of jobs against a scripted operator: what it calls, reports and logs, and how it ends."""
+"""A job worker with a scripted operator: calls, reports, logs and exits."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_leases_grow_with_the_speed_of_the_batches() -> None:
         assert [len(seqs) for _, seqs in job.leases] == [1] * 4
 
 
-def test_slow_batches_are_not_kept_from_other_workers(tmp_path: Path) -> None:
+def test_slow_batches_are_left_to_other_workers(tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     with running_job_worker(HANDLER) as worker:
         job = worker.submit([["sleep 0.6"], [f"wait for {go_on}"], [1]])
@@ -118,7 +118,7 @@ def test_slow_batches_are_not_kept_from_other_workers(tmp_path: Path) -> None:
         worker.wait_over(job)
 
 
-def test_batch_id_is_that_of_the_job_and_its_number() -> None:
+def test_a_batch_id_consists_of_the_job_and_the_batch_number() -> None:
     with running_job_worker(HANDLER) as worker:
         job = worker.submit([[1], [2]], config={"return": True})
         worker.wait_over(job)
@@ -142,7 +142,7 @@ def test_exception_is_reported_and_logged_with_the_users_frames_only() -> None:
         assert worker.replica.status().processes[0].restarts == 0
 
 
-def test_exception_that_exits_when_it_is_shown_ends_its_batch_only() -> None:
+def test_an_exception_whose_str_exits_fails_only_its_batch() -> None:
     with running_job_worker(HANDLER) as worker:
         job = worker.submit([["raise what exits"], [1]])
         worker.wait_over(job)
@@ -151,14 +151,14 @@ def test_exception_that_exits_when_it_is_shown_ends_its_batch_only() -> None:
         assert worker.replica.status().processes[0].restarts == 0
 
 
-def test_seconds_are_those_of_successful_calls() -> None:
+def test_reported_seconds_include_only_successful_calls() -> None:
     with running_job_worker(HANDLER) as worker:
         job = worker.submit([["sleep 0.1"], ["sleep 4", "raise"], ["sleep 0.1"]])
         worker.wait_over(job)
         assert 0.2 <= job.seconds < 4
 
 
-def test_results_are_kept_as_json_and_others_dropped_with_one_line() -> None:
+def test_results_are_json_and_others_are_dropped_with_one_log_line() -> None:
     with running_job_worker(ODD_RESULTS) as worker:
         job = worker.submit([[1], [0], [0], [0]])
         worker.wait_over(job)
@@ -169,7 +169,7 @@ def test_results_are_kept_as_json_and_others_dropped_with_one_line() -> None:
         assert worker.log().count("is dropped") == 1
 
 
-def test_large_results_arrive_in_several_reports() -> None:
+def test_large_results_are_split_among_reports() -> None:
     with running_job_worker(PLAIN) as worker:
         job = worker.submit([["x" * 1_000_000] for _ in range(40)], config={"return": True})
         worker.wait_over(job, 30)
@@ -177,7 +177,7 @@ def test_large_results_arrive_in_several_reports() -> None:
         assert all(len(value) > 1_000_000 for value in job.results.values())
 
 
-def test_what_is_done_is_reported_while_the_next_batch_runs(tmp_path: Path) -> None:
+def test_finished_batches_are_reported_while_the_next_one_runs(tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     with running_job_worker(HANDLER) as worker:
         quick = [[i] for i in range(100)]
@@ -198,14 +198,14 @@ def test_hook_that_raises_is_reported_and_logged() -> None:
         wait_until(lambda: "on_job_complete failed:" in worker.log())
 
 
-def test_class_without_a_hook_completes_the_job_all_the_same() -> None:
+def test_a_class_without_a_hook_completes_the_job() -> None:
     with running_job_worker(PLAIN) as worker:
         job = worker.submit([[1]], has_hook=True)
         worker.wait_over(job)
         assert job.hooks[0].error is None
 
 
-def test_second_job_gets_an_object_and_a_log_of_its_own_in_the_same_process() -> None:
+def test_a_second_job_has_its_own_object_and_log_in_the_same_process() -> None:
     with running_job_worker(HANDLER) as worker:
         first = worker.submit([[1]], has_hook=True)
         worker.wait_over(first)
@@ -220,7 +220,7 @@ def test_second_job_gets_an_object_and_a_log_of_its_own_in_the_same_process() ->
         assert worker.replica.pid == pid
 
 
-def test_constructor_that_raises_is_a_failed_start() -> None:
+def test_a_constructor_that_raises_is_a_failed_start() -> None:
     with running_job_worker(HANDLER) as worker:
         worker.submit([[1]], config={"fail": True})
         process = worker.replica.wait_state(ProcessState.BACKING_OFF).processes[0]
@@ -231,7 +231,7 @@ def test_constructor_that_raises_is_a_failed_start() -> None:
         assert worker.operator.exchanges == []
 
 
-def test_constructor_that_raises_for_a_second_job_is_a_failed_start_too() -> None:
+def test_a_constructor_that_raises_for_a_second_job_is_a_failed_start() -> None:
     with running_job_worker(HANDLER) as worker:
         worker.wait_over(worker.submit([[1]]))
         worker.submit([[1]], "job-2", config={"fail": True})
@@ -242,7 +242,7 @@ def test_constructor_that_raises_for_a_second_job_is_a_failed_start_too() -> Non
         assert process.failure.message == "ValueError: bad weights"
 
 
-def test_worker_is_ready_once_the_users_class_is_there() -> None:
+def test_a_worker_is_ready_once_the_class_is_constructed() -> None:
     with running_job_worker(HANDLER) as worker:
         wait_until(lambda: worker.operator.joins)
         assert worker.replica.status().processes[0].state is ProcessState.STARTING
@@ -250,7 +250,7 @@ def test_worker_is_ready_once_the_users_class_is_there() -> None:
         worker.replica.wait_ready()
 
 
-def test_idle_worker_burns_no_cpu() -> None:
+def test_an_idle_worker_uses_no_cpu() -> None:
     with running_job_worker(HANDLER) as worker:
         worker.wait_over(worker.submit([[1]]))
         joins = len(worker.operator.joins)
@@ -268,7 +268,7 @@ def test_stop_while_idle_ends_the_process_at_once() -> None:
         assert "stopped" in worker.log()
 
 
-def test_stop_lets_the_batch_inside_finish_and_begins_with_no_other(tmp_path: Path) -> None:
+def test_a_stop_finishes_the_running_batch_and_starts_no_other(tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     with running_job_worker(HANDLER) as worker:
         job = worker.submit([*[[i] for i in range(100)], [f"wait for {go_on}"], *[["sleep 0.1"]] * 100])
@@ -278,10 +278,10 @@ def test_stop_lets_the_batch_inside_finish_and_begins_with_no_other(tmp_path: Pa
         go_on.touch()
         worker.replica.process.wait(PATIENCE_S)
         assert job.succeeded[:101] == list(range(101))
-        assert len(job.succeeded) < 151  # those that began before the process heard of the stop
+        assert len(job.succeeded) < 151  # batches that started before the stop arrived
 
 
-def test_stop_kills_the_batch_inside_after_the_drain_time() -> None:
+def test_a_stop_kills_the_running_batch_after_the_drain_time() -> None:
     with running_job_worker(HANDLER) as worker:
         job = worker.submit([["sleep 60"]])
         worker.wait_for(lambda: "asleep in" in worker.log())
@@ -290,14 +290,14 @@ def test_stop_kills_the_batch_inside_after_the_drain_time() -> None:
         assert job.resolved == 0
 
 
-def test_stop_of_the_operator_ends_the_replica() -> None:
+def test_a_stop_signal_from_the_operator_ends_the_replica() -> None:
     with running_job_worker(HANDLER) as worker:
         worker.wait_over(worker.submit([[1]]))
         worker.operator.change(stop=True)
         worker.replica.process.wait(PATIENCE_S)
 
 
-def test_worker_that_is_unknown_to_the_operator_ends_with_its_replica() -> None:
+def test_a_replica_unknown_to_the_operator_ends() -> None:
     with running_job_worker(HANDLER) as worker:
         wait_until(lambda: worker.operator.joins)
         worker.operator.change(refuse_with=404)
@@ -306,7 +306,7 @@ def test_worker_that_is_unknown_to_the_operator_ends_with_its_replica() -> None:
         worker.replica.process.wait(PATIENCE_S)
 
 
-def test_process_that_is_not_the_newest_gives_way_to_another() -> None:
+def test_an_outdated_worker_process_is_replaced() -> None:
     with running_job_worker(HANDLER) as worker:
         wait_until(lambda: worker.operator.joins)
         worker.operator.change(refuse_with=409)
@@ -317,7 +317,7 @@ def test_process_that_is_not_the_newest_gives_way_to_another() -> None:
         worker.wait_over(worker.submit([[1]]))
 
 
-def test_supervisor_that_dies_takes_its_worker_along() -> None:
+def test_a_worker_ends_when_its_supervisor_is_killed() -> None:
     with running_job_worker(HANDLER) as worker:
         wait_until(lambda: worker.operator.joins)
         pid = worker.replica.pid
@@ -331,6 +331,6 @@ def cpu_s(pid: int) -> float:
 
 
 def wait_a_while(worker: JobReplica, seconds: float) -> None:
-    """Let time pass that nothing marks: what is measured is that nothing happens."""
+    """Wait without a condition, to measure that nothing happens."""
     assert worker.replica.process.poll() is None
     threading.Event().wait(seconds)

@@ -16,7 +16,7 @@ Open = Callable[[], ApiStore]
 
 @pytest.fixture
 def open_store(where: Where) -> Iterator[Open]:
-    """Open the same database each time, as an operator that starts anew does; its clock goes on by a second a call."""
+    """Return a function that reopens the database like a restarted operator; its clock advances 1 s per call."""
     ticks = iter(range(1_000_000))
 
     def now() -> datetime:
@@ -42,7 +42,7 @@ def change(revision: str, api: Api | None = None) -> ApiChange:
     return ApiChange(Target(revision, api or spec(), "project"), "nonce", f"spec-{revision}")
 
 
-def test_what_is_written_is_there_after_a_restart(open_store: Open) -> None:
+def test_apis_survive_a_restart(open_store: Open) -> None:
     full = spec(deployment="flowers", networking={"timeout_s": 1.5}, autoscaling={"min_replicas": 3})
     open_store().write([change("r1", full)])
     record = open_store().get("iris")
@@ -51,7 +51,7 @@ def test_what_is_written_is_there_after_a_restart(open_store: Open) -> None:
     assert record.created_at == record.updated_at
 
 
-def test_an_update_keeps_the_time_of_creation_and_adds_a_version(open_store: Open) -> None:
+def test_an_update_keeps_the_creation_time_and_adds_a_version(open_store: Open) -> None:
     store = open_store()
     store.write([change("r1")])
     first = store.get("iris")
@@ -69,7 +69,7 @@ def test_apis_are_listed_by_name(open_store: Open) -> None:
     assert [record.name for record in store.records()] == ["a", "b", "c"]
 
 
-def test_a_write_is_stored_whole_or_not_at_all(open_store: Open) -> None:
+def test_a_write_is_atomic(open_store: Open) -> None:
     store = open_store()
     store.write([change("r1")])
     broken = ApiChange(Target("r2", spec("other"), None), "nonce", "spec")  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ def test_a_write_is_stored_whole_or_not_at_all(open_store: Open) -> None:
     assert [record.revision for record in open_store().records()] == ["r1"]
 
 
-def test_the_revision_that_became_ready_outlasts_a_newer_one_that_fails(open_store: Open) -> None:
+def test_a_ready_revision_is_kept_when_a_newer_one_fails(open_store: Open) -> None:
     store = open_store()
     store.write([change("r1")])
     store.mark_serving("iris", Target("r1", spec(), "project"))
@@ -90,7 +90,7 @@ def test_the_revision_that_became_ready_outlasts_a_newer_one_that_fails(open_sto
     assert record.failure == StoredFailure("ValueError: bad", "line 1")
 
 
-def test_a_failure_ends_with_the_next_revision_or_when_it_becomes_ready(open_store: Open) -> None:
+def test_a_failure_is_cleared_by_the_next_revision_or_when_it_becomes_ready(open_store: Open) -> None:
     store = open_store()
     store.write([change("r1")])
     store.mark_failed("iris", "r1", StoredFailure("bad"))
@@ -101,7 +101,7 @@ def test_a_failure_ends_with_the_next_revision_or_when_it_becomes_ready(open_sto
     assert store.records()[0].failure is None
 
 
-def test_news_of_a_revision_that_is_no_longer_wanted_is_ignored(open_store: Open) -> None:
+def test_ignores_updates_of_an_outdated_revision(open_store: Open) -> None:
     store = open_store()
     store.write([change("r2")])
     store.mark_failed("iris", "r1", StoredFailure("bad"))
@@ -110,7 +110,7 @@ def test_news_of_a_revision_that_is_no_longer_wanted_is_ignored(open_store: Open
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_a_delete_keeps_the_history_if_asked(open_store: Open, keeps: bool) -> None:
+def test_a_deletion_keeps_the_history_on_request(open_store: Open, keeps: bool) -> None:
     store = open_store()
     store.write([change("r1")])
     store.mark_serving("iris", Target("r1", spec(), "project"))
@@ -122,7 +122,7 @@ def test_a_delete_keeps_the_history_if_asked(open_store: Open, keeps: bool) -> N
     assert record is not None and record.serving is None
 
 
-def test_a_spec_that_can_not_be_read_back_is_refused_and_blocks_no_other(open_store: Open) -> None:
+def test_rejects_a_spec_that_cannot_be_read_back(open_store: Open) -> None:
     store = open_store()
     store.write([change("r1")])
     unreadable = spec("rose")

@@ -12,7 +12,7 @@ from cortex.state.tables import metadata, schema_version
 from harness import TESTS
 
 
-def test_opening_twice_changes_nothing_and_makes_every_table(tmp_path: Path) -> None:
+def test_opening_creates_all_tables_and_is_idempotent(tmp_path: Path) -> None:
     for _ in range(2):
         engine = open_sqlite(tmp_path / "state.db")
         assert set(inspect(engine).get_table_names()) == set(metadata.tables)
@@ -37,7 +37,7 @@ def columns(engine: Engine) -> dict[str, dict[str, str]]:
     }
 
 
-def test_a_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+def test_rejects_a_database_of_a_newer_version(tmp_path: Path) -> None:
     engine = open_sqlite(tmp_path / "state.db")
     with engine.begin() as connection:
         connection.execute(update(schema_version).values(version=len(MIGRATIONS) + 1))
@@ -46,13 +46,13 @@ def test_a_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         open_sqlite(tmp_path / "state.db")
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_rejects_a_file_that_is_not_a_database(tmp_path: Path) -> None:
     (tmp_path / "state.db").write_text("hello " * 1000)
     with pytest.raises(DatabaseVersionError, match=r"state\.db can't be read as a database"):
         open_sqlite(tmp_path / "state.db")
 
 
-def test_a_migration_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_migration_is_rolled_back(tmp_path: Path) -> None:
     open_sqlite(tmp_path / "state.db").dispose()
 
     def broken(connection: Connection) -> None:
@@ -65,7 +65,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     assert "half_done" not in inspect(engine).get_table_names()
 
 
-def test_writes_are_durable_and_foreign_keys_hold(tmp_path: Path) -> None:
+def test_writes_are_durable_and_foreign_keys_enforced(tmp_path: Path) -> None:
     engine = open_sqlite(tmp_path / "state.db")
     with engine.connect() as connection:
         pragmas = ("journal_mode", "synchronous", "foreign_keys")

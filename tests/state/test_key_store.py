@@ -1,4 +1,4 @@
-"""API keys are stored and deleted."""
+"""Storage and deletion of API keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def key(key_id: str, second: int, *apis: str) -> StoredKey:
     )
 
 
-def test_keys_are_kept_in_the_order_in_which_they_were_made(store: KeyStore) -> None:
+def test_keys_are_listed_in_order_of_creation(store: KeyStore) -> None:
     assert list(store.all()) == []
     later, earlier = key("a", 2), key("b", 1, "iris", "sum")
     store.add(later)

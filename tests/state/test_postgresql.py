@@ -31,14 +31,14 @@ from harness.servers.postgres import Postgres
 
 @pytest.fixture
 def engines() -> Iterator[list[Engine]]:
-    """Those that are put here are closed at the end."""
+    """A list of engines that are disposed of at the end."""
     opened: list[Engine] = []
     yield opened
     for engine in opened:
         engine.dispose()
 
 
-def test_operators_that_start_together_make_every_table_once(postgresql_url: str, engines: list[Engine]) -> None:
+def test_operators_that_start_concurrently_create_each_table_once(postgresql_url: str, engines: list[Engine]) -> None:
     with ThreadPoolExecutor(8) as pool:
         opening = [pool.submit(open_, postgresql_url) for open_ in (open_state, open_jobs) * 4]
     engines += [each.result() for each in opening]
@@ -47,7 +47,7 @@ def test_operators_that_start_together_make_every_table_once(postgresql_url: str
     assert jobs == {*job_metadata.tables, "fence", "schema_version"}
 
 
-def test_a_database_of_a_newer_version_is_refused(postgresql_url: str, engines: list[Engine]) -> None:
+def test_rejects_a_database_of_a_newer_version(postgresql_url: str, engines: list[Engine]) -> None:
     engines.append(open_state(postgresql_url))
     with engines[0].begin() as connection:
         connection.execute(update(schema_version).values(version=len(MIGRATIONS) + 1))
@@ -55,7 +55,7 @@ def test_a_database_of_a_newer_version_is_refused(postgresql_url: str, engines: 
         open_state(postgresql_url)
 
 
-def test_a_migration_that_fails_leaves_nothing_behind(postgresql_url: str, engines: list[Engine]) -> None:
+def test_a_failed_migration_is_rolled_back(postgresql_url: str, engines: list[Engine]) -> None:
     def broken(connection: Connection) -> None:
         connection.execute(text("CREATE TABLE half_done (id INTEGER)"))
         raise RuntimeError("power cut")
@@ -76,17 +76,17 @@ def test_a_migration_that_fails_leaves_nothing_behind(postgresql_url: str, engin
         (("127.0.0.1", "nowhere.invalid"), "nowhere.invalid"),
     ],
 )
-def test_what_is_wrong_with_an_address_is_one_message_without_the_password(
+def test_an_invalid_address_is_reported_in_one_line_without_the_password(
     postgresql_url: str, change: tuple[str, str], message: str
 ) -> None:
     with pytest.raises(InputError, match=message) as raised:
         open_state(postgresql_url.replace(*change))
-    told = str(raised.value)
-    assert raised.value.exit_code == 2 and "\n" not in told
-    assert all(secret not in told for secret in (Postgres.password, "wo:rd", "wo%3Ard", "other", "zzss"))
+    error = str(raised.value)
+    assert raised.value.exit_code == 2 and "\n" not in error
+    assert all(secret not in error for secret in (Postgres.password, "wo:rd", "wo%3Ard", "other", "zzss"))
 
 
-def test_a_database_with_another_encoding_is_refused(postgres: Postgres) -> None:
+def test_rejects_a_database_with_another_encoding(postgres: Postgres) -> None:
     with postgres.connect() as connection:
         connection.execute("CREATE DATABASE latin TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'")
     with pytest.raises(InputError, match="has the encoding LATIN1; make one with UTF8"):
@@ -105,13 +105,15 @@ def test_a_user_without_the_right_to_create_schemas_gets_an_error_with_the_grant
         connection.execute("DROP USER guest")
 
 
-def test_without_the_driver_it_is_said_what_to_install(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver_is_reported_with_the_package_to_install(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(InputError, match=r"install cortex-serving\[postgresql\]"):
         open_state(postgresql_url)
 
 
-def test_no_words_about_a_database_have_its_password(
+def test_logs_and_errors_do_not_contain_the_password(
     postgresql_url: str, engines: list[Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -125,7 +127,7 @@ def test_no_words_about_a_database_have_its_password(
     assert all("wo:rd" not in each and "wo%3Ard" not in each for each in words)
 
 
-def test_what_is_acknowledged_is_durable_whatever_the_server_has_set(
+def test_commits_are_durable_regardless_of_server_settings(
     postgres: Postgres, postgresql_url: str, engines: list[Engine]
 ) -> None:
     with postgres.connect() as connection:
@@ -135,7 +137,7 @@ def test_what_is_acknowledged_is_durable_whatever_the_server_has_set(
         assert opened.execute(text("SHOW synchronous_commit")).scalar_one() == "on"
 
 
-def test_text_is_of_any_length_and_sorted_by_code_point(postgresql_url: str, engines: list[Engine]) -> None:
+def test_text_has_any_length_and_is_sorted_by_code_point(postgresql_url: str, engines: list[Engine]) -> None:
     engines.append(open_state(postgresql_url))
     store = KeyValueStore(engines[0])
     names = ["a-b", "aa", "B", "é", "n" * 500]

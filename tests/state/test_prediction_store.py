@@ -1,4 +1,4 @@
-"""Truth about predictions is kept once per request."""
+"""Ground truths of predictions are stored once per request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def deploy(engine: Engine) -> None:
     ApiStore(engine).write([ApiChange(Target("r", api, "project"), "nonce", "spec")])
 
 
-def test_truth_that_is_told_again_replaces_what_was_told(database: Engine) -> None:
+def test_a_repeated_truth_replaces_the_earlier_one(database: Engine) -> None:
     store = PredictionStore(database)
     store.add_truths(
         "iris",
@@ -44,7 +44,7 @@ def test_truth_that_is_told_again_replaces_what_was_told(database: Engine) -> No
     assert store.predictions("iris", "classification", ["a"]) == {}
 
 
-def test_truth_of_another_type_of_model_is_apart(database: Engine) -> None:
+def test_truths_of_different_model_types_are_separate(database: Engine) -> None:
     store = PredictionStore(database)
     store.add_truths("iris", NUMBERS, [GroundTruth("a", 7, "1.5", -2.0)])
     store.add_truths("iris", "classification", [GroundTruth("a", 9, "00ff", 1.0)])
@@ -53,7 +53,7 @@ def test_truth_of_another_type_of_model_is_apart(database: Engine) -> None:
     assert store.hours("iris", "classification") == {9: ErrorSums(1, 1.0, 1.0, 1.0)}
 
 
-def test_a_report_with_very_long_errors_can_be_sent_again(database: Engine) -> None:
+def test_infinite_errors_are_limited_and_can_be_replaced(database: Engine) -> None:
     store = PredictionStore(database)
     for error in (math.inf, 1.0, -math.inf, -math.inf, 1e308):
         store.add_truths("iris", NUMBERS, [GroundTruth("a", 7, "1", error)])
@@ -61,7 +61,7 @@ def test_a_report_with_very_long_errors_can_be_sent_again(database: Engine) -> N
     assert store.hours("iris", NUMBERS) == {7: ErrorSums(1, MAX_ERROR, MAX_ERROR, MAX_ERROR**2)}
 
 
-def test_thousands_at_once_add_up(database: Engine) -> None:
+def test_thousands_of_truths_are_stored_at_once(database: Engine) -> None:
     store = PredictionStore(database)
     store.add_truths("iris", NUMBERS, [GroundTruth(f"{number}", number % 2, "1", 1.0) for number in range(1201)])
 
@@ -69,7 +69,7 @@ def test_thousands_at_once_add_up(database: Engine) -> None:
     assert len(store.predictions("iris", NUMBERS, [str(number) for number in range(2000)])) == 1201
 
 
-def test_old_truth_is_forgotten(database: Engine) -> None:
+def test_old_truths_are_deleted(database: Engine) -> None:
     store = PredictionStore(database)
     store.add_truths("iris", NUMBERS, [GroundTruth("a", 7, "1", 1.0), GroundTruth("b", 8, "1", 1.0)])
     store.forget_before(8)

@@ -8,7 +8,7 @@ import pytest
 from cortex.state.database import Where, open_state
 from cortex.state.projects import ProjectStore
 
-LARGE = bytes(range(256)) * 10_000  # of three parts
+LARGE = bytes(range(256)) * 10_000  # stored in three parts
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def store(where: Where) -> Iterator[ProjectStore]:
     engine.dispose()
 
 
-def test_projects_come_back_as_they_were(store: ProjectStore, tmp_path: Path) -> None:
+def test_projects_round_trip(store: ProjectStore, tmp_path: Path) -> None:
     for name, data in {"large": LARGE, "small": b"zip"}.items():
         (tmp_path / name).write_bytes(data)
         store.put(name, tmp_path / name)
@@ -35,7 +35,7 @@ def test_a_project_is_stored_once(store: ProjectStore, tmp_path: Path) -> None:
     assert b"".join(store.get("same")) == b"first"
 
 
-def test_projects_that_nothing_uses_are_removed(store: ProjectStore, tmp_path: Path) -> None:
+def test_unused_projects_are_removed(store: ProjectStore, tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"data")
     for name in ("used", "unused"):
         store.put(name, tmp_path / "data")

@@ -1,4 +1,4 @@
-"""Requests that were inside when a batch killed its process are called in ever smaller groups."""
+"""Requests of batches that killed their workers are retried in smaller and smaller groups."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_each_of_several_batches_runs_apart_before_one_is_split() -> None:
 
 
 @pytest.mark.parametrize("guilty", range(32))
-def test_the_guilty_request_is_alone_after_a_logarithmic_number_of_deaths(guilty: int) -> None:
+def test_the_fatal_request_is_isolated_after_a_logarithmic_number_of_deaths(guilty: int) -> None:
     found, group, deaths = BatchBisection(), [str(number) for number in range(32)], 0
     while len(group) > 1:
         found.blame([group])

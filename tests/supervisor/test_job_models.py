@@ -1,4 +1,4 @@
-"""Workers of jobs with models: those come through the model agent, once per process."""
+"""Job workers with models, which the model agent provides once per process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def fields_of(agent: ScriptedAgent) -> dict[str, object]:
     return {"interface": "predictor", "type": "onnx", "models": source, "model_agent_socket": agent.socket}
 
 
-def test_models_are_loaded_once_for_all_jobs_of_a_worker(agent: ScriptedAgent) -> None:
+def test_models_are_loaded_once_per_job_worker(agent: ScriptedAgent) -> None:
     agent.announce(catalogue(onnx_version(agent, "a", 1)))
     with running_job_worker(SOURCE, **fields_of(agent)) as worker:
         first = worker.submit([[1.0], [2.0]])
@@ -67,7 +67,7 @@ def test_models_are_loaded_once_for_all_jobs_of_a_worker(agent: ScriptedAgent) -
         assert not models.is_loading
 
 
-def test_process_that_follows_a_death_has_the_same_models(agent: ScriptedAgent) -> None:
+def test_a_restarted_job_worker_has_the_same_models(agent: ScriptedAgent) -> None:
     agent.announce(catalogue(onnx_version(agent, "a", 1)))
     with running_job_worker(SOURCE, **fields_of(agent)) as worker:
         worker.wait_over(worker.submit([[1.0]]), 30)
@@ -78,7 +78,7 @@ def test_process_that_follows_a_death_has_the_same_models(agent: ScriptedAgent) 
         assert orjson.loads(second.results[0]) == [2.0]
 
 
-def test_a_worker_waits_for_its_first_catalogue(agent: ScriptedAgent) -> None:
+def test_a_job_worker_waits_for_its_first_catalogue(agent: ScriptedAgent) -> None:
     with running_job_worker(SOURCE, **fields_of(agent)) as worker:
         job = worker.submit([[1.0]])
         assert worker.replica.status().processes[0].state is ProcessState.STARTING
@@ -87,7 +87,7 @@ def test_a_worker_waits_for_its_first_catalogue(agent: ScriptedAgent) -> None:
         worker.wait_over(job, 30)
 
 
-def test_model_that_can_not_be_loaded_is_a_failed_start(agent: ScriptedAgent) -> None:
+def test_an_unloadable_model_is_a_failed_start(agent: ScriptedAgent) -> None:
     version = agent.content("x", "")
     assert version.path is not None
     (Path(version.path) / "model.onnx").write_bytes(b"not a model")

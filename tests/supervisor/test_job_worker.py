@@ -1,4 +1,4 @@
-"""Workers of jobs that die, time out or can't reach their operator; each crash test is named after the crash."""
+"""Job workers that die, time out or cannot reach their operator; each crash test is named after the crash."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def wait_death(worker: JobReplica) -> Death:
         ("abort", "ended by a signal (SIGABRT)", DeathCause.SIGNALLED),
     ],
 )
-def test_process_that_dies_in_a_batch_is_named_with_it_and_replaced(item: str, words: str, cause: DeathCause) -> None:
+def test_a_worker_that_dies_in_a_batch_is_reported_and_replaced(item: str, words: str, cause: DeathCause) -> None:
     with running_job_worker(HANDLER) as worker:
         job = worker.submit([[0], [1], [item], [3]])
         death = wait_death(worker)
@@ -92,7 +92,7 @@ def test_process_that_dies_in_a_batch_is_named_with_it_and_replaced(item: str, w
         assert worker.replica.status().processes[0].restarts == 1
 
 
-def test_process_killed_inside_a_batch_is_named_and_replaced() -> None:
+def test_a_worker_killed_in_a_batch_is_reported_and_replaced() -> None:
     with running_job_worker(HANDLER) as worker:
         job = worker.submit([["sleep"], [1]])
         worker.wait_for(lambda: "asleep" in worker.log())
@@ -103,7 +103,7 @@ def test_process_killed_inside_a_batch_is_named_and_replaced() -> None:
         assert job.succeeded == [1]
 
 
-def test_process_that_dies_of_what_a_batch_did_names_that_batch() -> None:
+def test_a_death_after_a_batch_names_that_batch() -> None:
     with running_job_worker(HANDLER) as worker:
         job = worker.submit([[0], ["close descriptors"]])
         death = wait_death(worker)
@@ -113,15 +113,15 @@ def test_process_that_dies_of_what_a_batch_did_names_that_batch() -> None:
         worker.wait_over(job)
 
 
-def test_process_that_a_batch_forked_runs_no_batches() -> None:
+def test_a_process_forked_by_a_batch_runs_no_batches() -> None:
     with running_job_worker(HANDLER) as worker:
-        job = worker.submit([*[[0]] * 300, ["fork"], *[["who"]] * 20, *[[0]] * 300])  # many are in one lease
+        job = worker.submit([*[[0]] * 300, ["fork"], *[["who"]] * 20, *[[0]] * 300])  # many batches are in one lease
         worker.wait_over(job)
         pids = [line.split()[-1] for line in worker.log().splitlines() if " who " in line]
         assert pids == [str(worker.replica.pid)] * 20
 
 
-def test_process_killed_between_batches_blames_none() -> None:
+def test_a_worker_killed_between_batches_names_no_batch() -> None:
     with running_job_worker(HANDLER) as worker:
         worker.wait_over(worker.submit([[1]]))
         os.kill(worker.replica.pid, signal.SIGKILL)
@@ -130,7 +130,7 @@ def test_process_killed_between_batches_blames_none() -> None:
         assert death.inside == ""
 
 
-def test_process_that_dies_in_the_hook_is_named_so() -> None:
+def test_a_death_in_the_hook_is_reported() -> None:
     with running_job_worker(HANDLER) as worker, worker.replica.statuses() as statuses:
         worker.submit([[1]], has_hook=True, config={"die_in_hook": True})
         deaths = next(status.processes[0].deaths for status in statuses if status.processes[0].deaths)
@@ -138,7 +138,7 @@ def test_process_that_dies_in_the_hook_is_named_so() -> None:
         wait_until(lambda: "inside: on_job_complete" in worker.log())
 
 
-def test_many_deaths_inside_batches_are_followed_at_once_and_the_last_are_kept() -> None:
+def test_workers_restart_at_once_after_batch_deaths_and_the_last_deaths_are_reported() -> None:
     with running_job_worker(HANDLER) as worker:
         job = worker.submit([["null dereference"] for _ in range(20)])
         states: set[ProcessState] = set()
@@ -158,7 +158,7 @@ def test_many_deaths_inside_batches_are_followed_at_once_and_the_last_are_kept()
         assert len({death.pid for death in deaths}) == 16
 
 
-def test_process_that_dies_while_it_constructs_is_a_failed_start() -> None:
+def test_a_death_in_the_constructor_is_a_failed_start() -> None:
     with running_job_worker(HANDLER) as worker:
         worker.submit([[1]], config={"die": True})
         process = worker.replica.wait_state(ProcessState.BACKING_OFF).processes[0]
@@ -166,7 +166,7 @@ def test_process_that_dies_while_it_constructs_is_a_failed_start() -> None:
         assert process.deaths[-1].inside == ""
 
 
-def test_process_over_its_memory_limit_is_named_out_of_memory() -> None:
+def test_a_worker_over_its_memory_limit_is_reported_as_out_of_memory() -> None:
     with running_job_worker(HANDLER, mem_limit_bytes=300 * 1024 * 1024) as worker:
         worker.submit([[1], ["allocate"]])
         death = wait_death(worker)
@@ -176,7 +176,7 @@ def test_process_over_its_memory_limit_is_named_out_of_memory() -> None:
 
 
 @pytest.mark.parametrize("item", ["sleep", "stuck in C"])
-def test_batch_that_runs_past_its_timeout_is_ended(item: str) -> None:
+def test_a_batch_is_killed_at_its_timeout(item: str) -> None:
     with running_job_worker(HANDLER) as worker:
         job = worker.submit([[1], [item], [2]], batch_timeout_s=1.5)
         death = wait_death(worker)
@@ -187,7 +187,7 @@ def test_batch_that_runs_past_its_timeout_is_ended(item: str) -> None:
         worker.wait_over(job)
 
 
-def test_batches_go_on_and_are_reported_later_while_the_operator_is_away(tmp_path: Path) -> None:
+def test_batches_continue_during_an_operator_outage_and_are_reported_later(tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     with running_job_worker(HANDLER) as worker:
         quick = [[i] for i in range(100)]
@@ -203,20 +203,20 @@ def test_batches_go_on_and_are_reported_later_while_the_operator_is_away(tmp_pat
         assert worker.replica.pid == pid
 
 
-def test_report_whose_answer_was_lost_counts_once() -> None:
+def test_a_report_whose_reply_was_lost_counts_once() -> None:
     with running_job_worker(HANDLER) as worker:
         worker.operator.swallow_answers = 3
         job = worker.submit([[i] for i in range(300)])
-        # A lease that was given in a lost answer is not known to the worker: its renewal shows which it has.
+        # The worker does not have a lease from a lost response; its renewals list the leases that it has.
         worker.wait_for(lambda: worker.operator.swallow_answers == 0)
         wait_until(lambda: worker.operator.renewals)
-        give_back_unknown(job, set(worker.operator.renewals[-1].tokens))
+        release_unknown(job, set(worker.operator.renewals[-1].tokens))
         worker.operator.change()
         worker.wait_over(job)
         assert sorted(job.succeeded) == list(range(300))
 
 
-def test_partial_report_whose_answer_was_lost_loses_nothing_of_its_lease(tmp_path: Path) -> None:
+def test_a_partial_report_whose_reply_was_lost_keeps_its_lease(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     with running_job_worker(HANDLER) as worker:
         quick = [[i] for i in range(20)]
@@ -230,7 +230,7 @@ def test_partial_report_whose_answer_was_lost_loses_nothing_of_its_lease(tmp_pat
         assert sorted(job.succeeded) == list(range(62))
 
 
-def test_lost_lease_is_worked_through_no_further(tmp_path: Path) -> None:
+def test_a_lost_lease_is_abandoned(tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     with running_job_worker(HANDLER) as worker:
         quick = [[i] for i in range(40)]
@@ -238,8 +238,8 @@ def test_lost_lease_is_worked_through_no_further(tmp_path: Path) -> None:
         worker.wait_for(lambda: "waits" in worker.log())
         worker.wait_for(lambda: len(job.succeeded) == 40)
         worker.operator.lose(job)
-        known = len(worker.operator.renewals)
-        worker.wait_for(lambda: len(worker.operator.renewals) > known)
+        renewed = len(worker.operator.renewals)
+        worker.wait_for(lambda: len(worker.operator.renewals) > renewed)
         leased = sum(len(seqs) for _, seqs in job.leases)
         go_on.touch()
         worker.wait_over(job)
@@ -263,26 +263,26 @@ def test_leases_are_renewed_while_a_call_keeps_the_interpreter_lock() -> None:
     with running_job_worker(HANDLER) as worker:
         job = worker.submit([[1], ["C for 3"], [2]], lease_s=0.6)
         worker.wait_for(lambda: "in C" in worker.log())
-        known = len(worker.operator.renewals)
-        worker.wait_for(lambda: len(worker.operator.renewals) > known + 5, timeout_s=2.8)
+        renewed = len(worker.operator.renewals)
+        worker.wait_for(lambda: len(worker.operator.renewals) > renewed + 5, timeout_s=2.8)
         assert job.leases[-1][0] in worker.operator.renewals[-1].tokens
         worker.wait_over(job)
         assert sorted(job.succeeded) == [0, 1, 2]
 
 
-def test_leases_of_a_process_that_was_halted_are_not_renewed() -> None:
+def test_leases_of_a_suspended_process_are_not_renewed() -> None:
     with running_job_worker(HANDLER) as worker:
         worker.submit([["sleep"]], lease_s=0.3)
         worker.wait_for(lambda: "asleep" in worker.log() and len(worker.operator.renewals) > 2)
         os.kill(worker.replica.pid, signal.SIGSTOP)
         wait_until(lambda: "T" in Path(f"/proc/{worker.replica.pid}/stat").read_text().rpartition(")")[2][:3])
-        known = len(worker.operator.renewals)
+        renewed = len(worker.operator.renewals)
         ends_at = time.monotonic() + 1.2
         wait_until(lambda: time.monotonic() > ends_at)
-        assert len(worker.operator.renewals) <= known + 1
+        assert len(worker.operator.renewals) <= renewed + 1
 
 
-def give_back_unknown(job: ScriptedJob, known: set[str]) -> None:
-    for token in set(job.held) - known:
+def release_unknown(job: ScriptedJob, renewed: set[str]) -> None:
+    for token in set(job.held) - renewed:
         held = job.held.pop(token)
         job.open += [seq for seq in held.seqs if seq >= held.next]

@@ -91,7 +91,7 @@ def test_needs_new_process(serving: dict, target: dict, loaded: list, expected: 
     assert needs_new_process(catalogue(**serving), catalogue(**target), held) is expected
 
 
-def test_a_new_signature_key_takes_a_new_process() -> None:
+def test_a_new_signature_key_needs_a_new_process() -> None:
     version = Version("1", "a", 1, 0.0)
     before = Catalogue((Model("m", (version,), "one"),))
     after = Catalogue((Model("m", (version,), "two"),))
@@ -105,7 +105,7 @@ def test_changed_names_the_latest_versions_that_are_new() -> None:
     assert changed(None, serving) == [("a", "1", "x"), ("b", "1", "x")]
 
 
-def test_versions_that_calls_asked_for_are_loaded_again_while_they_are_there() -> None:
+def test_versions_requested_by_calls_are_loaded_again_while_they_exist() -> None:
     target = catalogue(m={1: "a", 2: "b", 3: "c"})
     assert also_loaded([("m", "3"), ("m", "2"), ("m", "9"), ("n", "1")], target) == (("m", "2"), ("m", "3"))
 

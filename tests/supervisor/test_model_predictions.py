@@ -1,4 +1,4 @@
-"""What callers of a real replica are told: predictions, `model_metadata`, and errors of models in words."""
+"""Responses of real replicas with models: predictions, `model_metadata` and errors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def onnx_version(agent: ScriptedAgent, digest: str, number: int) -> Version:
     return version
 
 
-def test_a_model_error_is_sent_to_the_caller_and_the_users_frames_to_the_log(agent: ScriptedAgent) -> None:
+def test_a_model_error_is_sent_to_the_caller_and_logged_with_the_users_frames(agent: ScriptedAgent) -> None:
     broken = replace(agent.content("b1", "broken"), number="1")
     good = replace(agent.content("a2", "two"), number="2")
     agent.announce(Catalogue((Model("a", (broken, good)),)))
@@ -95,7 +95,7 @@ def test_a_model_error_is_sent_to_the_caller_and_the_users_frames_to_the_log(age
 
 
 @pytest.mark.parametrize("is_cached", [False, True])
-def test_an_onnx_predictor_answers(agent: ScriptedAgent, is_cached: bool) -> None:
+def test_an_onnx_predictor_returns_predictions_and_metadata(agent: ScriptedAgent, is_cached: bool) -> None:
     a = onnx_version(agent, "a1", 1)
     b = onnx_version(agent, "b1", 5)
     if is_cached:
@@ -118,7 +118,7 @@ def test_an_onnx_predictor_answers(agent: ScriptedAgent, is_cached: bool) -> Non
         assert metadata["b"]["versions"] == ["1"]
 
 
-def test_a_call_whose_model_is_cold_keeps_no_other_thread_waiting(agent: ScriptedAgent, tmp_path: Path) -> None:
+def test_loading_a_model_for_a_call_does_not_block_other_threads(agent: ScriptedAgent, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     models = Model("a", (agent.content("a1", "hot"),)), Model("b", (agent.content("b1", str(gate)),))
     agent.announce(Catalogue(models))
@@ -129,7 +129,7 @@ def test_a_call_whose_model_is_cold_keeps_no_other_thread_waiting(agent: Scripte
 
     with running_replica(PYTHON, "predictor", **fields) as running:
         running.wait_ready()
-        for _ in range(150):  # so quick that they might run where connections are read
+        for _ in range(150):  # quick enough to run on the event loop
             assert ask(running, "a") == "hot"
         answers: list[str] = []
         cold = threading.Thread(target=lambda: answers.append(ask(running, "b")), daemon=True)

@@ -1,4 +1,4 @@
-"""Real supervisors and workers; what the agent says, and when, is the test's."""
+"""Model rollouts with real supervisors and workers, and a scripted model agent."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cortex.lifecycle import ProcessState
+from cortex.models.spec import Catalogue, Model, ModelSource
 from harness.models.scripted_agents import ScriptedAgent, catalogue, scripted_agent
 from harness.replicas.reloading_replicas import model_of, problems, replica
+from harness.replicas.replicas import running_replica
 from harness.wait import PATIENCE_S, wait_until
 
 
@@ -25,7 +28,7 @@ def agent() -> Iterator[ScriptedAgent]:
         yield agent
 
 
-def test_a_new_version_is_served_by_a_new_process_and_requests_inside_the_old_finish_on_it(
+def test_a_new_version_gets_a_new_worker_and_running_requests_finish_on_the_old(
     agent: ScriptedAgent, tmp_path: Path
 ) -> None:
     first = agent.content("a", "one")
@@ -61,7 +64,7 @@ def test_only_older_versions_named_by_calls_stay_loaded(agent: ScriptedAgent) ->
         )
 
 
-def test_an_older_version_that_can_not_be_loaded_does_not_stop_a_newer_one(agent: ScriptedAgent) -> None:
+def test_an_unloadable_older_version_does_not_block_a_newer_one(agent: ScriptedAgent) -> None:
     old, two = agent.content("a", "one"), replace(agent.content("b", "two"), number="2")
     agent.announce(catalogue(old, two))
     with replica(agent) as running:
@@ -74,7 +77,7 @@ def test_an_older_version_that_can_not_be_loaded_does_not_stop_a_newer_one(agent
         wait_until(lambda: "bad weights" in problems(running).get("1", ""))
 
 
-def test_a_run_directory_that_can_not_be_written_to_ends_nothing(agent: ScriptedAgent) -> None:
+def test_survives_an_unwritable_run_directory(agent: ScriptedAgent) -> None:
     first = agent.content("a", "one")
     agent.announce(catalogue(first))
     with replica(agent) as running:
@@ -90,7 +93,7 @@ def test_a_run_directory_that_can_not_be_written_to_ends_nothing(agent: Scripted
         wait_until(lambda: model_of(running) == "one")
         agent.announce(catalogue(first, replace(agent.content("b", "two"), number="0")))
         wait_until(lambda: len(running.status().models.versions) == 2)
-        assert running.request({"version": "0"}).status == 500  # can't be told yet
+        assert running.request({"version": "0"}).status == 500  # the worker cannot be notified yet
         for path in obstacles:
             path.rmdir()
         wait_until(lambda: running.request({"version": "0"}).status == 200)
@@ -112,7 +115,7 @@ def test_an_error_that_utf8_cannot_encode_is_reported(agent: ScriptedAgent) -> N
             (problem.message + problem.detail).encode()
 
 
-def test_idle_connections_move_to_the_new_process_unharmed(agent: ScriptedAgent) -> None:
+def test_idle_connections_move_to_the_new_worker(agent: ScriptedAgent) -> None:
     agent.announce(catalogue(agent.content("a", "one")))
     with replica(agent) as running:
         running.wait_ready()
@@ -183,9 +186,7 @@ def test_no_request_fails_while_models_change_under_load(agent: ScriptedAgent, p
     ("text", "expected"),
     [("raise", "ValueError: bad weights"), ("crash", "segmentation fault")],
 )
-def test_a_version_that_can_not_be_loaded_leaves_the_old_one_serving(
-    agent: ScriptedAgent, text: str, expected: str
-) -> None:
+def test_an_unloadable_version_leaves_the_old_one_serving(agent: ScriptedAgent, text: str, expected: str) -> None:
     first = agent.content("a", "one")
     agent.announce(catalogue(first))
     with replica(agent) as running:
@@ -210,7 +211,7 @@ def test_a_killed_standby_is_retried_soon(agent: ScriptedAgent, tmp_path: Path) 
         agent.announce(catalogue(first), catalogue(agent.content("b", "two")))
         standby = wait_until(lambda: {child.pid for child in supervisor.children()} - before).pop()
         os.kill(standby, signal.SIGKILL)
-        # Confirmed before its death is known, it would take over, die as one that serves, and be followed by another.
+        # If the version were confirmed earlier, the dead standby would take over and be replaced like a serving worker.
         wait_until(lambda: not psutil.pid_exists(standby))
         agent.announce(catalogue(agent.content("b", "two")))
         wait_until(lambda: "killed" in problems(running).get("1", ""))
@@ -219,7 +220,7 @@ def test_a_killed_standby_is_retried_soon(agent: ScriptedAgent, tmp_path: Path) 
         wait_until(lambda: problems(running) == {})
 
 
-def test_requests_of_a_retiring_process_take_no_slot_of_its_successor(agent: ScriptedAgent, tmp_path: Path) -> None:
+def test_requests_of_a_retiring_worker_use_no_slot_of_its_successor(agent: ScriptedAgent, tmp_path: Path) -> None:
     agent.announce(catalogue(agent.content("a", "one")))
     with replica(agent) as running:
         running.wait_ready()
@@ -248,7 +249,7 @@ def test_a_version_that_never_finishes_loading_is_superseded_by_the_next(agent: 
         wait_until(lambda: model_of(running) == "three")
 
 
-def test_the_agent_may_be_restarted(agent: ScriptedAgent) -> None:
+def test_survives_a_restart_of_the_agent(agent: ScriptedAgent) -> None:
     agent.announce(catalogue(agent.content("a", "one")))
     with replica(agent) as running:
         running.wait_ready()
@@ -259,7 +260,7 @@ def test_the_agent_may_be_restarted(agent: ScriptedAgent) -> None:
         wait_until(lambda: model_of(running) == "two")
 
 
-def test_every_process_of_a_replica_is_swapped(agent: ScriptedAgent) -> None:
+def test_every_worker_of_a_replica_is_replaced(agent: ScriptedAgent) -> None:
     agent.announce(catalogue(agent.content("a", "one")))
     with replica(agent, processes=2) as running:
         running.wait_ready()
@@ -292,3 +293,92 @@ def test_an_unreachable_source_is_reported_while_its_last_models_are_served(agen
         assert model_of(running) == "one"
         agent.announce(first)
         wait_until(lambda: problems(running) == {})
+
+
+# Starts.
+
+
+def test_a_replica_waits_for_its_first_catalogue(agent: ScriptedAgent) -> None:
+    with replica(agent) as running:
+        assert running.status().processes[0].state is ProcessState.STARTING
+        agent.announce(catalogue(agent.content("a", "one")))
+        running.wait_ready()
+        assert model_of(running) == "one"
+        shown = running.status().models
+        assert shown is not None and shown.versions[0].is_latest and shown.versions[0].is_loaded
+
+
+def test_a_replica_starts_with_the_newest_version_that_loads(agent: ScriptedAgent) -> None:
+    versions = [replace(agent.content("a", "one"), number="1"), replace(agent.content("b", "raise"), number="2")]
+    agent.announce(catalogue(*versions))
+    with replica(agent) as running:
+        running.wait_ready()
+        assert model_of(running) == "one"
+        assert "bad weights" in problems(running)["2"]
+
+
+def test_a_replica_that_falls_back_to_the_version_before_has_not_failed(agent: ScriptedAgent, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    versions = [replace(agent.content("a", str(gate)), number="1"), replace(agent.content("b", "raise"), number="2")]
+    agent.announce(catalogue(*versions))
+    with replica(agent) as running:
+        wait_until(lambda: "bad weights" in problems(running).get("2", ""))
+        process = running.status().processes[0]
+        assert (process.state, process.failed_starts, process.failure) == (ProcessState.STARTING, 0, None)
+        gate.touch()
+        running.wait_ready()
+
+
+def test_a_replica_without_a_loadable_version_reports_why_and_starts_once_there_is_one(agent: ScriptedAgent) -> None:
+    agent.announce(catalogue(agent.content("a", "raise")))
+    with replica(agent) as running:
+        failed = running.wait_state(ProcessState.BACKING_OFF).processes[0].failure
+        assert failed is not None and "bad weights" in failed.message
+        agent.announce(catalogue(agent.content("b", "two")))
+        running.wait_ready()
+        assert model_of(running) == "two"
+
+
+def test_a_broken_model_does_not_prevent_a_start_with_the_others(agent: ScriptedAgent) -> None:
+    good, broken = agent.content("a", "one"), agent.content("b", "raise")
+    agent.announce(Catalogue((Model("broken", (broken,)), Model("good", (good,)))))
+    source = """
+        class Handler:
+            def __init__(self, config, model_client):
+                self.client = model_client
+            def load_model(self, model_path):
+                text = open(model_path + "/model.txt").read()
+                assert text != "raise", "bad weights"
+                return text
+            def handle_post(self, payload):
+                return self.client.get_model(payload["model"])
+    """
+    folder = ModelSource("python", dir="/nowhere")
+    with running_replica(source, models=folder, model_agent_socket=agent.socket) as running:
+        running.wait_ready()
+        assert running.request({"model": "good"}).body == b"one"
+        answer = running.request({"model": "broken"})
+        assert answer.status == 500 and b"broken" in answer.body
+        assert "bad weights" in problems(running)["1"]
+
+
+def test_a_killed_worker_is_replaced_with_the_same_models(agent: ScriptedAgent) -> None:
+    first = agent.content("a", "one")
+    agent.announce(catalogue(first, replace(agent.content("b", "two"), number="2")))
+    with replica(agent) as running:
+        running.wait_ready()
+        assert model_of(running, version="1") == "one"
+        agent.stop()
+        pid = running.pid
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: running.pid not in (pid, None))
+        running.wait_ready()
+        assert model_of(running) == "two"
+        assert model_of(running, version="1") == "one"
+
+
+def test_a_replica_stops_while_it_waits_for_models(agent: ScriptedAgent) -> None:
+    with replica(agent) as running:
+        wait_until(lambda: agent.watches)
+        running.command(command="stop", drain_s=1)
+        assert running.process.wait(60) == 0

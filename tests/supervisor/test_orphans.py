@@ -1,4 +1,4 @@
-"""Workers whose supervisor is killed: real processes, as in `test_supervisor.py`."""
+"""Real workers whose supervisor is killed."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ BATCHES = """
 
 
 class Call:
-    """A request that is inside the process when this is made, and stays there until it is let go."""
+    """A request that has reached user code when the constructor returns, and runs until `finish`."""
 
     def __init__(
         self, pool: ThreadPoolExecutor, replica: Replica, folder: Path, name: str, method: str = "POST", index: int = 0
@@ -146,7 +146,7 @@ def test_every_process_and_thread_finishes(tmp_path: Path) -> None:
     with running_replica(HANDLER, processes=2, threads=3) as replica, ThreadPoolExecutor() as pool:
         pids = [process.pid or 0 for process in replica.wait_ready().processes]
         for index in range(2):
-            assert replica.request({"do": "slow"}, index=index).status == 200  # calls leave the event loop
+            assert replica.request({"do": "slow"}, index=index).status == 200  # calls move to a thread
         places = [(index, number) for index in range(2) for number in range(3)]
         calls = [Call(pool, replica, tmp_path, f"{index}-{number}", index=index) for index, number in places]
         kill_supervisor(replica)
@@ -163,7 +163,7 @@ def test_a_running_batch_and_queued_requests_are_finished(tmp_path: Path) -> Non
         (tmp_path / "rest.go").touch()
         body = b'{"name": "rest", "inside": "%b", "go": "%b"}'
         body %= os.fsencode(tmp_path / "rest.inside"), os.fsencode(tmp_path / "rest.go")
-        replica.process.send_signal(signal.SIGSTOP)  # what it had just accepted would break
+        replica.process.send_signal(signal.SIGSTOP)  # connections that it has just accepted would break
         waiting = [replica.connection() for _ in range(3)]
         for connection in waiting:
             connection.request("POST", "/", body, {"content-type": "application/json"})
@@ -177,9 +177,9 @@ def test_connections_waiting_at_the_socket_of_a_killed_supervisor_are_served(tmp
     with running_replica(HANDLER) as replica, ThreadPoolExecutor() as pool:
         pid = replica.wait_ready().processes[0].pid
         assert pid is not None
-        assert replica.request({"do": "slow"}).status == 200  # calls leave the event loop
+        assert replica.request({"do": "slow"}).status == 200  # calls move to a thread
         call = Call(pool, replica, tmp_path, "inside")
-        replica.process.send_signal(signal.SIGSTOP)  # it accepts nothing any more
+        replica.process.send_signal(signal.SIGSTOP)  # it accepts no connections any more
         waiting = [replica.connection() for _ in range(3)]
         for connection in waiting:
             connection.request("POST", "/", b"{}", {"content-type": "application/json"})
@@ -206,10 +206,10 @@ def test_open_connections_are_still_served_and_output_is_logged(tmp_path: Path) 
         assert pid is not None
         kept = replica.connection()
         assert post(kept).json["pid"] == pid
-        call = Call(pool, replica, tmp_path, "inside")  # keeps the process from being idle, however slow this test is
+        call = Call(pool, replica, tmp_path, "inside")  # keeps the worker busy however slow this test is
         kill_supervisor(replica)
         for number in range(20):
-            body = b'{"name": "later-%d", "print": 20000}' % number  # more than a pipe holds
+            body = b'{"name": "later-%d", "print": 20000}' % number  # more than the capacity of a pipe
             kept.request("POST", "/", body, {"content-type": "application/json"})
             if number == 0:
                 assert call.finish().status == 200
@@ -224,7 +224,7 @@ def test_open_connections_are_still_served_and_output_is_logged(tmp_path: Path) 
         kept.close()
 
 
-def test_a_process_that_is_not_ready_ends_at_once(tmp_path: Path) -> None:
+def test_a_worker_that_is_not_ready_ends_at_once(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with running_replica(HANDLER, config={"gate": str(gate)}) as replica:
         pid = wait_until(lambda: (status := replica.try_status()) and status.processes[0].pid)
@@ -238,7 +238,7 @@ def test_a_call_that_never_returns_is_killed_after_its_time_limit(tmp_path: Path
     with running_replica(HANDLER, timeout_s=5.0) as replica, ThreadPoolExecutor() as pool:
         pid = replica.wait_ready().processes[0].pid
         assert pid is not None
-        assert replica.request({"do": "slow"}).status == 200  # calls leave the event loop
+        assert replica.request({"do": "slow"}).status == 200  # calls move to a thread
         stuck = pool.submit(replica.request, {"do": "stuck", "inside": str(tmp_path / "inside")})
         wait_until((tmp_path / "inside").exists)
         kill_supervisor(replica)
@@ -260,7 +260,7 @@ def test_a_call_that_holds_the_interpreter_lock_is_killed_by_the_alarm(tmp_path:
         assert isinstance(stuck.exception(PATIENCE_S), OSError)
 
 
-def test_the_signal_of_the_supervisors_death_sets_the_alarm() -> None:
+def test_the_death_of_the_supervisor_sets_the_alarm() -> None:
     code = """
         import ctypes, os
         from cortex.replica.orphan import outlive_supervisor

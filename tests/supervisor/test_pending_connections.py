@@ -1,4 +1,4 @@
-"""What may come in over TCP: real sockets on both sides, the supervisor's loop played by the test."""
+"""Admission of TCP connections with real sockets and an event loop of the test."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PATIENCE_S = 20.0
 
 
 @dataclass
-class Door:
-    """An pending and a loop like the supervisor's."""
+class Acceptor:
+    """A listener, its pending connections and a loop like that of the supervisor."""
 
     limit: int = 256
     admitted: list[socket.socket] = field(default_factory=list)
@@ -60,9 +60,9 @@ class Door:
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < deadline
-            self.turn()
+            self.poll_once()
 
-    def turn(self) -> None:
+    def poll_once(self) -> None:
         for key, _ in self.selector.select(0.01):
             key.data()
         self.pending.tick(time.monotonic())
@@ -78,8 +78,8 @@ class Door:
 
 
 @contextlib.contextmanager
-def door(limit: int = 256) -> Iterator[Door]:
-    made = Door(limit)
+def open_acceptor(limit: int = 256) -> Iterator[Acceptor]:
+    made = Acceptor(limit)
     try:
         yield made
     finally:
@@ -125,19 +125,19 @@ def test_a_head_must_contain_the_secret_exactly_once(data: bytes, verdict: Verdi
     assert check_head(data, SECRET.encode()) is verdict
 
 
-def test_without_a_secret_any_complete_head_is_admitted() -> None:
+def test_any_complete_head_is_admitted_without_a_secret() -> None:
     assert check_head(BARE, b"") is Verdict.ADMITTED
     assert check_head(BARE[:-1], b"") is Verdict.INCOMPLETE
 
 
 @given(st.binary(max_size=2000) | st.binary(max_size=500).map(lambda data: b"GET / HTTP/1.1\r\n" + data + b"\r\n\r\n"))
 @settings(max_examples=500)
-def test_nothing_else_is_ever_admitted(data: bytes) -> None:
+def test_no_other_data_is_admitted(data: bytes) -> None:
     assert check_head(data, SECRET.encode()) is not Verdict.ADMITTED or b"5ec2e7" in data
 
 
 def test_an_admitted_socket_is_unread_and_has_default_options() -> None:
-    with door() as made:
+    with open_acceptor() as made:
         made.connect(HEAD + b"abc")
         made.until(lambda: made.admitted)
         sock = made.admitted[0]
@@ -152,19 +152,19 @@ def test_an_admitted_socket_is_unread_and_has_default_options() -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 40])
 def test_a_head_in_pieces_is_admitted_once_it_is_complete(size: int) -> None:
-    with door() as made:
+    with open_acceptor() as made:
         client = made.connect()
         for start in range(0, len(HEAD), size):
             assert not made.admitted
             client.sendall(HEAD[start : start + size])
-            made.turn()
+            made.poll_once()
         made.until(lambda: made.admitted)
         assert made.admitted[0].recv(65536) == HEAD
 
 
 def test_a_head_that_fills_the_buffers_is_admitted() -> None:
     long = HEAD.replace(b"/x", b"/" + b"x" * (HEAD_MAX_BYTES - 1024))
-    with door() as made:
+    with open_acceptor() as made:
         client = made.connect()
         client.setblocking(False)
         sent = 0
@@ -185,7 +185,7 @@ def test_a_head_that_fills_the_buffers_is_admitted() -> None:
     ids=["no secret", "another secret", "TLS", "noise"],
 )
 def test_a_refused_client_gets_a_response_and_is_closed(data: bytes, status: int) -> None:
-    with door() as made:
+    with open_acceptor() as made:
         client = made.connect(data)
         made.until(lambda: len(made.pending))
         answer = read_all(client)
@@ -198,7 +198,7 @@ def test_a_refused_client_gets_a_response_and_is_closed(data: bytes, status: int
 
 
 def test_a_tls_client_fails_at_once() -> None:
-    with door() as made:
+    with open_acceptor() as made:
         context = ssl.create_default_context()
         tls = context.wrap_bio(incoming := ssl.MemoryBIO(), outgoing := ssl.MemoryBIO(), server_hostname="replica")
         with pytest.raises(ssl.SSLWantReadError):
@@ -211,7 +211,7 @@ def test_a_tls_client_fails_at_once() -> None:
 
 
 def test_a_connection_without_a_head_is_closed_after_the_time_limit() -> None:
-    with door() as made:
+    with open_acceptor() as made:
         silent, slow = made.connect(), made.connect(HEAD[:20])
         made.until(lambda: len(made.pending) == 2)
         made.pass_time(HEAD_LIMIT_S - 5)
@@ -219,12 +219,12 @@ def test_a_connection_without_a_head_is_closed_after_the_time_limit() -> None:
         made.pass_time(HEAD_LIMIT_S)
         assert not len(made.pending)
         assert silent.recv(1) == b""
-        with contextlib.suppress(ConnectionResetError):  # what it sent was not read
+        with contextlib.suppress(ConnectionResetError):  # the data was not read
             assert slow.recv(1) == b""
 
 
 def test_a_connection_closed_by_its_client_is_removed() -> None:
-    with door() as made:
+    with open_acceptor() as made:
         made.connect().close()
         half_open = made.connect(HEAD[:20])
         made.until(lambda: len(made.pending) == 1)
@@ -233,7 +233,7 @@ def test_a_connection_closed_by_its_client_is_removed() -> None:
 
 
 def test_beyond_the_limit_the_oldest_connection_is_closed() -> None:
-    with door(limit=3) as made:
+    with open_acceptor(limit=3) as made:
         clients = [made.connect() for _ in range(3)]
         made.until(lambda: len(made.pending) == 3)
         made.connect(HEAD)
@@ -242,7 +242,7 @@ def test_beyond_the_limit_the_oldest_connection_is_closed() -> None:
         made.until(lambda: len(made.pending) == 2)
 
 
-def test_waiting_for_more_of_a_head_costs_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_the_rest_of_a_head_uses_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[bytes] = []
 
     def counting(data: bytes, secret: bytes) -> Verdict:
@@ -250,24 +250,24 @@ def test_waiting_for_more_of_a_head_costs_no_time(monkeypatch: pytest.MonkeyPatc
         return check_head(data, secret)
 
     monkeypatch.setattr(module, "check_head", counting)
-    with door() as made:
+    with open_acceptor() as made:
         client = made.connect(HEAD[:20])
         made.until(lambda: len(made.pending))
         for _ in range(20):
-            made.turn()
+            made.poll_once()
         assert len(looks) == 1
         client.sendall(HEAD[20:])
         made.until(lambda: made.admitted)
         assert len(looks) == 2
 
 
-def test_addresses_are_written_with_their_port() -> None:
+def test_addresses_include_their_port() -> None:
     for host in ("127.0.0.1", "::1"):
         with listen_over_tcp(host) as listener:
             port = listener.getsockname()[1]
             assert address_of(listener) == (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 
-def test_an_address_of_another_machine_can_not_be_listened_at() -> None:
+def test_rejects_listening_on_an_address_of_another_machine() -> None:
     with pytest.raises(OSError, match="assign"):
         listen_over_tcp("192.0.2.1")

@@ -50,7 +50,7 @@ HANDLER = """
 
 
 def in_background(pool: ThreadPoolExecutor, replica: Replica, payload: object, **options: object):
-    """Send a request and return its future once the user's code has it."""
+    """Send a request; return its future once user code has received it."""
     before = replica.log().count("begun")
     future = pool.submit(replica.request, payload, **options)  # type: ignore[arg-type]
     wait_until(lambda: replica.log().count("begun") > before, message=replica.log())
@@ -65,7 +65,7 @@ def in_background(pool: ThreadPoolExecutor, replica: Replica, payload: object, *
         ({"do": "abort"}, "ended by a signal (SIGABRT)", DeathCause.SIGNALLED),
     ],
 )
-def test_process_that_dies_in_a_call_is_named_and_replaced(payload: object, words: str, cause: DeathCause) -> None:
+def test_a_worker_that_dies_in_a_call_is_reported_and_replaced(payload: object, words: str, cause: DeathCause) -> None:
     with running_replica(HANDLER) as replica:
         before = replica.wait_ready()
         request_id = new_request_id()
@@ -82,7 +82,7 @@ def test_process_that_dies_in_a_call_is_named_and_replaced(payload: object, word
         assert process.death.cause is cause
 
 
-def test_process_killed_from_outside_is_named_and_replaced() -> None:
+def test_a_killed_worker_is_reported_and_replaced() -> None:
     with running_replica(HANDLER) as replica, ThreadPoolExecutor() as pool:
         replica.wait_ready()
         inside = in_background(pool, replica, {"do": "sleep", "s": 30})
@@ -93,7 +93,7 @@ def test_process_killed_from_outside_is_named_and_replaced() -> None:
         assert replica.request({}).status == 200
 
 
-def test_process_over_its_memory_limit_is_named_out_of_memory() -> None:
+def test_a_worker_over_its_memory_limit_is_reported_as_out_of_memory() -> None:
     with running_replica(HANDLER, mem_limit_bytes=300 * 1024 * 1024) as replica:
         replica.wait_ready()
         assert replica.request({"do": "allocate", "mib": 100}).status == 200
@@ -104,10 +104,10 @@ def test_process_over_its_memory_limit_is_named_out_of_memory() -> None:
         assert replica.request({}).status == 200
 
 
-def test_requests_that_wait_in_the_sockets_survive_a_death() -> None:
+def test_requests_waiting_in_the_sockets_survive_a_worker_death() -> None:
     with running_replica(HANDLER) as replica, ThreadPoolExecutor(8) as pool:
         replica.wait_ready()
-        replica.request({"do": "sleep", "s": 0.1})  # slow: calls leave the event loop
+        replica.request({"do": "sleep", "s": 0.1})  # slow calls move to a thread
         killer = in_background(pool, replica, {"do": "sleep", "s": 30})
         waiting = [pool.submit(replica.request, {}) for _ in range(5)]
         wait_until(lambda: _connections(replica) == 6)
@@ -116,7 +116,7 @@ def test_requests_that_wait_in_the_sockets_survive_a_death() -> None:
         assert [future.result(PATIENCE_S).status for future in waiting] == [200] * 5
 
 
-def test_idle_connections_go_on_after_a_death() -> None:
+def test_idle_connections_survive_a_worker_death() -> None:
     with running_replica(HANDLER) as replica:
         replica.wait_ready()
         kept = replica.connection()
@@ -129,7 +129,7 @@ def test_idle_connections_go_on_after_a_death() -> None:
         kept.close()
 
 
-def test_call_stuck_in_c_frees_its_slot_at_the_timeout() -> None:
+def test_a_call_stuck_in_c_frees_its_slot_at_the_timeout() -> None:
     with running_replica(HANDLER, timeout_s=15) as replica:
         replica.wait_ready()
         for _ in range(5):
@@ -139,7 +139,7 @@ def test_call_stuck_in_c_frees_its_slot_at_the_timeout() -> None:
             assert replica.request({}).status == 200
 
 
-def test_timeout_counts_from_the_arrival_at_the_gateway() -> None:
+def test_the_timeout_counts_from_the_arrival_at_the_gateway() -> None:
     with running_replica(HANDLER, timeout_s=3600) as replica:
         replica.wait_ready()
         answer = replica.request({"do": "sleep", "s": 3600}, request_id=new_request_id(ago_s=3599.5))
@@ -160,7 +160,7 @@ def test_stuck_call_lets_the_calls_on_other_threads_finish(tmp_path: Path) -> No
         assert replica.request({}).status == 200
 
 
-def test_children_of_the_users_code_do_not_outlive_its_process() -> None:
+def test_children_of_user_code_end_with_its_worker() -> None:
     with running_replica(HANDLER) as replica:
         replica.wait_ready()
         child = replica.request({"do": "spawn"}).json["child"]
@@ -168,7 +168,7 @@ def test_children_of_the_users_code_do_not_outlive_its_process() -> None:
         wait_until(lambda: not _is_running(child))
 
 
-def test_worker_does_not_outlive_a_killed_supervisor() -> None:
+def test_a_worker_ends_when_its_supervisor_is_killed() -> None:
     with running_replica(HANDLER) as replica:
         replica.wait_ready()
         worker = replica.pid
@@ -176,7 +176,7 @@ def test_worker_does_not_outlive_a_killed_supervisor() -> None:
         wait_until(lambda: not _is_running(worker))
 
 
-def test_constructor_that_raises_is_reported_with_the_users_frames_and_tried_again() -> None:
+def test_a_constructor_that_raises_is_reported_and_retried() -> None:
     source = """
         class Handler:
             def __init__(self, config):
@@ -201,14 +201,14 @@ def test_constructor_that_raises_is_reported_with_the_users_frames_and_tried_aga
         wait_until(lambda: replica.status().processes[0].failed_starts >= 2)
 
 
-def test_process_that_exits_while_it_starts_is_reported() -> None:
+def test_an_exit_during_the_start_is_reported() -> None:
     with running_replica("import os\nos._exit(7)\n") as replica:
         process = replica.wait_state(ProcessState.BACKING_OFF).processes[0]
         assert process.failure is not None
         assert process.failure.message == "the process ended while it started: exited with code 7"
 
 
-def test_stop_finishes_the_requests_inside() -> None:
+def test_a_stop_finishes_running_requests() -> None:
     with running_replica(HANDLER) as replica, ThreadPoolExecutor() as pool:
         replica.wait_ready()
         inside = in_background(pool, replica, {"do": "sleep", "s": 1})
@@ -218,7 +218,7 @@ def test_stop_finishes_the_requests_inside() -> None:
         assert not Path(replica.spec.sockets[0]).exists()
 
 
-def test_stop_ends_after_its_deadline_whatever_runs() -> None:
+def test_a_stop_ends_at_its_deadline() -> None:
     with running_replica(HANDLER) as replica, ThreadPoolExecutor() as pool:
         replica.wait_ready()
         inside = in_background(pool, replica, {"do": "stuck in C"})
@@ -227,7 +227,7 @@ def test_stop_ends_after_its_deadline_whatever_runs() -> None:
         assert inside.result(PATIENCE_S).status == 500
 
 
-def test_each_process_of_a_replica_has_its_socket() -> None:
+def test_each_worker_has_its_own_socket() -> None:
     with running_replica(HANDLER, processes=2) as replica:
         replica.wait_ready()
         pids = {replica.request({}, index=index).json["pid"] for index in (0, 1)}
@@ -235,7 +235,7 @@ def test_each_process_of_a_replica_has_its_socket() -> None:
         assert len(pids) == 2
 
 
-def test_slow_clients_are_reported_as_lent() -> None:
+def test_connections_of_slow_clients_are_reported_as_lent() -> None:
     source = """
         class Handler:
             def __init__(self, config):
@@ -252,7 +252,7 @@ def test_slow_clients_are_reported_as_lent() -> None:
             slow_writer.connect(replica.spec.sockets[0])
             slow_writer.sendall(b"POST / HTTP/1.1\r\ncontent-length: 100\r\n\r\nabc")
             wait_until(lambda: replica.status().processes[0].lent == 2)
-            assert replica.request({}).status == 200  # they hold no slot
+            assert replica.request({}).status == 200  # lent connections hold no slot
         wait_until(lambda: replica.status().processes[0].lent == 1)
 
 
@@ -282,11 +282,11 @@ def test_hostile_control_input_is_ignored() -> None:
                 control.connect(replica.spec.control_socket)
                 control.sendall(junk)
                 control.shutdown(socket.SHUT_WR)
-                control.makefile("rb").read()  # until it hangs up
+                control.makefile("rb").read()  # until it closes the connection
         assert replica.request({}).status == 200
 
 
-def test_a_socket_that_somebody_removes_is_opened_again() -> None:
+def test_a_removed_socket_is_opened_again() -> None:
     with running_replica(HANDLER) as replica:
         replica.wait_ready()
         pid = replica.pid
@@ -308,14 +308,14 @@ def test_a_socket_that_somebody_removes_is_opened_again() -> None:
         assert not Path(replica.spec.control_socket).exists()
 
 
-def test_a_socket_in_whose_place_another_file_comes_is_opened_again() -> None:
+def test_a_socket_replaced_by_another_file_is_opened_again() -> None:
     with running_replica(HANDLER) as replica:
         replica.wait_ready()
         socket_file = Path(replica.spec.sockets[0])
         moved = socket_file.with_name("moved")
         socket_file.rename(moved)
         wait_until(socket_file.exists)
-        moved.rename(socket_file)  # nobody listens there any more
+        moved.rename(socket_file)  # no process listens on it any more
         wait_until(lambda: connects(replica))
         assert replica.request({}).status == 200
 
@@ -349,8 +349,8 @@ def _is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def test_replica_starts_in_a_fraction_of_a_second() -> None:
-    """A bound far above the figure in the docs, of the processors' time: it catches a heavy import, not noise."""
+def test_a_replica_starts_in_a_fraction_of_a_second() -> None:
+    """Check a bound of CPU time far above the documented figure, to detect heavy imports."""
     with running_replica(HANDLER) as replica:
         replica.wait_ready()
         used = [psutil.Process(pid).cpu_times() for pid in (replica.process.pid, replica.pid)]

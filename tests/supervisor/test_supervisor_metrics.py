@@ -1,4 +1,4 @@
-"""Numbers of a real replica, through the deaths of its processes."""
+"""Metrics of a real replica across deaths of its workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def counter(name: str, **labels: str) -> str:
     return series_key(SeriesKind.COUNTER, name, labels)
 
 
-def test_every_answer_and_death_is_counted_whoever_answers(tmp_path: Path) -> None:
+def test_every_response_and_worker_death_is_counted(tmp_path: Path) -> None:
     with running_replica(HANDLER, metrics_dir=str(tmp_path / "m"), timeout_s=20.0) as replica:
         replica.wait_ready()
         statuses = [replica.request({"do": do}).status for do in ["exit", "add"] * 5]

@@ -1,4 +1,4 @@
-"""Replicas that are reached over TCP: what is special to them, and tests of all others once more."""
+"""Replicas that listen on TCP: their specific behaviour, and tests of other modules repeated over TCP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import test_model_rollout as rollout
-import test_model_rollout_starts as rollout_starts
 import test_orphans as orphans
 import test_supervisor as supervisor
 
@@ -151,7 +150,7 @@ def test_the_secret_of_the_first_request_is_hidden_from_user_code(running: Repli
     first = read(connection.getresponse(), 0)
     assert first.status == 200
     assert "x-cortex-gateway" not in first.json["headers"]
-    for value in (None, SECRET, "wrong"):  # not looked at any more, not shown either
+    for value in (None, SECRET, "wrong"):  # neither checked nor passed to user code any more
         connection.request("POST", "/", b"2", sent if value is None else {**sent, "x-cortex-gateway": value})
         assert "x-cortex-gateway" not in read(connection.getresponse(), 0).json["headers"]
     connection.close()
@@ -195,7 +194,7 @@ def test_requests_pipelined_behind_the_first_are_served(running: Replica) -> Non
     "data", [b"\x16\x03\x01\x00\xa5\x01", b"\0" * 1000, b"\r\n\r\n", b"GET /" + b"x" * 400_000], ids=range(4)
 )
 def test_non_http_connections_are_refused(running: Replica, data: bytes) -> None:
-    with connect(running) as sock, contextlib.suppress(ConnectionError):  # closed over what was not read
+    with connect(running) as sock, contextlib.suppress(ConnectionError):  # reset because of unread data
         sock.sendall(data)
         assert receive_all(sock).startswith(b"HTTP/1.1 400 ")
     assert running.request(1).status == 200
@@ -208,7 +207,7 @@ def test_pending_connections_delay_neither_requests_nor_a_stop(running: Replica)
         try:
             stranger.sendall(b"POST / HT")
         except ConnectionError:
-            continue  # of too many, the first go
+            continue  # beyond the limit, the oldest are closed
     assert running.request(1).status == 200
     running.command(command="stop", drain_s=600)
     assert running.process.wait(PATIENCE_S) == 0
@@ -233,27 +232,27 @@ def test_a_killed_supervisor_closes_its_tcp_port(running: Replica) -> None:
 
 
 @pytest.mark.usefixtures("over_tcp")
-class TestAsOverUnixSockets:
-    """Tests of other modules, over TCP."""
+class TestOtherModulesOverTcp:
+    """Tests of other modules, repeated over TCP."""
 
-    def test_death_in_a_call(self) -> None:
-        supervisor.test_process_that_dies_in_a_call_is_named_and_replaced(
+    def test_a_worker_death_in_a_call(self) -> None:
+        supervisor.test_a_worker_that_dies_in_a_call_is_reported_and_replaced(
             {"do": "exit"}, "exited with code 3", DeathCause.EXITED
         )
 
     @pytest.mark.parametrize(
         "test",
         [
-            supervisor.test_process_killed_from_outside_is_named_and_replaced,
-            supervisor.test_idle_connections_go_on_after_a_death,
-            supervisor.test_requests_that_wait_in_the_sockets_survive_a_death,
-            supervisor.test_call_stuck_in_c_frees_its_slot_at_the_timeout,
-            supervisor.test_stop_ends_after_its_deadline_whatever_runs,
-            supervisor.test_each_process_of_a_replica_has_its_socket,
+            supervisor.test_a_killed_worker_is_reported_and_replaced,
+            supervisor.test_idle_connections_survive_a_worker_death,
+            supervisor.test_requests_waiting_in_the_sockets_survive_a_worker_death,
+            supervisor.test_a_call_stuck_in_c_frees_its_slot_at_the_timeout,
+            supervisor.test_a_stop_ends_at_its_deadline,
+            supervisor.test_each_worker_has_its_own_socket,
         ],
         ids=lambda test: test.__name__.removeprefix("test_"),
     )
-    def test_again(self, test: Any) -> None:
+    def test_supervisor(self, test: Any) -> None:
         test()
 
     def test_a_stuck_call_lets_the_calls_on_other_threads_finish(self, tmp_path: Path) -> None:
@@ -262,10 +261,10 @@ class TestAsOverUnixSockets:
     @pytest.mark.parametrize(
         "test",
         [
-            rollout_starts.test_a_replica_waits_for_its_first_catalogue,
-            rollout_starts.test_a_killed_process_comes_back_with_the_same_models,
-            rollout.test_every_process_of_a_replica_is_swapped,
-            rollout_starts.test_a_replica_stops_while_it_waits_for_models,
+            rollout.test_a_replica_waits_for_its_first_catalogue,
+            rollout.test_a_killed_worker_is_replaced_with_the_same_models,
+            rollout.test_every_worker_of_a_replica_is_replaced,
+            rollout.test_a_replica_stops_while_it_waits_for_models,
         ],
         ids=lambda test: test.__name__.removeprefix("test_"),
     )
