@@ -295,7 +295,7 @@ def test_an_unreachable_source_is_reported_while_its_last_models_are_served(agen
         wait_until(lambda: problems(running) == {})
 
 
-# Starts.
+# Models at the start of a replica.
 
 
 def test_a_replica_waits_for_its_first_catalogue(agent: ScriptedAgent) -> None:

@@ -1,4 +1,4 @@
-"""Models on this machine, in catalogues like those of the model agent."""
+"""Local models and their catalogues, in the format of the model agent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_models(root: Path, models: Mapping[str, Mapping[str, Files]]) -> Catal
 
 
 def source_of(layout: str, *names: str, cache_size: int | None = None) -> ModelSource:
-    """Return a source with `path`, or with `paths` of these names."""
+    """Return a source with `path`, or with `paths` for the given names."""
     paths = tuple(ModelPath(name, f"s3://bucket/{name}/") for name in names or (DEFAULT_MODEL,))
     return ModelSource(layout, paths, cache_size=cache_size, disk_cache_size=cache_size)  # type: ignore[arg-type]
 

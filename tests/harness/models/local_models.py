@@ -47,7 +47,7 @@ class Store:
         shutil.rmtree(self.folder / model / number if number else self.folder / model)
 
     def catalogue(self, has_paths: bool = False) -> Catalogue:
-        """Return the catalogue; with `has_paths` all files are on this machine, as without caching."""
+        """Return the catalogue; with `has_paths`, all files are local, as without caching."""
         models = []
         for path in sorted(self.folder.iterdir()):
             folders = sorted(path.iterdir(), key=lambda folder: int(folder.name))
@@ -59,7 +59,7 @@ class Store:
 
 @dataclass
 class FolderFetcher:
-    """Copies versions from a store into a folder of its own."""
+    """Copies versions from a store into its own folder."""
 
     store: Store
     folder: Path
@@ -91,8 +91,8 @@ class PickleLoader:
     before: Callable[[LoadRequest], object] = lambda request: None
     loads: Counter[str] = field(default_factory=Counter)
     live: list[Any] = field(default_factory=list)
-    most: int = 0  #: models in memory at the same time, the one being loaded included
-    at_once: int = 0  #: loads at the same time
+    most: int = 0  #: maximum number of models in memory, including the one being loaded
+    at_once: int = 0  #: maximum number of concurrent loads
     _running: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -143,7 +143,7 @@ class RecordedEvents:
 def _write(path: Path, data: bytes) -> None:
     part = path.with_name("part")
     part.write_bytes(data)
-    part.replace(path)  # whoever copies meanwhile gets the one or the other
+    part.replace(path)  # atomic, for concurrent copies
 
 
 def _version(folder: Path, has_paths: bool) -> Version:

@@ -54,7 +54,7 @@ class RunningAgent:
     environ: dict[str, str] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
-    is_node: bool = False  #: it asks another, at `home.listings_socket`
+    is_node: bool = False  #: it requests listings from another agent, at `home.listings_socket`
 
     @property
     def socket(self) -> str:
@@ -179,7 +179,7 @@ class AgentClient:
         return news.error if news else None
 
     def answer(self, number: int = 1) -> Fetched | FetchFailed:
-        """Wait for a fetch."""
+        """Wait for the reply to a fetch and return it."""
 
         def has_come() -> bool:
             self.listen()

@@ -1,4 +1,4 @@
-"""Make the files of one version of a model, by their names: tiny ones, or big ones on demand.
+"""Make the files of one model version, by name: tiny, or of a given size.
 
 Every model returns its input plus a number of its own, so that a result identifies the version.
 """
@@ -17,13 +17,13 @@ from harness import TESTS
 
 Files = Mapping[str, bytes]
 
-#: Stands in the SavedModel that is kept; models with other numbers are copies with other bytes in its place.
+#: The number in the cached SavedModel; for other numbers, its bytes are replaced in a copy.
 _PLACEHOLDER = 12345.678
 _SAVED_MODEL = TESTS / "fixtures" / "saved_model_add"
 
 
 def python_model(number: int, size_bytes: int = 0) -> Files:
-    """Return two files that belong together; with a size, also a numpy array of zeros."""
+    """Return two matching files; with a size, also a numpy array of zeros."""
     files = {name: json.dumps({"number": number}).encode() for name in ("first.json", "second.json")}
     if size_bytes:
         buffer = io.BytesIO()
@@ -42,7 +42,7 @@ def onnx_model(number: int, size_bytes: int = 0) -> Files:
     constants = [constant("number", number)]
     nodes = [helper.make_node("Add", ["x", "number"], ["y" if not size_bytes else "sum"])]
     if size_bytes:
-        # Looked up by the input, so that no optimiser can leave the weights out.
+        # The input indexes the weights, so that no optimizer can remove them.
         constants += [
             constant("none", 0.0),
             numpy_helper.from_array(numpy.zeros(size_bytes // 4, numpy.float32), "weights"),

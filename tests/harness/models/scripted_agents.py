@@ -1,4 +1,4 @@
-"""A fake model agent with scripted answers, for sequences that a real one produces only by chance."""
+"""A fake model agent with scripted replies, for sequences that a real agent produces only by chance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cortex.models.spec import DEFAULT_MODEL, Catalogue, Model, ModelProblem, Ve
 
 
 class ScriptedAgent:
-    """Implements the protocol on a Unix socket and records requests."""
+    """Implements the protocol of model agents on a Unix socket, and records requests."""
 
     def __init__(self, folder: Path) -> None:
         self.socket = str(folder / "agent.sock")

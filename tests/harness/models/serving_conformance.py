@@ -40,5 +40,5 @@ def _check(servable: Any, case: Case) -> None:
         assert actual.dtype == expected.dtype, where
         if expected.dtype == object:
             assert actual.tolist() == expected.tolist(), where
-        else:  # to the bit: no NaN nor zero may change its sign
+        else:  # bitwise, as the signs of NaN and zero must be equal
             assert np.ascontiguousarray(actual).tobytes() == np.ascontiguousarray(expected).tobytes(), where

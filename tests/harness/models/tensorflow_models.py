@@ -71,7 +71,7 @@ def _main(folder: Path) -> None:
             return {"scores": scores, "class_ids": found, "classes": tf.gather(self.labels, found)}
 
     class Same(tf.Module):
-        """Returns its input, changed enough that it is computed, and itself."""
+        """Returns a computed copy of its input, and the input itself."""
 
         def __init__(self, dtype, shape):
             def call(x):
@@ -174,7 +174,7 @@ def _save_version_1(tf, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    # Pickled by this name, so that the tests can read it.
+    # Pickled under this module name, so that tests can load it.
     from harness.models.tensorflow_models import _main as main
 
     main(Path(sys.argv[1]))
