@@ -157,3 +157,15 @@ def test_architecture_names_what_is_there() -> None:
     assert missing == []
     folders = [path.name for path in source.iterdir() if path.is_dir() and not path.name.startswith("__")]
     assert [folder for folder in folders if f"`{folder}/`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "explanation").glob("*.md"))],
+    ids=lambda page: page.name,
+)
+def test_other_pages_name_existing_modules(page: Path) -> None:
+    named = re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.(?:py|lua))`", page.read_text())
+    assert [
+        name for name in named if not (ROOT / "src" / "cortex" / name).exists() and not (ROOT / name).exists()
+    ] == []
