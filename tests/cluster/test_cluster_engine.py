@@ -24,7 +24,7 @@ from cortex.config.schema import Api
 from cortex.engine.environment import Prepared
 from cortex.home import Home
 from cortex.operator.replicas.replica_specs import replica_spec
-from cortex.replica.metrics import read_folder
+from cortex.replica.monitoring.metrics import read_folder
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.state.apis import Target
 from cortex.telemetry import Logger

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortex.replica.batch_timing import BatchTiming
+from cortex.replica.requests.batch_timing import BatchTiming
 
 MS = 1_000_000
 

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.replica.batching import Bisection
-from cortex.replica.metrics import SeriesKind, read_metrics, series_key
+from cortex.replica.monitoring.metrics import SeriesKind, read_metrics, series_key
+from cortex.replica.requests.batching import Bisection
 from harness.replicas.replicas import Answer, Replica, new_request_id, read, running_replica
 from harness.wait import wait_until
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.replica.http import GatewayClock
+from cortex.replica.requests.http import GatewayClock
 
 S = 1_000_000_000
 

@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.replica.http import _date
+from cortex.replica.requests.http import _date
 from harness.replicas.replicas import running_replica
 from harness.wait import PATIENCE_S
 

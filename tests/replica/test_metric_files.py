@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.replica import metrics
-from cortex.replica.metrics import (
+from cortex.replica.monitoring import metrics
+from cortex.replica.monitoring.metrics import (
     SUPERVISOR,
     Histogram,
     MetricFile,
@@ -102,7 +102,7 @@ def test_a_reopened_file_keeps_its_series(tmp_path: Path) -> None:
 
 def test_series_survive_a_killed_process(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path; from cortex.replica.metrics import MetricFile\n"
+        "import os, signal, sys; from pathlib import Path; from cortex.replica.monitoring.metrics import MetricFile\n"
         "file = MetricFile(Path(sys.argv[1])); file.cells[file.index_of('requests')] += 5\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -4,7 +4,7 @@ import pytest
 from starlette.background import BackgroundTask
 from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 
-from cortex.replica.streaming import open_response
+from cortex.replica.requests.streaming import open_response
 
 
 async def read(opened):

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from cortex.errors import UserError
-from cortex.replica.payload import (
+from cortex.replica.requests.payload import (
     BYTES,
     JSON,
     JSON_LINES,
@@ -370,7 +370,8 @@ def test_items_of_a_stream(item, media_type, chunk):
 
 def test_encoding_json_imports_neither_starlette_nor_numpy():
     code = (
-        "import sys; from cortex.replica.payload import *; assert parse(JSON, encode({'a': 1}).body) == {'a': 1};"
+        "import sys; from cortex.replica.requests.payload import *;"
+        "assert parse(JSON, encode({'a': 1}).body) == {'a': 1};"
         "assert not {'starlette', 'numpy', 'pydantic'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cortex.replica import tracker
-from cortex.replica.tracker import PredictionKind, PredictionRing, find_predictions
+from cortex.replica.monitoring import tracker
+from cortex.replica.monitoring.tracker import PredictionKind, PredictionRing, find_predictions
 
 NUMBER, CLASS = PredictionKind.NUMBER, PredictionKind.CLASS
 
@@ -43,7 +43,7 @@ def test_the_oldest_predictions_are_overwritten(tmp_path: Path, monkeypatch: pyt
 
 def test_the_next_process_continues_in_the_ring(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path; from cortex.replica.tracker import *\n"
+        "import os, signal, sys; from pathlib import Path; from cortex.replica.monitoring.tracker import *\n"
         "PredictionRing(Path(sys.argv[1]), PredictionKind.NUMBER).append(sys.argv[2].encode(), float(sys.argv[3]))\n"
         "print(*sorted(path.name for path in Path(sys.argv[1]).iterdir()))\n"
         "os.kill(os.getpid(), signal.SIGKILL) if sys.stdout.flush() is None else None"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cortex.engine.log_writer import MAX_LINE_BYTES, LogWriter
 from cortex.engine.logs import read_logs
-from cortex.replica.request_log import REQUEST, MarkedStream
+from cortex.replica.monitoring.request_log import REQUEST, MarkedStream
 
 Printed = list[tuple[bytes, str]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from cortex.replica.metrics import (
+from cortex.replica.monitoring.metrics import (
     BatchRecorder,
     MetricFile,
     RequestRecorder,

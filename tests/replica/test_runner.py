@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import uvloop
 
-from cortex.replica.runner import QUICK_CALLS, Runner
+from cortex.replica.requests.runner import QUICK_CALLS, Runner
 
 
 def drive(runner: Runner, loop: asyncio.AbstractEventLoop, pauses_s: list[float]) -> list[tuple[bool, int]]:

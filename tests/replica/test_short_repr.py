@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cortex.replica.calls import MAX_CHARACTERS, short_repr
+from cortex.replica.requests.calls import MAX_CHARACTERS, short_repr
 
 
 class Hostile:

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.replica.metrics import MetricFile, parse_key, read_metrics
-from cortex.replica.spec import ReplicaSpec
-from cortex.replica.tracker import (
+from cortex.replica.monitoring.metrics import MetricFile, parse_key, read_metrics
+from cortex.replica.monitoring.tracker import (
     BUCKETS,
     COUNT_KEY,
     LARGEST,
@@ -36,6 +35,7 @@ from cortex.replica.tracker import (
     class_key,
     find_predictions,
 )
+from cortex.replica.spec import ReplicaSpec
 
 ID = b"1753000000000-7-1"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cortex.replica import user_metrics
-from cortex.replica.metrics import (
+from cortex.replica.monitoring import user_metrics
+from cortex.replica.monitoring.metrics import (
     MetricFile,
     SeriesKind,
     parse_key,
@@ -17,7 +17,7 @@ from cortex.replica.metrics import (
     read_metrics,
     series_key,
 )
-from cortex.replica.user_metrics import MetricsClient
+from cortex.replica.monitoring.user_metrics import MetricsClient
 
 
 class Hostile:

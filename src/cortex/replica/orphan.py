@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from cortex.replica.app import App
+from cortex.replica.requests.app import App
 from cortex.replica.shared_state import MAX_CONNECTIONS
 from cortex.replica.spec import ORPHAN_SERVES_S, ORPHAN_UNTENDED_S, orphan_limit_s
 

@@ -18,19 +18,19 @@ import uvloop
 from cortex.models.spec import Catalogue
 from cortex.predictor.loader import BoundPredictor, load
 from cortex.processes.priority import enter_background, in_background
-from cortex.replica.app import App
-from cortex.replica.batching import batched_method
 from cortex.replica.channel import Channel
-from cortex.replica.http import Connection
-from cortex.replica.metrics import MetricFile
+from cortex.replica.monitoring.metrics import MetricFile
+from cortex.replica.monitoring.tracker import PredictionTracker
+from cortex.replica.monitoring.user_metrics import MetricsClient, metrics_client
 from cortex.replica.orphan import Inheritance, Orphan, outlive_supervisor
-from cortex.replica.payload import make_headers
-from cortex.replica.readiness import check_readiness
-from cortex.replica.runner import Runner
+from cortex.replica.requests.app import App
+from cortex.replica.requests.batching import batched_method
+from cortex.replica.requests.http import Connection
+from cortex.replica.requests.payload import make_headers
+from cortex.replica.requests.readiness import check_readiness
+from cortex.replica.requests.runner import Runner
 from cortex.replica.shared_state import SharedConnectionState
 from cortex.replica.spec import ReplicaSpec, RequestLimits
-from cortex.replica.tracker import PredictionTracker
-from cortex.replica.user_metrics import MetricsClient, metrics_client
 from cortex.replica.worker_process import (
     ModelEvents,
     ModelStart,

@@ -18,8 +18,8 @@ from cortex.errors import UserError
 from cortex.models.spec import Catalogue, Version
 from cortex.replica.channel import Channel, replace_surrogates
 from cortex.replica.devices import process_environ
-from cortex.replica.metrics import MetricFile, process_file
-from cortex.replica.request_log import write_log
+from cortex.replica.monitoring.metrics import MetricFile, process_file
+from cortex.replica.monitoring.request_log import write_log
 from cortex.replica.spec import ReplicaSpec
 
 #: Versions per message to the supervisor.

@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cortex.lifecycle import DeathCause
-from cortex.replica.http import error_response
+from cortex.replica.requests.http import error_response
 from cortex.replica.shared_state import MAX_CONNECTIONS, ConnectionState, SharedConnectionState
 from cortex.replica.spec import Death
 from cortex.supervisor.batch_bisection import BatchBisection

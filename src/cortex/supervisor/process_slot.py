@@ -43,7 +43,7 @@ from typing import Any, NoReturn
 
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.replica.channel import Channel
-from cortex.replica.request_log import mark_streams
+from cortex.replica.monitoring.request_log import mark_streams
 from cortex.replica.spec import Death, ProcessStatus, ReplicaSpec, StartFailure
 from cortex.supervisor.exit_reasons import (
     count_kernel_oom_kills,

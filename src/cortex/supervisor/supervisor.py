@@ -27,8 +27,8 @@ from cortex.lifecycle import DeathCause, ProcessState
 from cortex.processes.jsonl import LineBuffer
 from cortex.processes.sockets import allow_descriptors
 from cortex.replica.channel import Channel
-from cortex.replica.metrics import SUPERVISOR as METRICS_FILE
-from cortex.replica.metrics import MetricFile, SeriesKind, compact_ended, series_key
+from cortex.replica.monitoring.metrics import SUPERVISOR as METRICS_FILE
+from cortex.replica.monitoring.metrics import MetricFile, SeriesKind, compact_ended, series_key
 from cortex.replica.shared_state import MAX_CONNECTIONS
 from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits
 from cortex.supervisor.listeners import ReplicaListeners, UnixListener

@@ -10,7 +10,7 @@ import pytest
 from cortex.errors import InputError
 from cortex.operator.monitoring.drift import parse_baseline
 from cortex.operator.monitoring.feedback import as_text, parse_feedback, score
-from cortex.replica.tracker import bucket_of, class_hash
+from cortex.replica.monitoring.tracker import bucket_of, class_hash
 from cortex.state.predictions import MAX_ERROR, GroundTruth
 
 HOUR = 487_000

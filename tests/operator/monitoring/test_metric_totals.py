@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 from cortex.config.schema import Api
 from cortex.operator.monitoring import metric_totals
 from cortex.operator.monitoring.metric_totals import MetricTotals
-from cortex.replica.metrics import MetricFile, SeriesKind, process_file, series_key
+from cortex.replica.monitoring.metrics import MetricFile, SeriesKind, process_file, series_key
 from cortex.state.apis import ApiChange, ApiStore, Target
 from cortex.state.database import open_sqlite
 from cortex.state.metrics import MetricStore

@@ -19,9 +19,9 @@ from cortex.operator.monitoring.feedback import parse_feedback
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.monitoring.prediction_summary import categories, quantile
 from cortex.operator.monitoring.tracking import KEPT_HOURS, PredictionArchive, Tracking
-from cortex.replica.metrics import MetricFile, process_file
+from cortex.replica.monitoring.metrics import MetricFile, process_file
+from cortex.replica.monitoring.tracker import RELATIVE_ERROR, PredictionTracker, bucket_of, class_key
 from cortex.replica.spec import ReplicaSpec
-from cortex.replica.tracker import RELATIVE_ERROR, PredictionTracker, bucket_of, class_key
 from cortex.state.apis import ApiChange, ApiRecord, ApiStore, Target
 from cortex.state.database import open_sqlite
 from cortex.state.metrics import MetricStore

@@ -25,7 +25,7 @@ from cortex.operator.monitoring.feedback import MAX_FEEDBACK_BYTES, parse_feedba
 from cortex.operator.monitoring.tracking import require_tracker
 from cortex.operator.replicas.plan import wanted_replicas
 from cortex.operator.replicas.status import as_metadata, describe_models
-from cortex.replica.tracker import CLASSIFICATION
+from cortex.replica.monitoring.tracker import CLASSIFICATION
 from cortex.state.apis import ApiRecord
 from cortex.telemetry import Logger
 

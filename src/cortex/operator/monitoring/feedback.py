@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from cortex.errors import InputError
-from cortex.replica.metrics import escape_surrogates
-from cortex.replica.tracker import class_hash
+from cortex.replica.monitoring.metrics import escape_surrogates
+from cortex.replica.monitoring.tracker import class_hash
 from cortex.state.predictions import MAX_ERROR, GroundTruth
 
 #: Maximum size of one body.

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from cortex.replica.metrics import SeriesKind, merge_series, parse_key, read_folder
+from cortex.replica.monitoring.metrics import SeriesKind, merge_series, parse_key, read_folder
 from cortex.replica.spec import ReplicaSpec
 from cortex.state.metrics import MetricStore
 from cortex.telemetry import Logger

@@ -20,7 +20,7 @@ from cortex.jobs.records import count_by_status
 from cortex.jobs.store import JobStore
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.replicas.status import ApiState
-from cortex.replica.metrics import Series, SeriesKind, escape_surrogates, parse_key
+from cortex.replica.monitoring.metrics import Series, SeriesKind, escape_surrogates, parse_key
 from cortex.state.apis import ApiRecord, ApiStore
 from cortex.telemetry import Logger
 

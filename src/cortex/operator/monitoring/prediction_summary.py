@@ -9,8 +9,8 @@ from typing import Any
 
 from cortex.config.schema import TrackerConfig
 from cortex.operator.monitoring.drift import Drift, Window
-from cortex.replica.metrics import escape_surrogates, parse_key
-from cortex.replica.tracker import (
+from cortex.replica.monitoring.metrics import escape_surrogates, parse_key
+from cortex.replica.monitoring.tracker import (
     BUCKETS,
     CLASSIFICATION,
     COUNT_KEY,

@@ -20,7 +20,7 @@ from cortex.operator.monitoring import drift
 from cortex.operator.monitoring.feedback import Truths, as_text, score
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.monitoring.prediction_summary import categories, describe_drift, describe_truth, summarize
-from cortex.replica.tracker import (
+from cortex.replica.monitoring.tracker import (
     CLASSIFICATION,
     PREDICTIONS_FOLDER,
     PredictionKind,

@@ -19,8 +19,8 @@ from cortex.replica.channel import replace_surrogates
 from cortex.replica.jobs.operator_client import CompletionHook, LeaseClient
 from cortex.replica.jobs.shared_state import HOOK, SharedJobState
 from cortex.replica.jobs.unacknowledged_reports import ActiveLease, BatchOutcome
-from cortex.replica.payload import BadBody, encode_json, parse
-from cortex.replica.request_log import REQUEST, write_log
+from cortex.replica.monitoring.request_log import REQUEST, write_log
+from cortex.replica.requests.payload import BadBody, encode_json, parse
 
 #: Larger results cannot be reported.
 MAX_RESULT_BYTES = 32 * 1024 * 1024

@@ -20,8 +20,8 @@ from cortex.replica.channel import Channel
 from cortex.replica.jobs.job_run import JobRun, WorkloadRun
 from cortex.replica.jobs.operator_client import LeaseClient
 from cortex.replica.jobs.shared_state import SharedJobState
+from cortex.replica.monitoring.user_metrics import MetricsClient, metrics_client
 from cortex.replica.spec import ReplicaSpec
-from cortex.replica.user_metrics import MetricsClient, metrics_client
 from cortex.replica.worker_process import (
     ModelEvents,
     ModelStart,

@@ -25,7 +25,7 @@ from cortex.jobs.spec import Assignment, ExchangeReply, StopSignal
 from cortex.processes.backoff import Backoff
 from cortex.replica.jobs.shared_state import SharedJobState
 from cortex.replica.jobs.unacknowledged_reports import ActiveLease, BatchOutcome, PendingReport, ReportQueue
-from cortex.replica.request_log import write_log
+from cortex.replica.monitoring.request_log import write_log
 from cortex.replica.spec import ReplicaSpec
 
 MAX_BATCHES = 512

@@ -13,10 +13,10 @@ from cortex.errors import ModelError, UserError
 from cortex.predictor.binding import BoundMethod, Kind, result_kind, split_callback
 from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import format_user_traceback
-from cortex.replica.http import Connection
-from cortex.replica.payload import BadBody, Encoded, encode, make_headers, make_query_params, parse
-from cortex.replica.request_log import REQUEST, write_log
-from cortex.replica.tracker import PredictionTracker
+from cortex.replica.monitoring.request_log import REQUEST, write_log
+from cortex.replica.monitoring.tracker import PredictionTracker
+from cortex.replica.requests.http import Connection
+from cortex.replica.requests.payload import BadBody, Encoded, encode, make_headers, make_query_params, parse
 
 #: Limits of a logged value: items of each list and dict on each level, and characters in total.
 MAX_ITEMS = 10

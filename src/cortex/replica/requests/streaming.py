@@ -14,10 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cortex.errors import UserError
-from cortex.replica.background_tasks import contain_exit
-from cortex.replica.http import Connection, Header
-from cortex.replica.payload import encode_chunk, stream_media_type, validate_head
-from cortex.replica.runner import Runner
+from cortex.replica.requests.background_tasks import contain_exit
+from cortex.replica.requests.http import Connection, Header
+from cortex.replica.requests.payload import encode_chunk, stream_media_type, validate_head
+from cortex.replica.requests.runner import Runner
 
 if TYPE_CHECKING:
     from starlette.responses import Response

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from cortex.replica.metrics import (
+from cortex.replica.monitoring.metrics import (
     FILE_BYTES,
     Histogram,
     MetricFile,
@@ -24,7 +24,7 @@ from cortex.replica.metrics import (
     process_file,
     series_key,
 )
-from cortex.replica.request_log import write_log
+from cortex.replica.monitoring.request_log import write_log
 from cortex.replica.spec import ReplicaSpec
 
 #: Maximum number of combinations of name and tags per process; further ones are dropped.

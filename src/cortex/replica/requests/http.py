@@ -48,7 +48,7 @@ from http import HTTPStatus
 
 from httptools import HttpRequestParser
 
-from cortex.replica.metrics import RequestRecorder
+from cortex.replica.monitoring.metrics import RequestRecorder
 from cortex.replica.shared_state import ConnectionState, SharedConnectionState
 
 Header = tuple[bytes, bytes]

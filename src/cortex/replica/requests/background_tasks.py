@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
 from cortex.predictor.tracebacks import format_user_traceback
-from cortex.replica.request_log import write_log
+from cortex.replica.monitoring.request_log import write_log
 
 
 class BackgroundTasks:

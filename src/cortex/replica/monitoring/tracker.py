@@ -25,8 +25,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from cortex.replica.metrics import MetricFile, SeriesKind, escape_surrogates, series_key
-from cortex.replica.request_log import write_log
+from cortex.replica.monitoring.metrics import MetricFile, SeriesKind, escape_surrogates, series_key
+from cortex.replica.monitoring.request_log import write_log
 from cortex.replica.spec import ReplicaSpec
 
 #: Classes that one process counts by name; further ones are counted as `OTHER`.

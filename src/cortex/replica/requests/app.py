@@ -19,18 +19,18 @@ from functools import partial
 
 from cortex.predictor.binding import BoundMethod
 from cortex.predictor.loader import BoundPredictor
-from cortex.replica.background_tasks import BackgroundTasks
-from cortex.replica.batching import ASYNC_GRACE_NS, BatchCaller, RequestBatcher, batched_method, for_one
-from cortex.replica.calls import Caller, CompletedCall, FailedCall, Outcome, UnfinishedCall
-from cortex.replica.http import Connection, ConnectionPool, Header
-from cortex.replica.metrics import BatchRecorder, MetricFile, RequestRecorder
-from cortex.replica.payload import JSON, encode_json
-from cortex.replica.request_log import REQUEST
-from cortex.replica.runner import Runner
+from cortex.replica.monitoring.metrics import BatchRecorder, MetricFile, RequestRecorder
+from cortex.replica.monitoring.request_log import REQUEST
+from cortex.replica.monitoring.tracker import PredictionTracker
+from cortex.replica.requests.background_tasks import BackgroundTasks
+from cortex.replica.requests.batching import ASYNC_GRACE_NS, BatchCaller, RequestBatcher, batched_method, for_one
+from cortex.replica.requests.calls import Caller, CompletedCall, FailedCall, Outcome, UnfinishedCall
+from cortex.replica.requests.http import Connection, ConnectionPool, Header
+from cortex.replica.requests.payload import JSON, encode_json
+from cortex.replica.requests.runner import Runner
+from cortex.replica.requests.streaming import ResponseStream, open_response
 from cortex.replica.shared_state import SharedConnectionState
 from cortex.replica.spec import ReplicaSpec, RequestLimits
-from cortex.replica.streaming import ResponseStream, open_response
-from cortex.replica.tracker import PredictionTracker
 
 _NS_PER_S = 1_000_000_000
 

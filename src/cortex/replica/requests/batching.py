@@ -21,12 +21,12 @@ from cortex.errors import UserError
 from cortex.predictor.binding import BoundMethod, result_kind
 from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import describe
-from cortex.replica.batch_timing import BatchTiming
-from cortex.replica.calls import Arguments, Caller, FailedCall, Outcome
-from cortex.replica.http import Connection
-from cortex.replica.metrics import BatchRecorder
-from cortex.replica.request_log import REQUEST, write_log
-from cortex.replica.runner import Runner
+from cortex.replica.monitoring.metrics import BatchRecorder
+from cortex.replica.monitoring.request_log import REQUEST, write_log
+from cortex.replica.requests.batch_timing import BatchTiming
+from cortex.replica.requests.calls import Arguments, Caller, FailedCall, Outcome
+from cortex.replica.requests.http import Connection
+from cortex.replica.requests.runner import Runner
 from cortex.replica.spec import ReplicaSpec
 
 _NS_PER_S = 1_000_000_000

@@ -18,9 +18,9 @@ from cortex.errors import UserError
 from cortex.predictor.binding import BoundMethod, result_kind, split_callback
 from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import describe, format_user_traceback
-from cortex.replica.batching import batched_method, for_one
 from cortex.replica.channel import Channel
-from cortex.replica.payload import JSON, BadBody, encode, encode_chunk, make_headers, make_query_params, parse
+from cortex.replica.requests.batching import batched_method, for_one
+from cortex.replica.requests.payload import JSON, BadBody, encode, encode_chunk, make_headers, make_query_params, parse
 from cortex.replica.spec import ReplicaSpec
 
 
