@@ -53,7 +53,7 @@ def copied(example: ModelExample, folder: Path, models: str | None = None) -> Pa
 
 def is_models(line: str) -> bool:
     """Return whether a line contains the location of the models, with the alternatives in its comment."""
-    return line.strip().startswith(("path:", "dir:")) and "or s3://" in line
+    return line.strip().startswith(("path:", "dir:")) and "s3://" in line
 
 
 def check_answers(cortex: Installation, example: ModelExample) -> None:

@@ -121,7 +121,7 @@ def test_the_same_port_for_both_is_refused_before_anything_is_kept(
 ) -> None:
     refused = cortex.cortex("up", *flags, check=False)
     assert refused.returncode == 2
-    assert refused.stderr == f"error: {both}; choose another for one of them\n"
+    assert refused.stderr == f"error: {both}; choose different ports\n"
     assert not list(cortex.home.iterdir())
 
 
@@ -166,7 +166,8 @@ def test_a_home_on_ray_without_its_packages_reports_what_to_install_and_how_to_l
 ) -> None:
     cortex.variables = without_ray(tmp_path)
     home = Home(cortex.home)
-    Kept(engine="ray", ray_address="127.0.0.1:1", gateways="all").write(home)
+    addresses = {"operator_port": cortex.operator_port, "gateway_port": cortex.gateway_port}
+    Kept(engine="ray", ray_address="127.0.0.1:1", gateways="all", **addresses).write(home)
     config = write_project(tmp_path / "p", ECHO_SOURCE, ECHO_CONFIG) / "cortex.yaml"
     for command in (["up"], ["deploy", str(config)]):
         refused = cortex.cortex(*command, check=False)

@@ -117,7 +117,7 @@ class CacheMachine(RuleBasedStateMachine):
         barrier = threading.Barrier(4)
 
         def ask() -> Any:
-            barrier.wait()
+            barrier.wait(60)
             try:
                 return self.registry.get(name)
             except ModelError:

@@ -96,7 +96,7 @@ class TestCaching:
         def predict(first: str, second: str) -> str:
             with call_scope():
                 bench.registry.get(first)
-                barrier.wait()
+                barrier.wait(60)
                 bench.registry.get("c" if second == "a" else "a")
                 return str(bench.registry.get(second)["name"])
 

@@ -229,9 +229,11 @@ def test_reading_during_compaction_sees_every_file(tmp_path: Path) -> None:
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    for turn in range(50):
-        compact_ended(tmp_path, max_files=0)
-        count(process_file(str(tmp_path), turn % 2, pids[0]), 0)
-    is_over.set()
-    reader.join()
+    try:
+        for turn in range(50):
+            compact_ended(tmp_path, max_files=0)
+            count(process_file(str(tmp_path), turn % 2, pids[0]), 0)
+    finally:
+        is_over.set()
+        reader.join()
     assert seen == {8}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from cortex.replica import shared_state
 from cortex.replica.shared_state import RequestJournal
+from harness.forks import in_forks
 
 SIZE = 1024
 
@@ -67,9 +66,5 @@ def test_begin_discards_the_last_request() -> None:
 @pytest.mark.processes
 def test_a_parent_restores_a_request_that_its_fork_read() -> None:
     journal = RequestJournal(3)
-    if (pid := os.fork()) == 0:
-        append(journal, b"from the fork")
-        os._exit(0)
-    os.waitpid(pid, 0)
-
+    assert in_forks(1, lambda: append(journal, b"from the fork")) == [0]
     assert restored(journal) == b"from the fork"

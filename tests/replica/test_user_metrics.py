@@ -18,6 +18,7 @@ from cortex.replica.monitoring.metrics import (
     series_key,
 )
 from cortex.replica.monitoring.user_metrics import MetricsClient
+from harness.forks import in_forks
 
 
 class Hostile:
@@ -183,14 +184,7 @@ def test_concurrent_threads_lose_no_counts(tmp_path: Path) -> None:
 def test_a_forked_process_counts_separately(tmp_path: Path) -> None:
     client = client_in(tmp_path)
     client.increment("hits")
-    children = []
-    for _ in range(2):
-        pid = os.fork()
-        if pid == 0:
-            client.increment("hits", 10)
-            os._exit(0)
-        children.append(pid)
-    assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0]
+    assert in_forks(2, lambda: client.increment("hits", 10)) == [0, 0]
     client.increment("hits")
     assert read_folder(tmp_path) == {counter("hits"): 22}
 
@@ -199,13 +193,6 @@ def test_a_forked_process_counts_separately(tmp_path: Path) -> None:
 def test_many_forks_leave_few_files_and_lose_no_counts(tmp_path: Path) -> None:
     client = client_in(tmp_path)
     for _ in range(20):
-        children = []
-        for _ in range(3):
-            pid = os.fork()
-            if pid == 0:
-                client.increment("hits")
-                os._exit(0)
-            children.append(pid)
-        assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0, 0]
+        assert in_forks(3, lambda: client.increment("hits")) == [0, 0, 0]
     assert len(list(tmp_path.iterdir())) < 15
     assert read_folder(tmp_path) == {counter("hits"): 60}

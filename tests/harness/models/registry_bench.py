@@ -11,6 +11,7 @@ from typing import Any
 from cortex.models.registry import Registry
 from cortex.models.spec import Catalogue, ModelSource
 from harness.models.local_models import FolderFetcher, PickleLoader, RecordedEvents, Store
+from harness.wait import PATIENCE_S
 
 
 class Bench:
@@ -57,7 +58,7 @@ def in_threads(number: int, work: Callable[[], Any]) -> list[Any]:
     barrier = threading.Barrier(number)
 
     def one() -> Any:
-        barrier.wait()
+        barrier.wait(PATIENCE_S)
         try:
             return work()
         except Exception as error:

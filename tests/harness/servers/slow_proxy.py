@@ -93,5 +93,5 @@ class SlowProxy:
             request.wfile.write(body[: self._hold[1]])
             body = body[self._hold[1] :]
             self.held.set()
-            self._released.wait()
+            self._released.wait(60)
         request.wfile.write(body)
