@@ -1,4 +1,4 @@
-"""Poll one prefix for all who watch it: one listing per interval, however many watchers.
+"""Poll one prefix for all its watchers: one listing per interval, however many watchers.
 
 The poller decides when to list: at the shortest interval of its watchers, less often if the store is slow, and with
 exponential backoff while it can't be listed. On a node of a cluster it gets listings of stores from the operator's

@@ -22,7 +22,7 @@ _FALLBACK_PREFIX = "cortex_user_"
 def import_user_file(project: Path, path: str, python_path: str | None) -> ModuleType:
     """Import `path` of the project, with the project and `python_path` on `sys.path`, in this order.
 
-    The module gets the name under which the user's other files import it: so it is imported once, relative imports
+    The module gets the name under which the user's other files import it, so that it is imported once, relative imports
     work, and pickles of its classes load. Exceptions of the user's code propagate.
     """
     roots = [project, *([project / python_path] if python_path else [])]
@@ -189,7 +189,7 @@ _ALTERNATIVES = {"tensorflow": "tensorflow-cpu"}
 
 
 def suggest_requirement(module: str) -> str:
-    """Return a one-line hint how to install `module`, which may be dotted."""
+    """Return a one-line hint on how to install `module`, which may be dotted."""
     top = module.partition(".")[0]
     package = _PACKAGES.get(module) or _package_of_prefix(module) or _ALTERNATIVES.get(top) or top.replace("_", "-")
     hint = f"add {package} to requirements.txt"

@@ -2,7 +2,7 @@
 
 The gateway keeps its connections to a process open, and the operator needs a moment to remove the route. After that the
 process has no purpose, so it ends once no request has arrived for a while. No supervisor enforces deadlines any more,
-so the process limits its own remaining life, by three mechanisms of increasing quality:
+so the process limits its own remaining life, by three mechanisms, each more precise than the one before:
 
     when                                    what limits the process
     the supervisor dies                     SIGALRM after 64 s, set by kernel and libc alone (`outlive_supervisor`)

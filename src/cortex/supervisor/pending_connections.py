@@ -41,7 +41,7 @@ _HEAD_END = b"\r\n\r\n"
 
 _NOT_HTTP = error_response(400, "the request is not valid HTTP", "")
 _TOO_LONG = error_response(400, f"the head of the request is longer than {HEAD_MAX_BYTES} bytes", "")
-_NO_SECRET = error_response(401, "replicas take requests of their gateway only", "")
+_NO_SECRET = error_response(401, "replicas accept requests only from their gateway", "")
 
 
 class Verdict(Enum):

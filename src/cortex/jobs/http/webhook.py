@@ -111,7 +111,7 @@ async def _post(target: _WebhookTarget, body: bytes, job_id: str) -> int:
 
 
 async def _status(reader: asyncio.StreamReader) -> int:
-    """Read heads until the one of the final answer. Raises: ValueError if it is none of HTTP, EOFError."""
+    """Read heads until the one of the final answer. Raises: ValueError if the response is not HTTP, EOFError."""
     for _ in range(_MAX_HEADS):
         try:
             head = await reader.readuntil(b"\r\n\r\n")

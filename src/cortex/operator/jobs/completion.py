@@ -18,10 +18,10 @@ from pathlib import Path
 from cortex.engine.log_writer import LogWriter
 from cortex.errors import CortexError, DatabaseUnavailableError, StorageError
 from cortex.home import Home
-from cortex.jobs.http.output import write_results
 from cortex.jobs.http.view import JobView, status_json
 from cortex.jobs.http.webhook import WebhookError, retry_delays, send_webhook
 from cortex.jobs.lease_expiry import DEATH_ERROR
+from cortex.jobs.output import write_results
 from cortex.jobs.queries import read_dead_letters
 from cortex.jobs.records import DUE, SENT, WEBHOOK, ids_marked, put_mark, read_marks
 from cortex.jobs.spec import DeadLetter, JobRecord

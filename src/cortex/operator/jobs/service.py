@@ -14,11 +14,11 @@ from typing import Any
 
 from cortex.config.schema import Api
 from cortex.errors import ConflictError, InputError, NotFoundError, SubmissionError
-from cortex.jobs.http.output import dead_letter_lines, result_lines
 from cortex.jobs.http.view import JobView, WorkerCounts
 from cortex.jobs.intake.files import check_output, list_paths
 from cortex.jobs.intake.items import split_items, split_lines
 from cortex.jobs.intake.submission import SubmissionLimits
+from cortex.jobs.output import dead_letter_lines, result_lines
 from cortex.jobs.records import list_jobs, summarize
 from cortex.jobs.spec import (
     SCHEDULED_FOR,

@@ -199,7 +199,7 @@ class JobSupervisor:
         jobs = await self._store.active()
         await self._release_ended(jobs)
         self._jobs |= {job.id: job for job in jobs}
-        await self._stop_orphans()
+        await self._stop_jobs_of_deleted_apis()
         planned = [plan for job in jobs if (plan := await self._planned(job))]
         workers = [self._with_currency(worker) for worker in self.workers.all()]
         for action in plan_jobs(planned, workers, self._capacity(), self._clock()):
@@ -336,7 +336,7 @@ class JobSupervisor:
             if record is not None:
                 self._completion.notify_end(record)
 
-    async def _stop_orphans(self) -> None:
+    async def _stop_jobs_of_deleted_apis(self) -> None:
         """Stop the jobs and delete the queues of deleted APIs."""
         for job in list(self._jobs.values()):
             if self._apis.get(job.origin.api) is None:

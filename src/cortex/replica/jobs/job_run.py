@@ -41,7 +41,7 @@ class JobRun:
         self._pid = os.getpid()
 
     def run(self) -> None:
-        """ActiveLease until the job has no more batches."""
+        """Run leases until the job has no more batches."""
         while (task := self._link.next_task()) is not None:
             if isinstance(task, CompletionHook):
                 self._complete(task)

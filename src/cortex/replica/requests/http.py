@@ -1,7 +1,7 @@
 r"""HTTP/1.1 server for one trusted client, the gateway, which has parsed, bounded and normalised each request.
 
-A request takes one direction: its connection parses it, passes itself to the application in one call, `handle`, and
-writes the response that the application then or later gives to `respond` or to `start_stream` … `end_stream`.
+A connection parses a request and passes itself to the application in one call, `handle`. The application responds,
+at once or later, with `respond` or with `start_stream` … `end_stream`.
 
 Connections are accepted by the supervisor, which keeps a duplicate of each: bytes that this process leaves unread in a
 socket are read by its successor. The state of each connection is in memory shared with the supervisor (`shared_state`):

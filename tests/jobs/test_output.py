@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cortex.errors import StorageError
-from cortex.jobs.http import output
-from cortex.jobs.http.output import dead_letter_line, result_line, write_results
+from cortex.jobs import output
+from cortex.jobs.output import dead_letter_line, result_line, write_results
 from cortex.jobs.queries import read_dead_letters, read_results
 from cortex.jobs.records import put_mark, read_marks
 from cortex.jobs.spec import BatchResult, DeadLetter, JobCounts, JobOptions, JobOrigin, JobRecord, batch_id
