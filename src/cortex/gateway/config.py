@@ -1,7 +1,8 @@
 """HAProxy's configuration text, as a pure function of the routing table and the gateway's settings.
 
-The configuration contains no text from users; see `maps`. What changes often (servers, values of maps) is left out of the digest
-`structure`: commands change it while HAProxy runs. Anything else needs a reload, which starts a new worker process.
+The configuration contains no text from users; see `maps`. What changes often (servers, values of maps) is left out of
+the digest `structure`: commands change it while HAProxy runs. Anything else needs a reload, which starts a new worker
+process.
 
 Path of a request (the names are HAProxy's sections):
 

@@ -1,4 +1,6 @@
-"""Process identity that survives reuse of a process id and changes of the clock. The CLI imports this at startup, so it imports little.
+"""Process identity that survives reuse of a process id and changes of the clock.
+
+The CLI imports this module at startup, so it imports little.
 
 The kernel's count of ticks from boot to the start of a process never changes, and each boot has an id. The start time
 in seconds does change: the kernel computes it from the clock, which may be set while the process runs.

@@ -99,8 +99,8 @@ def _file_at(path: str) -> tuple[int, int] | None:
 class ReplicaListeners:
     """The listeners of all processes of a replica.
 
-    Connections to the unix sockets are admitted at once, because only the operator's user can open them. Connections over TCP are
-    pending until they present the gateway's secret.
+    Connections to the unix sockets are admitted at once, because only the operator's user can open them. Connections
+    over TCP are pending until they present the gateway's secret.
     """
 
     def __init__(

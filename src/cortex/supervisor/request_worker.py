@@ -280,7 +280,7 @@ class WorkerOutput:
         self._thread = threading.Thread(target=self._run, name="cortex-output", daemon=True)
 
     def take_over(self) -> None:
-        """Log all further output, and what the supervisor has not read. Lines that it had read only in part are split."""
+        """Log all further output, and what the supervisor has not read. Lines that it read in part are split."""
         # Several orphans may write to one file, so none of them rotates it: they live for a moment only.
         self._log = LogWriter(self._log_path, max_bytes=sys.maxsize)
         message = "lost its supervisor: it finishes its requests and ends"

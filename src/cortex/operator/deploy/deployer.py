@@ -289,7 +289,7 @@ def _diagnose_patch(
 
 
 def _api_names(config: bytes) -> list[str]:
-    """Return the names of the APIs of a configuration, in order. Raises: ConfigError if it is not a YAML list of maps."""
+    """Return the names of the APIs of a configuration. Raises: ConfigError if it is not a YAML list of maps."""
     names = []
     for item in parse(config, _PATCH_NAME).items:
         name, kind = item.at("name"), item.at("kind")

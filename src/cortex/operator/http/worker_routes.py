@@ -1,7 +1,7 @@
 """Routes for job workers: join a job, exchange reports for leases, renew leases, report `on_job_complete`.
 
-This is Plain ASGI, because workers make hundreds of exchanges per second. Each worker has a token of its own, so that user code,
-which runs in its process, cannot act for another worker.
+This is plain ASGI, because workers make hundreds of exchanges per second. Each worker has a token of its own, so that
+user code, which runs in its process, cannot act for another worker.
 """
 
 from __future__ import annotations
