@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     adding.add_argument("--ca", metavar="FILE", help="CA certificates (PEM) to trust instead of those of the system")
     for name, text in (("default", "show or set the default environment"), ("delete", "delete an environment")):
-        action = actions.add_parser(name, help=text, description=f"{text.capitalize()}.")
+        action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         optional = "?" if name == "default" else None
         action.add_argument("name", metavar="NAME", nargs=optional, help="name of the environment")
     renaming = actions.add_parser("rename", help="rename an environment", description="Rename an environment.")

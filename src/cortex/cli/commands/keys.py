@@ -16,7 +16,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     text = "create an API key and print it, which is possible only once"
-    creating = actions.add_parser("create", help=text, description=f"{text.capitalize()}.")
+    creating = actions.add_parser("create", help=text, description=f"{text[0].upper()}{text[1:]}.")
     creating.add_argument(
         "name", metavar="NAME", help="description of the key, such as its owner or purpose; need not be unique"
     )
