@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -110,7 +111,7 @@ def test_results_and_dead_letters_are_printed_as_they_come(operator: Operator, h
 
 def test_a_reader_of_results_that_has_enough_is_no_error(operator: Operator, home: Path) -> None:
     operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}/results", b'{"seq": 0}\n' * 500_000)
-    command = f"{' '.join(CORTEX)} get sum {JOB_ID} --results | head -1"
+    command = f"{shlex.join(CORTEX)} get sum {JOB_ID} --results | head -1"
 
     done = subprocess.run(["sh", "-c", command], env=environ(home), capture_output=True, text=True, timeout=60)
 

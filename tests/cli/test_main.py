@@ -137,13 +137,13 @@ def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
 
 
 def test_closed_output_is_no_error(tmp_path: Path) -> None:
-    command = f"exec {sys.executable} -m cortex.cli.main version >&- 2>&-"
+    command = f"exec {shlex.join(CORTEX)} version >&- 2>&-"
 
     assert subprocess.run(["sh", "-c", command], env=environ(tmp_path), timeout=60).returncode == 0
 
 
 def test_output_that_can_not_be_written_is_said_in_one_line(tmp_path: Path) -> None:
-    command = f"exec {sys.executable} -m cortex.cli.main version >/dev/full"
+    command = f"exec {shlex.join(CORTEX)} version >/dev/full"
     buffered = {**environ(tmp_path), "PYTHONUNBUFFERED": ""}
 
     done = subprocess.run(["sh", "-c", command], env=buffered, capture_output=True, text=True, timeout=60)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -177,7 +178,8 @@ def test_conda_creates_the_environment_that_pip_installs_into(home: Home, projec
     programs = tmp_path / "programs"
     programs.mkdir()
     (programs / "micromamba").write_text(
-        f'#!/bin/bash\necho "conda $@"\n[ $1 = create ] && exec {sys.executable} -m venv --without-pip "$4"\ncat "$8"\n'
+        f'#!/bin/bash\necho "conda $@"\n'
+        f'[ $1 = create ] && exec {shlex.quote(sys.executable)} -m venv --without-pip "$4"\ncat "$8"\n'
     )
     (programs / "micromamba").chmod(0o755)
     (project / "conda-packages.txt").write_text("rdkit=2024\n")

@@ -167,7 +167,7 @@ def test_a_connection_without_the_secret_is_refused_before_user_code(running: Re
         sock.sendall(head(b"2", *headers) + head(b"2", shown()))
         answer = receive_all(sock)
     assert answer.startswith(b"HTTP/1.1 401 ")
-    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"] == "replicas take requests of their gateway only"
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"] == "replicas accept requests only from their gateway"
     assert running.request(1).status == 200
     wait_until(lambda: running.log().count("called with") == 1)
     assert running.status().processes[0].restarts == 0

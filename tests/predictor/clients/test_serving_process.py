@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -42,7 +43,7 @@ def executable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_executable(folder: Path, code: str) -> Path:
     file = folder / "tensorflow_model_server"
-    file.write_text(f"#!{sys.executable}\n{code}\n")
+    file.write_text(f"#!/bin/sh\n'''exec' {shlex.quote(sys.executable)} \"$0\" \"$@\"\n' '''\n{code}\n")
     file.chmod(0o755)
     return file
 
