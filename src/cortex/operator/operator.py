@@ -37,9 +37,9 @@ from cortex.operator.http.services import Services
 from cortex.operator.http.worker_routes import WorkerRoutes, worker_token
 from cortex.operator.infrastructure import create_infrastructure
 from cortex.operator.jobs.async_apis import AsyncApis
+from cortex.operator.jobs.reconciler import JobReconciler
 from cortex.operator.jobs.schedules import Schedules
 from cortex.operator.jobs.service import JobService
-from cortex.operator.jobs.supervisor import JobSupervisor
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.monitoring.metrics import Metrics
 from cortex.operator.monitoring.tracking import PredictionArchive, Tracking
@@ -90,9 +90,9 @@ class Operator:
         self._cluster = cluster = infrastructure.cluster
         self._model_agent = ModelAgent(home, os.environ, _logger)
 
-        # Jobs. `_wake` wakes both control loops, the job supervisor's and the reconciler's.
+        # Jobs. `_wake` wakes both control loops, the job reconciler's and the reconciler's.
         preparations = Preparations(infrastructure.prepare, self._wake, time.time, _logger)
-        self._supervisor = JobSupervisor(
+        self._job_reconciler = JobReconciler(
             home,
             self._apis,
             self._job_store,
@@ -102,15 +102,15 @@ class Operator:
             self._worker_token,
             _logger,
         )
-        self._jobs = JobService(self._apis, self._job_store, self._supervisor, os.environ, self._endpoint)
+        self._jobs = JobService(self._apis, self._job_store, self._job_reconciler, os.environ, self._endpoint)
         self._schedules = Schedules(self._apis, self._job_store, self._jobs, _logger)
         self._async_apis = AsyncApis(
             home,
             self._apis,
             self._job_store.workloads,
             self._engine,
-            self._supervisor.workers,
-            self._supervisor.dispatcher,
+            self._job_reconciler.workers,
+            self._job_reconciler.dispatcher,
             self._worker_token,
         )
 
@@ -123,7 +123,7 @@ class Operator:
             self._gateway,
             preparations,
             self._async_apis,
-            self._supervisor.targets,
+            self._job_reconciler.targets,
             self._keys.active,
             _logger,
             gateway_secret=infrastructure.gateway_secret,
@@ -182,7 +182,7 @@ class Operator:
         _logger.info("operator started", pid=identity.process.pid, url=identity.url, gateway=identity.gateway_url)
         tasks = [
             asyncio.create_task(self._reconciler.run(), name="reconcile"),
-            asyncio.create_task(self._supervisor.run(), name="supervise jobs"),
+            asyncio.create_task(self._job_reconciler.run(), name="reconcile jobs"),
             asyncio.create_task(self._schedules.run(), name="submit scheduled jobs"),
             asyncio.create_task(self._scaling.run(), name="scale"),
             asyncio.create_task(self._tracking.run(), name="track predictions"),
@@ -206,9 +206,9 @@ class Operator:
         running = self._cluster.engine.unsettled() if self._cluster else self._engine.replicas().keys()
         self._metric_totals.startup(running)
         await self._model_agent.startup(self._needs_model_agent)
-        await self._supervisor.startup()
+        await self._job_reconciler.startup()
         if self._shared_projects is not None:
-            targets = [*self._api_targets(), *self._supervisor.targets()]
+            targets = [*self._api_targets(), *self._job_reconciler.targets()]
             await self._shared_projects.fetch({target.project_hash for target in targets})
         await self._async_apis.startup()
         await self._gateway.startup(self._reconciler.routes())
@@ -257,7 +257,7 @@ class Operator:
         """Return the server of the private socket for the gateway and the workers."""
         jobs = JobRoutes(self._jobs, _logger)
         workloads = AsyncRoutes(self._async_apis, _logger)
-        workers = WorkerRoutes(self._supervisor.dispatcher, self._worker_token, _logger)
+        workers = WorkerRoutes(self._job_reconciler.dispatcher, self._worker_token, _logger)
         return create_jobs_server(create_jobs_app(jobs, workloads, workers, self._async_apis.is_async))
 
     async def _keep_gateway_running(self) -> None:
@@ -277,7 +277,7 @@ class Operator:
 
     def _wake(self) -> None:
         self._reconciler.wake()
-        self._supervisor.wake()
+        self._job_reconciler.wake()
 
     def _worker_token(self, worker: str) -> str:
         return worker_token(self._token, worker)

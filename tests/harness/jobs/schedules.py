@@ -16,9 +16,9 @@ from cortex.home import Home
 from cortex.jobs.records import list_jobs
 from cortex.jobs.spec import JobRecord
 from cortex.jobs.store import JobStore
+from cortex.operator.jobs.reconciler import JobReconciler
 from cortex.operator.jobs.schedules import Schedules
 from cortex.operator.jobs.service import JobService
-from cortex.operator.jobs.supervisor import JobSupervisor
 from cortex.operator.replicas.preparations import Preparations
 from cortex.state.apis import ApiChange, ApiStore, Target
 from cortex.state.database import open_jobs_sqlite, open_sqlite
@@ -47,8 +47,8 @@ class ScheduleHarness:
         logger = Logger("test")
         preparations = Preparations(_reject_preparation, lambda: None, clock, logger)
         engine = LocalEngine(home, {}, logger)
-        supervisor = JobSupervisor(home, self.apis, self.store, engine, preparations, {}, str, logger, clock)
-        self.jobs = JobService(self.apis, self.store, supervisor, {}, lambda api: api.networking.endpoint)
+        reconciler = JobReconciler(home, self.apis, self.store, engine, preparations, {}, str, logger, clock)
+        self.jobs = JobService(self.apis, self.store, reconciler, {}, lambda api: api.networking.endpoint)
         self.schedules = Schedules(self.apis, self.store, self.jobs, logger, clock)
 
     def deploy(self, *apis: Api) -> None:

@@ -92,7 +92,7 @@ class Dispatcher:
         self._sessions: dict[str, _WorkerSession] = {}
         self._hooks = CompletionHooks(store)
 
-    # Called by the job supervisor.
+    # Called by the job reconciler.
 
     def assign(self, worker: str, assignment: Assignment | None) -> None:
         """Assign a worker to a job, or to none."""

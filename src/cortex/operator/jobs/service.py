@@ -39,7 +39,7 @@ from cortex.jobs.spec import (
 from cortex.jobs.store import Also, JobStore
 from cortex.lifecycle import ApiKind, JobStatus, ProcessState
 from cortex.operator.jobs.plan import JobWorkerState
-from cortex.operator.jobs.supervisor import JobSupervisor
+from cortex.operator.jobs.reconciler import JobReconciler
 from cortex.state.apis import ApiRecord, ApiStore
 
 #: Summary of an API before its first job.
@@ -61,13 +61,13 @@ class JobService:
         self,
         apis: ApiStore,
         store: JobStore,
-        supervisor: JobSupervisor,
+        reconciler: JobReconciler,
         environ: Mapping[str, str],
         endpoint: Callable[[Api], str],
     ) -> None:
         self._apis = apis
         self._store = store
-        self._supervisor = supervisor
+        self._reconciler = reconciler
         self._environ = environ
         self._endpoint = endpoint
 
@@ -96,7 +96,7 @@ class JobService:
         if submission.options.output is not None:
             await check_output(submission.options.output, self._environ)
         source, options = submission.source, submission.options
-        with self._supervisor.submitting(record.target):
+        with self._reconciler.submitting(record.target):
             if isinstance(source, Upload):
                 if items is None:
                     raise InputError("an upload needs a body")
@@ -108,7 +108,7 @@ class JobService:
                     stored, also = {**stored, SCHEDULED_FOR: run.at}, run.also
                 job = await self._store.create(_origin(record), options, stored, batches, also)
                 await self._check_still_deployed(record, job)
-            self._supervise(job)
+            self._start_reconciling(job)
         return job
 
     async def dry_run(self, api: str, submission: Submission, *, is_trusted: bool = False) -> AsyncIterator[str]:
@@ -138,7 +138,7 @@ class JobService:
     async def stop(self, api: str, job_id: str) -> None:
         """Stop a job and abandon its running batches. Raises: NotFoundError, ConflictError if it is over."""
         job = await self._require(api, job_id)
-        if await self._supervisor.end(job_id, JobStatus.STOPPED, "stopped by its user"):
+        if await self._reconciler.end(job_id, JobStatus.STOPPED, "stopped by its user"):
             return
         job = await self._require(api, job_id)
         if job.status is JobStatus.STOPPED:
@@ -150,9 +150,9 @@ class JobService:
         old = await self._require(api, job_id)
         record = self._require_api(api)
         options = old.options if workers is None else replace(old.options, workers=workers)
-        with self._supervisor.submitting(record.target):
+        with self._reconciler.submitting(record.target):
             job = await self._store.retry(job_id, _origin(record), options)
-            self._supervise(job)
+            self._start_reconciling(job)
         return job
 
     async def results(self, api: str, job_id: str) -> AsyncIterator[bytes]:
@@ -172,9 +172,9 @@ class JobService:
         await self._store.workloads.close(api)
         for job in await self._store.active():
             if job.origin.api == api:
-                await self._supervisor.end(job.id, JobStatus.STOPPED, "its API was deleted")
+                await self._reconciler.end(job.id, JobStatus.STOPPED, "its API was deleted")
         if not keep:
-            await self._supervisor.delete_logs(await self._store.delete_api(api))
+            await self._reconciler.delete_logs(await self._store.delete_api(api))
 
     def open_workloads(self, api: str) -> int | None:
         """Count the unfinished workloads of an AsyncAPI; None for an API without a queue."""
@@ -192,7 +192,7 @@ class JobService:
     ) -> JobRecord:
         """Store a job whose items are uploaded as lines, atomically."""
         job = await self._store.create(_origin(record), options, source_to_json(source), None)
-        with self._supervisor.uploading(job):
+        with self._reconciler.uploading(job):
             try:
                 async for batches in split_lines(items, source.batch_size, record.spec.networking.max_batch_size):
                     await self._store.add_batches(job.id, batches)
@@ -204,14 +204,14 @@ class JobService:
                 raise
         return finished
 
-    def _supervise(self, job: JobRecord) -> None:
-        """Log the submission and hand the job to the supervisor."""
+    def _start_reconciling(self, job: JobRecord) -> None:
+        """Log the submission and hand the job to its reconciler."""
         workers = f"{job.options.workers} worker{'' if job.options.workers == 1 else 's'}"
         batches = f"{job.counts.batches} batch{'' if job.counts.batches == 1 else 'es'}"
         is_read = job.status is JobStatus.ENQUEUING
         what = f" for {workers}: {'its files are being read' if is_read else batches}"
-        self._supervisor.log.of(job)(f"submitted{'' if job.origin.is_task else what}")
-        self._supervisor.add(job)
+        self._reconciler.log.of(job)(f"submitted{'' if job.origin.is_task else what}")
+        self._reconciler.add(job)
 
     def _require_api(self, api: str) -> ApiRecord:
         record = self._apis.get(api)
@@ -240,7 +240,7 @@ class JobService:
             endpoint = self._endpoint(Api.read_stored(job.origin.spec))
         except ValueError:  # written by another version of cortex
             endpoint = ""
-        return JobView(job, endpoint, _count(job, self._supervisor.workers_of(job.id)))
+        return JobView(job, endpoint, _count(job, self._reconciler.workers_of(job.id)))
 
 
 def disallowed_paths(submission: Submission, folders: Sequence[str]) -> Iterator[str]:

@@ -195,7 +195,7 @@ class Reconciler:
         return is_last and routes_are_known and self.state(record).status is not ApiStatus.UPDATING
 
     def _replicas(self) -> list[Replica]:
-        """Return the running replicas of APIs; job workers belong to the job supervisor."""
+        """Return the running replicas of APIs; job workers belong to the job reconciler."""
         running = self._engine.replicas().values()
         return [Replica(spec, status) for spec, status in running if not spec.is_job_worker]
 

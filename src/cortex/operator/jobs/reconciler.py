@@ -63,7 +63,7 @@ _EXPIRE_S = 5.0
 _ABANDONED_S = 60.0
 
 
-class JobSupervisor:
+class JobReconciler:
     """Brings every job from its submission to its end."""
 
     def __init__(
@@ -101,7 +101,7 @@ class JobSupervisor:
         self._next_expiry = 0.0
         self._cleaning: asyncio.Task[None] | None = None
         self._deleted: set[str] = set()  #: deleted jobs whose workers may still write logs
-        self._error_log = LoopErrorLog(logger, "supervising jobs failed")
+        self._error_log = LoopErrorLog(logger, "reconciling jobs failed")
 
     def wake(self) -> None:
         """Request a pass. Call it after each change of jobs or workers."""
@@ -126,7 +126,7 @@ class JobSupervisor:
 
     @contextmanager
     def uploading(self, job: JobRecord) -> Iterator[None]:
-        """Supervise a job whose items are being uploaded. Its submission deletes it if the upload breaks off."""
+        """Add a job whose items are being uploaded. Its submission deletes it if the upload breaks off."""
         self._uploads.add(job.id)
         self.add(job)
         try:
@@ -135,7 +135,7 @@ class JobSupervisor:
             self._uploads.discard(job.id)
 
     def add(self, job: JobRecord) -> None:
-        """Supervise a stored job."""
+        """Add a stored job."""
         self._jobs[job.id] = job
         self.wake()
 
@@ -188,12 +188,12 @@ class JobSupervisor:
     async def _run_pass(self) -> None:
         self._awake.clear()
         try:
-            await self._supervise()
+            await self._reconcile()
             self._error_log.succeeded()
         except Exception as error:  # a failed pass must not end the control loop
             self._error_log.failed(error)
 
-    async def _supervise(self) -> None:
+    async def _reconcile(self) -> None:
         await self.workers.note_deaths()
         await self._expire()
         jobs = await self._store.active()
@@ -208,7 +208,7 @@ class JobSupervisor:
             except DatabaseUnavailableError:
                 raise
             except Exception as error:  # an error of one job must not block the others
-                self._logger.error("supervising a job failed", exc_info=error, action=type(action).__name__)
+                self._logger.error("reconciling a job failed", exc_info=error, action=type(action).__name__)
         for job in jobs:
             if job.status is JobStatus.ENQUEUING:
                 await self._enqueue(job)

@@ -1,4 +1,4 @@
-"""The job supervisor with real stores and a scripted engine. The test plays the workers; it also sets the time."""
+"""The job reconciler with real stores and a scripted engine. The test plays the workers; it also sets the time."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from cortex.jobs.spec import (
 )
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import DeathCause, JobStatus
+from cortex.operator.jobs.reconciler import JobReconciler
 from cortex.operator.jobs.service import JobService
-from cortex.operator.jobs.supervisor import JobSupervisor
 from cortex.operator.replicas.preparations import Preparations
 from cortex.replica.spec import Death
 from cortex.state.apis import ApiChange, ApiStore, Target
@@ -44,7 +44,7 @@ def batch_api(name: str = "sum") -> Api:
 
 
 class Scene:
-    """A job supervisor with everything that it is constructed from, and the service in front of it."""
+    """A job reconciler with everything that it is constructed from, and the service in front of it."""
 
     def __init__(self, folder: Path) -> None:
         self.now = 1_000_000.0
@@ -59,9 +59,9 @@ class Scene:
         self.replace_operator()
 
     def replace_operator(self) -> None:
-        """Construct the store, the supervisor and the service anew, over the same databases and engine."""
+        """Construct the store, the reconciler and the service anew, over the same databases and engine."""
         self.store = JobStore(self._databases[1], self._clock)
-        self.supervisor = JobSupervisor(
+        self.reconciler = JobReconciler(
             self.home,
             self.apis,
             self.store,
@@ -72,7 +72,7 @@ class Scene:
             Logger("test"),
             self._clock,
         )
-        self.service = JobService(self.apis, self.store, self.supervisor, {}, lambda api: api.networking.endpoint)
+        self.service = JobService(self.apis, self.store, self.reconciler, {}, lambda api: api.networking.endpoint)
 
     def deploy(self, revision: str = "r1") -> None:
         self.apis.write([ApiChange(Target(revision, batch_api(), "project"), "nonce", "spec")])
@@ -91,13 +91,13 @@ class Scene:
     async def exchange(
         self, worker: str, job: JobRecord, *reports: Report, pid: int = 1, batches: int = 10, wait_s: float = 0.0
     ) -> ExchangeReply:
-        return await self.supervisor.dispatcher.exchange(worker, pid, job.id, reports, batches, 10_000, wait_s)
+        return await self.reconciler.dispatcher.exchange(worker, pid, job.id, reports, batches, 10_000, wait_s)
 
     async def complete(self, worker: str, job: JobRecord, pid: int = 1) -> None:
         """Play the worker that calls `on_job_complete`, which succeeds."""
         asked = await self.exchange(worker, job, pid=pid, wait_s=PATIENCE_S)
         assert asked.hook is not None
-        await self.supervisor.dispatcher.hook_done(worker, pid, job.id, asked.hook, None)
+        await self.reconciler.dispatcher.hook_done(worker, pid, job.id, asked.hook, None)
 
     async def over(self, job: JobRecord) -> JobRecord:
         """Wait until a job is over."""
@@ -109,12 +109,12 @@ class Scene:
                     return record
 
     def log(self, job: JobRecord) -> str:
-        return (self.supervisor.log.folder("sum", job.id) / "job.log").read_text()
+        return (self.reconciler.log.folder("sum", job.id) / "job.log").read_text()
 
     def advance(self, seconds: float) -> None:
         """Move the clock, and run a pass."""
         self.now += seconds
-        self.supervisor.wake()
+        self.reconciler.wake()
 
     def dispose(self) -> None:
         for database in self._databases:
@@ -129,14 +129,14 @@ class Scene:
         return self.now
 
     def _wake(self) -> None:
-        self.supervisor.wake()
+        self.reconciler.wake()
 
 
 @contextlib.asynccontextmanager
-async def supervising(made: Scene):  # type: ignore[no-untyped-def]
-    """Run the supervisor, which first adopts the jobs and workers of a previous one."""
-    await made.supervisor.startup()
-    running = asyncio.create_task(made.supervisor.run())
+async def reconciling(made: Scene):  # type: ignore[no-untyped-def]
+    """Run the reconciler, which first adopts the jobs and workers of a previous one."""
+    await made.reconciler.startup()
+    running = asyncio.create_task(made.reconciler.run())
     try:
         yield
     finally:
@@ -150,7 +150,7 @@ def scene(test: Callable[[Scene], Awaitable[None]], folder: Path) -> None:
         made = Scene(folder)
         made.deploy()
         try:
-            async with supervising(made):
+            async with reconciling(made):
                 await asyncio.wait_for(test(made), PATIENCE_S)
         finally:
             await made.store.shutdown()
@@ -165,7 +165,7 @@ def test_a_job_gets_a_worker_that_leases_its_batches_and_completes_it(tmp_path: 
         worker = await made.worker()
         spec = made.engine.spec(worker)
         assert (spec.is_job_worker, spec.jobs_token) == (True, f"token-of-{worker}")
-        assignment = await made.supervisor.dispatcher.join(worker, 1, PATIENCE_S)
+        assignment = await made.reconciler.dispatcher.join(worker, 1, PATIENCE_S)
         assert isinstance(assignment, Assignment) and assignment.job_id == job.id
         lease = (await made.exchange(worker, job)).lease
         assert lease is not None and [batch.payload for batch in lease.batches] == [b"[1]", b"[2]"]
@@ -203,10 +203,10 @@ def test_a_batch_inside_a_process_that_died_is_leased_to_the_next_process(tmp_pa
         death = Death(DeathCause.SEGMENTATION_FAULT, "segmentation fault", made.now, pid=1, inside=f"{job.id}:0")
         made.engine.kill_process(worker, death, new_pid=2)
         await until(
-            lambda: (made.supervisor.log.folder("sum", job.id) / "job.log").exists() and "died" in made.log(job)
+            lambda: (made.reconciler.log.folder("sum", job.id) / "job.log").exists() and "died" in made.log(job)
         )
         assert "process 1 died in batch 0: segmentation fault" in made.log(job)
-        await made.supervisor.dispatcher.join(worker, 2, PATIENCE_S)
+        await made.reconciler.dispatcher.join(worker, 2, PATIENCE_S)
         with pytest.raises(ConflictError):
             await made.exchange(worker, job, pid=1)
         made.advance(60)  # the backoff of the retry
@@ -289,7 +289,7 @@ def test_the_jobs_of_a_deleted_api_are_stopped(tmp_path: Path) -> None:
         job = await made.submit(1)
         await made.worker()
         made.apis.write([], ["sum"])
-        made.supervisor.wake()
+        made.reconciler.wake()
         record = await made.over(job)
         assert (record.status, record.message) == (JobStatus.STOPPED, "its API was deleted")
 
@@ -300,15 +300,15 @@ def test_the_next_operator_adopts_jobs_workers_and_leases(tmp_path: Path) -> Non
     async def run() -> None:
         made = Scene(tmp_path)
         made.deploy()
-        async with supervising(made):
+        async with reconciling(made):
             job = await made.submit(1, 2)
             worker = await made.worker()
             lease = (await made.exchange(worker, job)).lease
             assert lease is not None
         await made.store.shutdown()
         made.replace_operator()
-        async with supervising(made):
-            assert made.supervisor.targets()[0].revision == "r1"
+        async with reconciling(made):
+            assert made.reconciler.targets()[0].revision == "r1"
             await made.exchange(worker, job, Report(lease.token, 1), batches=0)
             await made.complete(worker, job)
             assert (await made.over(job)).status is JobStatus.SUCCEEDED
