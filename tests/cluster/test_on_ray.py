@@ -87,11 +87,7 @@ def test_a_newer_model_in_a_bucket_is_served_without_a_deploy(
     if surroundings.bucket is None:
         pytest.skip("Swift is not installed: scripts/test-services")
     models, environ = f"{surroundings.bucket.url}/{REGRESSION.name}", {**os.environ, **surroundings.environ}
-
-    def elsewhere(line: str) -> str:
-        return f"{line.partition(': ')[0]}: {models}" if "or s3://" in line else line
-
-    project = copied(REGRESSION.name, tmp_path, elsewhere)
+    project = copied(REGRESSION.name, tmp_path, lambda line: line.replace("/tmp/cortex-diabetes", models))
     make_model(project, environ, models)
     on_ray.cortex.cortex("deploy", project, timeout_s=300)
     assert on_ray.cortex.post(f"/{REGRESSION.name}", REGRESSION.sample).json == near(REGRESSION.answers[""])
