@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cortex.tls import CertificateError, CertificateFiles, fingerprint_of, has_name, shown_name
+from cortex.errors import CertificateError
+from cortex.tls import CertificateFiles, fingerprint_of, has_name, shown_name
 from harness.servers.certificates import write_pair
 
 

@@ -1,4 +1,4 @@
-"""Every error that crosses a module boundary, with its code, HTTP status and exit code.
+"""Every error that users see, with its code, HTTP status and exit code.
 
 CortexError
 ├── InputError                    invalid input: exit 2, HTTP 4xx
@@ -7,7 +7,12 @@ CortexError
 │   ├── NotFoundError             no such API, job, key or environment
 │   ├── ConflictError             valid, but not in the present state (API is updating, kind changed)
 │   ├── TooLargeError             the request exceeds a size limit
-│   └── UnauthorizedError         the operator's token is missing or wrong
+│   ├── UnauthorizedError         the operator's token is missing or wrong
+│   ├── MethodNotAllowedError     a path does not support the method
+│   ├── WorkerMessageError        a job worker's message is invalid
+│   ├── CertificateError          a certificate or its key cannot be served
+│   ├── DatabaseAddressError      the address, password or configuration of a database is wrong
+│   └── UsageError                invalid arguments of a command
 ├── EnvironmentBuildError         a project's dependencies cannot be installed
 ├── StorageError                  an object store or a local path cannot be read or written
 ├── UserError                     the user's code raised; carries the user's frames only
@@ -17,7 +22,16 @@ CortexError
 ├── GatewayError                  HAProxy cannot be started, reloaded or reached
 ├── OperatorUnavailableError      the operator does not answer
 ├── DatabaseUnavailableError      a database cannot be used at the moment
-└── BusyError                     the operator is at its limit of concurrent requests
+│   ├── DatabaseUnreachableError  its connection broke or cannot be made
+│   └── SupersededError           another operator leads now
+├── BusyError                     the operator is at its limit of concurrent requests
+├── DatabaseVersionError          a newer version, or another program, wrote the database
+├── UnknownWorkloadError          an AsyncAPI has no workload with that id
+├── WebhookError                  a webhook could not be sent
+└── TokenError                    Ray requires a token that this process does not have
+
+An error that one module raises and its caller handles, such as `PeerError` or `NoRoomError`, is in the module that
+raises it.
 """
 
 from __future__ import annotations
@@ -111,6 +125,41 @@ class UnauthorizedError(InputError):
     exit_code = 1
 
 
+class MethodNotAllowedError(InputError):
+    """A path does not support a method; `hint` follows the list of `allowed` methods."""
+
+    code = "method_not_allowed"
+    http_status = 405
+
+    def __init__(self, method: str, allowed: str, hint: str = "") -> None:
+        super().__init__(f"{method} is not a method of this path, which has {allowed}{hint}")
+        self.allowed = allowed
+
+
+class WorkerMessageError(InputError):
+    """A message of a worker route is invalid."""
+
+    code = "bad_wire"
+
+
+class CertificateError(InputError):
+    """A certificate or its key cannot be served."""
+
+    code = "bad_certificate"
+
+
+class DatabaseAddressError(InputError):
+    """A database can't be opened: its address, the password or the configuration of the server is wrong."""
+
+    code = "database_address"
+
+
+class UsageError(InputError):
+    """Invalid arguments of a command."""
+
+    code = "usage"
+
+
 class EnvironmentBuildError(CortexError):
     """A project's dependencies cannot be installed; the message ends with the installer's output."""
 
@@ -179,8 +228,42 @@ class DatabaseUnavailableError(CortexError):
     http_status = 503
 
 
+class DatabaseUnreachableError(DatabaseUnavailableError):
+    """A database connection broke or cannot be made; a commit in progress may or may not have happened."""
+
+
+class SupersededError(DatabaseUnavailableError):
+    """Another operator is the leader now; writes of this one are rejected."""
+
+
 class BusyError(CortexError):
     """The operator is at its limit of concurrent requests."""
 
     code = "busy"
     http_status = 503
+
+
+class DatabaseVersionError(CortexError):
+    """The database was written by a newer version of cortex, or is not a database of cortex."""
+
+    code = "database_version"
+
+
+class UnknownWorkloadError(CortexError):
+    """There is no workload with that id, or it has expired."""
+
+    code = "not_found"
+    http_status = 404
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"id {name} not found")
+
+
+class WebhookError(CortexError):
+    """A webhook could not be sent; the message contains only its host, since the rest of the URL may be a secret."""
+
+    code = "webhook"
+
+
+class TokenError(CortexError):
+    """Ray requires a token that this process does not have."""

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cortex.errors import InputError
+from cortex.errors import CertificateError
 
 _BLOCK = r"-----BEGIN {0}-----.*?-----END {0}-----"
 _CERTIFICATE = re.compile(_BLOCK.format("CERTIFICATE"), re.DOTALL)
@@ -23,12 +23,6 @@ _decode_file: Callable[[str], dict[str, Any]] = ssl._ssl._test_decode_cert  # ty
 _OTHERS_READ = 0o077
 #: A certificate chain is a few kilobytes.
 _MAX_BYTES = 1024 * 1024
-
-
-class CertificateError(InputError):
-    """A certificate or its key cannot be served."""
-
-    code = "bad_certificate"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from cortex.errors import ConflictError, InputError, NotFoundError
 from cortex.jobs.lease_expiry import holders
 from cortex.jobs.queries import read_dead_letters, read_results
 from cortex.jobs.records import (
-    Visibility,
+    Presence,
     ids_marked,
     insert_job,
     list_jobs,
@@ -94,7 +94,7 @@ def test_a_job_becomes_visible_once_all_batches_are_stored(where: Where, count: 
 def test_an_incompletely_stored_job_is_deleted_after_a_crash(where: Where) -> None:
     async def scenario(harness: StoreHarness) -> None:
         with harness.engine.begin() as connection:
-            insert_job(connection, "1" * 16, ORIGIN, options(), {}, 1000.0, Visibility.STORING)
+            insert_job(connection, "1" * 16, ORIGIN, options(), {}, 1000.0, Presence.STORING)
         await harness.reopen()
         await harness.store.clean()
         assert harness.count(jobs) == 0

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, select
 
-from cortex.jobs.records import Visibility
+from cortex.jobs.records import Presence
 from cortex.lifecycle import JobStatus
 from cortex.state.database import Where, open_jobs, open_jobs_sqlite
 from cortex.state.tables import first_key, jobs, results
@@ -47,7 +47,7 @@ class Acknowledged:
             self.over.add(event["job"])
 
     def check(self, connection: Connection) -> None:
-        stored = {job.id: job for job in connection.execute(select(jobs).where(jobs.c.presence == Visibility.VISIBLE))}
+        stored = {job.id: job for job in connection.execute(select(jobs).where(jobs.c.presence == Presence.VISIBLE))}
         for job_id, count in self.batches.items():
             assert stored[job_id].next_seq >= count
         for job_id, recorded in self.results.items():

@@ -15,7 +15,7 @@ from cortex.errors import ConflictError
 from cortex.jobs import schedule_state
 from cortex.jobs.batch_queue import exchange
 from cortex.jobs.lease_expiry import expire
-from cortex.jobs.records import Visibility, mark_deleted
+from cortex.jobs.records import Presence, mark_deleted
 from cortex.jobs.spec import Lease, LeaseReply, Report
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import JobStatus
@@ -133,7 +133,7 @@ def test_a_job_deleted_during_a_lease_request_has_no_lease(two: TwoOperators, is
     else:
         two.overlap(exchange_of(job, "a"), delete)
     assert two.do(lambda connection: connection.execute(select(leases)).all()) == []
-    assert two.do(lambda connection: connection.execute(select(jobs.c.presence)).scalar_one()) == Visibility.DELETED
+    assert two.do(lambda connection: connection.execute(select(jobs.c.presence)).scalar_one()) == Presence.DELETED
 
 
 def test_a_due_run_is_submitted_once_by_two_operators(two: TwoOperators) -> None:

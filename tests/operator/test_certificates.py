@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from cortex.errors import CertificateError
 from cortex.operator.certificates import ServedCertificate
 from cortex.operator.settings import OperatorSettings
 from cortex.telemetry import Logger
-from cortex.tls import CertificateError, CertificateFiles
+from cortex.tls import CertificateFiles
 from harness.servers.certificates import write_pair
 
 LOGGER = Logger("test")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, Engine, inspect, text, update
 
-from cortex.state.database import MIGRATIONS, DatabaseVersionError, open_jobs_sqlite, open_sqlite
+from cortex.errors import DatabaseVersionError
+from cortex.state.database import MIGRATIONS, open_jobs_sqlite, open_sqlite
 from cortex.state.tables import metadata, schema_version
 from harness import TESTS
 

@@ -12,18 +12,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, Engine, inspect, select, text, update
 
-from cortex.errors import InputError
+from cortex.errors import DatabaseVersionError, InputError, SupersededError
 from cortex.jobs.store import JobStore
-from cortex.state.database import (
-    MIGRATIONS,
-    STATE_SCHEMA,
-    DatabaseVersionError,
-    open_jobs,
-    open_postgresql,
-    open_state,
-    shown,
-)
-from cortex.state.fencing import SupersededError
+from cortex.state.database import MIGRATIONS, STATE_SCHEMA, open_jobs, open_postgresql, open_state, shown
 from cortex.state.key_values import KeyValueStore
 from cortex.state.tables import facts, job_metadata, metadata, schema_version
 from harness.servers.postgres import Postgres

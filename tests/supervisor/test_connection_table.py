@@ -22,19 +22,19 @@ def test_requests_that_no_worker_will_rerun_get_503() -> None:
     ours, theirs = socket.socketpair()
     idle, _peer = socket.socketpair()
     index, other = table.add(ours), table.add(idle)
-    assert index is not None and other is not None and table.cells.journal is not None
-    table.cells.journal.begin(index)
-    table.cells.journal.append(index, memoryview(REQUEST))
-    table.cells.begin(index, 2**62, b"a")
-    table.cells.set_state(index, ConnectionState.QUEUED)
+    assert index is not None and other is not None and table.shared_state.journal is not None
+    table.shared_state.journal.begin(index)
+    table.shared_state.journal.append(index, memoryview(REQUEST))
+    table.shared_state.begin(index, 2**62, b"a")
+    table.shared_state.set_state(index, ConnectionState.QUEUED)
 
     table.answer_after_death(Death(DeathCause.SEGMENTATION_FAULT, "segmentation fault", 0.0), BatchBisection())
-    assert table.cells.state(index) is ConnectionState.AGAIN
+    assert table.shared_state.state(index) is ConnectionState.AGAIN
     table.answer_again()
 
     assert theirs.recv(4096).startswith(b"HTTP/1.1 503 ")
     assert statuses == [503]
-    assert list(table.held) == [other], "an idle connection is passed on"
+    assert list(table.open) == [other], "an idle connection is passed on"
     table.close_all()
     theirs.close()
     _peer.close()

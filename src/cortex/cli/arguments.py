@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cortex.errors import InputError
+from cortex.errors import InputError, UsageError
 
 _CONTENT_TYPES = {
     ".json": "application/json",
@@ -19,12 +19,6 @@ _CONTENT_TYPES = {
     ".jpeg": "image/jpeg",
 }
 _DEFAULT_CONTENT_TYPE = "application/octet-stream"
-
-
-class UsageError(InputError):
-    """Invalid arguments of a command."""
-
-    code = "usage"
 
 
 class Parser(argparse.ArgumentParser):

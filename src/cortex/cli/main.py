@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from cortex import __version__
-from cortex.cli.arguments import Parser, UsageError, nearest
+from cortex.cli.arguments import Parser, nearest
 from cortex.cli.output import Console, report_bug, report_error
 from cortex.cli.session import Session
-from cortex.errors import CortexError
+from cortex.errors import CortexError, UsageError
 from cortex.home import Home
 
 COMMANDS = {

@@ -18,12 +18,12 @@ from urllib.parse import urlsplit
 
 from cortex.client.environments import OperatorIdentity, last_operator, local_trust, read_operator
 from cortex.client.transport import send
-from cortex.errors import ConflictError, InputError, OperatorUnavailableError
+from cortex.errors import CertificateError, ConflictError, InputError, OperatorUnavailableError
 from cortex.home import Home
 from cortex.installation import Installation
 from cortex.processes.daemon import start_detached
 from cortex.processes.filelock import hold_lock
-from cortex.tls import CertificateError, CertificateFiles
+from cortex.tls import CertificateFiles
 
 _START_TIMEOUT_S = 60.0
 _ANSWER_TIMEOUT_S = 5.0

@@ -39,7 +39,7 @@ from cortex.cluster.node.start import (
     is_over,
     reserve,
 )
-from cortex.errors import CortexError
+from cortex.errors import CortexError, TokenError
 from cortex.processes.identity import Identity
 from cortex.processes.sockets import peer_of
 
@@ -63,10 +63,6 @@ _NODE_IP = re.compile(r"\bip=([0-9a-fA-F.:]+)")
 
 Json = dict[str, Any]
 _untyped: Any = ray  #: for its functions without annotations
-
-
-class TokenError(CortexError):
-    """Ray requires a token that this process does not have."""
 
 
 class Reservation:

@@ -27,7 +27,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from cortex.errors import NotFoundError
 from cortex.jobs import batch_queue
-from cortex.jobs.records import Visibility
+from cortex.jobs.records import Presence
 from cortex.jobs.spec import MAX_ATTEMPTS, LeaseReply, NewBatch, Report, Workload, WorkloadView
 from cortex.jobs.writer import TransactionThread
 from cortex.lifecycle import JobStatus, WorkloadStatus
@@ -296,7 +296,7 @@ class AsyncQueues:
 
 
 def _read_queues(connection: Connection) -> list[AsyncQueue]:
-    query = select(jobs.c.api, jobs.c.id, jobs.c.number).where(jobs.c.presence == Visibility.ASYNC_QUEUE)
+    query = select(jobs.c.api, jobs.c.id, jobs.c.number).where(jobs.c.presence == Presence.ASYNC_QUEUE)
     return [AsyncQueue(row.api, row.id, row.number) for row in connection.execute(query)]
 
 
@@ -304,7 +304,7 @@ def _create_queue(connection: Connection, api: str, job_id: str, now: float) -> 
     values = {
         "id": job_id,
         "api": api,
-        "presence": Visibility.ASYNC_QUEUE,
+        "presence": Presence.ASYNC_QUEUE,
         "status": JobStatus.PENDING,
         "created_at": now,
         "max_attempts": MAX_ATTEMPTS,
@@ -319,7 +319,7 @@ def _create_queue(connection: Connection, api: str, job_id: str, now: float) -> 
 def _delete_queue(connection: Connection, number: int) -> None:
     """Mark a queue as deleted; `cleanup` removes its rows."""
     connection.execute(delete(leases).where(leases.c.number == number))
-    connection.execute(update(jobs).where(jobs.c.number == number).values(presence=Visibility.DELETED))
+    connection.execute(update(jobs).where(jobs.c.number == number).values(presence=Presence.DELETED))
 
 
 def _count_open(connection: Connection, number: int) -> int:
@@ -328,7 +328,7 @@ def _count_open(connection: Connection, number: int) -> int:
 
 def _append(connection: Connection, number: int, new: Sequence[tuple[uuid.UUID, bytes]], now: float) -> None:
     """Append workloads, given as ids and lines. Raises: NotFoundError if the queue is deleted."""
-    this_queue = (jobs.c.number == number, jobs.c.presence == Visibility.ASYNC_QUEUE)
+    this_queue = (jobs.c.number == number, jobs.c.presence == Presence.ASYNC_QUEUE)
     first = connection.execute(select(jobs.c.next_seq).where(*this_queue)).scalar()
     if first is None:
         raise NotFoundError("the API was deleted")

@@ -22,7 +22,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, bindparam, delete, func, insert, literal, select, update
 
 from cortex.errors import ConflictError, InputError, NotFoundError
-from cortex.jobs.records import JobLedger, Visibility, make_visible, open_ledger
+from cortex.jobs.records import JobLedger, Presence, make_visible, open_ledger
 from cortex.jobs.retry_policy import FailedBatch, FailureAction, delay_s, failure_action, split_payload
 from cortex.jobs.spec import Lease, LeasedBatch, LeaseReply, NewBatch, Report
 from cortex.lifecycle import JobStatus
@@ -182,9 +182,9 @@ def publish_job(connection: Connection, number: int, job_id: str, now: float) ->
 
 def discard_unpublished(connection: Connection, number: int | None = None) -> None:
     """Mark jobs as deleted whose batches were not all stored: one of them, or all after a crash of the operator."""
-    unpublished = jobs.c.presence == Visibility.STORING
+    unpublished = jobs.c.presence == Presence.STORING
     where = (unpublished,) if number is None else (unpublished, jobs.c.number == number)
-    connection.execute(update(jobs).where(*where).values(presence=Visibility.DELETED))
+    connection.execute(update(jobs).where(*where).values(presence=Presence.DELETED))
 
 
 # Lease and report.

@@ -10,7 +10,7 @@ from functools import partial
 
 from sqlalchemy import Column, Connection, Table, delete, select, update
 
-from cortex.jobs.records import Visibility
+from cortex.jobs.records import Presence
 from cortex.jobs.writer import TransactionThread
 from cortex.lifecycle import JobStatus
 from cortex.state.tables import (
@@ -104,7 +104,7 @@ class _Step:
 
 
 def _next_job(connection: Connection, with_payloads: bool) -> _JobToClean | None:
-    deleted = connection.execute(select(jobs.c.number).where(jobs.c.presence == Visibility.DELETED).limit(1)).scalar()
+    deleted = connection.execute(select(jobs.c.number).where(jobs.c.presence == Presence.DELETED).limit(1)).scalar()
     if deleted is not None:
         return _JobToClean(deleted, is_deleted=True)
     if not with_payloads:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Table, func, select
 
-from cortex.jobs.records import Visibility
+from cortex.jobs.records import Presence
 from cortex.jobs.spec import BatchResult, DeadLetter
 from cortex.state.tables import KEYS_PER_JOB, dead_letters, first_key, jobs, results
 
@@ -63,7 +63,7 @@ def read_dead_letters(connection: Connection, job_id: str, after: int = -1, limi
 
 
 def _first_key(connection: Connection, job_id: str) -> int | None:
-    query = select(jobs.c.number).where(jobs.c.id == job_id, jobs.c.presence == Visibility.VISIBLE)
+    query = select(jobs.c.number).where(jobs.c.id == job_id, jobs.c.presence == Presence.VISIBLE)
     number = connection.execute(query).scalar()
     return None if number is None else first_key(number)
 

@@ -19,13 +19,13 @@ from cortex.lifecycle import JOB_TRANSITIONS, JobStatus
 from cortex.state.tables import assignments, job_inputs, job_marks, jobs, leases
 
 
-class Visibility(StrEnum):
-    """Visibility of a job; the value is stored in the column `presence`."""
+class Presence(StrEnum):
+    """Presence of a job in lists and queues; the values in the database are those of version 0.1.0."""
 
     STORING = "arriving"  #: its batches are being stored; its submission is not acknowledged yet
     VISIBLE = "here"
     ASYNC_QUEUE = "standing"  #: the queue of an AsyncAPI, which no list shows; see `async_queue`
-    DELETED = "gone"  #: deleted; `cleanup` removes its rows
+    DELETED = "gone"  #: `cleanup` removes its rows
 
 
 #: The mark of a job with a webhook, and its values: the webhook is due, or sent.
@@ -50,7 +50,7 @@ class JobInputs:
 
 
 _OVER = tuple(status for status in JobStatus if status.is_over)
-_VISIBLE = jobs.c.presence == Visibility.VISIBLE
+_VISIBLE = jobs.c.presence == Presence.VISIBLE
 _RECORD = (
     select(jobs, job_inputs.c.origin, job_inputs.c.options, job_inputs.c.source)
     .join_from(jobs, job_inputs, job_inputs.c.number == jobs.c.number)
@@ -65,7 +65,7 @@ def insert_job(
     options: JobOptions,
     source: dict[str, Any],
     now: float,
-    presence: Visibility = Visibility.VISIBLE,
+    presence: Presence = Presence.VISIBLE,
 ) -> int:
     """Store a job without batches in the status `enqueuing`; return its number."""
     values = {
@@ -90,7 +90,7 @@ def insert_job(
 
 def make_visible(connection: Connection, number: int) -> None:
     """Make a job visible."""
-    connection.execute(update(jobs).where(jobs.c.number == number).values(presence=Visibility.VISIBLE))
+    connection.execute(update(jobs).where(jobs.c.number == number).values(presence=Presence.VISIBLE))
 
 
 def mark_deleted(connection: Connection, job_ids: Sequence[str]) -> list[str]:
@@ -98,7 +98,7 @@ def mark_deleted(connection: Connection, job_ids: Sequence[str]) -> list[str]:
     found = connection.execute(select(jobs.c.id, jobs.c.number).where(_VISIBLE, jobs.c.id.in_(job_ids))).all()
     numbers = [row.number for row in found]
     connection.execute(delete(leases).where(leases.c.number.in_(numbers)))
-    connection.execute(update(jobs).where(jobs.c.number.in_(numbers)).values(presence=Visibility.DELETED))
+    connection.execute(update(jobs).where(jobs.c.number.in_(numbers)).values(presence=Presence.DELETED))
     return [row.id for row in found]
 
 
@@ -248,7 +248,7 @@ _LEDGER_COUNTS = (
 _CHANGING = (*_LEDGER_COUNTS, "status", "started_at", "ended_at", "message", "traceback")
 _READ = [jobs.c[name] for name in ("number", "max_attempts", "isolate_failures", *_CHANGING)]
 
-_HAS_LEDGER = jobs.c.presence.in_((Visibility.VISIBLE, Visibility.ASYNC_QUEUE))
+_HAS_LEDGER = jobs.c.presence.in_((Presence.VISIBLE, Presence.ASYNC_QUEUE))
 _BY_ID = select(*_READ).where(jobs.c.id == bindparam("job_id"), _HAS_LEDGER).with_for_update()
 _BY_NUMBER = select(*_READ).where(jobs.c.number == bindparam("job"), _HAS_LEDGER).with_for_update()
 _WRITE = update(jobs).where(jobs.c.number == bindparam("job")).values({n: bindparam(f"new_{n}") for n in _CHANGING})
@@ -257,7 +257,7 @@ _DELETE_LEASES = delete(leases).where(leases.c.number == bindparam("job"))
 
 @dataclass
 class JobLedger:
-    """A job's row during one transaction: read once, changed in memory, written once."""
+    """Status and counts of a job during one transaction: read once, changed in memory, written once."""
 
     number: int
     max_attempts: int

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from sqlalchemy import Connection, delete, insert, select, update
 
 from cortex.errors import ConflictError
-from cortex.jobs.records import Visibility
+from cortex.jobs.records import Presence
 from cortex.jobs.spec import SCHEDULED_FOR
 from cortex.lifecycle import JobStatus
 from cortex.state.tables import job_inputs, jobs, schedules
@@ -97,7 +97,7 @@ def remove(connection: Connection, api: str) -> None:
 def _unfinished_run(connection: Connection, api: str, but: str = "") -> str | None:
     """Return the id of the newest scheduled job that is not over, except for job `but`."""
     query = select(jobs.c.id, job_inputs.c.source).join_from(jobs, job_inputs, job_inputs.c.number == jobs.c.number)
-    of_api = (jobs.c.api == api, jobs.c.presence == Visibility.VISIBLE)
+    of_api = (jobs.c.api == api, jobs.c.presence == Presence.VISIBLE)
     unfinished = query.where(*of_api, jobs.c.status.in_(_UNFINISHED), jobs.c.id != but)
     for row in connection.execute(unfinished.order_by(jobs.c.number.desc())):
         if SCHEDULED_FOR in json.loads(row.source):

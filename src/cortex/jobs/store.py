@@ -25,7 +25,7 @@ from cortex.jobs.cleanup import JobCleaner
 from cortex.jobs.lease_expiry import WorkerDeath
 from cortex.jobs.records import (
     JobInputs,
-    Visibility,
+    Presence,
     active_jobs,
     ids_beyond,
     ids_of_api,
@@ -165,7 +165,7 @@ class JobStore:
         if (again := batches_to_retry(old, origin, options)) is not None:
             return await self.create(origin, options, source, again)
         new_id = self._new_id()
-        number = await self.write(insert_job, new_id, origin, options, source, self._clock(), Visibility.STORING)
+        number = await self.write(insert_job, new_id, origin, options, source, self._clock(), Presence.STORING)
         try:
             await self._copy_dead_letters(old, number)
             await self._writer.run(
@@ -300,7 +300,7 @@ class JobStore:
             also(connection, job_id)
 
         def begin(connection: Connection) -> int:
-            number = insert(connection, now=self._clock(), presence=Visibility.STORING)
+            number = insert(connection, now=self._clock(), presence=Presence.STORING)
             batch_queue.add_batches(connection, number, first)
             if following is None:
                 publish(connection, number)

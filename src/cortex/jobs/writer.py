@@ -28,8 +28,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
-from cortex.errors import DatabaseUnavailableError
-from cortex.state.circuit_breaker import DatabaseUnreachableError
+from cortex.errors import DatabaseUnavailableError, DatabaseUnreachableError
 from cortex.state.fencing import token_of, was_committed
 
 T = TypeVar("T")

@@ -6,9 +6,10 @@ import ssl
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cortex.errors import CertificateError
 from cortex.operator.settings import OperatorSettings
 from cortex.telemetry import Logger
-from cortex.tls import CertificateError, CertificateFiles, ServerCertificate, has_name
+from cortex.tls import CertificateFiles, ServerCertificate, has_name
 
 
 class ServedCertificate:

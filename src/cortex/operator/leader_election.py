@@ -28,10 +28,9 @@ from typing import NoReturn
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from cortex.errors import DatabaseAddressError, DatabaseUnreachableError
 from cortex.operator.http.server import create_server
-from cortex.state.circuit_breaker import DatabaseUnreachableError
 from cortex.state.leader_election import ANSWER_S, SESSION_S, LeaderLock, LeaderRecord
-from cortex.state.postgresql import DatabaseAddressError
 from cortex.telemetry import Logger
 
 _RETRY_AFTER_S = "2"

@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 
-from cortex.errors import CortexError, DatabaseUnavailableError, InputError
+from cortex.errors import CortexError, DatabaseAddressError, DatabaseUnavailableError, InputError
 from cortex.home import Home
 from cortex.installation import Installation
 from cortex.operator.bootstrap import OperatorInfo, ensure_token, listen, lock_home, save_settings
@@ -19,7 +19,6 @@ from cortex.operator.operator import Operator
 from cortex.operator.settings import OperatorSettings
 from cortex.processes.sockets import allow_descriptors
 from cortex.state.leader_election import LeaderRecord
-from cortex.state.postgresql import DatabaseAddressError
 from cortex.telemetry import Logger, configure
 
 #: Connections of clients, one socket per replica, log files that are followed.

@@ -48,7 +48,7 @@ def run_request_worker(
     spec: ReplicaSpec,
     index: int,
     channel: Channel,
-    shared: SharedConnectionState,
+    shared_state: SharedConnectionState,
     models: ModelStart | None,
     inheritance: Inheritance,
 ) -> int:
@@ -64,7 +64,7 @@ def run_request_worker(
         report_failure(channel, error)
         return 1
     gc.freeze()  # models stay, so no collection has to traverse them
-    orphan = _serve(spec, predictor, loop, channel, shared, file, inheritance)
+    orphan = _serve(spec, predictor, loop, channel, shared_state, file, inheritance)
     run_exit_hooks()
     orphan.finish()
     enter_background()  # freeing the memory of big models takes a while
@@ -88,7 +88,7 @@ def _serve(
     predictor: BoundPredictor,
     loop: asyncio.AbstractEventLoop,
     channel: Channel,
-    shared: SharedConnectionState,
+    shared_state: SharedConnectionState,
     file: MetricFile | None,
     inheritance: Inheritance,
 ) -> Orphan:
@@ -101,7 +101,7 @@ def _serve(
     waits_for_models = spec.threads > 1 and spec.models is not None
     runner = Runner(loop, spec.threads, always_threads="generator" in kinds or waits_for_models)
     tracker = PredictionTracker(spec, file) if spec.tracker_type is not None and file is not None else None
-    app = App(spec, predictor, runner, loop, shared, slots, file, tracker)
+    app = App(spec, predictor, runner, loop, shared_state, slots, file, tracker)
     orphan = Orphan(app, loop, inheritance, runner.stop)
     supervisor = SupervisorChannel(app, loop, channel, partial(_update_models, predictor), runner.stop, orphan.begin)
     outlive_supervisor()

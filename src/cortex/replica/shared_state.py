@@ -1,7 +1,49 @@
-"""Memory that a request worker shares with its supervisor: the state of each connection, and its current request.
+r"""Memory that a request worker shares with its supervisor: the state of each connection, and its current request.
 
 It survives the worker, so that the supervisor finds out which requests were running when it died. It is written with
 plain stores, so that it is correct even while the worker is stuck in C code and holds the interpreter lock.
+
+                 .--------------------------.
+                 |                          v   first chunk
+    IDLE ---> READING ---> QUEUED <---> RUNNING ---------> ANSWERING
+     ^           |            |             |                  |
+     |           v            v             v                  v
+     +-------- the response is written, and taken by the gateway
+     |                        | if some of it is unsent
+     `-------------------- DRAINING
+
+The worker makes these transitions (`replica/requests/http.py`), except for those to AGAIN:
+
+    from                        event                                               to
+    IDLE                        the first bytes of a request arrive                 READING
+    READING                     the request is complete, a slot is free             RUNNING
+    READING                     the request is complete, no slot is free            QUEUED
+    READING                     the request waits for a batch                       QUEUED
+    READING                     refused: body too large, or not valid HTTP          DRAINING, then closed
+    QUEUED                      a slot is free, or its batch begins                 RUNNING
+    QUEUED                      timed out                                           IDLE or DRAINING
+    RUNNING                     its batch failed or timed out, it will be retried   QUEUED
+    RUNNING                     first chunk of a streaming response                 ANSWERING
+    READING RUNNING ANSWERING   response complete and taken by the gateway          IDLE
+    READING RUNNING ANSWERING   response complete, bytes are unsent                 DRAINING
+    DRAINING                    the gateway has taken the rest                      IDLE
+    any                         the gateway closes, an error, a stream cut off      closed
+    IDLE                        the process retires                                 released, stays open
+    READING QUEUED RUNNING      the process dies, the journal has the request       AGAIN (by the supervisor)
+    AGAIN                       the next process receives the connection            READING
+
+The supervisor acts when a process dies or a deadline passes (`supervisor/connection_table.py`, `request_worker.py`):
+
+    state       the process dies                               the deadline passes
+    IDLE        kept for the next process                      -
+    READING     503, or AGAIN                                  -
+    QUEUED      503, or AGAIN                                  504
+    RUNNING     500, or 504 if overdue; AGAIN if in a batch    504, and the process is condemned or killed
+    ANSWERING   closed                                         as RUNNING, without a response
+    DRAINING    closed                                         -
+    AGAIN       stays AGAIN                                    -
+
+AGAIN requires a journal of requests, which processes that batch have: `supervisor/batch_bisection.py` groups them.
 """
 
 from __future__ import annotations
@@ -26,7 +68,7 @@ _MAP_NORESERVE = 0x4000
 
 
 class ConnectionState(IntEnum):
-    """State of the request on a connection. `replica.http` has the transitions."""
+    """State of the request on a connection; the docstring of this module has the transitions."""
 
     IDLE = 0  #: no byte of a request has been read; a successor can read what is in the socket
     READING = 1  #: part of a request has been read

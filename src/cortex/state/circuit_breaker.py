@@ -13,16 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from cortex.errors import DatabaseUnavailableError
+from cortex.errors import DatabaseUnreachableError
 
 #: Interval between two attempts to reach a server.
 _PROBE_EVERY_S = 0.2
 #: Interval between two checks of the watchdog, and the time after which its idle thread ends.
 _CHECK_EVERY_S, _IDLE_S = 0.1, 5.0
-
-
-class DatabaseUnreachableError(DatabaseUnavailableError):
-    """A database connection broke or cannot be made; a commit in progress may or may not have happened."""
 
 
 class CircuitBreaker:

@@ -17,7 +17,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from cortex.errors import CortexError
+from cortex.errors import DatabaseVersionError
 from cortex.state import fencing, postgresql
 from cortex.state.fencing import READ_ONLY
 from cortex.state.migrations import JOB_MIGRATIONS, MIGRATIONS, Migration
@@ -36,12 +36,6 @@ JOB_PRAGMAS = ("auto_vacuum = INCREMENTAL", *PRAGMAS, f"journal_size_limit = {64
 Where = Path | str
 
 STATE_SCHEMA, JOBS_SCHEMA = "cortex_state", "cortex_jobs"
-
-
-class DatabaseVersionError(CortexError):
-    """The database was written by a newer version of cortex, or is not a database of cortex."""
-
-    code = "database_version"
 
 
 def open_state(where: Where, epoch: int | None = None) -> Engine:

@@ -13,7 +13,7 @@ import secrets
 
 from sqlalchemy import Connection, Engine, event
 
-from cortex.errors import DatabaseUnavailableError
+from cortex.errors import SupersededError
 
 #: Execution options of connections that only read, and that query the fence itself.
 READ_ONLY, UNFENCED = "cortex_read_only", "cortex_unfenced"
@@ -23,10 +23,6 @@ _CREATE = (
     "CREATE TABLE fence (id INTEGER PRIMARY KEY, epoch BIGINT NOT NULL, token TEXT NOT NULL)",
     "INSERT INTO fence VALUES (1, 0, '')",
 )
-
-
-class SupersededError(DatabaseUnavailableError):
-    """Another operator is the leader now; writes of this one are rejected."""
 
 
 def create_fence(connection: Connection) -> None:

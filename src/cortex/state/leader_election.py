@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cortex.state.circuit_breaker import DatabaseUnreachableError, Watchdog
+from cortex.errors import DatabaseUnreachableError
+from cortex.state.circuit_breaker import Watchdog
 from cortex.state.database import STATE_SCHEMA
 from cortex.state.postgresql import PostgresqlServer, prepare_schema
 

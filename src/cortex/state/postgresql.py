@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, even
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from cortex.errors import DatabaseUnavailableError, InputError
-from cortex.state.circuit_breaker import CircuitBreaker, DatabaseUnreachableError, Watchdog
+from cortex.errors import DatabaseAddressError, DatabaseUnavailableError, DatabaseUnreachableError
+from cortex.state.circuit_breaker import CircuitBreaker, Watchdog
 
 if TYPE_CHECKING:
     import psycopg
@@ -38,12 +38,6 @@ _SETTINGS = (
     "idle_in_transaction_session_timeout = 60000",
     "client_min_messages = warning",
 )
-
-
-class DatabaseAddressError(InputError):
-    """A database can't be opened: its address, the password or the configuration of the server is wrong."""
-
-    code = "database_address"
 
 
 class PostgresqlServer:

@@ -226,7 +226,7 @@ jobs = Table(
     Column("number", Integer, primary_key=True),
     Column("id", PortableText(16), nullable=False, unique=True),
     Column("api", PortableText(64), nullable=False),
-    Column("presence", PortableText(16), nullable=False),  # Visibility
+    Column("presence", PortableText(16), nullable=False),  # Presence
     Column("is_emptied", Boolean, nullable=False, default=False),  # over, and its payloads are gone
     Column("status", PortableText(32), nullable=False),  # JobStatus
     Column("created_at", Float, nullable=False),  # UNIX seconds, as all times here

@@ -1,28 +1,8 @@
 """The supervisor's table of one process's connections: a duplicate of each socket, by the index of its row.
 
-The worker writes the state of each row to shared memory (`replica/shared_state.py`). When it dies, the supervisor reads
-the rows and answers for it:
-
-    IDLE --> READING --> QUEUED --> RUNNING --> ANSWERING --> DRAINING --> IDLE
-               ^            ^          |
-               |            +----------+  (taken out of a batch)
-             AGAIN <-- any of READING, QUEUED, RUNNING, if the request is in the journal and its process died
-
-State       The request                                   If its process dies           If its deadline passes
----------   -------------------------------------------   ---------------------------   -----------------------------
-IDLE        none; unread bytes stay in the socket          kept for the next process     -
-READING     partly read                                    503, or again (see below)     -
-QUEUED      read; waits for a call slot                    503, or again                 504
-RUNNING     in the user's code; no response byte sent      500, or 504 if overdue;       504, and the process is
-                                                           again if in a batch           condemned or killed
-ANSWERING   in the user's code; response partly sent       connection closed             504 (no effect on the
-                                                                                         response), then as RUNNING
-DRAINING    done; the client has yet to read the response  connection closed             -
-AGAIN       journalled; runs again in the next process     again                         -
-
-"Again" applies to processes that batch: their requests are journalled (`replica/shared_state.py`), so the next
-process can run them, grouped by `batch_bisection`. READING and DRAINING for two ticks in a row means that only a slow
-client holds the connection: its call slot is lent to another request.
+The worker writes the state of each row to shared memory. When it dies, the supervisor reads the rows and answers for
+it: `replica/shared_state.py` has the states, and the response of the supervisor in each of them. READING and DRAINING
+for two ticks in a row means that only a slow client keeps the connection: its call slot is lent to another request.
 """
 
 from __future__ import annotations
@@ -50,11 +30,11 @@ _STALL_CHECK_S = 0.5
 
 
 @dataclass
-class HeldConnection:
+class OpenConnection:
     """The supervisor's duplicate of one connection."""
 
     sock: socket.socket
-    was_slow: bool = False  #: at the last tick, only a slow client held it
+    was_slow: bool = False  #: at the last tick, only a slow client kept it busy
     slow: bool = False  #: and at the tick before as well: its call slot is lent
 
 
@@ -63,8 +43,8 @@ class ConnectionTable:
 
     def __init__(self, on_answer: Callable[[int], None], keeps_requests: bool = False) -> None:
         self._on_answer = on_answer
-        self.cells = SharedConnectionState(keeps_requests)
-        self.held: dict[int, HeldConnection] = {}
+        self.shared_state = SharedConnectionState(keeps_requests)
+        self.open: dict[int, OpenConnection] = {}
         self.failed_requests: list[str] = []  #: ids of requests answered here
         self._lingering: list[tuple[float, socket.socket]] = []
         self._late_batches: set[int] = set()
@@ -79,8 +59,8 @@ class ConnectionTable:
 
     @property
     def lent(self) -> int:
-        """The number of connections held by slow clients only."""
-        return sum(held.slow for held in self.held.values())
+        """The number of connections that only slow clients keep busy."""
+        return sum(connection.slow for connection in self.open.values())
 
     @property
     def has_late_batch(self) -> bool:
@@ -89,7 +69,7 @@ class ConnectionTable:
 
     def states(self) -> Iterator[tuple[int, ConnectionState]]:
         """Yield the index and the state of each connection."""
-        return ((index, self.cells.state(index)) for index in self.held)
+        return ((index, self.shared_state.state(index)) for index in self.open)
 
     def add(self, sock: socket.socket) -> int | None:
         """Add a connection and return its index. If no row is free, close it and return None."""
@@ -101,23 +81,23 @@ class ConnectionTable:
         else:
             sock.close()
             return None
-        self.cells.clear(index)
-        self.held[index] = HeldConnection(sock)
+        self.shared_state.clear(index)
+        self.open[index] = OpenConnection(sock)
         return index
 
     def remove(self, index: int) -> socket.socket | None:
         """Remove a connection that the process has released, and return its socket."""
-        held = self.held.pop(index, None)
-        if held is None:
+        connection = self.open.pop(index, None)
+        if connection is None:
             return None
         self._free_indexes.append(index)
-        return held.sock
+        return connection.sock
 
     def mark_slow_clients(self) -> None:
         """Update the marks of slow clients; call it once per tick."""
-        for index, held in self.held.items():
-            slow = self.cells.state(index) in _SLOW_CLIENT_STATES
-            held.slow, held.was_slow = slow and held.was_slow, slow
+        for index, connection in self.open.items():
+            slow = self.shared_state.state(index) in _SLOW_CLIENT_STATES
+            connection.slow, connection.was_slow = slow and connection.was_slow, slow
 
     def on_closed(self, index: int) -> None:
         """Handle the process's message that it closed a connection."""
@@ -138,56 +118,56 @@ class ConnectionTable:
         again = self._repeatable(bisection, death, now_ns) if bisection is not None else set()
         for index, state in list(self.states()):
             if index in again:
-                self.cells.set_state(index, ConnectionState.AGAIN)
+                self.shared_state.set_state(index, ConnectionState.AGAIN)
             elif state is ConnectionState.IDLE:
-                self.held[index].slow = False
+                self.open[index].slow = False
             elif state in (ConnectionState.ANSWERING, ConnectionState.DRAINING):
                 self.close(index)
             elif state is ConnectionState.RUNNING:
-                expired = death.cause is DeathCause.TIMED_OUT and self.cells.deadline_ns(index) < now_ns
+                expired = death.cause is DeathCause.TIMED_OUT and self.shared_state.deadline_ns(index) < now_ns
                 message = death.message if expired else f"the process that handled this request died: {death.message}"
                 self.end(index, 504 if expired else 500, message)
             else:
                 self.end(index, 503, f"the process died before it ran this request: {death.message}")
         self._ended.clear()
         self._late_batches.clear()
-        self._free_indexes = [index for index in range(self._next_index) if index not in self.held]
+        self._free_indexes = [index for index in range(self._next_index) if index not in self.open]
 
     def _repeatable(self, bisection: BatchBisection, death: Death, now_ns: int) -> set[int]:
         """Blame the running batches; return the connections whose requests run again, queued ones included."""
-        journal = self.cells.journal
+        journal = self.shared_state.journal
         again, batches = set[int](), dict[int, list[int]]()
         for index, state in self.states():
             if journal is None or state is ConnectionState.IDLE:
                 continue
             if state is ConnectionState.READING and journal.is_empty(index):
-                self.cells.clear(index)  # still unread in the socket
-            is_late = death.cause is DeathCause.TIMED_OUT and self.cells.deadline_ns(index) < now_ns
+                self.shared_state.clear(index)  # still unread in the socket
+            is_late = death.cause is DeathCause.TIMED_OUT and self.shared_state.deadline_ns(index) < now_ns
             if not journal.is_complete(index):
                 continue
             if state in _NOT_RUN and not (state is ConnectionState.QUEUED and is_late):
                 again.add(index)
-            elif state is ConnectionState.RUNNING and self.cells.batch(index) and not is_late:
-                batches.setdefault(self.cells.batch(index), []).append(index)
-        blamed = [[self.cells.request_id(index) for index in members] for members in batches.values()]
+            elif state is ConnectionState.RUNNING and self.shared_state.batch(index) and not is_late:
+                batches.setdefault(self.shared_state.batch(index), []).append(index)
+        blamed = [[self.shared_state.request_id(index) for index in members] for members in batches.values()]
         # A request is guilty if it ran alone. If others of its batch were answered with a time-out, it may be innocent.
         is_guilty = len(batches) == 1 and len(blamed[0]) == 1 and not self._late_batches.intersection(batches)
         if blamed and not is_guilty:
             again.update(index for members in batches.values() for index in members)
             bisection.blame(blamed)
-        bisection.keep({self.cells.request_id(index) for index in again})
+        bisection.keep({self.shared_state.request_id(index) for index in again})
         return again
 
     def end_late(self, index: int, message: str) -> None:
         """Answer a request that has passed its deadline."""
-        if batch := self.cells.batch(index):
+        if batch := self.shared_state.batch(index):
             self._late_batches.add(batch)
         self.end(index, 504, message)
 
     def answer_waiting(self, reason: str) -> None:
         """Answer the requests that wait in the sockets while there is no process."""
-        for index, held in list(self.held.items()):
-            unread = self.cells.state(index) is ConnectionState.AGAIN or has_unread(held.sock)
+        for index, connection in list(self.open.items()):
+            unread = self.shared_state.state(index) is ConnectionState.AGAIN or has_unread(connection.sock)
             if unread:
                 self.end(index, 503, f"no replica is ready: {reason}")
                 self.on_closed(index)
@@ -205,34 +185,34 @@ class ConnectionTable:
 
         The process may still write to the row: the index is reused only after the process confirms or dies.
         """
-        held = self.held.pop(index)
+        connection = self.open.pop(index)
         self._on_answer(status)
-        request_id = self.cells.request_id(index) if status != 503 else ""
+        request_id = self.shared_state.request_id(index) if status != 503 else ""
         if request_id:
             self.failed_requests.append(request_id)
         try:
-            held.sock.send(error_response(status, message, request_id))
-            held.sock.shutdown(socket.SHUT_WR)
+            connection.sock.send(error_response(status, message, request_id))
+            connection.sock.shutdown(socket.SHUT_WR)
         except OSError:
             pass  # the client is gone
-        self._lingering.append((time.monotonic() + LINGER_S, held.sock))
+        self._lingering.append((time.monotonic() + LINGER_S, connection.sock))
         self._ended.add(index)
 
     # Closing.
 
     def close(self, index: int) -> None:
         """Close a connection; an unknown index is ignored."""
-        held = self.held.pop(index, None)
-        if held is None:
+        connection = self.open.pop(index, None)
+        if connection is None:
             return
         with contextlib.suppress(OSError):  # a process started by the user's code may have inherited the connection
-            held.sock.shutdown(socket.SHUT_RDWR)
-        held.sock.close()
+            connection.sock.shutdown(socket.SHUT_RDWR)
+        connection.sock.close()
         self._free_indexes.append(index)
 
     def close_all(self) -> None:
         """Close all connections, lingering ones included."""
-        for index in list(self.held):
+        for index in list(self.open):
             self.close(index)
         for _, sock in self._lingering:
             sock.close()
@@ -251,13 +231,15 @@ class StallDetector:
         self._next_check = 0.0
         self._stalled_since: float | None = None
 
-    def stalled_s(self, now: float, held: Mapping[int, HeldConnection], cells: SharedConnectionState) -> float:
+    def stalled_s(
+        self, now: float, connections: Mapping[int, OpenConnection], shared_state: SharedConnectionState
+    ) -> float:
         """Return for how long the process has been stalled; checks every half second at most."""
         if now >= self._next_check:
             self._next_check = now + _STALL_CHECK_S
-            states = {index: cells.state(index) for index in held}
+            states = {index: shared_state.state(index) for index in connections}
             is_stalled = not any(state in DEADLINE_STATES for state in states.values()) and any(
-                state is ConnectionState.IDLE and has_unread(held[index].sock) for index, state in states.items()
+                state is ConnectionState.IDLE and has_unread(connections[index].sock) for index, state in states.items()
             )
             self._stalled_since = (self._stalled_since or now) if is_stalled else None
         return now - self._stalled_since if self._stalled_since is not None else 0.0

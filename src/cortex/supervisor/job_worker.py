@@ -38,24 +38,24 @@ class JobWorker(ProcessSlot):
     def __init__(self, spec: ReplicaSpec, index: int, fork: Fork, clock_ns: Callable[[], int] = time.monotonic_ns):
         super().__init__(spec, index, fork)
         self.slots = 1
-        self._cells = SharedJobState()
+        self._shared_state = SharedJobState()
         self._clock_ns = clock_ns
         self._renewal = _LeaseRenewal(spec)
         self._deaths: deque[Death] = deque(maxlen=KEPT_DEATHS)
-        self._was_inside = ""
+        self._interrupted_batch = ""
         self._name = ""  #: name of the running workload, if callers know it
         self._is_stop_sent = False
         self._exit_until: float | None = None
 
     def run(self, channel: Channel) -> int:
         """Run the process: called in the fork, returns its exit code."""
-        return run_job_worker(self._spec, self.index, channel, self._cells, self.models.start(self.is_standby))
+        return run_job_worker(self._spec, self.index, channel, self._shared_state, self.models.start(self.is_standby))
 
     @property
     def is_busy(self) -> bool:
         """Return whether deadlines or limits need frequent checks."""
         if self.state in (ProcessState.STARTING, ProcessState.READY):
-            return bool(self._spec.mem_limit_bytes or self._cells.deadline_ns)
+            return bool(self._spec.mem_limit_bytes or self._shared_state.deadline_ns)
         return True
 
     @property
@@ -63,10 +63,10 @@ class JobWorker(ProcessSlot):
         """The status reported to the engine."""
         return replace(super().status, deaths=tuple(self._deaths))
 
-    def take_inside(self) -> str:
+    def take_interrupted(self) -> str:
         """Return the name of the batch that ran in the process that died, once; empty if none did."""
-        job_id, _, seq = self._was_inside.partition(":")
-        self._was_inside = ""
+        job_id, _, seq = self._interrupted_batch.partition(":")
+        self._interrupted_batch = ""
         if not job_id:
             return ""
         if self._name:
@@ -76,7 +76,7 @@ class JobWorker(ProcessSlot):
     # Start and messages.
 
     def _on_start(self) -> None:
-        self._cells.clear()
+        self._shared_state.clear()
         self._renewal.close()
 
     def on_message(self, message: dict[str, Any]) -> None:
@@ -99,19 +99,19 @@ class JobWorker(ProcessSlot):
         pass
 
     def _tick_process(self, now: float) -> None:
-        deadline_ns = self._cells.deadline_ns
+        deadline_ns = self._shared_state.deadline_ns
         if deadline_ns and self._clock_ns() > deadline_ns:
-            self.kill(timed_out(self._cells.timeout_s))
+            self.kill(timed_out(self._shared_state.timeout_s))
         self._renew(now)
 
     def _renew(self, now: float) -> None:
         """Renew the leases of a process that runs but can't renew them."""
         self._renewal.tick(now)
-        lease_s = self._cells.lease_s
-        unrenewed_s = (self._clock_ns() - self._cells.tended_ns) / 1e9
+        lease_s = self._shared_state.lease_s
+        unrenewed_s = (self._clock_ns() - self._shared_state.renewed_ns) / 1e9
         if self.pid is None or not lease_s or unrenewed_s < lease_s * _UNRENEWED_SHARE:
             return
-        tokens = self._cells.tokens
+        tokens = self._shared_state.tokens
         if tokens and self._renewal.is_due(now, lease_s) and _runs(self.pid):
             self._renewal.begin(now, self.pid, tokens)
 
@@ -121,7 +121,7 @@ class JobWorker(ProcessSlot):
         assert self._drain_until is not None
         if not self._is_stop_sent and self.channel is not None:
             self._is_stop_sent = self.channel.send("stop")
-        if self._cells.inside:
+        if self._shared_state.running_batch:
             self._exit_until = None
             if now >= self._drain_until:
                 self.kill()
@@ -133,8 +133,8 @@ class JobWorker(ProcessSlot):
 
     def _on_dead(self, death: Death) -> Death:
         self._renewal.close()
-        self._was_inside, self._name = self._cells.inside, self._cells.name
-        return replace(death, inside=self._was_inside, after=self._cells.after)
+        self._interrupted_batch, self._name = self._shared_state.running_batch, self._shared_state.name
+        return replace(death, inside=self._interrupted_batch, after=self._shared_state.previous_batch)
 
     def _record_death(self, death: Death) -> None:
         super()._record_death(death)

@@ -112,7 +112,7 @@ class ProcessSlot(ABC):
         """Return whether deadlines or limits need frequent checks."""
 
     @abstractmethod
-    def take_inside(self) -> str:
+    def take_interrupted(self) -> str:
         """Return the names of what ran in the process that died, once; empty if nothing did."""
 
     @property

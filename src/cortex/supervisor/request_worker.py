@@ -73,7 +73,7 @@ class RequestWorker(ProcessSlot):
         output = WorkerOutput(self._spec.log_path, self.index, self.outputs)
         estate = Inheritance(output, self._listener)
         models = self.models.start(self.is_standby)
-        return run_request_worker(self._spec, self.index, channel, self._connections.cells, models, estate)
+        return run_request_worker(self._spec, self.index, channel, self._connections.shared_state, models, estate)
 
     @property
     def inherited(self) -> tuple[int, ...]:
@@ -90,7 +90,7 @@ class RequestWorker(ProcessSlot):
         """The number of connections with a request."""
         return sum(state is not ConnectionState.IDLE for _, state in self._connections.states())
 
-    def take_inside(self) -> str:
+    def take_interrupted(self) -> str:
         """Return the ids of the requests answered by the supervisor since the last call."""
         ids, self._connections.failed_requests = self._connections.failed_requests, []
         return f"request {', '.join(ids)}" if ids else ""
@@ -132,7 +132,7 @@ class RequestWorker(ProcessSlot):
         if self._bisection is not None and self.channel is not None:
             for groups in self._bisection.messages():
                 self.channel.send("suspects", groups=groups)
-        for index in self._connections.held:
+        for index in self._connections.open:
             self._hand_over(index)
 
     def add_connection(self, sock: socket.socket) -> None:
@@ -145,17 +145,17 @@ class RequestWorker(ProcessSlot):
             self._hand_over(index)
 
     def _hand_over(self, index: int) -> None:
-        held = self._connections.held[index]
+        connection = self._connections.open[index]
         if self.channel is None:
             return
-        again = self._connections.cells.state(index) is ConnectionState.AGAIN
-        if not self.channel.send("connection", fd=held.sock.fileno(), index=index, again=again):
+        again = self._connections.shared_state.state(index) is ConnectionState.AGAIN
+        if not self.channel.send("connection", fd=connection.sock.fileno(), index=index, again=again):
             self._not_handed_over.append(index)  # the process is busy and does not read: retry at the next tick
 
     def _retry_hand_overs(self) -> None:
         indexes, self._not_handed_over = self._not_handed_over, []
         for index in indexes:
-            if index in self._connections.held:
+            if index in self._connections.open:
                 self._hand_over(index)
 
     # Successor.
@@ -204,7 +204,7 @@ class RequestWorker(ProcessSlot):
         self._enforce_deadlines()
         self._retry_hand_overs()
         self._send_retire()
-        stalled_s = self._stall_detector.stalled_s(now, self._connections.held, self._connections.cells)
+        stalled_s = self._stall_detector.stalled_s(now, self._connections.open, self._connections.shared_state)
         if stalled_s > self._spec.timeout_s:
             self.kill(timed_out(self._spec.timeout_s))
         self._connections.mark_slow_clients()
@@ -213,7 +213,7 @@ class RequestWorker(ProcessSlot):
         now_ns = time.monotonic_ns()
         expired, running = [], False
         for index, state in self._connections.states():
-            if state in DEADLINE_STATES and self._connections.cells.deadline_ns(index) < now_ns:
+            if state in DEADLINE_STATES and self._connections.shared_state.deadline_ns(index) < now_ns:
                 expired.append((index, state))
             elif state in _CALL_STATES:
                 running = True
@@ -237,7 +237,7 @@ class RequestWorker(ProcessSlot):
             if now > self._exit_until:
                 self.kill()
             return
-        busy = self._connections.is_busy or bool(self._successor and self._connections.held)
+        busy = self._connections.is_busy or bool(self._successor and self._connections.open)
         if busy and now < self._drain_until:
             self._idle_since = None
             return
@@ -261,7 +261,7 @@ class RequestWorker(ProcessSlot):
         super()._become_stopped()
         self._connections.answer_again()
         if self._successor is not None:
-            for index in list(self._connections.held):
+            for index in list(self._connections.open):
                 self._pass_on(index)
         self._connections.close_all()
 

@@ -294,7 +294,7 @@ class Supervisor:
         if not stopping:
             self._metrics.died(death.cause)
         self._metrics.gather()
-        inside = worker.take_inside()
+        inside = worker.take_interrupted()
         reason = f"{'stopped' if stopping else death.message}{', inside: ' if inside else ''}{inside}"
         self._log.line(worker.index, SUPERVISOR, f"process {pid} {reason}")
         if self._rollout is not None and not stopping:

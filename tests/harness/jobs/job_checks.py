@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from cortex.jobs import batch_queue
-from cortex.jobs.records import Visibility, insert_job
+from cortex.jobs.records import Presence, insert_job
 from cortex.jobs.spec import JobOptions, JobOrigin, NewBatch
 from cortex.lifecycle import JobStatus
 from cortex.state.tables import batches, dead_letters, first_key, job_metadata, jobs, leases, pending, results
@@ -60,7 +60,7 @@ def open_seqs(connection: Connection, number: int) -> Counter[int]:
 
 def check_jobs(connection: Connection, has_results: bool = True) -> None:
     """Check every job. `has_results` states that every successful batch returned a result."""
-    for job in connection.execute(select(jobs).where(jobs.c.presence == Visibility.VISIBLE)):
+    for job in connection.execute(select(jobs).where(jobs.c.presence == Presence.VISIBLE)):
         status = JobStatus(job.status)
         there = _rows(connection, job.number, batches)
         dead = _rows(connection, job.number, dead_letters)

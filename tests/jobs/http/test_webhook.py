@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cortex.jobs.http.webhook import MAX_BODY_BYTES, WebhookError, retry_delays, send_webhook
+from cortex.errors import WebhookError
+from cortex.jobs.http.webhook import MAX_BODY_BYTES, retry_delays, send_webhook
 
 BODY = b'{"job_status": {"status": "succeeded"}}'
 ConnectionHandler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cortex.errors import WorkerMessageError
 from cortex.jobs.http.wire import (
     ExchangeRequest,
     HookReport,
     RenewalRequest,
-    WorkerMessageError,
     parse_exchange,
     parse_exchanged,
     parse_hook,

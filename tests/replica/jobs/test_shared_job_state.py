@@ -5,29 +5,29 @@ from cortex.replica.jobs.shared_state import HOOK, SharedJobState
 
 def test_a_batch_is_running_from_begin_to_end() -> None:
     state = SharedJobState()
-    assert (state.inside, state.after) == ("", "")
+    assert (state.running_batch, state.previous_batch) == ("", "")
     state.enter_job("7fff", 30)
-    assert state.after == ""
+    assert state.previous_batch == ""
     state.begin(12, deadline_ns=5, timeout_ns=2_500_000_000)
-    assert (state.inside, state.after) == ("7fff:12", "")
+    assert (state.running_batch, state.previous_batch) == ("7fff:12", "")
     assert (state.deadline_ns, state.timeout_s) == (5, 2.5)
     state.end()
-    assert (state.inside, state.after) == ("", "7fff:12")
+    assert (state.running_batch, state.previous_batch) == ("", "7fff:12")
     assert state.deadline_ns == 0
     state.begin(HOOK)
-    assert (state.inside, state.after) == ("7fff:hook", "")
+    assert (state.running_batch, state.previous_batch) == ("7fff:hook", "")
     assert state.deadline_ns == 0
     state.enter_job("6fff", 30)
-    assert (state.inside, state.after) == ("", "")
+    assert (state.running_batch, state.previous_batch) == ("", "")
 
 
 def test_stores_leases_and_their_duration() -> None:
     state = SharedJobState()
     state.enter_job("7fff", 0.5)
     state.hold(["a" * 32, "b"])
-    state.tend(77)
+    state.set_renewed(77)
     assert state.tokens == ("a" * 32, "b")
-    assert (state.lease_s, state.tended_ns) == (0.5, 77)
+    assert (state.lease_s, state.renewed_ns) == (0.5, 77)
     state.hold([])
     assert state.tokens == ()
 
@@ -45,4 +45,4 @@ def test_clear_resets_the_state_for_a_new_process() -> None:
     state.begin(1)
     state.hold(["a"])
     state.clear()
-    assert (state.inside, state.tokens, state.lease_s) == ("", (), 0.0)
+    assert (state.running_batch, state.tokens, state.lease_s) == ("", (), 0.0)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from cortex.cli.arguments import UsageError, add_api, add_env, add_job, add_output
+from cortex.cli.arguments import add_api, add_env, add_job, add_output
 from cortex.cli.output import Json
 from cortex.cli.progress import exit_code, show_job, watch
 from cortex.cli.session import Session
@@ -18,7 +18,7 @@ from cortex.cli.tables.models import model_notes, versions_table
 from cortex.cli.tables.scaling import show_scaling
 from cortex.cli.tables.tracker import show_tracker
 from cortex.client.client import Client
-from cortex.errors import UserError
+from cortex.errors import UsageError, UserError
 from cortex.lifecycle import ApiKind
 
 _WATCH_S = 2.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from cortex.cli.arguments import UsageError, add_api, add_env, add_job, add_output
+from cortex.cli.arguments import add_api, add_env, add_job, add_output
 from cortex.cli.session import Session
 from cortex.client.client import Client
-from cortex.errors import NotFoundError
+from cortex.errors import NotFoundError, UsageError
 from cortex.lifecycle import ApiKind
 from cortex.operator.http.log_format import DEFAULT_TAIL, MAX_TAIL
 

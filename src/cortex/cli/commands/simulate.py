@@ -9,13 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cortex.cli.arguments import UsageError, add_config, add_output
+from cortex.cli.arguments import add_config, add_output
 from cortex.cli.output import Console, format_duration, located
 from cortex.cli.session import Session
 from cortex.client.packaging import find_config
 from cortex.config.schema import Api
 from cortex.config.values import duration_s
-from cortex.errors import ConfigError, InputError
+from cortex.errors import ConfigError, InputError, UsageError
 from cortex.operator.autoscaling.queueing_theory import ServiceTime
 from cortex.operator.autoscaling.simulation import Assumptions, Outcome, simulate, slots
 from cortex.operator.autoscaling.traffic import SHAPES, Trace, read_trace, shaped

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cortex.cli.arguments import UsageError, add_api, add_env, add_output
+from cortex.cli.arguments import add_api, add_env, add_output
 from cortex.cli.output import format_count, format_number
 from cortex.cli.progress import exit_code, report_outcome, watch
 from cortex.cli.session import Session
 from cortex.client.client import Client
-from cortex.errors import InputError
+from cortex.errors import InputError, UsageError
 from cortex.lifecycle import ApiKind
 
 _STDIN = "-"

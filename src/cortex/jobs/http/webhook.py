@@ -11,7 +11,7 @@ from base64 import b64encode
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from cortex.errors import CortexError
+from cortex.errors import WebhookError
 
 TIMEOUT_S = 10.0
 MAX_BODY_BYTES = 1024 * 1024
@@ -20,12 +20,6 @@ _MAX_HEAD_BYTES = 64 * 1024
 _MAX_HEADS = 5
 #: Characters that need no escape in the target of a request.
 _SAFE = "/%:@!$&'()*+,;=~-._?"
-
-
-class WebhookError(CortexError):
-    """A webhook could not be sent; the message contains only its host, since the rest of the URL may be a secret."""
-
-    code = "webhook"
 
 
 def retry_delays() -> tuple[float, ...]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from cortex.errors import InputError
+from cortex.errors import WorkerMessageError
 from cortex.jobs.spec import (
     Assignment,
     BatchFailure,
@@ -32,12 +32,6 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 _MAX_INT = 2**53
 
 _T = TypeVar("_T")
-
-
-class WorkerMessageError(InputError):
-    """A message of a worker route is invalid."""
-
-    code = "bad_wire"
 
 
 @dataclass(frozen=True)

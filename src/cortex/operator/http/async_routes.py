@@ -13,11 +13,11 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cortex.errors import CortexError, InputError
+from cortex.errors import CortexError, InputError, MethodNotAllowedError, UnknownWorkloadError
 from cortex.jobs.intake.request_body import RequestMemory, read_body
 from cortex.jobs.spec import Workload, WorkloadView
 from cortex.lifecycle import WorkloadStatus
-from cortex.operator.http.gateway_routes import API_HEADER, JOB_HEADER, GatewayRoutes, MethodNotAllowedError
+from cortex.operator.http.gateway_routes import API_HEADER, JOB_HEADER, GatewayRoutes
 from cortex.operator.jobs.async_apis import AsyncApis
 from cortex.telemetry import Logger
 
@@ -25,16 +25,6 @@ from cortex.telemetry import Logger
 MAX_WAIT_S = 300.0
 #: Maximum concurrent long polls; beyond it, polls return immediately so that submissions are not starved.
 MAX_WAITING = 256
-
-
-class UnknownWorkloadError(CortexError):
-    """There is no workload with that id, or it has expired."""
-
-    code = "not_found"
-    http_status = 404
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"id {name} not found")
 
 
 class AsyncRoutes(GatewayRoutes):

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cortex.errors import CortexError, InputError
+from cortex.errors import CortexError, MethodNotAllowedError
 from cortex.telemetry import Logger
 
 #: Headers that the gateway sets on every request: the API, and the job or workload if the path names one.
@@ -17,17 +17,6 @@ API_HEADER = "x-cortex-api"
 JOB_HEADER = "x-cortex-job"
 
 _API_HEADER = API_HEADER.encode()
-
-
-class MethodNotAllowedError(InputError):
-    """A path does not support a method; `hint` follows the list of `allowed` methods."""
-
-    code = "method_not_allowed"
-    http_status = 405
-
-    def __init__(self, method: str, allowed: str, hint: str = "") -> None:
-        super().__init__(f"{method} is not a method of this path, which has {allowed}{hint}")
-        self.allowed = allowed
 
 
 class GatewayRoutes(ABC):

@@ -15,13 +15,13 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from cortex.engine.logs import LogSource
-from cortex.errors import CortexError, InputError, NotFoundError, SubmissionError
+from cortex.errors import CortexError, InputError, MethodNotAllowedError, NotFoundError, SubmissionError
 from cortex.jobs.http.view import job_json, jobs_json, submitted_json
 from cortex.jobs.intake.items import split_lines
 from cortex.jobs.intake.request_body import RequestMemory, read_body
 from cortex.jobs.intake.submission import SubmissionLimits, check_workers, parse_body, parse_upload
 from cortex.jobs.spec import JobRecord, Submission
-from cortex.operator.http.gateway_routes import API_HEADER, JOB_HEADER, GatewayRoutes, MethodNotAllowedError
+from cortex.operator.http.gateway_routes import API_HEADER, JOB_HEADER, GatewayRoutes
 from cortex.operator.http.log_format import DEFAULT_TAIL, MAX_TAIL, LogForm
 from cortex.operator.http.log_streams import stream_logs
 from cortex.operator.jobs.service import JobService

@@ -16,10 +16,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 
 from cortex.engine.log_writer import LogWriter
-from cortex.errors import CortexError, DatabaseUnavailableError, StorageError
+from cortex.errors import CortexError, DatabaseUnavailableError, StorageError, WebhookError
 from cortex.home import Home
 from cortex.jobs.http.view import JobView, status_json
-from cortex.jobs.http.webhook import WebhookError, retry_delays, send_webhook
+from cortex.jobs.http.webhook import retry_delays, send_webhook
 from cortex.jobs.lease_expiry import DEATH_ERROR
 from cortex.jobs.output import write_results
 from cortex.jobs.queries import read_dead_letters

@@ -24,7 +24,13 @@ from dataclasses import replace
 
 from cortex.config.schema import Api
 from cortex.engine.base import Engine
-from cortex.errors import ComputeUnavailableError, CortexError, DatabaseUnavailableError, EngineError
+from cortex.errors import (
+    ComputeUnavailableError,
+    CortexError,
+    DatabaseUnavailableError,
+    DatabaseUnreachableError,
+    EngineError,
+)
 from cortex.home import Home
 from cortex.jobs.intake.files import enqueue_files
 from cortex.jobs.records import set_message
@@ -51,7 +57,6 @@ from cortex.operator.replicas.plan import Preparation, Stage
 from cortex.operator.replicas.preparations import Preparations
 from cortex.operator.replicas.replica_specs import worker_compute, worker_spec
 from cortex.state.apis import ApiStore, Target
-from cortex.state.circuit_breaker import DatabaseUnreachableError
 from cortex.telemetry import Logger
 
 #: Maximum time between two passes while there is a job or worker: deadlines, retries and idle workers are checked.

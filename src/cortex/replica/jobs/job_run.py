@@ -31,18 +31,20 @@ _NS_PER_S = 1_000_000_000
 class JobRun:
     """Runs the batches of one job."""
 
-    def __init__(self, job: Assignment, bound: BoundBatch, cells: SharedJobState, link: LeaseClient) -> None:
+    def __init__(
+        self, job: Assignment, bound: BoundBatch, shared_state: SharedJobState, lease_client: LeaseClient
+    ) -> None:
         self._job = job
         self._bound = bound
-        self._cells = cells
-        self._link = link
+        self._shared_state = shared_state
+        self._lease_client = lease_client
         self._timeout_ns = int((job.batch_timeout_s or 0) * _NS_PER_S)
         self._has_warned = False
         self._pid = os.getpid()
 
     def run(self) -> None:
         """Run leases until the job has no more batches."""
-        while (task := self._link.next_task()) is not None:
+        while (task := self._lease_client.next_task()) is not None:
             if isinstance(task, CompletionHook):
                 self._complete(task)
             else:
@@ -52,15 +54,15 @@ class JobRun:
         started = time.perf_counter()
         count = 0
         for batch in work.lease.batches:
-            if work.is_lost or self._link.is_ending:
+            if work.is_lost or self._lease_client.is_ending:
                 break
-            self._link.done(self._run_batch(work, batch.seq, batch.payload))
+            self._lease_client.done(self._run_batch(work, batch.seq, batch.payload))
             count += 1
-        self._link.work_done(count, time.perf_counter() - started)
+        self._lease_client.work_done(count, time.perf_counter() - started)
 
     def _run_batch(self, work: ActiveLease, seq: int, payload: bytes) -> BatchOutcome:
         timeout_ns = self._timeout_ns
-        self._cells.begin(seq, time.monotonic_ns() + timeout_ns if timeout_ns else 0, timeout_ns)
+        self._shared_state.begin(seq, time.monotonic_ns() + timeout_ns if timeout_ns else 0, timeout_ns)
         try:
             name, read = self._receive(seq, payload)
             REQUEST.set(name.encode())  # lines printed from here on belong to the batch
@@ -78,21 +80,21 @@ class JobRun:
     def _complete(self, hook: CompletionHook) -> None:
         failure = None
         if self._bound.on_job_complete is not None:
-            self._cells.begin(HOOK)
+            self._shared_state.begin(HOOK)
             try:
                 self._bound.on_job_complete()
             except BaseException as error:  # as above
                 failure = self._failure(HOOK, "on_job_complete", error)
             finally:
                 self._leave()
-        self._link.hook_done(hook, failure.error if failure else None, failure.traceback if failure else "")
+        self._lease_client.hook_done(hook, failure.error if failure else None, failure.traceback if failure else "")
 
     def _leave(self) -> None:
         """Mark the batch as finished; exit if this is a process that user code forked."""
         if os.getpid() != self._pid:
             os._exit(0)
         REQUEST.set(b"")
-        self._cells.end()
+        self._shared_state.end()
 
     def _failure(self, seq: int, what: str, error: BaseException) -> BatchFailure:
         """Log an exception with the frames of user code, and return it for the report."""
@@ -153,7 +155,7 @@ class WorkloadRun(JobRun):
 
     def _receive(self, seq: int, payload: bytes) -> tuple[str, Callable[[], Any]]:
         workload = Workload.from_line(payload)
-        self._cells.set_name(str(workload.id))
+        self._shared_state.set_name(str(workload.id))
         return str(workload.id), lambda: _parse_workload(workload)
 
     def _encode(self, result: Any) -> bytes | None:

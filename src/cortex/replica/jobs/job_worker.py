@@ -35,7 +35,7 @@ _LOG_S = 2.0
 
 
 def run_job_worker(
-    spec: ReplicaSpec, index: int, channel: Channel, cells: SharedJobState, models: ModelStart | None
+    spec: ReplicaSpec, index: int, channel: Channel, shared_state: SharedJobState, models: ModelStart | None
 ) -> int:
     """Run jobs until stopped; return the exit code."""
     try:
@@ -45,13 +45,15 @@ def run_job_worker(
         report_failure(channel, error)
         return 1
     gc.freeze()  # models stay, so no collection has to traverse them
-    link = LeaseClient(spec, cells)
-    loop = _JobLoop(channel, cells, link, code, WorkloadRun if spec.kind == ApiKind.ASYNC else JobRun)
-    threading.Thread(target=_listen, args=(channel, link, loop.has_log), name="cortex-channel", daemon=True).start()
-    link.start()
+    lease_client = LeaseClient(spec, shared_state)
+    loop = _JobLoop(channel, shared_state, lease_client, code, WorkloadRun if spec.kind == ApiKind.ASYNC else JobRun)
+    threading.Thread(
+        target=_listen, args=(channel, lease_client, loop.has_log), name="cortex-channel", daemon=True
+    ).start()
+    lease_client.start()
     exit_code = loop.run()
-    link.finish()
-    if link.has_been_dismissed and exit_code == 0:
+    lease_client.finish()
+    if lease_client.has_been_dismissed and exit_code == 0:
         channel.send("leaving")
     run_exit_hooks()
     enter_background()  # freeing the memory of big models takes a while
@@ -69,7 +71,7 @@ def _load(spec: ReplicaSpec, channel: Channel, start: ModelStart | None, metrics
     return load_batch_code(spec, start.catalogue, fetcher, ModelEvents(channel), metrics)
 
 
-def _listen(channel: Channel, link: LeaseClient, has_log: threading.Event) -> None:
+def _listen(channel: Channel, lease_client: LeaseClient, has_log: threading.Event) -> None:
     """Receive messages of the supervisor, on a thread of its own."""
     while True:
         try:
@@ -79,7 +81,7 @@ def _listen(channel: Channel, link: LeaseClient, has_log: threading.Event) -> No
         if received is None:
             os._exit(1)  # without a supervisor nothing reports this process's death
         if received[0].get("kind") == "stop":
-            link.stop()
+            lease_client.stop()
         elif received[0].get("kind") == "log":
             has_log.set()
 
@@ -88,18 +90,23 @@ class _JobLoop:
     """Runs one job after another."""
 
     def __init__(
-        self, channel: Channel, cells: SharedJobState, link: LeaseClient, code: BatchCode, run: type[JobRun]
+        self,
+        channel: Channel,
+        shared_state: SharedJobState,
+        lease_client: LeaseClient,
+        code: BatchCode,
+        run: type[JobRun],
     ) -> None:
         self._channel = channel
-        self._cells = cells
-        self._link = link
+        self._shared_state = shared_state
+        self._lease_client = lease_client
         self._code = code
         self._run = run
         self.has_log = threading.Event()  #: the supervisor writes to the log of the job now
 
     def run(self) -> int:
         """Run jobs until none is left for this process; return the exit code."""
-        while (job := self._link.next_job()) is not None:
+        while (job := self._lease_client.next_job()) is not None:
             self._enter(job)
             try:
                 bound = self._code.construct(job.config, job.job_spec, job.api_spec)
@@ -107,8 +114,8 @@ class _JobLoop:
                 report_failure(self._channel, error)
                 return 1
             self._channel.send("ready", slots=1, shares_loop=False)
-            self._link.open()
-            self._run(job, bound, self._cells, self._link).run()
+            self._lease_client.open()
+            self._run(job, bound, self._shared_state, self._lease_client).run()
             del bound  # free its memory before the next object is constructed
             gc.collect()
         return 0

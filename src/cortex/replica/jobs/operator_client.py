@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 
+from cortex.errors import WorkerMessageError
 from cortex.jobs.http import wire
 from cortex.jobs.spec import Assignment, ExchangeReply, StopSignal
 from cortex.processes.backoff import Backoff
@@ -82,14 +83,16 @@ class LeaseClient:
     `stop` may be called from any thread, the other public methods from the main thread.
     """
 
-    def __init__(self, spec: ReplicaSpec, cells: SharedJobState, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, spec: ReplicaSpec, shared_state: SharedJobState, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.has_been_dismissed = False  #: by the operator: no replacement process is needed
-        self._line = OperatorConnection(spec)
-        self._cells = cells
+        self._connection = OperatorConnection(spec)
+        self._shared_state = shared_state
         self._clock = clock
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="cortex-jobs", daemon=True)
-        self._turn = threading.Condition()
+        self._changed = threading.Condition()
         self._is_ending = False
         self._main_is_done = False
         self._is_idle = False  #: the main thread waits for work
@@ -101,16 +104,16 @@ class LeaseClient:
     def _enter_job(self) -> None:
         self._is_open = False  # the user's object has been constructed
         self._is_over = False
-        self._pace = LeaseSizer()
+        self._lease_sizer = LeaseSizer()
         self._queue: deque[ActiveLease] = deque()
         self._held: dict[str, ActiveLease | CompletionHook] = {}
         self._current: ActiveLease | None = None
-        self._asked_in_vain = False
-        self._may_ask_at = 0.0
+        self._queue_was_empty = False
+        self._may_request_at = 0.0
         self._renew_at = 0.0
         self._hook: CompletionHook | None = None
         self._hook_done: wire.HookReport | None = None
-        self._outbox = ReportQueue()
+        self._reports = ReportQueue()
         self._must_renew = False  # a lease may have been granted in a lost response; a renewal lists all leases held
 
     # The main thread's side.
@@ -126,75 +129,75 @@ class LeaseClient:
 
     def next_job(self) -> Assignment | None:
         """Wait for a job; return None if this process has to end."""
-        with self._turn:
+        with self._changed:
             self._is_idle = True
-            self._turn.notify_all()
+            self._changed.notify_all()
             while self._is_given and not self._is_ending:
-                self._turn.wait()
+                self._changed.wait()
             self._is_idle = False
             self._is_given = True
             return None if self._is_ending else self._job
 
     def open(self) -> None:
         """Allow leases, after the user's object has been constructed."""
-        with self._turn:
+        with self._changed:
             self._is_open = True
             self._is_idle = True
-            self._turn.notify_all()
+            self._changed.notify_all()
 
     def next_task(self) -> ActiveLease | CompletionHook | None:
         """Wait for a lease or the completion hook; return None once the job has no more work."""
-        with self._turn:
+        with self._changed:
             self._is_idle = True
-            self._turn.notify_all()
+            self._changed.notify_all()
             while not self._is_ending:
                 if self._queue:
                     self._current = self._queue.popleft()
-                    self._is_idle = self._asked_in_vain = False
+                    self._is_idle = self._queue_was_empty = False
                     return self._current
                 if self._hook is not None and self._hook_done is None:
                     self._is_idle = False
                     return self._hook
                 if self._is_over:
                     break
-                self._turn.wait()
+                self._changed.wait()
             return None
 
     def done(self, done: BatchOutcome) -> None:
         """Add the outcome of a batch; wait while too much has not been acknowledged."""
-        if not self._outbox.put(done):
+        if not self._reports.put(done):
             return
-        with self._turn:
-            if self._outbox.note(done, self._clock()):
-                self._turn.notify_all()
-            while self._outbox.waiting_bytes > MAX_WAITING_BYTES and not self._is_ending:
-                self._turn.wait()
+        with self._changed:
+            if self._reports.note(done, self._clock()):
+                self._changed.notify_all()
+            while self._reports.waiting_bytes > MAX_WAITING_BYTES and not self._is_ending:
+                self._changed.wait()
 
     def work_done(self, batches: int, seconds: float) -> None:
         """Record how long the main thread took for a lease."""
-        with self._turn:
-            self._pace.record(batches, seconds)
+        with self._changed:
+            self._lease_sizer.record(batches, seconds)
 
     def hook_done(self, hook: CompletionHook, error: str | None, traceback: str) -> None:
         """Report the outcome of `on_job_complete`."""
         assert self._job is not None
-        with self._turn:
+        with self._changed:
             self._hook_done = wire.HookReport(self._pid, self._job.job_id, hook.token, error, traceback)
-            self._turn.notify_all()
+            self._changed.notify_all()
 
     def stop(self) -> None:
         """Make `next_job` and `next_task` return None, so that the process ends after the current batch."""
-        with self._turn:
+        with self._changed:
             self._is_ending = True
-            self._turn.notify_all()
-        self._line.interrupt()
+            self._changed.notify_all()
+        self._connection.interrupt()
 
     def finish(self) -> None:
         """Send the remaining reports, within about a second."""
         self.stop()
-        with self._turn:
+        with self._changed:
             self._main_is_done = True
-            self._turn.notify_all()
+            self._changed.notify_all()
         self._thread.join(2 * _LAST_REPORT_S)
 
     # The thread.
@@ -204,7 +207,7 @@ class LeaseClient:
             while not self._is_ending:
                 self._join()
                 self._work()
-            self._wind_up()
+            self._send_last_reports()
         except RequestRejectedError as error:
             self.has_been_dismissed = error.status in _UNKNOWN
             if error.status not in (*_UNKNOWN, 409):
@@ -221,8 +224,10 @@ class LeaseClient:
         while not self._is_ending:
             asked_at = self._clock()
             try:
-                answer = wire.parse_joined(self._line.post("join", wire.write_join(self._pid), *_patience(_WAIT_S)))
-            except (NoResponseError, wire.WorkerMessageError):
+                answer = wire.parse_joined(
+                    self._connection.post("join", wire.write_join(self._pid), *_timeout(_WAIT_S))
+                )
+            except (NoResponseError, WorkerMessageError):
                 self._back_off()
                 continue
             self._failures = 0
@@ -231,11 +236,11 @@ class LeaseClient:
             elif answer is None:
                 self._pause(asked_at + _PAUSE_S - self._clock())
             else:
-                with self._turn:
+                with self._changed:
                     self._enter_job()
-                    self._cells.enter_job(answer.job_id, answer.lease_s)
+                    self._shared_state.enter_job(answer.job_id, answer.lease_s)
                     self._job, self._is_given = answer, False
-                    self._turn.notify_all()
+                    self._changed.notify_all()
                 return
 
     def _work(self) -> None:
@@ -245,67 +250,71 @@ class LeaseClient:
 
     def _next_step(self) -> Callable[[], None] | None:
         """Wait until a request is due; return the method that sends it, None once the job has ended."""
-        with self._turn:
+        with self._changed:
             while not self._main_is_done:
                 now = self._clock()
                 if self._must_renew or (self._held and now >= self._renew_at):
                     return self._renew
-                if self._outbox.unanswered:
+                if self._reports.unanswered:
                     return self._exchange
                 if self._hook_done is not None:
                     return self._report_hook
-                due_at = self._outbox.due_at
+                due_at = self._reports.due_at
                 if self._wants_lease(now) or (due_at is not None and (self._is_idle or now >= due_at)):
                     return self._exchange
-                is_finished = self._is_idle and not self._queue and self._outbox.is_empty
+                is_finished = self._is_idle and not self._queue and self._reports.is_empty
                 if is_finished and (self._is_ending or self._is_over) and self._is_given:
                     return None
                 times = [self._renew_at] if self._held else []
                 times += [] if due_at is None else [due_at]
-                times += [self._may_ask_at] if self._may_ask_at > now else []
-                self._turn.wait(max(min(times) - now, 0.0) if times else None)
+                times += [self._may_request_at] if self._may_request_at > now else []
+                self._changed.wait(max(min(times) - now, 0.0) if times else None)
             return None
 
     def _wants_lease(self, now: float) -> bool:
         if not self._is_open or self._is_over or self._is_ending or self._queue or self._hook is not None:
             return False
         if self._is_idle:
-            return now >= self._may_ask_at
+            return now >= self._may_request_at
         current = self._current
-        return not self._asked_in_vain and current is not None and self._pace.is_quick(len(current.lease.batches))
+        return (
+            not self._queue_was_empty and current is not None and self._lease_sizer.is_quick(len(current.lease.batches))
+        )
 
     def _exchange(self) -> None:
         """Send reports, and request a lease if one is wanted."""
         assert self._job is not None
         now = self._clock()
-        with self._turn:
-            wants = not self._outbox.unanswered and self._wants_lease(now)
-            outgoing = self._outbox.collect()
+        with self._changed:
+            wants = not self._reports.unanswered and self._wants_lease(now)
+            outgoing = self._reports.collect()
             # No long poll while more reports wait than one body holds.
-            wait_s = _WAIT_S if wants and self._is_idle and self._outbox.due_at is None else 0.0
-            batches = self._pace.batches if wants else 0
+            wait_s = _WAIT_S if wants and self._is_idle and self._reports.due_at is None else 0.0
+            batches = self._lease_sizer.batches if wants else 0
         reports = tuple(item.report() for item in outgoing)
         asked = wire.ExchangeRequest(self._pid, self._job.job_id, reports, batches, _LEASE_BYTES, wait_s)
         try:
-            answer = wire.parse_exchanged(self._line.post("exchange", wire.write_exchange(asked), *_patience(wait_s)))
-        except (NoResponseError, wire.WorkerMessageError) as error:
+            answer = wire.parse_exchanged(
+                self._connection.post("exchange", wire.write_exchange(asked), *_timeout(wait_s))
+            )
+        except (NoResponseError, WorkerMessageError) as error:
             may_have_arrived = not isinstance(error, NoResponseError) or error.may_have_arrived
-            with self._turn:
-                self._outbox.failed(outgoing, may_have_arrived)
+            with self._changed:
+                self._reports.failed(outgoing, may_have_arrived)
                 self._must_renew = self._must_renew or (wants and may_have_arrived)
             self._back_off()
             return
         self._failures = 0
-        with self._turn:
-            self._outbox.answered(outgoing)
-            self._settle(outgoing, answer)
+        with self._changed:
+            self._reports.answered(outgoing)
+            self._release(outgoing, answer)
             # Requests with reports return at once; an empty response to a long poll delays the next one.
-            self._take(answer, 0.0 if outgoing else wait_s, now)
-            self._turn.notify_all()
+            self._accept(answer, 0.0 if outgoing else wait_s, now)
+            self._changed.notify_all()
         if answer.stop:
             self._dismiss()
 
-    def _settle(self, outgoing: list[PendingReport], answer: ExchangeReply) -> None:
+    def _release(self, outgoing: list[PendingReport], answer: ExchangeReply) -> None:
         """Remove the leases that are reported completely, or lost."""
         kept = set()
         for item in outgoing:
@@ -322,16 +331,16 @@ class LeaseClient:
             work = self._held.pop(token, None)
             if isinstance(work, ActiveLease):
                 work.is_lost = True
-        self._cells.hold(self._held)
+        self._shared_state.hold(self._held)
 
-    def _take(self, answer: ExchangeReply, waited_s: float, asked_at: float) -> None:
+    def _accept(self, answer: ExchangeReply, waited_s: float, asked_at: float) -> None:
         now = self._clock()
         if answer.lease is not None and answer.lease.batches:
             self._hold(answer.lease.token, work := ActiveLease(answer.lease), now)
             self._queue.append(work)
         else:
-            self._asked_in_vain = True
-            self._may_ask_at = asked_at + _PAUSE_S if waited_s else 0.0
+            self._queue_was_empty = True
+            self._may_request_at = asked_at + _PAUSE_S if waited_s else 0.0
         if answer.hook is not None:
             self._hook = CompletionHook(answer.hook)
             self._hold(answer.hook, self._hook, now)
@@ -341,26 +350,26 @@ class LeaseClient:
         assert self._job is not None
         if not self._held:
             self._renew_at = now + self._job.lease_s / _RENEWALS_PER_LEASE
-            self._cells.tend(time.monotonic_ns())
+            self._shared_state.set_renewed(time.monotonic_ns())
         self._held[token] = what
-        self._cells.hold(self._held)
+        self._shared_state.hold(self._held)
 
     def _renew(self) -> None:
         assert self._job is not None
-        with self._turn:
+        with self._changed:
             tokens = tuple(self._held)
         try:
             body = wire.write_renew(wire.RenewalRequest(self._pid, tokens, is_all=True))
-            answer = wire.parse_renewed(self._line.post("renew", body, _ANSWER_S))
-        except (NoResponseError, wire.WorkerMessageError):
+            answer = wire.parse_renewed(self._connection.post("renew", body, _ANSWER_S))
+        except (NoResponseError, WorkerMessageError):
             self._renew_at = self._clock() + _BACKOFF.max_s
             self._back_off()
             return
         self._must_renew = False
         self._failures = 0
         self._renew_at = self._clock() + self._job.lease_s / _RENEWALS_PER_LEASE
-        self._cells.tend(time.monotonic_ns())
-        with self._turn:
+        self._shared_state.set_renewed(time.monotonic_ns())
+        with self._changed:
             self._lose(answer.lost)
         if answer.stop:
             self._dismiss()
@@ -368,28 +377,28 @@ class LeaseClient:
     def _report_hook(self) -> None:
         assert self._hook_done is not None
         try:
-            self._line.post("hook", wire.write_hook(self._hook_done), _ANSWER_S)
+            self._connection.post("hook", wire.write_hook(self._hook_done), _ANSWER_S)
         except NoResponseError:
             self._back_off()
             return
         except RequestRejectedError as error:
             write_log(f"the operator rejected the outcome of on_job_complete: {error}\n")
-        with self._turn:
+        with self._changed:
             self._held.pop(self._hook_done.token, None)
-            self._cells.hold(self._held)
+            self._shared_state.hold(self._held)
             self._hook = self._hook_done = None
             self._is_over = True
-            self._turn.notify_all()
+            self._changed.notify_all()
 
-    def _wind_up(self) -> None:
+    def _send_last_reports(self) -> None:
         """Send the last reports; batches that cannot be reported now run again on another worker."""
-        with self._turn:
+        with self._changed:
             while not self._main_is_done:
-                self._turn.wait()
+                self._changed.wait()
         give_up_at = self._clock() + _LAST_REPORT_S
-        while (self._hook_done or not self._outbox.is_empty) and self._clock() < give_up_at:
+        while (self._hook_done or not self._reports.is_empty) and self._clock() < give_up_at:
             (self._report_hook if self._hook_done is not None else self._exchange)()
-        self._line.close()
+        self._connection.close()
 
     def _dismiss(self) -> None:
         self.has_been_dismissed = True
@@ -402,12 +411,12 @@ class LeaseClient:
     def _pause(self, seconds: float) -> None:
         """Wait; only the end of the process interrupts it."""
         until = self._clock() + seconds
-        with self._turn:
+        with self._changed:
             while (left := until - self._clock()) > 0 and not self._is_ending:
-                self._turn.wait(left)
+                self._changed.wait(left)
 
 
-def _patience(wait_s: float) -> tuple[float, bool]:
+def _timeout(wait_s: float) -> tuple[float, bool]:
     """Return the timeout of a request, and whether `stop` may interrupt it."""
     return wait_s + _ANSWER_S, wait_s > 0
 
@@ -419,7 +428,7 @@ class OperatorConnection:
         self._path = spec.jobs_socket or ""
         self._prefix = f"/worker/{spec.id}/"
         self._headers = {"authorization": f"Bearer {spec.jobs_token}", "content-type": "application/json"}
-        self._connection: _OperatorHttpConnection | None = None
+        self._http: _OperatorHttpConnection | None = None
         self._used_at = 0.0
         self._lock = threading.Lock()
         self._is_interrupted = False
@@ -459,25 +468,25 @@ class OperatorConnection:
 
     def close(self) -> None:
         """Close the connection; the next request opens a new one."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._http is not None:
+            self._http.close()
+            self._http = None
 
     def _open(self, timeout_s: float) -> _OperatorHttpConnection:
-        if self._connection is not None:
-            has_hung_up = self._connection.sock is None
+        if self._http is not None:
+            has_hung_up = self._http.sock is None
             if has_hung_up or time.monotonic() - self._used_at > _KEEP_S:
                 self.close()
-        if self._connection is None:
+        if self._http is None:
             connection = _OperatorHttpConnection(self._path)
             try:
                 connection.connect()
             except OSError as error:
                 connection.close()
                 raise NoResponseError(error, may_have_arrived=False) from error
-            self._connection = connection
-        self._connection.sock.settimeout(timeout_s)
-        return self._connection
+            self._http = connection
+        self._http.sock.settimeout(timeout_s)
+        return self._http
 
 
 class _OperatorHttpConnection(HTTPConnection):

@@ -13,14 +13,14 @@ from collections.abc import Iterable
 HOOK = -1
 
 _BYTES = 4096
-_PLACE, _SEQ, _DEADLINE, _TIMEOUT, _JOB_BYTES, _TOKENS_BYTES, _LEASE, _TENDED, _NAME_BYTES = range(9)
+_PHASE, _SEQ, _DEADLINE, _TIMEOUT, _JOB_BYTES, _TOKENS_BYTES, _LEASE, _RENEWED, _NAME_BYTES = range(9)
 _JOB_START, _JOB_MAX_BYTES = 128, 64
 _NAME_START, _NAME_MAX_BYTES = _JOB_START + _JOB_MAX_BYTES, 64
 _TOKENS_START = _NAME_START + _NAME_MAX_BYTES
 _TOKENS_MAX_BYTES = _BYTES - _TOKENS_START
 _NS_PER_S = 1_000_000_000
-#: Values of `_PLACE`.
-_BEFORE, _INSIDE, _AFTER = range(3)
+#: Values of `_PHASE`.
+_BEFORE, _RUNNING, _AFTER = range(3)
 
 
 class SharedJobState:
@@ -28,7 +28,7 @@ class SharedJobState:
 
     def __init__(self) -> None:
         self._bytes = memoryview(mmap.mmap(-1, _BYTES))
-        self._cells = self._bytes.cast("q")
+        self._words = self._bytes.cast("q")
 
     def clear(self) -> None:
         """Reset the state before a new process starts."""
@@ -40,85 +40,85 @@ class SharedJobState:
         """Set the job of the next batches."""
         data = job_id.encode()[:_JOB_MAX_BYTES]
         self._bytes[_JOB_START : _JOB_START + len(data)] = data
-        self._cells[_JOB_BYTES] = len(data)
-        self._cells[_PLACE] = _BEFORE
-        self._cells[_LEASE] = int(lease_s * _NS_PER_S)
+        self._words[_JOB_BYTES] = len(data)
+        self._words[_PHASE] = _BEFORE
+        self._words[_LEASE] = int(lease_s * _NS_PER_S)
 
     def begin(self, seq: int, deadline_ns: int = 0, timeout_ns: int = 0) -> None:
         """Mark a batch as running until `deadline_ns`; 0: without a deadline."""
-        cells = self._cells
-        cells[_SEQ] = seq
-        cells[_DEADLINE] = deadline_ns
-        cells[_TIMEOUT] = timeout_ns
-        cells[_PLACE] = _INSIDE
+        words = self._words
+        words[_SEQ] = seq
+        words[_DEADLINE] = deadline_ns
+        words[_TIMEOUT] = timeout_ns
+        words[_PHASE] = _RUNNING
 
     def set_name(self, name: str) -> None:
         """Set the name by which callers know the running batch."""
         data = name.encode()[:_NAME_MAX_BYTES]
         self._bytes[_NAME_START : _NAME_START + len(data)] = data
-        self._cells[_NAME_BYTES] = len(data)
+        self._words[_NAME_BYTES] = len(data)
 
     def end(self) -> None:
         """Mark the batch as finished."""
-        self._cells[_PLACE] = _AFTER
+        self._words[_PHASE] = _AFTER
 
     def hold(self, tokens: Iterable[str]) -> None:
         """Set the tokens of all leases held."""
         data = b" ".join(token.encode() for token in tokens)
         if len(data) > _TOKENS_MAX_BYTES:
             data = data[:_TOKENS_MAX_BYTES].rpartition(b" ")[0]
-        self._cells[_TOKENS_BYTES] = 0
+        self._words[_TOKENS_BYTES] = 0
         self._bytes[_TOKENS_START : _TOKENS_START + len(data)] = data
-        self._cells[_TOKENS_BYTES] = len(data)
+        self._words[_TOKENS_BYTES] = len(data)
 
-    def tend(self, now_ns: int) -> None:
+    def set_renewed(self, now_ns: int) -> None:
         """Set the time at which leases were last renewed or granted."""
-        self._cells[_TENDED] = now_ns
+        self._words[_RENEWED] = now_ns
 
     # Read by the supervisor.
 
     @property
-    def inside(self) -> str:
+    def running_batch(self) -> str:
         """Return the batch that runs, `<job id>:<seq>` or `<job id>:hook`; empty between batches."""
-        return self._named() if self._cells[_PLACE] == _INSIDE else ""
+        return self._named() if self._words[_PHASE] == _RUNNING else ""
 
     @property
-    def after(self) -> str:
-        """Return the batch that ran last, as `inside` does, while none runs; empty before the first."""
-        return self._named() if self._cells[_PLACE] == _AFTER else ""
+    def previous_batch(self) -> str:
+        """Return the batch that ran last, as `running_batch` does, while none runs; empty before the first."""
+        return self._named() if self._words[_PHASE] == _AFTER else ""
 
     @property
     def name(self) -> str:
         """Return the name by which callers know the batch that runs, or ran last; empty if there is none."""
-        return bytes(self._bytes[_NAME_START : _NAME_START + self._cells[_NAME_BYTES]]).decode(errors="replace")
+        return bytes(self._bytes[_NAME_START : _NAME_START + self._words[_NAME_BYTES]]).decode(errors="replace")
 
     def _named(self) -> str:
-        seq = self._cells[_SEQ]
-        job = bytes(self._bytes[_JOB_START : _JOB_START + self._cells[_JOB_BYTES]]).decode(errors="replace")
+        seq = self._words[_SEQ]
+        job = bytes(self._bytes[_JOB_START : _JOB_START + self._words[_JOB_BYTES]]).decode(errors="replace")
         return f"{job}:{'hook' if seq == HOOK else seq}"
 
     @property
     def deadline_ns(self) -> int:
         """Return the deadline of the running batch; 0 if it has none, or none is running."""
-        return self._cells[_DEADLINE] if self._cells[_PLACE] == _INSIDE else 0
+        return self._words[_DEADLINE] if self._words[_PHASE] == _RUNNING else 0
 
     @property
     def timeout_s(self) -> float:
         """Return the timeout of the running batch."""
-        return self._cells[_TIMEOUT] / _NS_PER_S
+        return self._words[_TIMEOUT] / _NS_PER_S
 
     @property
     def tokens(self) -> tuple[str, ...]:
         """Return the tokens of the leases held."""
-        data = bytes(self._bytes[_TOKENS_START : _TOKENS_START + self._cells[_TOKENS_BYTES]])
+        data = bytes(self._bytes[_TOKENS_START : _TOKENS_START + self._words[_TOKENS_BYTES]])
         return tuple(data.decode(errors="replace").split())
 
     @property
     def lease_s(self) -> float:
         """Return how long a lease is valid without a renewal."""
-        return self._cells[_LEASE] / _NS_PER_S
+        return self._words[_LEASE] / _NS_PER_S
 
     @property
-    def tended_ns(self) -> int:
+    def renewed_ns(self) -> int:
         """Return when leases were last renewed or granted."""
-        return self._cells[_TENDED]
+        return self._words[_RENEWED]

@@ -44,13 +44,13 @@ class App:
         predictor: BoundPredictor,
         runner: Runner,
         loop: asyncio.AbstractEventLoop,
-        shared: SharedConnectionState,
+        shared_state: SharedConnectionState,
         slots: int,
         file: MetricFile | None,
         tracker: PredictionTracker | None = None,
     ) -> None:
         """Create the application and its connection pool; `slots` is how many calls may run at once."""
-        self.connections = ConnectionPool(loop, shared, RequestRecorder(file), self.handle, spec.max_body_bytes)
+        self.connections = ConnectionPool(loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes)
         self.configure(spec.limits)
         self._predictor = predictor
         self._methods = predictor.methods

@@ -1,37 +1,10 @@
-r"""HTTP/1.1 server for one trusted client, the gateway, which has parsed, bounded and normalised each request.
+"""HTTP/1.1 server for one trusted client, the gateway, which has parsed, bounded and normalised each request.
 
 A connection parses a request and passes itself to the application in one call, `handle`. The application responds,
 at once or later, with `respond` or with `start_stream` … `end_stream`.
 
 Connections are accepted by the supervisor, which keeps a duplicate of each: bytes that this process leaves unread in a
-socket are read by its successor. The state of each connection is in memory shared with the supervisor (`shared_state`):
-
-                 .--------------------------.
-                 |                          v   first chunk
-    IDLE ---> READING ---> QUEUED <---> RUNNING ---------> ANSWERING
-     ^           |            |             |                  |
-     |           v            v             v                  v
-     +-------- the response is written, and taken by the gateway
-     |                        | if some of it is unsent
-     `-------------------- DRAINING
-
-    from                        event                                               to
-    IDLE                        the first bytes of a request arrive                 READING
-    READING                     the request is complete, a slot is free             RUNNING
-    READING                     the request is complete, no slot is free            QUEUED
-    READING                     the request waits for a batch                       QUEUED
-    READING                     refused: body too large, or not valid HTTP          DRAINING, then closed
-    QUEUED                      a slot is free, or its batch begins                 RUNNING
-    QUEUED                      timed out                                           IDLE or DRAINING
-    RUNNING                     its batch failed or timed out, it will be retried   QUEUED
-    RUNNING                     first chunk of a streaming response                 ANSWERING
-    READING RUNNING ANSWERING   response complete and taken by the gateway          IDLE
-    READING RUNNING ANSWERING   response complete, bytes are unsent                 DRAINING
-    DRAINING                    the gateway has taken the rest                      IDLE
-    any                         the gateway closes, an error, a stream cut off      closed
-    IDLE                        the process retires                                 released, stays open
-    READING QUEUED RUNNING      the process dies, the journal has the request       AGAIN (by the supervisor)
-    AGAIN                       the next process receives the connection            READING
+socket are read by its successor. `shared_state` has the states of a connection, their transitions, and their diagram.
 """
 
 from __future__ import annotations
@@ -75,14 +48,14 @@ class ConnectionPool:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        shared: SharedConnectionState,
+        shared_state: SharedConnectionState,
         recorder: RequestRecorder,
         handle: Callable[[Connection], None],
         max_body_bytes: int,
     ) -> None:
         """Create a pool; `handle` is called with each connection that has received a complete request."""
         self.loop = loop
-        self.shared = shared
+        self.shared_state = shared_state
         self.recorder = recorder
         self.handle = handle
         self.max_body_bytes = max_body_bytes
@@ -227,8 +200,8 @@ class Connection:
         self._on_close = on_close
         self._pool = pool
         self._loop = pool.loop
-        self._shared = pool.shared
-        self._journal = pool.shared.journal
+        self._shared = pool.shared_state
+        self._journal = pool.shared_state.journal
         self._recorder = pool.recorder
         self._handle = pool.handle
         self._buffer = pool.buffer
