@@ -116,7 +116,7 @@ def test_excludes_a_folder_named_dot_env(root: Path) -> None:
 
 def test_reports_a_bad_pattern_with_its_line(root: Path) -> None:
     (root / ".cortexignore").write_text("*.csv\n!\n")
-    assert problems(root) == [".cortexignore:2:1: '!' is not a pattern of .gitignore files"]
+    assert problems(root) == [".cortexignore:2:1: '!' matches no file: the pattern is empty"]
 
 
 def test_rejects_the_home_folder_and_the_root_as_projects(

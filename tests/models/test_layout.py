@@ -50,7 +50,7 @@ def below(folder: str, names: tuple[str, ...]) -> list[str]:
 VALID: list[tuple[Layout, tuple[str, ...]]] = [
     ("python", ("model.pkl",)),
     ("python", ("a/b/c",)),
-    ("python", ("5x/model.pkl", "-3/model.pkl", "٣/model.pkl")),  # none of these is a number
+    ("python", ("5x/model.pkl", "--3/model.pkl", "-/model.pkl", "٣/model.pkl")),  # none of these is a number
     ("tensorflow", SAVED_MODEL),
     ("tensorflow", (*SAVED_MODEL, "fingerprint.pb", "assets/words.txt", "variables/variables.data-00001-of-00002")),
     ("neuron", ("saved_model.pb",)),
@@ -137,6 +137,11 @@ def test_version_numbers_may_be_long_and_have_leading_zeros_but_must_differ() ->
     models, [problem] = judge("python", "007/a", "7/a", "8/a")
     assert versions(models) == {"iris": ["8"]}
     assert (problem.version, problem.message) == ("7", "s3://b/m has the same version twice: 007 and 7")
+
+
+def test_versions_may_be_negative() -> None:
+    models, problems = judge("python", "-2/a", "-10/a", "1/a")
+    assert (versions(models), problems) == ({"iris": ["-10", "-2", "1"]}, ())
 
 
 def test_a_path_may_be_an_onnx_file() -> None:

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from pathspec import GitIgnoreSpec
-
 from cortex.config.archive import (
     IGNORE_NAME,
     MAX_PROJECT_BYTES,
@@ -27,6 +25,7 @@ from cortex.config.archive import (
     too_many,
 )
 from cortex.config.dotenv import DOTENV_NAME
+from cortex.config.ignore_file import IgnoreFile, Pattern, parse_pattern
 from cortex.errors import ConfigError, Diagnostic, InputError
 
 _CONFIG_NAME = "cortex.yaml"
@@ -122,21 +121,24 @@ def _checked_root(root: Path) -> Path:
     return resolved
 
 
-def _read_ignore_file(root: Path) -> GitIgnoreSpec:
+def _read_ignore_file(root: Path) -> IgnoreFile:
     file = root / IGNORE_NAME
     try:
-        lines = file.read_bytes().decode().splitlines() if file.is_file() else []
+        lines = file.read_bytes().decode("utf-8-sig").split("\n") if file.is_file() else []
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([Diagnostic(IGNORE_NAME, 0, 0, "", f"can't be read: {error}")]) from None
+    patterns: list[Pattern] = []
     bad = []
     for number, line in enumerate(lines, 1):
         try:
-            GitIgnoreSpec.from_lines([line])
-        except ValueError:
-            bad.append(Diagnostic(IGNORE_NAME, number, 1, "", f"{line!r} is not a pattern of .gitignore files"))
+            pattern = parse_pattern(line.removesuffix("\r"))
+        except ValueError as error:
+            bad.append(Diagnostic(IGNORE_NAME, number, 1, "", f"{line!r} matches no file: {error}"))
+        else:
+            patterns += [pattern] if pattern else []
     if bad:
         raise ConfigError(bad)
-    return GitIgnoreSpec.from_lines(lines)
+    return IgnoreFile(patterns)
 
 
 @dataclass
@@ -145,7 +147,7 @@ class _Scan:
 
     root: Path
     config_name: str
-    ignored: GitIgnoreSpec
+    ignored: IgnoreFile
     files: list[str] = field(default_factory=list)
     diagnostics: list[Diagnostic] = field(default_factory=list)
     size_bytes: int = 0
@@ -192,7 +194,7 @@ class _Scan:
         name = relative.rpartition("/")[2]
         if not is_folder and (name == _CONFIG_NAME or relative == self.config_name):
             return True
-        return self.ignored.match_file(f"{relative}/" if is_folder else relative)
+        return self.ignored.excludes(relative, is_folder)
 
     def _is_followed(self, path: Path, relative: str, parents: tuple[Path, ...]) -> bool:
         try:

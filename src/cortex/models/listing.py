@@ -240,7 +240,7 @@ class ModelAggregate:
 
 def is_number(name: str) -> bool:
     """Return whether a folder's name is a version number."""
-    return name.isascii() and name.isdigit()
+    return name.isascii() and name.removeprefix("-").isdigit()
 
 
 @dataclass
