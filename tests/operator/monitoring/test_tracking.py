@@ -51,10 +51,10 @@ class Operated:
         self.totals = MetricTotals(self.folder, MetricStore(self.database), logger, archive.add)
         self.tracking = Tracking(self.home, self.apis, self.totals, archive, store, logger, lambda: NOW)
 
-    def deploy(self, project: str = "project", **tracker: Any) -> None:
+    def deploy(self, project: str = "project", revision: str = "aaaaaaaa-and-more", **tracker: Any) -> None:
         handler = {"interface": "handler", "type": "python", "path": "handler.py"}
         api = Api.model_validate({"name": "iris", "handler": handler, "tracker": tracker or None})
-        self.apis.write([ApiChange(Target("aaaaaaaa-and-more", api, project), "nonce", "spec")])
+        self.apis.write([ApiChange(Target(revision, api, project), "nonce", "spec")])
 
     @property
     def record(self) -> ApiRecord:
@@ -100,7 +100,7 @@ def operated(tmp_path: Path) -> Operated:
     return Operated(tmp_path)
 
 
-FIRST, SECOND = "iris-aaaaaaaa-000001", "iris-aaaaaaaa-000002"
+FIRST, SECOND, NEXT = "iris-aaaaaaaa-000001", "iris-aaaaaaaa-000002", "iris-bbbbbbbb-000001"
 
 
 def test_counts_the_classes_of_all_replicas(operated: Operated) -> None:
@@ -204,15 +204,33 @@ def test_a_new_model_gets_a_new_baseline(operated: Operated) -> None:
     operated.update()
     operated.predict(FIRST, *["cat"] * 100)
     operated.update()
-    operated.deploy("other project", model_type="classification", window=100)
+    operated.deploy("other project", "bbbbbbbb-and-more", model_type="classification", window=100)
     operated.update()
-    operated.predict(FIRST, *["dog"] * 150)
+    operated.predict(NEXT, *["dog"] * 150)
     operated.update()
-    operated.predict(FIRST, *["dog"] * 150)
+    operated.predict(NEXT, *["dog"] * 150)
 
     drift = operated.update()["drift"]
 
     assert (drift["baseline_count"], drift["windows"], drift["is_drift"]) == (150, 1, False)
+
+
+def test_predictions_before_the_first_update_after_a_deploy_count_for_the_new_model(operated: Operated) -> None:
+    operated.deploy(model_type="classification", window=1000)
+    operated.predict(FIRST, *["cat"] * 300)
+    operated.predict(SECOND, *["cat"] * 300)
+    assert operated.update()["drift"]["pending"] == 600
+    operated.deploy("other project", "bbbbbbbb-and-more", model_type="classification", window=1000)
+    operated.end(SECOND)
+    operated.predict(NEXT, *["dog"] * 200)
+
+    described = operated.tracking.describe(operated.record)
+
+    assert described is not None and described["drift"]["pending"] == 200
+    assert operated.update()["drift"]["pending"] == 200
+    operated.end(FIRST)
+    operated.end(NEXT)
+    assert operated.update()["drift"]["pending"] == 200
 
 
 @pytest.mark.parametrize(

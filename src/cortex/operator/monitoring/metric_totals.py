@@ -50,11 +50,16 @@ class MetricTotals:
         if spec.metrics_dir:
             self._end(Path(spec.metrics_dir).name)
 
-    def of(self, api: str) -> dict[str, float]:
-        """Return an API's numbers by the keys of `replica.metrics`; counters never decrease."""
+    def of(self, api: str, without: str = "") -> dict[str, float]:
+        """Return an API's numbers by the keys of `replica.metrics`; counters never decrease.
+
+        `without` is a revision whose running replicas are left out.
+        """
         with self._lock:
             folded = self._store.folded()
             names = [name for name in self._names_of(api) if name not in folded]
+            if without:
+                names = [name for name in names if not without.startswith(_parse_id(name)[1])]
             return merge_series([self._store.totals(api), *(read_folder(self._folder / name) for name in names)])
 
     def folders(self, api: str) -> list[Path]:

@@ -87,22 +87,22 @@ def quantile(counts: Mapping[str, int], q: float) -> float:
     return bucket_value(ranked[-1][0])
 
 
-def describe_drift(drift: Drift | None, pending: int, tracker: TrackerConfig) -> Json:
+def describe_drift(drift: Drift, pending: int, tracker: TrackerConfig) -> Json:
     """Describe the drift state; `pending` predictions belong to the current, incomplete window."""
-    last = drift.last if drift else None
+    last = drift.last
     return {
         "baseline": tracker.baseline or "the first predictions",
-        "problem": drift.problem if drift else "",
-        "baseline_count": sum(drift.baseline.values()) if drift else 0,
+        "problem": drift.problem,
+        "baseline_count": sum(drift.baseline.values()),
         "window": tracker.window,
         "pending": pending,
         "false_alarm_rate": tracker.false_alarm_rate,
         "is_drift": last.is_drift if last else None,
         "psi": last.psi if last else None,
         "threshold": last.threshold if last else None,
-        "windows": drift.compared if drift else 0,
-        "windows_with_drift": drift.drifted if drift else 0,
-        "last_windows": [_window(window) for window in drift.windows] if drift else [],
+        "windows": drift.compared,
+        "windows_with_drift": drift.drifted,
+        "last_windows": [_window(window) for window in drift.windows],
     }
 
 

@@ -122,14 +122,11 @@ class Tracking:
         target, tracker = _served(record)
         if tracker is None:
             return
-        counts = categories(self._totals.of(record.name), tracker.model_type == CLASSIFICATION)
         before = self._drift(record)
         if before is None:
-            baseline, problem = self._baseline(target, tracker)
-            # Predictions from before the very first update belong to the first model.
-            mark = {} if self._store.drift(record.name) is None else counts
-            before = drift.begin(_model(target), mark, baseline, problem)
+            before = self._first_drift(record.name, target, tracker)
             self._store_drift(record.name, before)
+        counts = categories(self._totals.of(record.name), tracker.model_type == CLASSIFICATION)
         settings = drift.DriftSettings(tracker.model_type == CLASSIFICATION, tracker.window, tracker.false_alarm_rate)
         after = drift.observe(before, counts, settings, self._now())
         if after is not before:
@@ -138,13 +135,13 @@ class Tracking:
 
     def describe(self, record: ApiRecord) -> Json | None:
         """Return the JSON for `cortex get API`; None for an API without a tracker."""
-        _, tracker = _served(record)
+        target, tracker = _served(record)
         if tracker is None:
             return None
+        state = self._drift(record) or self._first_drift(record.name, target, tracker)
         numbers = self._totals.of(record.name)
-        state = self._drift(record)
         counts = categories(numbers, tracker.model_type == CLASSIFICATION)
-        pending = sum(max(0, count - (state.mark.get(name, 0) if state else 0)) for name, count in counts.items())
+        pending = sum(max(0, count - state.mark.get(name, 0)) for name, count in counts.items())
         hours = self._store.hours(record.name, tracker.model_type)
         return {
             **summarize(numbers, tracker),
@@ -184,6 +181,19 @@ class Tracking:
         data = self._store.drift(record.name)
         state = drift.Drift.from_data(json.loads(data)) if data else None
         return state if state and state.model == _model(_served(record)[0]) else None
+
+    def _first_drift(self, api: str, target: Target, tracker: TrackerConfig) -> drift.Drift:
+        """Return the state of a model before its first update.
+
+        Its window begins with the predictions of its running replicas, which may have served for seconds. Without an
+        earlier model, all predictions belong to it.
+        """
+        baseline, problem = self._baseline(target, tracker)
+        mark: drift.Counts = {}
+        if self._store.drift(api) is not None:
+            others = self._totals.of(api, without=target.revision)
+            mark = categories(others, tracker.model_type == CLASSIFICATION)
+        return drift.begin(_model(target), mark, baseline, problem)
 
     def _store_drift(self, api: str, state: drift.Drift) -> None:
         self._store.set_drift(api, json.dumps(state.to_data()))
