@@ -93,6 +93,7 @@ def test_defaults_match_the_documentation() -> None:
         "readiness": None,
         "apis": None,
         "schedule": None,
+        "as_written": None,
     }
 
 

@@ -61,7 +61,7 @@ V20_ONNX = """
 def with_api_spec(source: str) -> str:
     """Add to a listing the argument of versions before 0.19, and a use of it."""
     taken = source.replace("config, job_spec):", "config, api_spec, job_spec):")
-    seen = 'assert api_spec["name"] == job_spec["api_name"] and api_spec["kind"] == "BatchAPI"'
+    seen = 'assert api_spec["name"] == job_spec["api_name"] and api_spec["predictor"]["model_path"] == "models"'
     return taken.replace(
         "            self.config, self.job_spec", f"            {seen}\n            self.config, self.job_spec"
     )

@@ -30,7 +30,7 @@ PREDICTOR = """
     class PythonPredictor:
         def __init__(self, config, api_spec, job_spec):
             self.weights = np.array(config["weights"])
-            assert api_spec["predictor"]["config"] == config and job_spec is None
+            assert api_spec == {"name": "iris"} and job_spec is None
 
         def predict(self, payload, batch_id):
             assert batch_id is None
@@ -61,7 +61,7 @@ CONFIG = {"weights": [0.1, 0.7, 0.2]}
     ("interface", "text"), [("functions", FUNCTIONS), ("predictor", PREDICTOR), ("handler", HANDLER)]
 )
 def test_every_generation_loads_and_answers(project, interface, text):
-    bound = project.load(interface, text, config=CONFIG)
+    bound = project.load(interface, text, config=CONFIG, api_spec={"name": "iris"})
     method = bound.methods["POST"]
     assert method.kind == "sync"
     assert method.needs_payload

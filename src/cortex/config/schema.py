@@ -399,6 +399,8 @@ class Api(ConfigModel):
     readiness: ProjectPath | None = None  #: sample request that a new replica must answer before it receives traffic
     apis: Annotated[list[Traffic], BeforeValidator(_shares)] | None = None  #: targets of a TrafficSplitter
     schedule: Schedule | None = None  #: only for a BatchAPI or a TaskAPI
+    #: The user's own keys and values, with defaults; see `api_spec.py`. None if an older version stored the API.
+    as_written: dict[str, Any] | None = None
 
     @model_validator(mode="before")
     @classmethod

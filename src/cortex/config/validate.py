@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from cortex.config.api_spec import complete
 from cortex.config.conversion import Draft, convert
 from cortex.config.cross_api_rules import clashes_between, clashes_with_deployed, splitter_problems
 from cortex.config.document import Document, parse
@@ -137,7 +138,10 @@ def _check(draft: Draft) -> tuple[CheckedApi, list[Diagnostic]]:
     wrong: set[str] = set(draft.rejected)
     for _ in range(3):  # replacing a value can reveal errors in the defaults of its section
         try:
-            return CheckedApi(draft, Api.model_validate(data), frozenset(wrong)), problems
+            api = Api.model_validate(data)
+            if not draft.problems and not problems:
+                api = api.model_copy(update={"as_written": complete(draft, api)})
+            return CheckedApi(draft, api, frozenset(wrong)), problems
         except ValidationError as error:
             before = frozenset(wrong)
             for detail in error.errors(include_url=False, include_input=False):

@@ -43,8 +43,6 @@ class LoadSpec(Protocol):
     """The fields of a replica's spec that the loader reads."""
 
     @property
-    def api(self) -> str: ...
-    @property
     def kind(self) -> str: ...
     @property
     def interface(self) -> str: ...
@@ -56,6 +54,8 @@ class LoadSpec(Protocol):
     def python_path(self) -> str | None: ...
     @property
     def config(self) -> dict[str, Any]: ...
+    @property
+    def api_spec(self) -> dict[str, Any]: ...
     @property
     def model_path(self) -> str | None: ...
     @property
@@ -205,9 +205,7 @@ def _construct_predictor(
     also: Sequence[tuple[str, str]],
     metrics: object,
 ) -> BoundPredictor:
-    section = {"type": spec.type, "path": spec.path, "python_path": spec.python_path, "config": config}
-    api_spec = {"name": spec.api, "kind": spec.kind, "predictor": section}
-    values = {"config": config, "api_spec": api_spec, "job_spec": None, "metrics_client": metrics}
+    values = {"config": config, "api_spec": copy.deepcopy(spec.api_spec), "job_spec": None, "metrics_client": metrics}
     instance = code.construct(values, clients)
     methods = {verb: bind_method(instance, name, code.generation) for name, verb in code.serving_methods.items()}
     if clients is None:

@@ -54,6 +54,7 @@ class ReplicaSpec:
     log_path: str = field(metadata=HOME_PATH)
     python_path: str | None = None  #: relative to `project_dir`
     config: dict[str, Any] = field(default_factory=dict)
+    api_spec: dict[str, Any] = field(default_factory=dict)  #: for classes that declare it; empty in older specs
     model_path: str | None = field(default=None, metadata=HOME_PATH)  #: local path passed to `init(model_path, …)`
     env: dict[str, str] = field(default_factory=dict)  #: `env:` and `.env`, already merged
     threads: int = 1

@@ -25,8 +25,8 @@ class Spec:
     path: str = "predictor.py"
     python_path: str | None = None
     config: dict[str, Any] = field(default_factory=dict)
+    api_spec: dict[str, Any] = field(default_factory=dict)
     model_path: str | None = None
-    api: str = "iris"
     type: str = "python"
     models: ModelSource | None = None
     tensorflow_serving: str | None = None

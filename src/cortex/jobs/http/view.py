@@ -129,6 +129,7 @@ def _for_kind(record: JobRecord, data: Json) -> Json:
 def _api_spec(text: str) -> Json:
     """Return a spec without the values of its environment variables, which may be secrets."""
     spec: Json = json.loads(text)
+    spec.pop("as_written", None)
     handler = spec.get("handler")
     if isinstance(handler, dict) and isinstance(handler.get("env"), dict):
         handler["env"] = dict.fromkeys(handler["env"], "********")

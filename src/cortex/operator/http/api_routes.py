@@ -215,7 +215,7 @@ def _describe(services: Services, record: ApiRecord, metrics: dict[str, Json]) -
 
 def _without_secrets(spec: Api) -> Json:
     """Return a spec with the values of its environment variables masked: they may be secrets."""
-    data = spec.model_dump(mode="json")
+    data = spec.model_dump(mode="json", exclude={"as_written"})
     if spec.kind is ApiKind.SPLITTER:
         return {name: value for name, value in data.items() if name not in _CODE_SECTIONS}
     data["handler"]["env"] = dict.fromkeys(data["handler"]["env"], "********")

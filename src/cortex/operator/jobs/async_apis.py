@@ -104,6 +104,4 @@ class AsyncApis:
 
 def _queue_assignment(spec: ReplicaSpec, job_id: str) -> Assignment:
     """Return the assignment of a replica to its queue, which never changes."""
-    section = {"type": spec.type, "path": spec.path, "python_path": spec.python_path, "config": spec.config}
-    api_spec = {"name": spec.api, "kind": spec.kind, spec.interface: section}
-    return Assignment(job_id, spec.config, {}, api_spec, spec.log_path, LEASE_S, batch_timeout_s=spec.timeout_s)
+    return Assignment(job_id, spec.config, {}, spec.api_spec, spec.log_path, LEASE_S, batch_timeout_s=spec.timeout_s)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from cortex.config.api_spec import api_spec
 from cortex.config.schema import Api
 from cortex.engine.base import Engine
 from cortex.home import Home
@@ -173,7 +174,7 @@ def job_assignment(record: JobRecord, worker: str, home: Home) -> Assignment:
         job_id=record.id,
         config=config,
         job_spec=spec_json(record),
-        api_spec=_api_spec(api, config),
+        api_spec=api_spec(api, config),
         log_path=str(home.logs_dir / record.origin.api / record.id / f"{worker}.log"),
         lease_s=LEASE_S,
         batch_timeout_s=record.options.batch_timeout_s,
@@ -190,11 +191,3 @@ def merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
         else:
             result[key] = copy.deepcopy(value)
     return result
-
-
-def _api_spec(api: Api, config: dict[str, Any]) -> dict[str, Any]:
-    data = api.model_dump(mode="json")
-    handler = {**data["handler"], "config": config}
-    section = handler.pop("interface")
-    kept = {key: data[key] for key in ("name", "kind", "compute", "networking")}
-    return {**kept, section: handler}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 
+from cortex.config.api_spec import api_spec
 from cortex.config.schema import Api, Compute
 from cortex.engine.environment import Prepared, setup_of
 from cortex.home import Home
@@ -35,6 +36,7 @@ def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
         log_path=str(home.logs_dir / api.name / f"{replica_id}.log"),
         python_path=handler.python_path,
         config=handler.config,
+        api_spec=api_spec(api),
         model_path=prepared.model_path,
         env=dict(prepared.env),
         threads=handler.threads_per_process,
