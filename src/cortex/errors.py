@@ -8,6 +8,7 @@ CortexError
 │   ├── ConflictError             valid, but not in the present state (API is updating, kind changed)
 │   ├── TooLargeError             the request exceeds a size limit
 │   ├── UnauthorizedError         the operator's token is missing or wrong
+│   ├── ForbiddenError            the operator's token does not permit the request
 │   ├── MethodNotAllowedError     a path does not support the method
 │   ├── WorkerMessageError        a job worker's message is invalid
 │   ├── CertificateError          a certificate or its key cannot be served
@@ -122,6 +123,14 @@ class UnauthorizedError(InputError):
 
     code = "unauthorized"
     http_status = 401
+    exit_code = 1
+
+
+class ForbiddenError(InputError):
+    """The operator's token does not permit the request, or a page of another site sent it."""
+
+    code = "forbidden"
+    http_status = 403
     exit_code = 1
 
 

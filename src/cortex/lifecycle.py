@@ -60,6 +60,28 @@ _API_MESSAGES = {
 }
 
 
+class TokenScope(StrEnum):
+    """What an operator token permits; each scope includes those before it."""
+
+    METRICS = "metrics"  #: fetch the metrics
+    READ = "read"  #: inspect APIs, jobs, logs and processes
+    DEPLOY = "deploy"  #: change APIs and jobs
+    ADMIN = "admin"  #: everything: also keys, tokens, the audit log, and the operator's shutdown
+
+    def includes(self, other: TokenScope) -> bool:
+        """Return True if this scope permits everything that `other` permits."""
+        order = list(TokenScope)
+        return order.index(self) >= order.index(other)
+
+
+class AuditResult(StrEnum):
+    """The result of a change in the audit log."""
+
+    SUCCEEDED = "succeeded"
+    REFUSED = "refused"  #: by the operator's authentication or authorization
+    FAILED = "failed"
+
+
 class JobStatus(StrEnum):
     """The status of a job; the value is stored. Callers see `code` and `message`."""
 

@@ -19,6 +19,8 @@ _CONTENT_TYPES = {
     ".jpeg": "image/jpeg",
 }
 _DEFAULT_CONTENT_TYPE = "application/octet-stream"
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_MAX_DURATION_S = 100 * 365 * 86400
 
 
 class Parser(argparse.ArgumentParser):
@@ -77,6 +79,14 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "config", metavar="FILE", nargs="?", default=DEFAULT_CONFIG, help="configuration file or its folder"
     )
+
+
+def seconds_of(option: str, text: str) -> float:
+    """Return the seconds of a duration such as `30d`, `12h`, `90m` or `45s`. Raises: InputError."""
+    unit, number = _UNITS_S.get(text[-1:]), text[:-1]
+    if unit is None or not number.isdecimal() or not 0 < int(number) * unit <= _MAX_DURATION_S:
+        raise InputError(f"{option} {text}: must be a duration of up to 100 years, such as 30d, 12h, 90m or 45s")
+    return int(number) * unit
 
 
 def read_sample(path: str) -> tuple[bytes, str]:

@@ -35,6 +35,8 @@ COMMANDS = {
     "down": "stop the operator, the gateway and all replicas of this machine",
     "status": "show the running processes of this machine",
     "keys": "create, list and revoke API keys",
+    "tokens": "create, list and revoke operator tokens",
+    "audit": "show who changed what, and when",
     "env": "manage environments: names for operators",
     "version": "show the version",
     "completion": "print a completion script for a shell",

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
+from cortex.client.access import AccessClient
 from cortex.client.environments import Environment
 from cortex.client.jobs import JobClient
 from cortex.client.packaging import Package, dump_specs, find_config, pack_file, pack_specs
@@ -43,7 +43,7 @@ ApiSpec = Mapping[str, Any]
 Feedback = Mapping[str, Any] | Iterable[Mapping[str, Any]] | bytes
 
 
-class Client(JobClient):
+class Client(JobClient, AccessClient):
     """Client of one environment's operator. Methods raise the errors of `cortex.errors`. Thread-safe."""
 
     def __init__(self, environment: Environment) -> None:
@@ -283,7 +283,7 @@ class Client(JobClient):
             return answer.json()
         return answer.body.decode(errors="replace") if answered.startswith("text/") else answer.body
 
-    # Feedback and API keys.
+    # Feedback.
 
     def post_feedback(self, api: str, feedback: Feedback) -> dict[str, Any]:
         """Post the true values of earlier predictions.
@@ -299,28 +299,6 @@ class Client(JobClient):
             counts = self._call("POST", f"{api_path(api)}/feedback", body=part, timeout_s=_FEEDBACK_TIMEOUT_S)
             total = {name: total[name] + counts[name] for name in total}
         return total
-
-    def create_key(self, name: str, apis: Sequence[str] = ()) -> dict[str, Any]:
-        """Create an API key for some APIs, deployed or not, or for all if `apis` is empty; return its `id` and `key`.
-
-        The key is valid at once. The operator stores only a hash: `key` can't be shown again. Raises: InputError.
-        """
-        if isinstance(apis, str):
-            raise ValueError("`apis` must be a list (got a string)")
-        result: dict[str, Any] = self._call(
-            "POST", "/v1/keys", body=json.dumps({"name": name, "apis": list(apis)}).encode()
-        )
-        return result
-
-    def list_keys(self) -> list[dict[str, Any]]:
-        """Return `id`, `name`, `apis` (empty: all) and `created_at` of every key, oldest first."""
-        result: list[dict[str, Any]] = self._call("GET", "/v1/keys")
-        return result
-
-    def revoke_key(self, key_id: str) -> dict[str, Any]:
-        """Revoke a key. Once this returns, no new request is admitted with it. Raises: NotFoundError."""
-        result: dict[str, Any] = self._call("DELETE", f"/v1/keys/{quote(key_id, safe='')}")
-        return result
 
     def _deploy_class(
         self,

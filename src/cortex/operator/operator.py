@@ -21,6 +21,8 @@ from cortex.installation import Installation
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiStatus
 from cortex.models.source import loads_models
+from cortex.operator.access.audit import AuditLog
+from cortex.operator.access.tokens import Tokens
 from cortex.operator.autoscaling.sampler import Autoscaler, LoadSources, requests_of
 from cortex.operator.bootstrap import OperatorInfo, ensure_shared_token, ensure_token, save_settings
 from cortex.operator.certificates import ServedCertificate
@@ -48,12 +50,14 @@ from cortex.operator.replicas.reconciler import Reconciler
 from cortex.operator.settings import OperatorSettings
 from cortex.processes.sockets import replace_listener
 from cortex.state.apis import ApiRecord, ApiStore, Target
+from cortex.state.audit import AuditStore
 from cortex.state.database import open_jobs, open_state
 from cortex.state.key_values import KeyValueStore
 from cortex.state.keys import KeyStore
 from cortex.state.metrics import MetricStore
 from cortex.state.predictions import PredictionStore
 from cortex.state.projects import ProjectStore
+from cortex.state.tokens import TokenStore
 from cortex.telemetry import Logger
 
 #: Interval of the checks that the gateway runs.
@@ -79,6 +83,8 @@ class Operator:
         self._projects = ProjectFolders(home)
         is_shared = installation.database is not None
         self._token = ensure_shared_token(home, facts) if is_shared else ensure_token(home)
+        self._tokens = Tokens(TokenStore(self._database), self._token)
+        self._audit_log = AuditLog(AuditStore(self._database), _logger)
         self._shared_projects = SharedProjects(home, ProjectStore(self._database), _logger) if is_shared else None
 
         # Where replicas run, and the gateway in front of them.
@@ -243,6 +249,8 @@ class Operator:
             reconciler=self._reconciler,
             deployer=self._deployer,
             keys=self._keys,
+            tokens=self._tokens,
+            audit_log=self._audit_log,
             jobs=self._jobs,
             schedules=self._schedules,
             scaling=self._scaling,
@@ -250,7 +258,7 @@ class Operator:
             tracking=self._tracking,
             shut_down=self._shut_down,
         )
-        app = create_app(services, self._token, self._settings.host, self._certificate.has_name, _logger)
+        app = create_app(services, self._settings.host, self._certificate.has_name, _logger)
         return create_server(app, self._certificate.context)
 
     def _jobs_server(self) -> uvicorn.Server:

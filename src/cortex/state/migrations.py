@@ -10,11 +10,13 @@ from cortex.state.tables import (
     api_keys,
     api_versions,
     apis,
+    audit_log,
     drifts,
     facts,
     folded_replicas,
     job_metadata,
     metric_totals,
+    operator_tokens,
     project_parts,
     schedules,
     serving_revisions,
@@ -75,6 +77,11 @@ def _create_projects(connection: Connection) -> None:
     project_parts.create(connection)
 
 
+def _create_tokens(connection: Connection) -> None:
+    for table in (operator_tokens, audit_log):
+        table.create(connection)
+
+
 Migration = Callable[[Connection], None]
 
 #: Migration N is item N-1. Append only: a released migration never changes.
@@ -86,5 +93,6 @@ MIGRATIONS: tuple[Migration, ...] = (
     _create_facts,
     _create_keys,
     _create_projects,
+    _create_tokens,
 )
 JOB_MIGRATIONS: tuple[Migration, ...] = (_create_jobs, _add_schedules, _add_workloads, _add_skipped_runs)

@@ -140,6 +140,34 @@ api_keys = Table(
     Column("created_at", Float, nullable=False),  # UNIX seconds
 )
 
+#: Operator tokens besides the one of the home, only their hashes.
+operator_tokens = Table(
+    "operator_tokens",
+    metadata,
+    Column("id", PortableText(32), primary_key=True),
+    Column("name", PortableText(255), nullable=False, unique=True),
+    Column("scope", PortableText(16), nullable=False),  # TokenScope
+    Column("api", PortableText(64)),  # the only API that it permits to read or change; NULL: all
+    Column("digest", PortableText(64), nullable=False),  # SHA-256, hexadecimal
+    Column("created_at", Float, nullable=False),  # UNIX seconds
+    Column("expires_at", Float),  # UNIX seconds; NULL: never
+)
+
+#: Changes that clients of the operator requested, the refused ones included.
+audit_log = Table(
+    "audit_log",
+    metadata,
+    Column("number", Key, primary_key=True),  # ascending
+    Column("at", Float, nullable=False),  # UNIX seconds
+    Column("token", PortableText(255)),  # its name; NULL: the client had no valid token
+    Column("address", PortableText(64), nullable=False),
+    Column("action", PortableText(32), nullable=False),
+    Column("api", PortableText(64)),  # NULL: it concerns no API
+    Column("result", PortableText(16), nullable=False),  # AuditResult
+    Column("detail", PortableText, nullable=False),
+    Index("audit_log_by_api", "api", "number"),
+)
+
 #: Metric totals of an API's replicas that ended, one row per series.
 metric_totals = Table(
     "metric_totals",

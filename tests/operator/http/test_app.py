@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from cortex.home import Home
+from cortex.lifecycle import TokenScope
+from cortex.operator.access.scopes import ROUTES
 from harness.installations.running import RunningOperator, config, project, running_operator
 
 pytestmark = pytest.mark.processes
@@ -35,6 +39,13 @@ def request(
         connection.close()
 
 
+def create_token(operator: RunningOperator, **options: str) -> dict[str, Any]:
+    headers = {"content-type": "application/json"}
+    status, token = operator.call("POST", "/v1/tokens", json.dumps(options).encode(), **headers)
+    assert status == 200, token
+    return token
+
+
 def all_routes(operator: RunningOperator) -> list[tuple[str, str]]:
     """List method and path of every route, those of the documentation included."""
     schema: dict[str, Any] = operator.call("GET", "/openapi.json")[1]
@@ -53,6 +64,63 @@ def test_every_route_except_liveness_requires_the_token(operator: RunningOperato
                 assert status == 200
             else:
                 assert (status, "token" in body) == (401, True), (method, path)
+
+
+def test_every_route_requires_a_scope(operator: RunningOperator) -> None:
+    routes = {f"{method} {path}" for method, path in all_routes(operator)} - {"GET /livez", "GET /other"}
+    missing, superfluous = routes - set(ROUTES), set(ROUTES) - routes
+    assert not missing, f"add these routes, with the scope that they require, to operator/access/scopes.py: {missing}"
+    assert not superfluous, f"remove these routes from operator/access/scopes.py: {superfluous}"
+
+
+@pytest.mark.parametrize("scope", ["metrics", "read", "deploy"])
+def test_a_token_permits_exactly_the_routes_of_its_scope(operator: RunningOperator, scope: str) -> None:
+    token = create_token(operator, scope=scope)
+    for route, access in ROUTES.items():
+        method, path = re.sub(r"\{.*?\}", "none", route).split()
+        status, body = request(operator, method, path, authorization=f"Bearer {token['token']}")
+        is_permitted = TokenScope(scope).includes(access.scope)
+        assert (status == 403) != is_permitted, (route, status, body)
+        assert is_permitted or f"requires the scope {access.scope}" in body
+
+
+def test_a_token_limited_to_an_api_shows_and_changes_no_other(operator: RunningOperator) -> None:
+    operator.deploy(config() + config("other"))
+    bearer = {"authorization": f"Bearer {create_token(operator, scope='deploy', api='iris')['token']}"}
+    listed = json.loads(request(operator, "GET", "/v1/apis", **bearer)[1])
+    assert [api["spec"]["name"] for api in listed] == ["iris"]
+
+    both = config(answer="two") + config("other", answer="two")
+    for route, body in (("/v1/deploy", project(both)), ("/v1/patch", both.encode())):
+        status, answer = request(operator, "POST", f"{route}?force=true", body, **bearer)
+        assert (status, "would also change other, so nothing was changed" in answer) == (403, True)
+    assert operator.api()["spec"]["handler"]["config"] == {"answer": "one"}
+
+    status, answer = request(operator, "POST", "/v1/deploy?force=true", project(config(answer="two")), **bearer)
+    assert (status, json.loads(answer)[0]["message"]) == (200, "updating iris (RealtimeAPI)")
+    assert request(operator, "POST", "/v1/apis/other/refresh", **bearer)[0] == 403
+    assert request(operator, "DELETE", "/v1/apis/iris", **bearer)[0] == 200
+    operator.call("DELETE", "/v1/apis/other")
+
+
+def test_the_audit_log_has_each_change_with_its_token(operator: RunningOperator) -> None:
+    token = create_token(operator, scope="deploy", name="pipeline", api="audited")
+    bearer = {"authorization": f"Bearer {token['token']}"}
+    request(operator, "POST", "/v1/deploy", project(config("audited")), **bearer)
+    request(operator, "POST", "/v1/apis/audited/feedback", b"[]", **bearer)
+    request(operator, "DELETE", "/v1/apis/audited")
+    request(operator, "DELETE", "/v1/apis/audited", **bearer)
+    entries = operator.call("GET", "/v1/audit?api=audited&limit=50")[1]
+    assert [(entry["token"], entry["action"], entry["result"], entry["address"]) for entry in entries] == [
+        ("pipeline", "delete", "succeeded", "127.0.0.1"),
+        (None, "delete", "refused", "127.0.0.1"),
+        ("pipeline", "feedback", "failed", "127.0.0.1"),
+        ("pipeline", "deploy", "succeeded", "127.0.0.1"),
+        ("admin", "create token", "succeeded", "127.0.0.1"),
+    ]
+    since = quote(entries[1]["at"])
+    assert operator.call("GET", f"/v1/audit?api=audited&since={since}")[1] == entries[:2]
+    assert operator.call("GET", "/v1/audit?limit=1")[1] == entries[:1]
 
 
 @pytest.mark.parametrize("path", ["/livez/", "//livez", "/livez/../v1/status", "/LIVEZ", "/v1/status?x=/livez"])

@@ -20,6 +20,7 @@ from cortex.config.project import ProjectFiles, content_hash
 from cortex.config.schema import Api
 from cortex.errors import ConfigError, ConflictError, Diagnostic, InputError, NotFoundError
 from cortex.lifecycle import ApiKind
+from cortex.operator.access.tokens import Principal
 from cortex.operator.deploy.diagnose import Diagnosis, Machine, diagnose, diagnose_project
 from cortex.operator.deploy.projects import ProjectFolders
 from cortex.state.apis import ApiChange, ApiRecord, ApiStore, Target
@@ -63,12 +64,15 @@ class Deployer:
         self._share = share
         self._lock = asyncio.Lock()
 
-    async def deploy(self, archive: bytes, config_name: str, force: bool = False) -> list[DeployResult]:
+    async def deploy(
+        self, archive: bytes, config_name: str, force: bool = False, principal: Principal | None = None
+    ) -> list[DeployResult]:
         """Deploy the APIs of an uploaded project.
 
         `archive` is a zip of the project, its configuration at `config_name` included.
 
-        Raises: ConfigError with every mistake; then nothing has changed.
+        Raises: ConfigError with every mistake; ForbiddenError if `principal` may not change all of the APIs. Then
+        nothing has changed.
         """
         _check_config_name(config_name)
         async with self._lock:
@@ -78,6 +82,8 @@ class Deployer:
                 diagnosis, project_hash = await asyncio.to_thread(_diagnose, folder, config_name, deployed, machine)
                 (folder / config_name).unlink()  # not a file of the project: it must not change the project's hash
                 results, changes, deletions = self._compare(diagnosis.apis, project_hash, force)
+                if principal is not None:
+                    principal.check_apis({api.name for api in diagnosis.apis} | set(deletions), config_name)
                 if changes:
                     if self._share is not None:
                         await self._share(project_hash, folder)
@@ -85,12 +91,17 @@ class Deployer:
                 self._write(changes, deletions)
             return results
 
-    async def patch(self, config: bytes, force: bool = False) -> list[DeployResult]:
-        """Change the configuration of deployed APIs; their projects stay. Raises: ConfigError, NotFoundError."""
+    async def patch(self, config: bytes, force: bool = False, principal: Principal | None = None) -> list[DeployResult]:
+        """Change the configuration of deployed APIs; their projects stay.
+
+        Raises: ConfigError, NotFoundError; ForbiddenError if `principal` may not change all of the APIs.
+        """
         async with self._lock:
             records = {record.name: record for record in self._store.records()}
             machine = await self._machine()
             apis = await asyncio.to_thread(_diagnose_patch, config, records, self._projects, machine)
+            if principal is not None:
+                principal.check_apis({api.name for api in apis}, _PATCH_NAME)
             changes: list[ApiChange] = []
             results: list[DeployResult] = []
             for api in apis:

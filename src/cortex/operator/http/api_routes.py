@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -16,7 +17,9 @@ from cortex.errors import GatewayError, InputError, NotFoundError
 from cortex.jobs.http.view import status_json
 from cortex.jobs.intake.request_body import read_body
 from cortex.lifecycle import ApiKind
+from cortex.operator.access.audit import record_change
 from cortex.operator.autoscaling.policy import ScalingPolicy
+from cortex.operator.deploy.deployer import DeployResult
 from cortex.operator.http.log_format import DEFAULT_TAIL, MAX_TAIL, LogForm
 from cortex.operator.http.log_streams import stream_access_log, stream_logs
 from cortex.operator.http.services import Services
@@ -59,13 +62,13 @@ def deploy_routes(services: Services) -> APIRouter:
         """Deploy the APIs of a project: the body is a zip of it, with the configuration file inside."""
         body = await read_body(request, _MAX_UPLOAD_BYTES)
         name = config or x_cortex_config or "cortex.yaml"
-        return [asdict(result) for result in await deployer.deploy(body, name, force)]
+        return _record(request, await deployer.deploy(body, name, force, request.state.principal))
 
     @router.post("/patch")
     async def patch(request: Request, force: bool = False) -> list[Json]:
         """Change the configuration of deployed APIs: the body is a `cortex.yaml`."""
         body = await read_body(request, _MAX_CONFIG_BYTES)
-        return [asdict(result) for result in await deployer.patch(body, force)]
+        return _record(request, await deployer.patch(body, force, request.state.principal))
 
     @router.post("/apis/{api}/refresh")
     async def refresh(api: str, force: bool = False) -> Json:
@@ -88,9 +91,9 @@ def api_routes(services: Services) -> APIRouter:
     router = APIRouter(prefix="/v1/apis")
 
     @router.get("")
-    async def list_apis() -> list[Json]:
-        """Return every API."""
-        return await describe_apis(services)
+    async def list_apis(request: Request) -> list[Json]:
+        """Return every API; with a token limited to one API, only that one."""
+        return await describe_apis(services, only=request.state.principal.api)
 
     @router.get("/{api}")
     async def get_api(api: str) -> Json:
@@ -151,6 +154,13 @@ def api_routes(services: Services) -> APIRouter:
     return router
 
 
+def _record(request: Request, results: Sequence[DeployResult]) -> list[Json]:
+    """Add what a deploy did to each API to the audit log; return it as JSON."""
+    for result in results:
+        record_change(request, result.error or result.message, result.api, is_done=not result.error)
+    return [asdict(result) for result in results]
+
+
 async def describe_api(services: Services, record: ApiRecord) -> Json:
     """Return one API, with its latest jobs if it runs jobs."""
     described = _describe(services, record, await _gateway_metrics(services))
@@ -165,9 +175,10 @@ async def describe_api(services: Services, record: ApiRecord) -> Json:
     return described
 
 
-async def describe_apis(services: Services) -> list[Json]:
-    """Return every API."""
-    metrics, records = await _gateway_metrics(services), services.apis.records()
+async def describe_apis(services: Services, only: str | None = None) -> list[Json]:
+    """Return every API, or `only` the one of this name."""
+    metrics = await _gateway_metrics(services)
+    records = [record for record in services.apis.records() if only in (None, record.name)]
     jobs = await services.jobs.summaries() if any(record.spec.kind.runs_jobs for record in records) else {}
     return [
         _describe(services, record, metrics) | (jobs.get(record.name, NO_JOBS) if record.spec.kind.runs_jobs else {})

@@ -1,4 +1,4 @@
-"""The operator's HTTP API: the application, and the routes of keys and of the operator itself."""
+"""The operator's HTTP API: the application, and the routes of the operator itself."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from cortex.errors import ConfigError, CortexError, DatabaseUnavailableError, InputError, UserError
-from cortex.operator.deploy.keys import Keys
+from cortex.operator.access.audit import AuditMiddleware
+from cortex.operator.access.auth import AuthMiddleware, HostCheck
+from cortex.operator.access.routes import audit_routes, key_routes, token_routes
 from cortex.operator.http.api_routes import api_routes, deploy_routes
-from cortex.operator.http.auth import AuthMiddleware, HostCheck
 from cortex.operator.http.job_routes import job_routes
 from cortex.operator.http.services import Services
 from cortex.telemetry import Logger
@@ -30,8 +30,8 @@ _STYLE = (
 )
 
 
-def create_app(services: Services, token: str, host: str, is_own_name: HostCheck, logger: Logger) -> FastAPI:
-    """Return the application; `token`, `host` and `is_own_name` are as in `AuthMiddleware`."""
+def create_app(services: Services, host: str, is_own_name: HostCheck, logger: Logger) -> FastAPI:
+    """Return the application; `host` and `is_own_name` are as in `AuthMiddleware`."""
     app = FastAPI(title="cortex operator", version=services.identity.version, docs_url=None, redoc_url=None)
     add_error_handlers(app, logger)
     app.include_router(operator_routes(services))
@@ -39,7 +39,10 @@ def create_app(services: Services, token: str, host: str, is_own_name: HostCheck
     app.include_router(api_routes(services))
     app.include_router(job_routes(services.jobs, services.log_sources))
     app.include_router(key_routes(services.keys))
-    app.add_middleware(AuthMiddleware, token=token, host=host, is_own_name=is_own_name)
+    app.include_router(token_routes(services.tokens))
+    app.include_router(audit_routes(services.audit_log))
+    app.add_middleware(AuthMiddleware, tokens=services.tokens, host=host, is_own_name=is_own_name)
+    app.add_middleware(AuditMiddleware, log=services.audit_log)  # around the other, so that it records refusals
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
@@ -89,7 +92,8 @@ def docs_page(description: dict[str, Any]) -> str:
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
         f"<h1>{title}</h1><p>Every route except <code>/livez</code> requires the header "
-        "<code>Authorization: Bearer TOKEN</code>; the token is in the file <code>token</code> of CORTEX_HOME. "
+        "<code>Authorization: Bearer TOKEN</code>: the token in the file <code>token</code> of CORTEX_HOME, or one of "
+        "<code>cortex tokens create</code> with the scope of the route. "
         "The same description as JSON: <code>/openapi.json</code>.</p>"
         f"<table><tr><th>route<th>parameters<th>description</tr>{rows}</table></html>"
     )
@@ -104,35 +108,6 @@ def _rows(paths: dict[str, dict[str, Any]]) -> Iterator[str]:
             )
             text = escape(operation.get("description", ""))
             yield f"<tr><td><code>{escape(method.upper())} {escape(path)}</code><td>{parameters}<td>{text}</tr>"
-
-
-class NewKey(BaseModel):
-    """Body of a request to create a key."""
-
-    name: str
-    apis: list[str] = []
-
-
-def key_routes(keys: Keys) -> APIRouter:
-    """Return the routes of API keys."""
-    router = APIRouter(prefix="/v1/keys")
-
-    @router.get("")
-    async def list_keys() -> list[dict[str, Any]]:
-        """Return id, name and APIs of every key, oldest first; a key without APIs is valid for all."""
-        return keys.list()
-
-    @router.post("")
-    async def create_key(new: NewKey) -> dict[str, Any]:
-        """Create a key that is valid on return; only this response contains it."""
-        return await keys.create(new.name, new.apis)
-
-    @router.delete("/{key_id}")
-    async def revoke_key(key_id: str) -> dict[str, Any]:
-        """Revoke a key: new requests with it are rejected."""
-        return await keys.revoke(key_id)
-
-    return router
 
 
 def operator_routes(services: Services) -> APIRouter:

@@ -21,6 +21,7 @@ from cortex.jobs.intake.items import split_lines
 from cortex.jobs.intake.request_body import RequestMemory, read_body
 from cortex.jobs.intake.submission import SubmissionLimits, check_workers, parse_body, parse_upload
 from cortex.jobs.spec import JobRecord, Submission
+from cortex.operator.access.audit import record_change
 from cortex.operator.http.gateway_routes import API_HEADER, JOB_HEADER, GatewayRoutes
 from cortex.operator.http.log_format import DEFAULT_TAIL, MAX_TAIL, LogForm
 from cortex.operator.http.log_streams import stream_logs
@@ -55,8 +56,11 @@ def job_routes(jobs: JobService, log_sources: Callable[[], Sequence[LogSource]])
         """Submit a job; with `dryRun=true` only validate it. The body is a submission, or one item per line."""
         try:
             if flag(request, "dryRun"):
+                record_change(request, "dry run", api)
                 return await dry_run(request, jobs, api, memory, is_trusted=True)
-            return answer(submitted_json(await submit(request, jobs, api, memory, is_trusted=True)))
+            job = await submit(request, jobs, api, memory, is_trusted=True)
+            record_change(request, job.id, api)
+            return answer(submitted_json(job))
         except ClientDisconnect:
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
@@ -77,11 +81,13 @@ def job_routes(jobs: JobService, log_sources: Callable[[], Sequence[LogSource]])
         return {"message": f"stopped job {job}"}
 
     @router.post("/{job}/retry")
-    async def retry_job(api: str, job: str, workers: int | None = None) -> Response:
+    async def retry_job(api: str, job: str, request: Request, workers: int | None = None) -> Response:
         """Submit the dead letters of a finished job as a new job."""
         if workers is not None:
             check_workers(workers)
-        return answer(submitted_json(await jobs.retry_failed(api, job, workers)))
+        retried = await jobs.retry_failed(api, job, workers)
+        record_change(request, f"{job} as {retried.id}", api)
+        return answer(submitted_json(retried))
 
     _add_streams(router, jobs, log_sources)
     return router

@@ -12,6 +12,8 @@ from cortex.errors import NotFoundError
 from cortex.gateway.access_log import AccessSource, LocalAccess
 from cortex.gateway.base import Gateway
 from cortex.home import Home
+from cortex.operator.access.audit import AuditLog
+from cortex.operator.access.tokens import Tokens
 from cortex.operator.autoscaling.sampler import Autoscaler
 from cortex.operator.bootstrap import OperatorInfo
 from cortex.operator.deploy.deployer import Deployer
@@ -39,6 +41,8 @@ class Services:
     reconciler: Reconciler
     deployer: Deployer
     keys: Keys
+    tokens: Tokens
+    audit_log: AuditLog
     jobs: JobService
     schedules: Schedules
     scaling: Autoscaler

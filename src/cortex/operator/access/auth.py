@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -10,11 +9,11 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cortex.errors import UnauthorizedError
+from cortex.errors import ForbiddenError, InputError, UnauthorizedError
 from cortex.gateway.addresses import numeric
+from cortex.operator.access.scopes import OPEN_PATHS, authorize
+from cortex.operator.access.tokens import Tokens
 
-#: Paths that need no token. Liveness discloses nothing else.
-OPEN_PATHS = frozenset({"/livez"})
 HostCheck = Callable[[str], bool]
 
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -22,47 +21,45 @@ _WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 
 
 class AuthMiddleware:
-    """ASGI middleware that rejects requests without the token, for a foreign Host, or from a foreign Origin.
+    """ASGI middleware that rejects requests that their token does not permit, or with a foreign Host or Origin.
 
-    `host` is the address that the operator listens on; `is_own_name` accepts further host names of this operator.
+    Sets `request.state.principal`, the `Principal`, for routes. `host` is the address that the operator listens on;
+    `is_own_name` accepts further host names of this operator.
     """
 
-    def __init__(self, app: ASGIApp, token: str, host: str, is_own_name: HostCheck) -> None:
+    def __init__(self, app: ASGIApp, tokens: Tokens, host: str, is_own_name: HostCheck) -> None:
         self._app = app
-        self._token = token.encode()
+        self._tokens = tokens
         self._hosts = _LOCAL_HOSTS | {host.lower()}
         self._listens_on_all = host in _WILDCARDS
         self._is_own_name = is_own_name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward an accepted request; answer any other with 401 or 403."""
+        """Forward an accepted request; answer any other with an error."""
         if scope["type"] != "http":
             return
-        headers = Headers(scope=scope)
-        if refusal := self._refuse(scope["path"], headers):
-            await refusal(scope, receive, send)
+        try:
+            self._check(scope, Headers(scope=scope))
+        except InputError as error:
+            await _refusal(error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _refuse(self, path: str, headers: Headers) -> JSONResponse | None:
+    def _check(self, scope: Scope, headers: Headers) -> None:
         # DNS rebinding: a web page whose domain resolves to this machine sends its own name as Host.
         # Cross-site request: a page that posts here sends its Origin. Both are rejected even with a valid token.
         host = headers.get("host", "")
         if not self._is_own_host(host):
-            return _refusal(403, "forbidden", f"{host!r} is not a host name of this operator")
+            raise ForbiddenError(f"{host!r} is not a host name of this operator")
         origin = headers.get("origin")
         if origin is not None and not _is_same_origin(origin, host):
-            return _refusal(403, "forbidden", f"requests from pages of {origin} are rejected")
-        if path not in OPEN_PATHS and not self._has_token(headers.get("authorization", "")):
-            error = UnauthorizedError("the operator's token is missing or wrong")
-            response = _refusal(error.http_status, error.code, str(error))
-            response.headers["www-authenticate"] = "Bearer"
-            return response
-        return None
-
-    def _has_token(self, authorization: str) -> bool:
-        scheme, _, value = authorization.partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(value.strip().encode(), self._token)
+            raise ForbiddenError(f"requests from pages of {origin} are rejected")
+        if scope["path"] in OPEN_PATHS:
+            return
+        principal = self._tokens.identify(headers.get("authorization", ""))
+        scope.setdefault("state", {})["principal"] = principal
+        self._tokens.check_expiry(principal)
+        authorize(principal, scope["method"], scope["path"])
 
     def _is_own_host(self, host: str) -> bool:
         try:
@@ -79,5 +76,6 @@ def _is_same_origin(origin: str, host: str) -> bool:
         return False
 
 
-def _refusal(status: int, code: str, message: str) -> JSONResponse:
-    return JSONResponse({"error": message, "code": code}, status)
+def _refusal(error: InputError) -> JSONResponse:
+    headers = {"www-authenticate": "Bearer"} if isinstance(error, UnauthorizedError) else None
+    return JSONResponse({"error": str(error), "code": error.code}, error.http_status, headers)

@@ -1,0 +1,118 @@
+"""Scopes of the operator's routes, and which of them a token limited to one API permits.
+
+This table is the only place. A route that is missing here is open to admin tokens only, and a test fails.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.routing import compile_path
+
+from cortex.errors import ForbiddenError, NotFoundError
+from cortex.lifecycle import TokenScope
+from cortex.operator.access.tokens import Principal
+
+
+@dataclass(frozen=True)
+class Access:
+    """Requirements of a route, and its action in the audit log."""
+
+    scope: TokenScope
+    change: str = ""  #: action in the audit log; "": the route changes nothing
+    #: True: a token limited to one API may use this route although no API is in its path; the route itself shows or
+    #: changes only that API.
+    limits_itself: bool = False
+
+
+_READ = Access(TokenScope.READ)
+_ADMIN = Access(TokenScope.ADMIN)
+
+
+def _deploy(change: str, limits_itself: bool = False) -> Access:
+    return Access(TokenScope.DEPLOY, change, limits_itself)
+
+
+#: Paths that need no token. Liveness discloses nothing else.
+OPEN_PATHS = frozenset({"/livez"})
+
+ROUTES: Mapping[str, Access] = {
+    "GET /metrics": Access(TokenScope.METRICS),
+    "GET /docs": _READ,
+    "GET /openapi.json": _READ,
+    "GET /v1/status": _READ,
+    "POST /v1/shutdown": Access(TokenScope.ADMIN, "shut down"),
+    "POST /v1/deploy": _deploy("deploy", limits_itself=True),
+    "POST /v1/patch": _deploy("patch", limits_itself=True),
+    "GET /v1/apis": Access(TokenScope.READ, limits_itself=True),
+    "GET /v1/apis/{api}": _READ,
+    "DELETE /v1/apis/{api}": _deploy("delete"),
+    "POST /v1/apis/{api}/refresh": _deploy("refresh"),
+    "GET /v1/apis/{api}/wait": _READ,
+    "GET /v1/apis/{api}/logs": _READ,
+    "GET /v1/apis/{api}/scaling": _READ,
+    "POST /v1/apis/{api}/feedback": _deploy("feedback"),
+    "POST /v1/apis/{api}/jobs": _deploy("submit job"),
+    "GET /v1/apis/{api}/jobs": _READ,
+    "GET /v1/apis/{api}/jobs/{job}": _READ,
+    "DELETE /v1/apis/{api}/jobs/{job}": _deploy("stop job"),
+    "POST /v1/apis/{api}/jobs/{job}/retry": _deploy("retry job"),
+    "GET /v1/apis/{api}/jobs/{job}/results": _READ,
+    "GET /v1/apis/{api}/jobs/{job}/dead-letters": _READ,
+    "GET /v1/apis/{api}/jobs/{job}/logs": _READ,
+    "GET /v1/keys": _ADMIN,
+    "POST /v1/keys": Access(TokenScope.ADMIN, "create key"),
+    "DELETE /v1/keys/{key_id}": Access(TokenScope.ADMIN, "revoke key"),
+    "GET /v1/tokens": _ADMIN,
+    "POST /v1/tokens": Access(TokenScope.ADMIN, "create token"),
+    "DELETE /v1/tokens/{token_id}": Access(TokenScope.ADMIN, "revoke token"),
+    "GET /v1/audit": _ADMIN,
+}
+
+
+@dataclass(frozen=True)
+class RequestedRoute:
+    """A row of `ROUTES`, with the values in the path of one request."""
+
+    access: Access
+    api: str | None  #: None: no API is in the path
+    subject: str  #: the other values, such as the id of a job
+
+
+_COMPILED: list[tuple[str, re.Pattern[str], Access]] = [
+    (route.split()[0], compile_path(route.split()[1])[0], access) for route, access in ROUTES.items()
+]
+
+
+def find_route(method: str, path: str) -> RequestedRoute | None:
+    """Return the row of a request; None if there is none."""
+    for known, pattern, access in _COMPILED:
+        if known == method and (match := pattern.match(path)):
+            values = match.groupdict()
+            return RequestedRoute(access, values.pop("api", None), " ".join(values.values()))
+    return None
+
+
+def authorize(principal: Principal, method: str, path: str) -> None:
+    """Check that a token permits a request.
+
+    Raises: ForbiddenError, with what it lacks; NotFoundError, unless it is an admin's, if the table has no such route.
+    """
+    if principal.scope is TokenScope.ADMIN:
+        return
+    route = find_route(method, path)
+    if route is None:
+        raise NotFoundError(f"there is no route {method} {path}")
+    if not principal.scope.includes(route.access.scope):
+        raise ForbiddenError(
+            f"the token {principal.name!r} has the scope {principal.scope}; {method} {path} requires the scope "
+            f"{route.access.scope}"
+        )
+    if principal.api is None or route.api == principal.api or route.access.limits_itself:
+        return
+    concerned = f"concerns {route.api}" if route.api else "concerns all APIs"
+    raise ForbiddenError(
+        f"the token {principal.name!r} is limited to the API {principal.api}; {method} {path} {concerned}"
+    )
