@@ -276,3 +276,8 @@ class WebhookError(CortexError):
 
 class TokenError(CortexError):
     """Ray requires a token that this process does not have."""
+
+
+def with_article(noun: str) -> str:
+    """Return a noun with its indefinite article, for messages: `an AsyncAPI`, `a list`."""
+    return f"{'an' if noun.lower().startswith(tuple('aeiou')) else 'a'} {noun}"

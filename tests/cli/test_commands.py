@@ -115,7 +115,7 @@ def test_deploy_of_code_that_cannot_start_shows_the_users_traceback(running: Ins
     assert "cortex/" not in done.stderr.replace("`cortex logs", "")
     assert json.loads(as_json.stdout)[0]["error"] == "ValueError: bad weights"
     assert "ValueError: bad weights" in got.stdout
-    assert "still serves" in got.stdout
+    assert f"the previous version still serves requests, at {running.url('/broken')}\n" in got.stdout
     assert running.post("/broken", {"question": 1}).json == {"answer": 1}
 
 

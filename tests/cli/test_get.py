@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cortex.cli.tables.apis import apis_table, targets_table
+from cortex.cli.tables.apis import apis_table, previous_version_note, targets_table
 from cortex.lifecycle import ApiKind
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -30,6 +30,24 @@ def api(**metrics: Any) -> dict[str, Any]:
 def test_the_average_duration_of_requests_is_short(average_ms: float | None, shown: str) -> None:
     headers, (row,) = apis_table(ApiKind.REALTIME, "local", [api(average_ms=average_ms)], NOW)
     assert dict(zip(headers, row, strict=True))["avg request"] == shown
+
+
+@pytest.mark.parametrize(
+    ("updated", "stale", "metrics", "note"),
+    [
+        (0, 1, {"requests": {}}, "the previous version still serves requests, at http://localhost:8888/iris"),
+        (1, 1, {"requests": {}}, "the previous version still serves a part of the requests"),
+        (0, 0, {"requests": {}}, ""),
+        (0, 1, {}, ""),  # the gateway does not run, so all requests fail
+    ],
+)
+def test_the_previous_version_is_mentioned_while_it_serves(
+    updated: int, stale: int, metrics: dict[str, Any], note: str
+) -> None:
+    counts = {"requested": 2, "updated": {"ready": updated}, "stale": {"ready": stale}}
+    failing = {**api(**metrics), "endpoint": "http://localhost:8888/iris"}
+    failing["status"] = {"message": "error", "replica_counts": counts}
+    assert previous_version_note(failing) == note
 
 
 def test_columns_of_failures_are_there_only_with_failures() -> None:

@@ -78,8 +78,8 @@ def test_what_failed_is_shown_and_tried_again_with_mended_code(api: BatchApi, tm
 
     assert failed.returncode == 1
     assert "1 of 2 batches failed for good, with 1 item\n" in failed.stderr
-    assert "  1 × ValueError: can't do 7 (first: batch 0, 1 item from item 0 on)" in failed.stderr
-    assert "  1 × ValueError: can't do 7 (first: batch 0, 1 item from item 0 on)" in shown.stdout
+    assert "  1 × ValueError: can't do 7 (first: item 1 of the input)" in failed.stderr
+    assert "  1 × ValueError: can't do 7 (first: item 1 of the input)" in shown.stdout
     assert [json.loads(line)["error"] for line in letters] == ["ValueError: can't do 7"]
     assert again.returncode == 0
     assert json.loads(again.stdout)["job_status"]["items"] == {"total": 1, "succeeded": 1, "failed": 0}

@@ -69,7 +69,7 @@ def test_get_of_a_job_shows_all_of_it(operator: Operator, home: Path) -> None:
     assert lines[lines.index("batches") + 2].split() == ["100", "98", "2", "6", "98", "100", "ms", "1000"]
     assert lines[lines.index("workers") + 1].split() == ["requested", "running", "succeeded"]
     assert "endpoint: http://127.0.0.1:8888/sum" in lines
-    assert "  1 × KeyError: 'x' (first: batch 3, 10 items from item 30 on)" in lines
+    assert "  1 × KeyError: 'x' (first: items 31 to 40 of the input)" in lines
     assert f"cortex submit sum --retry-failed {JOB_ID}" in done.stderr
     assert f"cortex get sum {JOB_ID} --results" in done.stderr
     assert json.loads(cortex(home, "get", "sum", JOB_ID, "-o", "json").stdout) == ended
@@ -167,12 +167,16 @@ def test_logs_that_have_nothing_to_show_say_why(operator: Operator, home: Path) 
         assert (done.returncode, done.stdout) == (0, "")
         return done.stderr
 
-    assert told("logged", "--access") == ""
+    assert told("logged", "--access") == "the access log has no request to logged yet\n"
     assert (
         told("silent", "--access")
         == "silent has no access log; set networking.access_log: true and deploy to enable it\n"
     )
     assert "is a TrafficSplitter and has no logs" in told("split", "--access")
+    operator.respond("GET /v1/apis/silent/logs?follow=false", b"")
+    operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}/logs?follow=false", b"")
+    assert told("silent") == "silent has written no log yet\n"
+    assert told("sum", JOB_ID) == f"job {JOB_ID} has written no log yet\n"
     assert told("silent", "--request", "1-2").startswith("the log has no lines of request 1-2; ")
     operator.respond("GET /v1/apis/silent/logs?follow=false&replica=nope", b"")
     operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}/logs?follow=false&replica=nope", b"")

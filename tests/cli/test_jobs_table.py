@@ -127,9 +127,15 @@ def test_errors_of_dead_letters_are_counted_by_kind_the_most_frequent_first() ->
     letters = [letter(3, "ValueError: bad"), letter(7, "KeyError: 'x'\nmore"), letter(9, "KeyError: 'x'", items=1)]
 
     assert list(error_lines(letters, 3)) == [
-        "  2 × KeyError: 'x' (first: batch 7, 10 items from item 70 on)",
-        "  1 × ValueError: bad (first: batch 3, 10 items from item 30 on)",
+        "  2 × KeyError: 'x' (first: items 71 to 80 of the input)",
+        "  1 × ValueError: bad (first: items 31 to 40 of the input)",
     ]
+
+
+def test_the_half_of_a_divided_batch_is_located_in_the_input_and_not_by_a_number() -> None:
+    half = {**letter(24, "ValueError: bad", items=1), "first_item": 1199}
+
+    assert list(error_lines([half], 1)) == ["  1 × ValueError: bad (first: item 1,200 of the input)"]
 
 
 def test_errors_are_few_and_short_however_many_there_are() -> None:

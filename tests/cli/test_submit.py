@@ -236,7 +236,7 @@ def test_a_watched_job_with_dead_letters_shows_their_errors(operator: Operator, 
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         f"error: job {JOB_ID} completed with failures in 20s: 2 of 100 batches failed for good, with 20 items",
-        "  2 × KeyError: 'x' (first: batch 3, 10 items from item 30 on)",
+        "  2 × KeyError: 'x' (first: items 31 to 40 of the input)",
         f"`cortex get sum {JOB_ID} --dead-letters` prints the failed batches with tracebacks",
         f"`cortex submit sum --retry-failed {JOB_ID}` runs it again",
     ]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortex.config.dotenv import parse_dotenv, read_dotenv
+from cortex.config.dotenv import check_dotenv, parse_dotenv, read_dotenv
 from cortex.errors import ConfigError
 
 AMBIENT = {"HOME": "/home/me", "WORD": "two words", "EMPTY": ""}
@@ -97,6 +97,20 @@ def test_a_real_shell_agrees_on_all_accepted_text(tmp_path_factory: pytest.TempP
     except ConfigError:
         return
     assert by_bash(tmp_path_factory.mktemp("env"), text) == found
+
+
+def test_reports_reserved_names_of_new_projects_only(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text('A=1\nCORTEX_X="two\nlines" B=2\nCORTEXT=3\nexport CORTEX_Y=\n')
+
+    with pytest.raises(ConfigError) as caught:
+        check_dotenv(tmp_path)
+
+    assert [str(found) for found in caught.value.diagnostics] == [
+        f'.env:{place}: "{name}" cannot start with CORTEX_ (such names are reserved) (rename the variable)'
+        for place, name in (("2:1", "CORTEX_X"), ("5:8", "CORTEX_Y"))
+    ]
+    variables = {"A": "1", "CORTEX_X": "two\nlines", "B": "2", "CORTEXT": "3", "CORTEX_Y": ""}
+    assert read_dotenv(tmp_path) == variables
 
 
 @pytest.mark.parametrize(("text", "expected"), BAD)

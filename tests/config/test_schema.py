@@ -108,6 +108,16 @@ def test_derives_defaults_from_other_fields() -> None:
     assert (batch.networking.max_body_size, batch.networking.endpoint) == (1024**3, "/iris")
 
 
+def test_the_target_of_cpu_usage_in_a_deployment_is_that_in_force() -> None:
+    def percent(deployment: str | None, **scaling: int | None) -> int | None:
+        api = Api.model_validate({**MINIMAL, "deployment": deployment, "autoscaling": scaling})
+        return api.autoscaling.target_cpu_utilization
+
+    assert percent("flowers") == percent("flowers", target_cpu_utilization=None) == 80
+    assert percent("flowers", min_replicas=2, target_cpu_utilization=60) == 60
+    assert percent(None) is None
+
+
 def test_an_api_is_immutable() -> None:
     with pytest.raises(ValidationError):
         Api.model_validate(MINIMAL).compute.gpu = 1  # type: ignore[misc]
@@ -255,6 +265,10 @@ def test_rejects_a_wrong_value_with_the_specified_message(place: str, written: o
         ("handler.processes_per_replica", "2", "write 2 without quotes"),
         ("handler.env", {"A": True}, 'write "true"'),
         ("networking.endpoint", "//a//b", 'write "/a/b"'),
+        ("networking.endpoint", "/v1/*", 'write "/v1"'),
+        ("networking.endpoint", "/users/{id}/", 'write "/users/id"'),
+        ("networking.endpoint", "my api", 'write "/my-api"'),
+        ("networking.endpoint", "/*", 'write "/my-api"'),
     ],
 )
 def test_the_fix_suggests_a_value(place: str, written: object, fix: str) -> None:

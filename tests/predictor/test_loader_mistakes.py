@@ -23,7 +23,7 @@ CLASS = "class PythonPredictor:\n    def __init__(self, config): pass\n    "
         ("predictor", "class PythonPredictr: pass", ['rename it to "PythonPredictor"']),
         ("predictor", "class Handler: pass", ["Handler belongs to `kind: RealtimeAPI` with `handler:`"]),
         ("predictor", "class ONNXPredictor: pass", ["class ONNXPredictor belongs to `type: onnx`"]),
-        ("predictor", "PythonPredictor = 3", ["must be a class, but is a int"]),
+        ("predictor", "PythonPredictor = 3", ["must be a class, but is an int"]),
         ("predictor", CLASS, ["predict() is not defined"]),
         ("predictor", "class PythonPredictor:\n  def predict(self): pass", ["__init__(self, config) is not defined"]),
         ("predictor", CLASS + "def predict(self, paylod): pass",

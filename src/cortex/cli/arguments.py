@@ -36,11 +36,20 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse all arguments. Raises: UsageError, with the most similar option for an unknown one."""
         parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown and not unknown[0].startswith("-"):
+            self.error(f"{unknown[0]}: no such argument")
         if unknown:
-            guess = nearest(unknown[0].partition("=")[0], self._option_string_actions)
-            hint = f"; did you mean {guess}?" if unknown[0].startswith("-") and guess else ""
-            self.error(f"{unknown[0]}: no such {'option' if unknown[0].startswith('-') else 'argument'}{hint}")
+            guess = self._similar_option(unknown[0].partition("=")[0])
+            self.error(f"{unknown[0]}: no such option{f'; did you mean {guess}?' if guess else ''}")
         return parsed
+
+    def _similar_option(self, written: str) -> str | None:
+        """Return the option whose name, or one of whose values, is similar; dashes do not count."""
+        options = {option.lstrip("-"): option for option in self._option_string_actions}
+        for option, action in self._option_string_actions.items():
+            if option.startswith("--"):
+                options |= {str(value): f"{option} {value}" for value in action.choices or ()}
+        return options.get(nearest(written.lstrip("-"), options) or "")
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from cortex.errors import ConfigError, Diagnostic
 
 DOTENV_NAME = ".env"
+RESERVED_PREFIX = "CORTEX_"  #: of variables that only cortex itself sets
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=")
 _EXPORT = re.compile(r"export[ \t]+")
@@ -22,11 +23,18 @@ _SPECIAL_REFERENCE = re.compile(r"\$[({0-9@*#?$!'\"-]")
 _METACHARACTERS = frozenset(";&|<>()")
 
 
-def read_dotenv(root: Path, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def check_dotenv(root: Path) -> None:
+    """Check `root`'s `.env`, if there is one. Raises: ConfigError with every bad line and reserved name."""
+    read_dotenv(root, allows_reserved=False)
+
+
+def read_dotenv(
+    root: Path, environ: Mapping[str, str] | None = None, *, allows_reserved: bool = True
+) -> dict[str, str]:
     """Return the variables of `root`'s `.env`; empty if there is no such file.
 
-    `$NAME` refers to variables of earlier lines, then to `environ`.
-    Raises: ConfigError with a diagnostic for each bad line.
+    `$NAME` refers to variables of earlier lines, then to `environ`. Reserved names are allowed in projects that were
+    deployed before they were checked. Raises: ConfigError with a diagnostic for each bad line.
     """
     file = root / DOTENV_NAME
     if not file.is_file():
@@ -37,13 +45,15 @@ def read_dotenv(root: Path, environ: Mapping[str, str] | None = None) -> dict[st
         raise ConfigError([Diagnostic(DOTENV_NAME, 0, 0, "", "is not UTF-8 text", "save it as UTF-8")]) from None
     except OSError as error:
         raise ConfigError([Diagnostic(DOTENV_NAME, 0, 0, "", f"can't be read: {error.strerror}")]) from None
-    return parse_dotenv(text, environ)
+    return parse_dotenv(text, environ, allows_reserved=allows_reserved)
 
 
-def parse_dotenv(text: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def parse_dotenv(
+    text: str, environ: Mapping[str, str] | None = None, *, allows_reserved: bool = True
+) -> dict[str, str]:
     """Return the variables that `text` sets. Raises: ConfigError as `read_dotenv`."""
     # A shell would keep the carriage returns of Windows line endings in the values, which is never intended.
-    return _DotenvParser(text.replace("\r\n", "\n"), environ or {}).read()
+    return _DotenvParser(text.replace("\r\n", "\n"), environ or {}, allows_reserved).read()
 
 
 class _BadLineError(Exception):
@@ -55,8 +65,9 @@ class _BadLineError(Exception):
 class _DotenvParser:
     """Parses the text in one pass; continues after a bad line, to report all of them."""
 
-    def __init__(self, text: str, environ: Mapping[str, str]) -> None:
+    def __init__(self, text: str, environ: Mapping[str, str], allows_reserved: bool) -> None:
         self._text = text
+        self._allows_reserved = allows_reserved
         self._position = 0
         self._environ = environ
         self._variables: dict[str, str] = {}
@@ -92,6 +103,9 @@ class _DotenvParser:
             match = _ASSIGNMENT.match(self._text, start)
             if not match:
                 raise self._not_an_assignment(start)
+            if match[1].startswith(RESERVED_PREFIX) and not self._allows_reserved:
+                message = f'"{match[1]}" cannot start with {RESERVED_PREFIX} (such names are reserved)'
+                self._diagnostics.append(self._diagnostic(_BadLineError(start, message, "rename the variable")))
             self._position = match.end()
             self._variables[match[1]] = self._read_value()
             self._skip_blanks()

@@ -187,6 +187,7 @@ MAX_ENDPOINT_LENGTH = 1000
 MIN_CORES = 0.02  #: for files from 0.13 on
 MIN_MEMORY_BYTES = 20 * 1024**2  #: for files from 0.13 on
 SUBMISSION_BYTES = 10 * 1024**2  #: default size limit of a submission to a BatchAPI
+CPU_PERCENT = 80  #: default target of the CPU usage in files of 0.10 to 0.12
 WORKLOAD_S = 3600.0  #: default time limit of one workload of an AsyncAPI
 MAX_BATCH_BYTES = 256 * 1024**2  #: a whole batch is held in memory and stored as one database value
 
@@ -211,7 +212,7 @@ def _endpoint(value: object) -> str:
         raise problem(
             f'{quote(endpoint)} must contain only letters, numbers, and the characters "_", "-", ".", "/" '
             f"(got {quote(bad[0])})",
-            f"write {quote(re.sub(r'[^A-Za-z0-9_./-]+', '-', endpoint))}",
+            f"write {quote(_nearest_endpoint(endpoint))}",
         )
     if "//" in endpoint:
         raise problem(
@@ -220,6 +221,11 @@ def _endpoint(value: object) -> str:
     if endpoint == "/":
         raise problem('"/" is not an endpoint', 'write a path, such as "/my-api"')
     return "/" + endpoint.strip("/")
+
+
+def _nearest_endpoint(endpoint: str) -> str:
+    parts = [re.sub(r"[^A-Za-z0-9_.-]+", "-", part).strip("-") for part in endpoint.split("/")]
+    return "/" + "/".join(filter(None, parts)) if any(parts) else "/my-api"
 
 
 class Dependencies(ConfigModel):
@@ -333,7 +339,8 @@ class Autoscaling(ConfigModel):
     max_upscale_factor: Annotated[float, BeforeValidator(number(above=1))] = 1.5
     downscale_tolerance: Fraction = 0.05
     upscale_tolerance: Annotated[float, BeforeValidator(number(at_least=0))] = 0.05
-    target_cpu_utilization: Count | None = None  #: percent; only in files of 0.10 to 0.13
+    #: Percent; only in files of 0.10 to 0.13, and by default CPU_PERCENT in those of 0.10 to 0.12.
+    target_cpu_utilization: Count | None = None
 
 
 class UpdateStrategy(ConfigModel):
@@ -401,6 +408,15 @@ class Api(ConfigModel):
     schedule: Schedule | None = None  #: only for a BatchAPI or a TaskAPI
     #: The user's own keys and values, with defaults; see `api_spec.py`. None if an older version stored the API.
     as_written: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_scaling(cls, data: Any) -> Any:
+        """Set the default target of CPU usage of an API in a deployment."""
+        scaling = data.get("autoscaling", {}) if isinstance(data, dict) and data.get("deployment") else None
+        if not isinstance(scaling, dict) or scaling.get("target_cpu_utilization") is not None:
+            return data
+        return {**data, "autoscaling": {**scaling, "target_cpu_utilization": CPU_PERCENT}}
 
     @model_validator(mode="before")
     @classmethod

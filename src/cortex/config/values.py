@@ -19,6 +19,8 @@ from cronsim import CronSim, CronSimError
 from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from cortex.config.dotenv import RESERVED_PREFIX
+
 #: A message and its fix.
 NULL = ("cannot be null", "specify a value, or remove the key to use the default value")
 
@@ -262,7 +264,7 @@ def a_map(value: object) -> dict[str, object]:
 def env_name(value: object) -> str:
     """Validate the name of an environment variable that users may set."""
     name = text(value)
-    if name.startswith("CORTEX_"):
+    if name.startswith(RESERVED_PREFIX):
         raise problem(f"{quote(name)} cannot start with CORTEX_ (such names are reserved)", "rename the variable")
     if "=" in name:
         raise problem(f'{quote(name)} cannot contain "="', "write name: value")

@@ -30,6 +30,8 @@ class Presence(StrEnum):
 
 #: The mark of a job with a webhook, and its values: the webhook is due, or sent.
 WEBHOOK, DUE, SENT = "webhook", "due", "told"
+#: Prefix of the marks of a job's workers that have constructed the user's class; the end of their id follows.
+WORKER = "worker:"
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,14 @@ class JobInputs:
 
 _OVER = tuple(status for status in JobStatus if status.is_over)
 _VISIBLE = jobs.c.presence == Presence.VISIBLE
+_WORKERS = (
+    select(func.count())
+    .where(job_marks.c.number == jobs.c.number, job_marks.c.name.startswith(WORKER))
+    .scalar_subquery()
+    .label("workers")
+)
 _RECORD = (
-    select(jobs, job_inputs.c.origin, job_inputs.c.options, job_inputs.c.source)
+    select(jobs, _WORKERS, job_inputs.c.origin, job_inputs.c.options, job_inputs.c.source)
     .join_from(jobs, job_inputs, job_inputs.c.number == jobs.c.number)
     .where(_VISIBLE)
 )
@@ -120,7 +128,8 @@ def active_jobs(connection: Connection, known: dict[str, JobInputs]) -> list[Job
     Every pass of the control loop lists them, so `known` caches their inputs between two calls.
     """
     active = [status for status in JobStatus if not status.is_over]
-    rows = connection.execute(select(jobs).where(_VISIBLE, jobs.c.status.in_(active)).order_by(jobs.c.number)).all()
+    of_active = select(jobs, _WORKERS).where(_VISIBLE, jobs.c.status.in_(active))
+    rows = connection.execute(of_active.order_by(jobs.c.number)).all()
     for job_id in known.keys() - {row.id for row in rows}:
         del known[job_id]
     for row in rows:

@@ -151,6 +151,7 @@ class JobCounts:
     failed_attempts: int = 0  #: of any batch, deaths of workers included
     results: int = 0  #: batches whose method returned something
     seconds: float = 0.0  #: spent in successful calls, over all workers
+    workers: int = 0  #: those that have constructed the user's class
 
     @property
     def open(self) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cortex.errors import UserError
+from cortex.errors import UserError, with_article
 
 _FALLBACK_PREFIX = "cortex_user_"
 
@@ -99,7 +99,9 @@ def _unpickle(file: Path) -> ModuleType:
     elif inspect.isclass(content):
         setattr(module, content.__name__, content)
     else:
-        raise UserError(f"{file.name}: must hold a class or a dictionary of functions, not a {type(content).__name__}")
+        raise UserError(
+            f"{file.name}: must hold a class or a dictionary of functions, not {with_article(type(content).__name__)}"
+        )
     return module
 
 

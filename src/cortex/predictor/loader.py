@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MethodWrapperType, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cortex.errors import UserError
+from cortex.errors import UserError, with_article
 from cortex.models.loaded_models import call_scope
 from cortex.models.spec import Catalogue, ModelSource
 from cortex.predictor.binding import BoundMethod, bind_function, bind_method, call_kind
@@ -247,7 +247,7 @@ def _find_class(module: ModuleType, generation: Generation, file: str) -> type:
     if inspect.isclass(target):
         return target
     if target is not None:
-        raise UserError(f"{file}: {name} must be a class, but is a {type(target).__name__}")
+        raise UserError(f"{file}: {name} must be a class, but is {with_article(type(target).__name__)}")
     classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
     if foreign := find_foreign_class(generation, classes):
         fix = foreign[1]

@@ -55,6 +55,21 @@ def test_an_ended_job_has_no_batches_in_its_queue() -> None:
     assert status["end_time"] == "2023-11-14T22:13:29+00:00"
 
 
+def test_the_workers_of_an_ended_job_are_those_that_constructed_the_class() -> None:
+    ended = replace(RECORD, status=JobStatus.SUCCEEDED)
+
+    def counts(record: JobRecord) -> tuple[int, int]:
+        found = WorkerCounts.at_end(record)
+        return found.succeeded, found.failed
+
+    assert counts(replace(ended, counts=JobCounts(workers=3))) == (3, 0)
+    assert counts(ended) == (1, 0)  # stored by a version that did not count them
+    assert counts(replace(ended, status=JobStatus.STOPPED)) == (0, 0)
+    failed = replace(ended, status=JobStatus.WORKER_ERROR)
+    assert counts(failed) == (0, 0)
+    assert counts(replace(failed, origin=replace(failed.origin, kind="TaskAPI"))) == (0, 1)
+
+
 def test_a_completing_job_is_reported_as_running() -> None:
     assert (
         job_json(replace(VIEW, record=replace(RECORD, status=JobStatus.COMPLETING)))["job_status"]["status"]

@@ -46,6 +46,12 @@ def create_token(operator: RunningOperator, **options: str) -> dict[str, Any]:
     return token
 
 
+def test_the_log_has_the_start_of_the_operator_once(operator: RunningOperator) -> None:
+    log = (operator.home.logs_dir / "operator.log").read_text()
+    assert log.count("operator started") == 1
+    assert "server process" not in log
+
+
 def all_routes(operator: RunningOperator) -> list[tuple[str, str]]:
     """List method and path of every route, those of the documentation included."""
     schema: dict[str, Any] = operator.call("GET", "/openapi.json")[1]

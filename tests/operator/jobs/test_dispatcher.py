@@ -179,6 +179,30 @@ def test_exactly_one_worker_gets_the_completion_hook(tmp_path: Path) -> None:
     scene(test, tmp_path)
 
 
+def test_counts_the_workers_that_have_constructed_the_class(tmp_path: Path) -> None:
+    async def workers() -> int:
+        stored = await made[0].store.get(made[0].job.id)
+        assert stored is not None
+        [active] = await made[0].store.active()
+        assert active.counts == stored.counts
+        return stored.counts.workers
+
+    async def test(scene: Scene) -> None:
+        made.append(scene)
+        scene.assign("w1")
+        scene.assign("w2")
+        await scene.dispatcher.join("w2", 1, 0)
+        assert await workers() == 0
+        await scene.lease("w1", batches=1)
+        await scene.lease("w1", batches=1)
+        assert await workers() == 1
+        await scene.lease("w2", batches=1)  # it finds no batch
+        assert await workers() == 2
+
+    made: list[Scene] = []
+    scene(test, tmp_path)
+
+
 def test_a_worker_that_dies_loses_the_completion_hook(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
         scene.assign("w")

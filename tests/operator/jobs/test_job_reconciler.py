@@ -24,6 +24,7 @@ from cortex.jobs.spec import (
     JobRecord,
     Report,
     Submission,
+    batch_id,
 )
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import DeathCause, JobStatus
@@ -205,7 +206,7 @@ def test_a_batch_inside_a_process_that_died_is_leased_to_the_next_process(tmp_pa
         await until(
             lambda: (made.reconciler.log.folder("sum", job.id) / "job.log").exists() and "died" in made.log(job)
         )
-        assert "process 1 died in batch 0: segmentation fault" in made.log(job)
+        assert f"process 1 died in batch {batch_id(job.id, 0)}: segmentation fault" in made.log(job)
         await made.reconciler.dispatcher.join(worker, 2, PATIENCE_S)
         with pytest.raises(ConflictError):
             await made.exchange(worker, job, pid=1)

@@ -13,6 +13,7 @@ from typing import Any
 from cortex.cli.arguments import add_config, add_env, add_output
 from cortex.cli.output import located
 from cortex.cli.session import Session
+from cortex.cli.tables.apis import previous_version_note
 from cortex.client.client import Client
 from cortex.client.packaging import Package, find_config, pack_file
 from cortex.errors import ConfigError, InputError, NotFoundError, OperatorUnavailableError
@@ -117,7 +118,7 @@ def _wait(client: Client, result: Result, folder: Path, session: Session, as_jso
         if not as_json:
             _report_live(api, folder, time.monotonic() - began, session)
         return result
-    return {**result, "error": _report_failure(result["api"], status, session)}
+    return {**result, "error": _report_failure(api, session)}
 
 
 def _progress(name: str, status: dict[str, Any], seconds: float) -> str:
@@ -145,14 +146,15 @@ def _sample(folder: Path) -> str:
     return shlex.quote(f"@{file}") if file.is_file() else shlex.quote(json.dumps({}))
 
 
-def _report_failure(name: str, status: dict[str, Any], session: Session) -> str:
+def _report_failure(api: dict[str, Any], session: Session) -> str:
+    name, status = api["spec"]["name"], api["status"]
     failure = status.get("failure") or {}
     if failure.get("traceback"):
         session.console.note(failure["traceback"].rstrip())
     reason = str(failure.get("message") or status["message"])
     session.console.error(f"{name} failed to become live: {reason}")
-    if status["replica_counts"]["stale"]["ready"]:
-        session.console.note(f"the previous version of {name} still serves requests")
+    if note := previous_version_note(api):
+        session.console.note(note)
     session.console.note(f"`cortex logs {name}` shows its logs; correct the error and deploy again")
     return reason
 

@@ -12,7 +12,7 @@ from cortex.cli.arguments import add_api, add_env, add_job, add_output
 from cortex.cli.output import Json
 from cortex.cli.progress import exit_code, show_job, watch
 from cortex.cli.session import Session
-from cortex.cli.tables.apis import apis_table, kind_of, targets_table
+from cortex.cli.tables.apis import apis_table, kind_of, previous_version_note, targets_table
 from cortex.cli.tables.jobs import jobs_table, schedule_lines, tasks_table
 from cortex.cli.tables.models import model_notes, versions_table
 from cortex.cli.tables.scaling import show_scaling
@@ -128,8 +128,8 @@ def _show_one(client: Client, api: Json, session: Session) -> None:
     if failure := status.get("failure"):
         console.line()
         console.line(UserError(failure["message"], failure["traceback"]).in_full())
-        if status["replica_counts"]["stale"]["ready"]:
-            console.line("the previous version still serves requests")
+        if note := previous_version_note(api):
+            console.line(note)
 
 
 def _show_jobs(api: Json, now: datetime, session: Session) -> None:

@@ -40,6 +40,7 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     client = session.client(arguments.env)
     options = (arguments.follow, arguments.replica, arguments.tail)
     as_json = arguments.output == "json"
+    has_note = False
     if arguments.job:
         if arguments.request or arguments.access:
             raise UsageError(
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
             )
         lines = client.job_logs(arguments.api, arguments.job, *options, as_json=as_json)
     else:
-        _print_notes(client, arguments.api, arguments.access, session)
+        has_note = _print_notes(client, arguments.api, arguments.access, session)
         more = {"request": arguments.request, "as_json": as_json, "access": arguments.access}
         lines = client.api_logs(arguments.api, *options, **more)
     count = 0
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
         session.console.line(line)
         if arguments.follow:
             session.console.flush()
-    if not count:
+    if not count and not (has_note or arguments.tail == 0):
         _explain_no_lines(arguments, session)
     elif count == DEFAULT_TAIL and arguments.tail is None and not arguments.follow:
         session.console.note(f"only the last {DEFAULT_TAIL:,} lines are shown; use --tail N for more")
@@ -70,9 +71,7 @@ def _lines(text: str) -> int:
 
 
 def _explain_no_lines(arguments: argparse.Namespace, session: Session) -> None:
-    """Print a note if the request or replica was not found."""
-    if arguments.tail == 0:
-        return
+    """Print a note: there is no log yet, or the request or replica was not found."""
     if arguments.request:
         where = "the access log" if arguments.access else "the log"
         session.console.note(
@@ -86,22 +85,31 @@ def _explain_no_lines(arguments: argparse.Namespace, session: Session) -> None:
             f"no {what} {arguments.replica} has written a log, or the log was deleted; "
             f"each line of `{whole}` begins with its time and the id of its {what}"
         )
+    elif arguments.access:
+        session.console.note(f"the access log has no request to {arguments.api} yet")
+    else:
+        whose = f"job {arguments.job}" if arguments.job else arguments.api
+        session.console.note(f"{whose} has written no log yet")
 
 
-def _print_notes(client: Client, api: str, is_access: bool, session: Session) -> None:
-    """Print a note if the API itself has no logs of this kind."""
+def _print_notes(client: Client, api: str, is_access: bool, session: Session) -> bool:
+    """Print a note if the API itself has no logs of this kind; return whether it has none."""
     try:
         spec = client.get_api(api)["spec"]
     except NotFoundError:  # for example, it was deleted; its logs are kept for a while
-        return
+        return False
     if spec["kind"] in (ApiKind.BATCH, ApiKind.TASK):
         # Its own log contains only the output of its installation.
         session.console.note(
             f"{api} runs jobs: `cortex get {api}` lists them, `cortex logs {api} JOB` shows the logs of one"
         )
+        return True
     if spec["kind"] == ApiKind.SPLITTER:
         session.console.note(
             f"{api} is a TrafficSplitter and has no logs; see those of its APIs, which `cortex get {api}` lists"
         )
-    elif is_access and not spec.get("networking", {}).get("access_log"):
+        return True
+    if is_access and not spec.get("networking", {}).get("access_log"):
         session.console.note(f"{api} has no access log; set networking.access_log: true and deploy to enable it")
+        return True
+    return False

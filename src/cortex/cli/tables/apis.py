@@ -34,6 +34,19 @@ def targets_table(env: str, splitter: Json, apis: list[Json], now: datetime) -> 
     return ["env", *headers], [[env, *row] for row in cells]
 
 
+def previous_version_note(api: Json) -> str:
+    """Return a line about replicas of older revisions that still serve requests; empty if none does.
+
+    Replicas serve only through the gateway, which has metrics while it runs.
+    """
+    counts = _counts(api)
+    if not counts["stale"]["ready"] or not api["metrics"]:
+        return ""
+    if counts["updated"]["ready"]:
+        return "the previous version still serves a part of the requests"
+    return f"the previous version still serves requests, at {api['endpoint']}"
+
+
 def _name(api: Json, now: datetime) -> str:
     return str(api["spec"]["name"])
 

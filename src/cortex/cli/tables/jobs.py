@@ -91,9 +91,7 @@ def error_lines(letters: list[Json], total: int) -> Iterator[str]:
         kinds.setdefault(_shorten(letter["error"]), []).append(letter)
     for error, same in sorted(kinds.items(), key=lambda kind: -len(kind[1]))[:_ERROR_KINDS]:
         first = same[0]
-        items = format_count(first["items"], "item", "items")
-        where = f"batch {first['seq']}, {items} from item {first['first_item']} on"
-        yield f"  {len(same)} × {error} (first: {where})"
+        yield f"  {len(same)} × {error} (first: {_items(first)} of the input)"
     if total > len(letters):
         yield f"  … of the first {len(letters):,} of {total:,}"
 
@@ -172,6 +170,12 @@ def _average(job: Json) -> str:
 def _failed_attempts(job: Json) -> str:
     """Return the failed attempts of a task with retries; without retries, its status already shows the failure."""
     return str(job["failed_attempts"] if job["max_attempts"] > 1 else 0)
+
+
+def _items(letter: Json) -> str:
+    """Return the position of a batch in the input, counted from 1; the halves of divided batches have no number."""
+    first, count = letter["first_item"] + 1, letter["items"]
+    return f"item {first:,}" if count == 1 else f"items {first:,} to {first + count - 1:,}"
 
 
 def _shorten(error: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cortex.jobs.spec import SCHEDULED_FOR, JobRecord
+from cortex.lifecycle import JobStatus
 
 Json = dict[str, Any]
 
@@ -34,6 +35,15 @@ class WorkerCounts:
     failed: int = 0
     stalled: int = 0  #: pending for long
     unknown: int = 0
+
+    @classmethod
+    def at_end(cls, record: JobRecord) -> WorkerCounts:
+        """Return the counts of a job that is over."""
+        if record.status in (JobStatus.SUCCEEDED, JobStatus.COMPLETED_WITH_FAILURES):
+            return cls(succeeded=max(1, record.counts.workers))  # jobs of version 0.1.0 have no count of workers
+        return cls(
+            failed=int(record.origin.is_task and record.status in (JobStatus.WORKER_ERROR, JobStatus.WORKER_OOM))
+        )
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,8 @@ SAMPLE_S = 1.0
 _SLACK_S = 2.0
 #: Digits that the raw result is rounded to: the last digits of an average change even under constant load.
 _DIGITS = 9
-#: Default CPU target of configuration files of versions 0.10 to 0.12.
-_DEFAULT_CPU_PERCENT = 80
-#: Kubernetes' behaviour for these files: tolerance in both directions, no upscale stabilisation, limited upscale step.
+#: Kubernetes' behaviour for files with a target of CPU usage: tolerance in both directions, no upscale
+#: stabilisation, limited upscale step.
 _CPU_TOLERANCE = 0.1
 _CPU_UPSCALE_FACTOR = 2.0
 _CPU_UPSCALE_AT_LEAST = 4
@@ -86,8 +85,6 @@ class ScalingPolicy:
             scaling.upscale_tolerance,
         )
         percent = scaling.target_cpu_utilization
-        if percent is None and api.deployment is not None:
-            percent = _DEFAULT_CPU_PERCENT
         if percent is None:
             return policy
         return replace(

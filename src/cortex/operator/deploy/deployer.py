@@ -18,7 +18,7 @@ from typing import Any
 from cortex.config.document import parse
 from cortex.config.project import ProjectFiles, content_hash
 from cortex.config.schema import Api
-from cortex.errors import ConfigError, ConflictError, Diagnostic, InputError, NotFoundError
+from cortex.errors import ConfigError, ConflictError, Diagnostic, InputError, NotFoundError, with_article
 from cortex.lifecycle import ApiKind
 from cortex.operator.access.tokens import Principal
 from cortex.operator.deploy.diagnose import Diagnosis, Machine, diagnose, diagnose_project
@@ -121,7 +121,9 @@ class Deployer:
         async with self._lock:
             record = self._require(name)
             if record.spec.kind is ApiKind.SPLITTER:
-                raise InputError(f"{name} is a {record.spec.kind}, which has no replicas; refresh the APIs behind it")
+                raise InputError(
+                    f"{name} is {with_article(record.spec.kind)}, which has no replicas; refresh the APIs behind it"
+                )
             if self._is_updating(record) and not force:
                 raise ConflictError(f"{name} is updating {_OVERRIDE}")
             self._write([_change(record.spec, record.target.project_hash, secrets.token_hex(8))], [])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cortex.config.dotenv import read_dotenv
+from cortex.config.dotenv import check_dotenv
 from cortex.config.project import ProjectFiles
 from cortex.config.requirements import parse_requirements
 from cortex.config.schema import Api, Handler
@@ -77,7 +77,7 @@ def diagnose_project(
 
 def _project_problems(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Diagnostic]:
     try:
-        read_dotenv(project.root)
+        check_dotenv(project.root)
     except ConfigError as error:
         yield from error.diagnostics
     for path in dict.fromkeys(["requirements.txt", *(api.handler.dependencies.pip for api in apis)]):

@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 
 from cortex.config.archive import MAX_PROJECT_BYTES
 from cortex.config.schema import Api
-from cortex.errors import GatewayError, InputError, NotFoundError
+from cortex.errors import GatewayError, InputError, NotFoundError, with_article
 from cortex.jobs.http.view import status_json
 from cortex.jobs.intake.request_body import read_body
 from cortex.lifecycle import ApiKind
@@ -134,7 +134,7 @@ def api_routes(services: Services) -> APIRouter:
         """Return an API's autoscaling policy and its latest scaling decisions, oldest first."""
         record = services.api(api)
         if not record.spec.kind.has_replicas:
-            raise InputError(f"{api} is a {record.kind}: it has no replicas to scale")
+            raise InputError(f"{api} is {with_article(record.kind)}: it has no replicas to scale")
         return {
             "api": api,
             "requested": wanted_replicas(record),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import ssl
 from collections.abc import Iterator
 
@@ -78,6 +79,7 @@ def _server(
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level=logging.WARNING,  # the operator logs its own start, once for both servers
         access_log=False,
         server_header=False,
         timeout_keep_alive=keep_alive_s,

@@ -18,7 +18,7 @@ from pathlib import Path
 from cortex.engine.log_writer import LogWriter
 from cortex.errors import CortexError, DatabaseUnavailableError, StorageError, WebhookError
 from cortex.home import Home
-from cortex.jobs.http.view import JobView, status_json
+from cortex.jobs.http.view import JobView, WorkerCounts, status_json
 from cortex.jobs.http.webhook import retry_delays, send_webhook
 from cortex.jobs.lease_expiry import DEATH_ERROR
 from cortex.jobs.output import write_results
@@ -133,7 +133,7 @@ class JobCompletion:
 
     async def _send_webhook(self, job: JobRecord) -> None:
         # Not orjson, which rejects values that a configuration may hold, such as integers of more than 64 bits.
-        body = json.dumps({"job_status": status_json(JobView(job, ""))}).encode()
+        body = json.dumps({"job_status": status_json(JobView(job, "", WorkerCounts.at_end(job)))}).encode()
         for delay in (*retry_delays(), None):
             try:
                 await send_webhook(job.options.webhook or "", body, job.id)

@@ -29,10 +29,12 @@ import orjson
 from cortex.errors import ConflictError, NotFoundError
 from cortex.jobs.batch_queue import LEASE_S
 from cortex.jobs.lease_expiry import NO_RENEWAL
-from cortex.jobs.records import put_mark, read_marks
+from cortex.jobs.records import WORKER, put_mark, read_marks
 from cortex.jobs.spec import Assignment, ExchangeReply, RenewalReply, Report, StopSignal
 from cortex.jobs.store import JobStore
 
+#: Characters at the end of a worker's id that distinguish it from the other workers of its job.
+_UNIQUE = 32
 _HOLDER = "hook"
 _OUTCOME = "hook_outcome"
 
@@ -60,6 +62,7 @@ class _WorkerSession:
     pid: int | None = None
     is_stopping: bool = False
     is_polling: bool = False  #: for more work
+    constructed_for: str = ""  #: the last job whose class its process has constructed
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def is_assigned_to(self, job_id: str) -> bool:
@@ -162,9 +165,15 @@ class Dispatcher:
         max_bytes: int,
         wait_s: float,
     ) -> ExchangeReply:
-        """Record a worker's reports and lease it more batches. Without reports, wait until there is something to do."""
+        """Record a worker's reports and lease it more batches. Without reports, wait until there is something to do.
+
+        A worker calls this after it has constructed the user's class for the job.
+        """
         session = self._require(worker, pid)
         deadline = time.monotonic() + wait_s
+        if session.constructed_for != job_id:
+            session.constructed_for = job_id
+            await self._store.write(put_mark, job_id, f"{WORKER}{worker[-_UNIQUE:]}", "")
         lost: tuple[str, ...] = ()
         with self._polling(session, job_id, max_batches > 0):
             while True:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cortex.config.schema import Api
-from cortex.errors import ConflictError, InputError, NotFoundError, SubmissionError
+from cortex.errors import ConflictError, InputError, NotFoundError, SubmissionError, with_article
 from cortex.jobs.http.view import JobView, WorkerCounts
 from cortex.jobs.intake.files import check_output, list_paths
 from cortex.jobs.intake.items import split_items, split_lines
@@ -218,7 +218,9 @@ class JobService:
         if record is None:
             raise NotFoundError(f"{api} is not deployed")
         if not record.spec.kind.runs_jobs:
-            raise InputError(f"{api} is a {record.kind}, which runs no jobs; deploy it with `kind: {ApiKind.BATCH}`")
+            raise InputError(
+                f"{api} is {with_article(record.kind)}, which runs no jobs; deploy it with `kind: {ApiKind.BATCH}`"
+            )
         return record
 
     async def _require(self, api: str, job_id: str) -> JobRecord:
@@ -279,9 +281,7 @@ def _nothing(*_: Any) -> None:
 
 def _count(job: JobRecord, workers: list[JobWorkerState]) -> WorkerCounts:
     if job.status.is_over:
-        ended_well = job.status in (JobStatus.SUCCEEDED, JobStatus.COMPLETED_WITH_FAILURES)
-        has_failed = job.origin.is_task and job.status in (JobStatus.WORKER_ERROR, JobStatus.WORKER_OOM)
-        return WorkerCounts(succeeded=job.options.workers if ended_well else 0, failed=int(has_failed))
+        return WorkerCounts.at_end(job)
     states = [worker.process for worker in workers]
     failed = sum(process.failed_starts > 0 for process in states)
     running = sum(process.state is ProcessState.READY for process in states)

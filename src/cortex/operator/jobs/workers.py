@@ -20,7 +20,7 @@ from cortex.jobs.batch_queue import LEASE_S
 from cortex.jobs.http.view import spec_json
 from cortex.jobs.lease_expiry import holders
 from cortex.jobs.records import put_assignment, read_assignments
-from cortex.jobs.spec import Assignment, JobRecord
+from cortex.jobs.spec import Assignment, JobRecord, batch_id
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.jobs.dispatcher import Dispatcher
@@ -145,8 +145,9 @@ class JobWorkers:
         if not freed and not is_in_hook:
             return  # a previous operator has logged it, or no batch had begun
         place = "in" if death.inside else "after"
-        what = "its task" if spec.kind == ApiKind.TASK else f"batch {seq}"
-        inside = f" {place} {what}" if is_batch else " in on_job_complete" if is_in_hook else ""
+        inside = (
+            f" {place} {_what(spec, job_id, int(seq))}" if is_batch else " in on_job_complete" if is_in_hook else ""
+        )
         if spec.is_job_worker and (job := job_id or self._jobs.get(spec.id)):
             self._log(spec.api, job, f"worker {spec.id}: process {death.pid} died{inside}: {death.message}")
         self._logger.warning("worker's process died", api=spec.api, worker=spec.id, inside=inside, cause=death.message)
@@ -164,6 +165,12 @@ class JobWorkers:
         await self._store.write(put_assignment, worker, None)
         if not was_stopped:
             self._logger.warning("worker vanished", worker=worker, job=job_id, leases=lost)
+
+
+def _what(spec: ReplicaSpec, job_id: str, seq: int) -> str:
+    if spec.kind == ApiKind.BATCH:
+        return f"batch {batch_id(job_id, seq)}"
+    return "its task" if spec.kind == ApiKind.TASK else "a workload"
 
 
 def job_assignment(record: JobRecord, worker: str, home: Home) -> Assignment:

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import onnxruntime
 
-from cortex.errors import ModelError
+from cortex.errors import ModelError, with_article
 from cortex.models.loaded_models import ensure_call_scope
 from cortex.models.loader import LoadRequest
 from cortex.models.registry import Registry
@@ -346,8 +346,8 @@ class OnnxInputs:
         if only is not None and (type(model_input) in _NEVER_NAMED or not _is_named(only, model_input)):
             return {only.name: self._convert(only, model_input)}
         if not isinstance(model_input, Mapping):
-            kind = type(model_input).__name__
-            raise ModelError(f"input for {self._model} is a {kind}, not a dictionary; {self._expected()}")
+            kind = with_article(type(model_input).__name__)
+            raise ModelError(f"input for {self._model} is {kind}, not a dictionary; {self._expected()}")
         feed = {}
         for given in self.all:
             if given.name in model_input:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from cortex.errors import ModelError
+from cortex.errors import ModelError, with_article
 from cortex.models.loaded_models import ensure_call_scope
 from cortex.models.loader import LoadRequest
 from cortex.predictor.clients.tensors import DTYPES, Array, TensorError, TensorSpec, to_array, to_flat
@@ -132,8 +132,8 @@ class TensorFlowModel(Generic[S]):
         wanted = self._signature.inputs
         if not isinstance(model_input, Mapping):
             if len(wanted) != 1:
-                kind = type(model_input).__name__
-                raise ModelError(f"input for {self.request.label} is a {kind}, not a dictionary; {_expected(wanted)}")
+                kind = with_article(type(model_input).__name__)
+                raise ModelError(f"input for {self.request.label} is {kind}, not a dictionary; {_expected(wanted)}")
             model_input = {next(iter(wanted)): model_input}
         for name in model_input:
             if name not in wanted:

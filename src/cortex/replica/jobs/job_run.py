@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from cortex.errors import ModelError, UserError
+from cortex.errors import ModelError, UserError, with_article
 from cortex.jobs.spec import Assignment, BatchFailure, Workload, batch_id
 from cortex.lifecycle import ApiKind
 from cortex.predictor.batch import BoundBatch
@@ -160,7 +160,7 @@ class WorkloadRun(JobRun):
 
     def _encode(self, result: Any) -> bytes | None:
         if not isinstance(result, dict):
-            raise UserError(f"the result of a workload must be a dict, but it is a {type(result).__name__}")
+            raise UserError(f"the result of a workload must be a dict, but it is {with_article(type(result).__name__)}")
         return encode_line(result)
 
 

@@ -25,6 +25,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from cortex.errors import with_article
 from cortex.replica.monitoring.metrics import MetricFile, SeriesKind, escape_surrogates, series_key
 from cortex.replica.monitoring.request_log import write_log
 from cortex.replica.spec import ReplicaSpec
@@ -121,7 +122,9 @@ class PredictionTracker:
 
     def _value_in(self, result: Any) -> Any:
         if not isinstance(result, dict):
-            raise Untrackable(f"the result is {_a(result)}, which has no key `{self._key}`: return a dict")
+            raise Untrackable(
+                f"the result is {with_article(type(result).__name__)}, which has no key `{self._key}`: return a dict"
+            )
         value = result.get(self._key)
         if value is None:
             reason = "is null in the result" if self._key in result else "is not in the result"
@@ -215,7 +218,7 @@ def _as_class(value: Any) -> str | int:
     if kind is str or kind is int:
         return value  # type: ignore[no-any-return]
     if isinstance(value, bool) or not isinstance(value, str | numbers.Integral):  # numpy integers are Integral
-        raise Untrackable(f"the value is {_a(value)}: a class is a string or an integer")
+        raise Untrackable(f"the value is {with_article(type(value).__name__)}: a class is a string or an integer")
     return escape_surrogates(str(value))  # a plain str, whose hash runs no user code
 
 
@@ -223,7 +226,9 @@ def _as_number(value: Any) -> float:
     if type(value) is float:
         return _finite(value)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise Untrackable(f"the value is {_a(value)}: a regression predicts a float or an integer")
+        raise Untrackable(
+            f"the value is {with_article(type(value).__name__)}: a regression predicts a float or an integer"
+        )
     try:
         number = float(value)
     except OverflowError:
@@ -235,11 +240,6 @@ def _finite(number: float) -> float:
     if not math.isfinite(number):
         raise Untrackable(f"the value is {number}: it must be finite")
     return number
-
-
-def _a(value: Any) -> str:
-    name = type(value).__name__
-    return f"{'an' if name[:1] in 'aeiou' else 'a'} {name}"
 
 
 def class_key(name: str) -> str:
