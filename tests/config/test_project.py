@@ -44,7 +44,7 @@ def problems(root: Path) -> list[str]:
         ("a/b/c.txt", True),
         ("requirements.txt", True),
         ("cortex.yaml", False),
-        ("sub/cortex.yaml", False),
+        ("sub/cortex.yaml", True),
         ("other.yaml", True),
         ("sub/other.yaml", True),
         (".hidden", False),
@@ -75,7 +75,8 @@ def test_lists_the_files_of_a_project(root: Path, name: str, is_included: bool) 
 
 def test_excludes_the_configuration_file_under_any_name(root: Path) -> None:
     write(root, "apis.yaml", "sub/apis.yaml", "cortex.yaml")
-    assert files(root, "apis.yaml") == ["sub/apis.yaml"]
+    assert files(root, "apis.yaml") == ["cortex.yaml", "sub/apis.yaml"]
+    assert files(root, "cortex.yaml") == ["apis.yaml", "sub/apis.yaml"]
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ class ProjectFiles:
     files: tuple[str, ...]
 
     @classmethod
-    def scan(cls, root: Path, config_name: str) -> ProjectFiles:
-        """List the files of the project in `root`, except its configuration file `config_name`.
+    def scan(cls, root: Path, config_name: str | None) -> ProjectFiles:
+        """List the files of the project in `root`, except the configuration file `config_name`, which is deployed.
 
         Raises: InputError if `root` cannot be a project; ConfigError with every file that cannot be deployed.
         """
@@ -146,7 +146,7 @@ class _Scan:
     """One walk through a project folder that collects every problem."""
 
     root: Path
-    config_name: str
+    config_name: str | None
     ignored: IgnoreFile
     files: list[str] = field(default_factory=list)
     diagnostics: list[Diagnostic] = field(default_factory=list)
@@ -191,8 +191,7 @@ class _Scan:
     def _is_ignored(self, relative: str, is_folder: bool) -> bool:
         if relative == DOTENV_NAME:
             return False
-        name = relative.rpartition("/")[2]
-        if not is_folder and (name == _CONFIG_NAME or relative == self.config_name):
+        if not is_folder and relative == self.config_name:
             return True
         return self.ignored.excludes(relative, is_folder)
 

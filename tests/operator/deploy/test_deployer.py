@@ -176,6 +176,17 @@ def test_a_patch_keeps_each_apis_own_project(desk: Desk) -> None:
     assert desk.record("two").spec.autoscaling.min_replicas == 2
 
 
+def test_a_file_named_like_the_configuration_is_part_of_the_project(desk: Desk) -> None:
+    readiness = "  readiness: cortex.yaml\n"
+    archive = project('{"values": 1}', **{"prod.yaml": config(extra=readiness), "sub/cortex.yaml": "a: 1"})
+    asyncio.run(desk.deployer.deploy(archive, "prod.yaml"))
+    stored = desk.projects.path(desk.record().target.project_hash)
+    assert (stored / "cortex.yaml").read_text() == '{"values": 1}'
+    assert (stored / "sub/cortex.yaml").read_text() == "a: 1"
+    assert not (stored / "prod.yaml").exists()
+    assert desk.patch(config(replicas=2, extra=readiness)) == [DeployResult("iris", "updating iris (RealtimeAPI)")]
+
+
 def test_rejects_a_change_of_kind_until_the_api_is_deleted(desk: Desk) -> None:
     jobs = config().replace("RealtimeAPI", "BatchAPI").split("  autoscaling")[0]
     handler = HANDLER + "\n    def handle_batch(self, payload):\n        return payload\n"

@@ -289,7 +289,7 @@ def _diagnose_patch(
         problems: list[Diagnostic] = []
         apis: list[Api] = []
         for project_hash in hashes:
-            project = ProjectFiles.scan(projects.path(project_hash), _PATCH_NAME)
+            project = ProjectFiles.scan(projects.path(project_hash), None)
             own = {name for name in names if records[name].target.project_hash == project_hash}
             try:
                 diagnosis = diagnose_project(file, _PATCH_NAME, project, deployed, machine)

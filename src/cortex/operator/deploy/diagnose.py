@@ -127,7 +127,7 @@ def _machine_problems(project: ProjectFiles, checked: CheckedFile, machine: Mach
     violations: list[tuple[Api, Violation]] = []
     if machine.devices is not None:
         violations += [(api, violation) for api in apis for violation in _device_violations(api, machine.devices)]
-    if any(api.handler.models is not None for api in apis):
+    if any(api.handler.models is not None or api.handler.model is not None for api in apis):
         from cortex.operator.deploy.model_checks import model_violations  # noqa: PLC0415 - see the module's docstring
 
         violations += model_violations(apis, project.root, machine.environ)

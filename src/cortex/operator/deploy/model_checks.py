@@ -1,4 +1,4 @@
-"""Checks the models of a configuration before a deploy: each must exist and have a valid layout.
+"""Checks the models of a configuration before a deploy: each must exist, and have a valid layout if cortex loads it.
 
 Each location is listed once, in bounded time. A location with too many files to list counts as valid; `cortex get`
 then shows its problems after the deploy. Loads and downloads nothing.
@@ -19,6 +19,7 @@ from cortex.models.layout import CheckedListing, check_listing, describe_invalid
 from cortex.models.listing import Listing, Prefix, list_models, sample_names
 from cortex.models.source import loads_models, model_source
 from cortex.models.spec import ModelProblem, ModelSource
+from cortex.storage.client import is_remote
 
 TIMEOUT_S = 30.0
 #: Part of `TIMEOUT_S` reserved for sampling a location that is too large to list: is it empty?
@@ -53,7 +54,8 @@ def model_violations(
 ) -> list[tuple[Api, Violation]]:
     """Return the mistakes in the models of these APIs; blocks for up to `timeout_s`. No event loop may run."""
     locations = [location for api in apis for location in _locations(api, project_dir)]
-    return asyncio.run(_check(locations, project_dir, environ, timeout_s)) if locations else []
+    passed = [(api, api.handler.model) for api in apis if api.handler.model and is_remote(api.handler.model)]
+    return asyncio.run(_check(locations, passed, project_dir, environ, timeout_s)) if locations or passed else []
 
 
 def _locations(api: Api, project_dir: Path) -> Iterator[ModelLocation]:
@@ -67,14 +69,23 @@ def _locations(api: Api, project_dir: Path) -> Iterator[ModelLocation]:
 
 
 async def _check(
-    locations: Sequence[ModelLocation], project_dir: Path, environ: Mapping[str, str], timeout_s: float
+    locations: Sequence[ModelLocation],
+    passed: Sequence[tuple[Api, str]],
+    project_dir: Path,
+    environ: Mapping[str, str],
+    timeout_s: float,
 ) -> list[tuple[Api, Violation]]:
+    """Check the models that cortex loads, and the URLs of those that are passed to module functions."""
     deadline = time.monotonic() + timeout_s
     slots = asyncio.Semaphore(_PARALLEL)
 
     async def inspect(prefix: Prefix) -> _Inspection:
         async with slots:
             return await _inspect(prefix, environ, deadline)
+
+    async def find(url: str) -> str:
+        async with slots:
+            return await _absence(url, environ, deadline)
 
     distinct = list(dict.fromkeys(location.prefix for location in locations))
     inspections = dict(zip(distinct, await asyncio.gather(*map(inspect, distinct)), strict=True))
@@ -85,22 +96,33 @@ async def _check(
             first, *more = message.replace(f"{project_dir}/", "").rstrip().split("\n")
             text = "\n".join([first, *(f"{_INDENT}{line}".rstrip() for line in more)])
             found.append((location.api, Violation((location.field,), text)))
+    errors = await asyncio.gather(*(find(url) for _, url in passed))
+    found += [
+        (api, Violation(("handler.model",), error)) for (api, _), error in zip(passed, errors, strict=True) if error
+    ]
     return found
 
 
 async def _inspect(prefix: Prefix, environ: Mapping[str, str], deadline: float) -> _Inspection:
     try:
-        try:
-            async with asyncio.timeout(deadline - _SAMPLE_TIMEOUT_S - time.monotonic()):
-                return _Inspection(await list_models(prefix, environ))
-        except TimeoutError:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                names = await sample_names(prefix.url, environ, 1)
-            return _Inspection(error="" if names else f"there is nothing at {prefix.url}")
+        async with asyncio.timeout(deadline - _SAMPLE_TIMEOUT_S - time.monotonic()):
+            return _Inspection(await list_models(prefix, environ))
     except TimeoutError:
-        return _Inspection(error=f"{prefix.url} did not respond in time")
+        return _Inspection(error=await _absence(prefix.url, environ, deadline))
     except StorageError as error:
         return _Inspection(error=str(error))
+
+
+async def _absence(url: str, environ: Mapping[str, str], deadline: float) -> str:
+    """Return why there is no file at or below `url`; empty if there is one."""
+    try:
+        async with asyncio.timeout(deadline - time.monotonic()):
+            names = await sample_names(url, environ, 1)
+    except TimeoutError:
+        return f"{url} did not respond in time"
+    except StorageError as error:
+        return str(error)
+    return "" if names else f"there is nothing at {url}"
 
 
 async def _location_problems(
