@@ -11,7 +11,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from cortex.gateway.runtime_api import BackendState, RuntimeApi
+from cortex.gateway.runtime_api import BackendState, RuntimeApi, Unresponsive
 from cortex.gateway.statistics import BackendStats, ResponseCounters, average_ms, sum_stats
 from cortex.home import Home
 from cortex.processes.identity import Identity
@@ -24,6 +24,7 @@ def seen(count: int, name: str = "api:a") -> dict[str, BackendState]:
 
 BUSY = BackendStats(3, 2, 7, {"a-0": 1, "b-0": 2}, {2: 30, 5: 1}, 10.0)
 IDLE = BackendStats(1, 0, 1, {"b-0": 1}, {2: 8, 4: 2}, 52.0)
+PID = 2**22 + 1  # never a process
 ONE, TWO, THREE = Identity(1, 1.0), Identity(2, 1.0), Identity(3, 1.0)
 
 
@@ -69,14 +70,31 @@ def test_totals_do_not_decrease_when_a_response_changes_its_class() -> None:
     assert counters.totals() == {"a": {0: 1, 2: 6}}
 
 
-def test_a_removed_api_is_forgotten_with_its_last_worker() -> None:
+def test_an_old_worker_no_longer_counts_for_a_forgotten_api() -> None:
     counters = ResponseCounters()
+    counters.update({ONE: seen(5) | seen(1, "api:b")})
+    counters.update({TWO: seen(0, "api:b"), ONE: seen(6) | seen(2, "api:b")})
+    counters.forget(["b"])
+    assert counters.totals() == {"b": {2: 2}}
+    counters.load(json.loads(json.dumps(counters.dump())))
+    counters.update({THREE: seen(1), TWO: {}, ONE: seen(7) | seen(3, "api:b")})
+    assert counters.totals() == {"a": {2: 1}, "b": {2: 3}}
+    counters.update({THREE: seen(2)})
+    assert counters.totals() == {"a": {2: 2}, "b": {2: 3}}
+
+
+def test_a_worker_that_reports_no_apis_while_it_ends_keeps_its_counts() -> None:
+    counters = ResponseCounters()
+    for now in ({ONE: seen(5)}, {ONE: {}}, {ONE: None}, {}):
+        counters.update(now)
+        assert counters.totals() == {"a": {2: 5}}
+
+
+def test_a_worker_that_answers_late_is_counted() -> None:
+    counters = ResponseCounters()
+    counters.update({ONE: None})
     counters.update({ONE: seen(5)})
-    counters.forget(["b"])
     assert counters.totals() == {"a": {2: 5}}
-    counters.update({})
-    counters.forget(["b"])
-    assert counters.totals() == {}
 
 
 @pytest.mark.parametrize("data", [None, [], {}, {"ended": 1}, {"ended": {}, "living": [{}]}])
@@ -149,6 +167,17 @@ def test_the_last_responses_of_old_workers_are_counted(home: Home) -> None:
     run(scenario())
 
 
+def test_a_worker_that_has_ended_does_not_answer_with_empty_statistics(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(backend("iris")))
+            runtime = RuntimeApi(home.sockets_dir / "gateway-master.sock")
+            with pytest.raises(Unresponsive):
+                await runtime.backends(PID)
+
+    run(scenario())
+
+
 def test_all_responses_are_counted_under_load_with_reloads(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:
@@ -165,6 +194,36 @@ def test_all_responses_are_counted_under_load_with_reloads(home: Home) -> None:
                 return await counted(w) == {2: load.answers}
 
             await eventually(exact)
+
+    run(scenario())
+
+
+def test_an_api_that_was_deleted_and_deployed_again_starts_at_zero(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            iris = backend("iris", await w.server("a"))
+            await w.gateway.startup(table(iris))
+            idle = Client(w.port)  # its connection keeps the first HAProxy worker alive
+            for _ in range(5):
+                assert (await idle.get("/iris")).status == 200
+            assert await counted(w) == {2: 5}
+            slow = asyncio.create_task(ask(w.port, "/iris?wait=1"))
+            upstream = w.upstreams["a"]
+
+            async def is_inside() -> bool:
+                return len(upstream.waiting) == 1
+
+            await eventually(is_inside)
+
+            await w.gateway.apply(table())
+            await w.gateway.apply(table(iris))
+
+            upstream.release(1)
+            assert (await slow).status == 200
+            assert await counted(w) == {}
+            assert (await ask(w.port, "/iris")).status == 200
+            assert await counted(w) == {2: 1}
+            idle.close()
 
     run(scenario())
 

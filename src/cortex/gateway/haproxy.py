@@ -157,7 +157,7 @@ class HaproxyGateway:
 
     async def stats(self) -> dict[str, BackendStats]:
         """Return the statistics of each API of any worker, by name."""
-        seen, totals = await self._totals.count(self._apis())
+        seen, totals = await self._totals.count()
         by_api: dict[str, list[BackendState]] = {}
         for backends in seen.values():
             for name, state in backends.items():
@@ -183,7 +183,7 @@ class HaproxyGateway:
                 else:
                     await self._runtime.structure(workers.current)
                 await self._totals.hold(workers.current)
-                seen, _ = await self._totals.count(self._apis())
+                seen, _ = await self._totals.count()
                 for pid, backends in seen.items():
                     if commands := cut_off_commands(backends):
                         await self._runtime.run(pid, commands)
@@ -209,7 +209,7 @@ class HaproxyGateway:
             self._recovery = None
         if self._process.is_alive():
             with contextlib.suppress(GatewayError):
-                await self._totals.count(self._apis())
+                await self._totals.count()
         self._totals.close()
 
     def _apis(self) -> set[str]:
@@ -240,6 +240,7 @@ class HaproxyGateway:
             log_start = self._process.log_size()
             if workers.current is not None:
                 await self._totals.hold(workers.current)
+                await self._totals.count()  # the worker's APIs are known from here on; see `ResponseCounters.update`
             try:
                 await self._runtime.reload()
             except Unresponsive:
@@ -249,6 +250,7 @@ class HaproxyGateway:
             workers = await self._runtime.workers()
             self._logger.info("gateway reloaded", pid=self._process.pid, worker=workers.current)
         await self._sync(workers)
+        await self._totals.forget(self._apis())
 
     async def _sync(self, workers: HaproxyWorkers) -> None:
         """Apply servers and maps of the table to the current worker; busy servers are deleted later."""
@@ -300,6 +302,7 @@ class HaproxyGateway:
         self._failed_probes = 0
         self._leaving = False
         self._synced = (self._table, (await self._runtime.workers()).current)
+        await self._totals.forget(self._apis())
         self._watch_process()
         self._logger.info("gateway started", pid=self._process.pid, port=self._settings.port)
 

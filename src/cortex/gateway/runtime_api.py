@@ -105,7 +105,10 @@ class RuntimeApi:
 
     async def backends(self, pid: int) -> dict[str, BackendState]:
         """Return the state of every backend and server of a worker."""
-        return parse_stat(await self._ask(f"@!{pid} {_SERVERS_AND_BACKENDS}\n"))
+        answer = await self._ask(f"@!{pid} {_SERVERS_AND_BACKENDS}\n")
+        if not answer.startswith("#"):  # the master answers for a worker that has ended, or says nothing
+            raise Unresponsive(f"HAProxy's worker {pid} does not answer: {answer.strip()[:200] or 'it is ending'}")
+        return parse_stat(answer)
 
     async def all_backends(self, workers: HaproxyWorkers) -> dict[int, dict[str, BackendState]]:
         """Return the state of each worker by pid, without old ones that end meanwhile."""

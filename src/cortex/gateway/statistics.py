@@ -130,21 +130,27 @@ class ResponseCounters:
         self._reported: Counts = {}
 
     def update(self, seen: Mapping[Identity, Mapping[str, BackendState] | None]) -> None:
-        """Set the counts of each living worker, None if it did not respond. Workers not in `seen` have ended."""
+        """Set the counts of each living worker, None if it did not respond. Workers not in `seen` have ended.
+
+        A worker has the same APIs for as long as it lives, so the counts of an API that was forgotten do not come back.
+        """
         living: dict[Identity, Counts] = {}
         for worker, backends in seen.items():
-            known = next((each for each in self._living if each.is_same(worker)), worker)
-            before = self._living.pop(known, {})
-            living[worker] = before if backends is None else _counts_by_api(backends)
-        for counts in self._living.values():
-            _add(self._ended, counts)
+            known = next((each for each in self._living if each.is_same(worker)), None)
+            before = self._living.pop(known) if known is not None else None
+            counts = None if backends is None else _counts_by_api(backends)
+            if before is not None:
+                living[worker] = {api: (counts or {}).get(api, last) for api, last in before.items()}
+            elif counts is not None:
+                living[worker] = counts
+        for ended in self._living.values():
+            _add(self._ended, ended)
         self._living = living
 
     def forget(self, apis: Collection[str]) -> None:
-        """Drop the totals of APIs that are neither in `apis` nor known to a living worker."""
-        kept = set(apis).union(*self._living.values())
-        for counts in (self._ended, self._reported):
-            for name in counts.keys() - kept:
+        """Drop the totals of all APIs except `apis`. Call it only once no worker accepts requests for them."""
+        for counts in (self._ended, self._reported, *self._living.values()):
+            for name in counts.keys() - set(apis):
                 del counts[name]
 
     def totals(self) -> Counts:
@@ -204,22 +210,26 @@ class ResponseTotals:
         self._holds: dict[int, WorkerHold] = {}
         self._lock = asyncio.Lock()
 
-    async def count(self, apis: Collection[str]) -> tuple[dict[int, dict[str, BackendState]], Counts]:
-        """Query every worker; return its state by pid, and the totals of `apis`. Raises: Unresponsive."""
+    async def count(self) -> tuple[dict[int, dict[str, BackendState]], Counts]:
+        """Query every worker; return its state by pid, and the totals by API. Raises: Unresponsive."""
         async with self._lock:
-            if not self._loaded:
-                self._loaded = True
-                self._load()
+            self._load()
             workers = await self._runtime.workers()
             # In this order: counts read after the last client disconnected are final.
             idle = [pid for pid in self._holds if pid in workers.old and await self._holds[pid].is_idle()]
             seen = await self._runtime.all_backends(workers)
             self._counters.update({worker: seen.get(worker.pid) for worker in _identities(workers.all)})
-            self._counters.forget(apis)
             self._save()
-            for pid in [*idle, *(self._holds.keys() - set(workers.all))]:
+            for pid in [*(seen.keys() & idle), *(self._holds.keys() - set(workers.all))]:
                 self._holds.pop(pid).close()
             return seen, self._counters.totals()
+
+    async def forget(self, apis: Collection[str]) -> None:
+        """Drop the totals of all APIs except `apis`, once the current worker has only these."""
+        async with self._lock:
+            self._load()
+            self._counters.forget(apis)
+            self._save()
 
     async def hold(self, pid: int) -> None:
         """Keep the current worker alive after a reload until its last responses are counted; idempotent."""
@@ -237,7 +247,10 @@ class ResponseTotals:
         self._holds.clear()
 
     def _load(self) -> None:
-        """Load the totals that the last operator saved."""
+        """Load the totals that the last operator saved, once."""
+        if self._loaded:
+            return
+        self._loaded = True
         try:
             text = self._file.read_text()
             self._counters.load(json.loads(text))
@@ -293,11 +306,16 @@ class WorkerHold:
         return not self._reader.at_eof() and not self._writer.is_closing()
 
     async def is_idle(self) -> bool:
-        """Return whether no client is connected to the old worker; final, because it accepts no connections."""
+        """Return whether no client is connected to the old worker; final, because it accepts no connections.
+
+        A connection that failed holds nothing, so the worker then counts as idle.
+        """
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 rows = csv.DictReader((await self._ask(self._SHOW_FRONTENDS)).lstrip("# \n").splitlines())
                 return all(row["scur"] == "0" for row in rows if row["svname"] == "FRONTEND")
+        except TimeoutError:  # a later call reads the late answer
+            return False
         except self._FAILURES:
             return True
 
