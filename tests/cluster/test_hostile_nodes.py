@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 import struct
 import tempfile
@@ -111,43 +110,6 @@ def test_addresses_outside_of_the_node_are_dropped(socket: str, is_kept: bool) -
             await until(lambda: link.is_up)
             [found] = link.replicas[spec.id].status.processes
             assert (found.socket, found.near) == ((socket, near) if is_kept else ("", ""))
-
-    run(test())
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        *({"index": value} for value in (1, "0", False, 0.0)),
-        *({"lent": value} for value in ("0", 10**30, -1)),
-        *({name: "1"} for name in ("restarts", "failed_starts", "slots", "started_at")),
-        *({name: 7} for name in ("socket", "near", "lack")),
-        {"slots": -(10**19)},
-        {"failure": {"message": 7}},
-        {"death": {"cause": "exited", "message": 7, "at": 0}},
-    ],
-    ids=lambda change: "-".join(f"{name} {value!r}" for name, value in change.items()),
-)
-def test_an_invalid_status_is_rejected(change: dict[str, Any]) -> None:
-    spec = ReplicaSpec("a-1-2", "a", *["/x"] * 6, ("/s",), "/c", "/l")
-    process = ProcessStatus(0, "127.0.0.1:5", ProcessState.READY)
-    status = json.loads(ReplicaStatus(spec.id, "a", "x", 1, 0.0, (process,)).to_json())
-    if change.keys() <= status.keys():
-        status |= change
-    else:
-        status["processes"][0] |= change
-
-    async def serve(wire: PeerConnection) -> None:
-        wire.send({"event": "node", "home": "/tmp"})
-        replica = {"spec": spec.to_json(), "status": json.dumps(status), "is_reserved": True}
-        wire.send({"event": "replica", "id": spec.id, **replica})
-        with contextlib.suppress(PeerError):
-            assert await wire.receive() is None
-
-    async def test() -> None:
-        async with peer(serve) as link:
-            await until(lambda: "an invalid status" in link.problem)
-            assert link.replicas == {}
 
     run(test())
 

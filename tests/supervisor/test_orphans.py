@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +17,7 @@ from harness.replicas.replicas import Answer, Replica, UnixConnection, read, run
 from harness.wait import PATIENCE_S, wait_until
 
 HANDLER = """
-    import asyncio, atexit, ctypes, os, pathlib, subprocess, sys, time
+    import asyncio, atexit, os, pathlib, subprocess, sys, time
 
     def begin(payload):
         print("in", payload.get("name"))
@@ -39,10 +36,6 @@ HANDLER = """
 
         def handle_post(self, payload):
             begin(payload)
-            if payload.get("do") == "stuck in C":
-                mutex = ctypes.create_string_buffer(64)
-                for _ in range(2):
-                    ctypes.PyDLL(None).pthread_mutex_lock(mutex)  # for ever, with the interpreter lock
             if payload.get("do") == "stuck":
                 time.sleep(3600)
             if payload.get("do") == "slow":
@@ -245,33 +238,3 @@ def test_a_call_that_never_returns_is_killed_after_its_time_limit(tmp_path: Path
         wait_until(is_gone(pid), timeout_s=30)
         assert isinstance(stuck.exception(PATIENCE_S), OSError)
         assert "in handle_post" in replica.log() or "lost its supervisor" in replica.log()
-
-
-def test_a_call_that_holds_the_interpreter_lock_is_killed_by_the_alarm(tmp_path: Path) -> None:
-    with running_replica(HANDLER) as replica, ThreadPoolExecutor() as pool:
-        pid = replica.wait_ready().processes[0].pid
-        assert pid is not None
-        stuck = pool.submit(replica.request, {"do": "stuck in C", "inside": str(tmp_path / "inside")})
-        wait_until((tmp_path / "inside").exists)
-        kill_supervisor(replica)
-        assert not is_gone(pid)()
-        os.kill(pid, signal.SIGALRM)  # as the kernel will after a minute
-        wait_until(is_gone(pid))
-        assert isinstance(stuck.exception(PATIENCE_S), OSError)
-
-
-def test_the_death_of_the_supervisor_sets_the_alarm() -> None:
-    code = """
-        import ctypes, os
-        from cortex.replica.orphan import outlive_supervisor
-        outlive_supervisor()
-        number = ctypes.c_int()
-        ctypes.CDLL(None).prctl(2, ctypes.byref(number))  # PR_GET_PDEATHSIG
-        os.kill(os.getpid(), number.value)
-        print(number.value, ctypes.CDLL(None).alarm(0))
-    """
-    code = textwrap.dedent(code)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    sent, left = map(int, done.stdout.split())
-    assert sent == 64
-    assert 0 < left <= 64

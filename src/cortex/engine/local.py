@@ -34,7 +34,6 @@ from cortex.processes.identity import Identity
 from cortex.processes.jsonl import encode
 from cortex.replica.devices import gpu_environ
 from cortex.replica.spec import (
-    ORPHAN_UNTENDED_S,
     ProcessStatus,
     ReplicaSpec,
     ReplicaStatus,
@@ -298,7 +297,7 @@ class LocalEngine:
         return running.spec.jobs_socket is None and Path(running.spec.control_socket).exists()
 
     async def _wait_for_orphans(self, running: _Running, identity: Identity) -> None:
-        longest_s = max(orphan_limit_s(running.spec.timeout_s), ORPHAN_UNTENDED_S) + _ORPHANS_GRACE_S
+        longest_s = orphan_limit_s(running.spec.timeout_s) + _ORPHANS_GRACE_S
         running.ends_at = min(running.ends_at, time.monotonic() + longest_s)
         self._orphaned[running.spec.id] = running
         try:

@@ -1,14 +1,9 @@
 """A request worker that outlives its supervisor: it finishes its requests, and serves while the gateway still sends.
 
 The gateway keeps its connections to a process open, and the operator needs a moment to remove the route. After that the
-process has no purpose, so it ends once no request has arrived for a while. No supervisor enforces deadlines any more,
-so the process limits its own remaining life, by three mechanisms, each more precise than the one before:
-
-    when                                    what limits the process
-    the supervisor dies                     SIGALRM after 64 s, set by kernel and libc alone (`outlive_supervisor`)
-    the event loop notices the death        faulthandler ends the process at the orphan limit, from its own thread;
-                                            SIGALRM is postponed to the same time
-    no request for `_QUIET_CHECKS` checks   the event loop stops the process
+process has no purpose, so it ends once no request has arrived for a while. No supervisor enforces deadlines any more:
+faulthandler ends the process at the orphan limit, from a thread of its own, which needs no interpreter lock. A call
+that holds this lock when the supervisor dies keeps the process from noticing it: the operator kills such a process.
 """
 
 from __future__ import annotations
@@ -19,7 +14,6 @@ import ctypes
 import faulthandler
 import math
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable
@@ -28,7 +22,7 @@ from typing import Protocol
 
 from cortex.replica.requests.app import App
 from cortex.replica.shared_state import MAX_CONNECTIONS
-from cortex.replica.spec import ORPHAN_SERVES_S, ORPHAN_UNTENDED_S, orphan_limit_s
+from cortex.replica.spec import ORPHAN_SERVES_S, orphan_limit_s
 
 #: The process ends after this many checks in a row without a request.
 _QUIET_CHECKS = 5
@@ -38,14 +32,7 @@ _PARENT_EXIT_S = 1.0
 _PARENT_CHECK_S = 0.01
 
 _PR_SET_PDEATHSIG = 1
-#: SIGRTMAX, which nothing else uses. Its number is the alarm's time in seconds: see `outlive_supervisor`.
-_PARENT_DEATH_SIGNAL = 64
-assert _PARENT_DEATH_SIGNAL == ORPHAN_UNTENDED_S
 _STDERR = 2
-
-_libc = ctypes.CDLL(None)
-_libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
-_libc.signal.restype = ctypes.c_void_p
 
 
 class InheritedOutput(Protocol):
@@ -67,19 +54,8 @@ class Inheritance:
 
 
 def outlive_supervisor() -> None:
-    """Survive the supervisor's death for at most 64 s. Call it on the thread that returned from the fork.
-
-    The limit must hold even if this process is stuck in C code and never runs Python again, so no Python handler can
-    set it. Instead, libc's `alarm` itself is the signal handler:
-
-    1. `prctl(PR_SET_PDEATHSIG, 64)`: when the supervisor dies, the kernel sends signal 64.
-    2. `signal(64, alarm)`: the handler is `alarm`. Its argument is the signal number, so this calls `alarm(64)`.
-    3. After 64 s the kernel sends SIGALRM, whose default action ends the process.
-
-    `Orphan` replaces this limit as soon as Python runs. If user code handles SIGALRM, only the limit of `Orphan` holds.
-    """
-    _libc.signal(_PARENT_DEATH_SIGNAL, ctypes.cast(_libc.alarm, ctypes.c_void_p))
-    _libc.prctl(_PR_SET_PDEATHSIG, _PARENT_DEATH_SIGNAL)
+    """Survive the death of the supervisor. Call it on the thread that returned from the fork."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
 
 
 class Orphan:
@@ -123,12 +99,7 @@ class Orphan:
 
     def _serve_alone(self) -> None:
         self._is_orphan = True
-        limit_s = orphan_limit_s(self._app.timeout_s)
-        # Runs on a thread that needs no interpreter lock, and logs where the process hangs.
-        faulthandler.dump_traceback_later(limit_s, exit=True, file=_STDERR)
-        _libc.signal(_PARENT_DEATH_SIGNAL, signal.SIG_IGN)  # it may not have been delivered yet
-        if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
-            _libc.alarm(math.ceil(limit_s) + 1)
+        faulthandler.dump_traceback_later(orphan_limit_s(self._app.timeout_s), exit=True, file=_STDERR)
         self._accept_waiting()
         with contextlib.suppress(Exception):  # serving has priority
             self._output.take_over()

@@ -13,8 +13,6 @@ from cortex.models.spec import HOME_PATH, ModelProblem, ModelSource
 #: How long a worker accepts requests after its supervisor died. A running operator removes its route much sooner.
 ORPHAN_SERVES_S = 3.0
 _EXIT_HOOKS_S = 2.0
-#: Seconds after which the kernel ends such a worker even if it never runs Python again; see `replica.orphan`.
-ORPHAN_UNTENDED_S = 64
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import weakref
@@ -107,21 +106,10 @@ def test_nothing_is_left_of_a_model_that_was_unloaded(folder: Path) -> None:
     assert [each() for each in left] == [None, None, None]
 
 
-@pytest.mark.parametrize(("environment", "is_noisy"), [({}, False), ({"TF_ENABLE_ONEDNN_OPTS": "1"}, True)])
-def test_the_import_of_tensorflow_is_silent_unless_asked_and_no_garbage_collection_walks_it(
-    environment: dict[str, str], is_noisy: bool
-) -> None:
-    code = "import gc, os; from cortex.predictor.clients import embedded_tensorflow as t\n"
-    code += "t._import_tensorflow(); os.write(2, b'end\\n')"
-    code += "; assert len(gc.get_objects()) < gc.get_freeze_count()"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env={**kept, **environment}
-    )
-    assert done.returncode == 0, done.stderr
-    assert ("oneDNN" in done.stderr) == is_noisy
-    assert done.stderr.splitlines()[-1] == "end"
-    assert is_noisy or done.stderr.count("\n") == 1
+def test_no_garbage_collection_walks_tensorflow() -> None:
+    code = "import gc; from cortex.predictor.clients import embedded_tensorflow as t\n"
+    code += "t._import_tensorflow(); assert len(gc.get_objects()) < gc.get_freeze_count()"
+    subprocess.run([sys.executable, "-c", code], timeout=100, check=True)
 
 
 def test_a_signature_of_unknown_types_can_still_be_described(folder: Path) -> None:

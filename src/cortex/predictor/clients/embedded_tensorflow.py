@@ -8,13 +8,10 @@ resources of the model.
 from __future__ import annotations
 
 import gc
-import logging
 import os
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,9 +32,6 @@ _ENVIRONMENT = {
 #: The tag of the graph for serving; exports may contain others, for training.
 _SERVE = "serve"
 _BFLOAT16 = 14
-_ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
-_IMPORT_NOISE = ("oneDNN custom operations are on", "All log messages before absl::InitializeLog")
-_FILTER_TIMEOUT_S = 1.0
 
 _import_lock = threading.Lock()
 
@@ -51,7 +45,7 @@ class EmbeddedTensorFlow:
         graph = tf.Graph()
         session = tf.compat.v1.Session(graph=graph, config=_session_config(tf))
         try:
-            with graph.as_default(), _without_deprecations(tf):
+            with graph.as_default():
                 meta = tf.compat.v1.saved_model.loader.load(session, [_SERVE], request.path)
             return EmbeddedModel(request, session, meta.signature_def)
         except (tf.errors.OpError, OSError, ValueError, RuntimeError, TypeError, KeyError) as e:
@@ -146,8 +140,7 @@ def _import_tensorflow() -> Any:
             os.environ.setdefault(name, value)
         is_first = "tensorflow" not in sys.modules
         try:
-            with _without_noise(is_first and _ONEDNN not in os.environ):
-                import tensorflow  # noqa: PLC0415 - optional, and takes seconds
+            import tensorflow  # noqa: PLC0415 - optional, and takes seconds
         except ImportError as e:
             raise ModelError(f"TensorFlow can't be imported: {e}") from e
         if is_first:
@@ -158,51 +151,10 @@ def _import_tensorflow() -> Any:
     return tensorflow
 
 
-@contextmanager
-def _without_noise(wanted: bool) -> Iterator[None]:
-    """Filter oneDNN messages from stderr, which TensorFlow prints before it reads its log level.
-
-    Stderr is piped through a `sed` process, so that the last messages are not lost if the import kills this process.
-    """
-    try:
-        command = ["sed", "-u", *(f"--expression=/{text}/d" for text in _IMPORT_NOISE)]
-        log_filter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2) if wanted else None
-    except OSError:
-        log_filter = None
-    if log_filter is None or log_filter.stdin is None:
-        yield
-        return
-    stderr = os.dup(2)
-    os.dup2(log_filter.stdin.fileno(), 2)
-    log_filter.stdin.close()
-    try:
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
-        with suppress(subprocess.TimeoutExpired):  # a process that another thread started may keep the pipe open
-            log_filter.wait(_FILTER_TIMEOUT_S)
-
-
 def _session_config(tf: Any) -> Any:
     config = tf.compat.v1.ConfigProto(allow_soft_placement=True)
     config.gpu_options.allow_growth = os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
     return config
-
-
-@contextmanager
-def _without_deprecations(tf: Any) -> Iterator[None]:
-    """Suppress the deprecation warning of the session loader."""
-
-    def keep(record: logging.LogRecord) -> bool:
-        return "deprecat" not in record.getMessage()
-
-    logger = tf.get_logger()
-    logger.addFilter(keep)
-    try:
-        yield
-    finally:
-        logger.removeFilter(keep)
 
 
 def _array(value: Any, dtype: int) -> Array:

@@ -139,7 +139,7 @@ class BatchingServable(Generic[S]):
 
 
 class BatchingBackend(Generic[S]):
-    """A backend whose models join tsuccessor runs."""
+    """A backend whose models join concurrent runs."""
 
     def __init__(self, backend: TensorFlowBackend[S], max_rows: int, isolates_failures: bool) -> None:
         self._backend = backend
