@@ -38,6 +38,7 @@ from cortex.predictor.clients.tensorflow_serving import (
     model_spec,
 )
 from cortex.predictor.clients.tensors import Array
+from cortex.processes.backoff import Backoff
 
 _PREFIX = "cortex-serving-"
 _START_TIMEOUT_S = 60.0
@@ -45,7 +46,7 @@ _POLL_S = 0.02
 _STATUS_TIMEOUT_S = 5.0
 #: A server that ran for so long restarts immediately; otherwise the backoff doubles with each exit.
 _STABLE_S = 30.0
-_MAX_BACKOFF_S = 30.0
+_BACKOFF = Backoff(0.1, 30.0)
 _TERMINATE_S = 5.0
 #: Code of an intermediate process, as no Python code may run between fork and exec in a process with threads. It sets
 #: PR_SET_PDEATHSIG (prctl(2)), checks that its parent is still alive, and executes the server.
@@ -151,7 +152,7 @@ class LocalServer:
         return f"{self._name} can't be started: it {self._last_exit or 'does not respond'}; see the log"
 
     def _supervise(self, channel: ServingChannel) -> None:
-        backoff_s = 0.0
+        exits = 0  #: in a row
         is_first = True
         while not self._is_closing.is_set():
             started = time.monotonic()
@@ -170,9 +171,9 @@ class LocalServer:
                 return
             if is_first:  # the first start failed
                 break
-            backoff_s = 0.0 if time.monotonic() - started > _STABLE_S else min(max(0.1, 2 * backoff_s), _MAX_BACKOFF_S)
+            exits = 0 if time.monotonic() - started > _STABLE_S else exits + 1
             print(f"{self._name} {self._last_exit}; restarting it", file=sys.stderr, flush=True)
-            self._is_closing.wait(backoff_s)
+            self._is_closing.wait(_BACKOFF.delay_s(exits) if exits else 0)
         self._is_closing.set()
         self._is_up.set()  # release the waiting threads
 
