@@ -40,6 +40,8 @@ from cortex.cluster.node.start import (
     reserve,
 )
 from cortex.errors import CortexError, TokenError
+from cortex.processes.identity import Identity
+from cortex.processes.sockets import peer_of
 
 #: Share of a node group's resource that one reservation takes: small enough for a thousand replicas per node.
 GROUP_SHARE = 0.001
@@ -144,6 +146,7 @@ class RayBridge:
         self._start: Json = {}
         self._actor_class: Any = ray.remote(Reservation)
         self._listed_at = self._measured_at = 0.0
+        self._raylet: Identity | None = None
 
     def read(self, lines: TextIO) -> None:
         """Queue commands until standard input ends, then exit: the operator has ended."""
@@ -167,6 +170,9 @@ class RayBridge:
                 self._find_dead_actors()
             if now - self._measured_at >= RESOURCES_S:
                 self._measured_at = now
+                if self._raylet is not None and not self._raylet.is_alive():
+                    # Ray seems well until the head notices, but actors that are created now would be lost.
+                    raise ConnectionError("Ray's process on this machine ended")
                 self._send("resources", **_resources())
 
     def send_away(self, error: BaseException) -> None:
@@ -178,6 +184,7 @@ class RayBridge:
         self._start = settings["start"]
         check_token(settings["address"])
         ray.init(address=settings["address"], namespace=self._namespace, log_to_driver=False)
+        self._raylet = _local_raylet()
 
     def _adopt(self) -> None:
         for name in ray.util.list_named_actors():
@@ -323,6 +330,18 @@ def _token_advice() -> str:
     source = next((name for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH") if os.environ.get(name)), "")
     where = f"of {source}" if source else "in ~/.ray/auth_token"
     return f"it rejects the token {where}: `cortex up` needs the token that `ray start` had on the head"
+
+
+def _local_raylet() -> Identity | None:
+    """Return Ray's process on this machine; None if it is unknown, or if we use Ray's client server."""
+    node = getattr(_untyped._private.worker.global_worker, "node", None)
+    if node is None:
+        return None
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+        client.connect(node.raylet_socket_name)
+        peer = peer_of(client)
+        return Identity.of(peer.pid) if peer is not None else None
+    return None
 
 
 def _resources() -> Json:

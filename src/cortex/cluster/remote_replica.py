@@ -1,4 +1,4 @@
-"""Lifecycle of one replica of a cluster, at the operator.
+"""The lifecycle of one replica on a node, as the operator follows it.
 
 start --> PENDING --> PLACED --> RUNNING <--> UNRESERVED --> LEAVING
             | ^         |           |             |             |
@@ -69,7 +69,7 @@ class RemoteReplica:
         self.status = replace(self.status, lack=self.problem)
 
     def is_due(self, now: float) -> bool:
-        """Return True, once, when the backoff is over and another place can be requested."""
+        """Return True, once, when the backoff has passed and another place can be requested."""
         if self.retry_at is None or now < self.retry_at:
             return False
         self.retry_at = None

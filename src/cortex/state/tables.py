@@ -388,7 +388,9 @@ schedules = Table(
     "schedules",
     job_metadata,
     Column("api", PortableText(64), primary_key=True),
-    Column("key", PortableText, nullable=False),  # of the schedule; another one begins anew
+    Column(
+        "key", PortableText, nullable=False
+    ),  # of the schedule; a changed schedule has another key, and starts again
     Column("handled_at", Float, nullable=False),
     Column("last_run_at", Float),  # when the last job was due
     Column("last_job_id", PortableText(16)),

@@ -181,7 +181,7 @@ class PendingConnections:
     def _refuse(self, pending: _Pending, response: bytes) -> None:
         pending.is_refused = True
         pending.until = time.monotonic() + _LINGER_S
-        with contextlib.suppress(OSError):  # the client is gone; the connection is closed when its time is over
+        with contextlib.suppress(OSError):  # the client is gone; the connection is closed at its deadline
             pending.sock.send(response)
             pending.sock.shutdown(socket.SHUT_WR)
 
