@@ -80,7 +80,7 @@ def test_operator_killed_again_and_again_while_it_accepts_and_completes_jobs(
     cortex: Installation, api: BatchApi
 ) -> None:
     jobs = []
-    for _ in range(4):
+    for _ in range(2):
         jobs.append(api.submit(slow_items(60), workers=2))
         pause(0.3)
         kill_operator(cortex)

@@ -89,8 +89,14 @@ def cortex(buckets: dict[str, Bucket]) -> Iterator[Installation]:
         yield made
 
 
-@pytest.mark.parametrize("kind", PREDICTORS)
-@pytest.mark.parametrize("place", ["s3", "gs", "local"])
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        pytest.param(kind, place, marks=[pytest.mark.long] if kind == "tensorflow" and place != "local" else [])
+        for kind in PREDICTORS
+        for place in ("s3", "gs", "local")
+    ],
+)
 def test_path_and_dir_serve_both_layouts(
     kind: str, place: str, cortex: Installation, buckets: dict[str, Bucket], tmp_path: Path
 ) -> None:

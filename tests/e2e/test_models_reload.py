@@ -176,7 +176,12 @@ def pause(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-@pytest.mark.parametrize("api", [("uploads", "s3"), ("uploads", "local")], indirect=True, ids=["s3", "local"])
+@pytest.mark.parametrize(
+    "api",
+    [("uploads", "s3"), pytest.param(("uploads", "local"), marks=pytest.mark.long)],
+    indirect=True,
+    ids=["s3", "local"],
+)
 def test_uploads_of_all_kinds_fail_no_request(api: Api) -> None:
     api.put("9", 9)
     api.deploy()
@@ -231,7 +236,12 @@ def test_models_that_can_not_be_loaded_leave_the_old_one_serving(api: Api) -> No
     assert all_answered(summary) == {1, 5}
 
 
-@pytest.mark.parametrize("api", [("folder", "gs"), ("folder", "local")], indirect=True, ids=["gs", "local"])
+@pytest.mark.parametrize(
+    "api",
+    [pytest.param(("folder", "gs"), marks=pytest.mark.long), ("folder", "local")],
+    indirect=True,
+    ids=["gs", "local"],
+)
 def test_models_of_a_folder_are_added_and_removed(api: Api) -> None:
     api.put("a/1", 1)
     api.put("b/7", 7)
@@ -299,7 +309,7 @@ def test_worker_killed_during_a_reload_fails_only_its_own_requests(api: Api) -> 
     assert set(summary["answers"]) == {"[1,1]", "[2,2]"}
 
 
-@pytest.mark.parametrize("kind", ["onnx", "tensorflow"])
+@pytest.mark.parametrize("kind", ["onnx", pytest.param("tensorflow", marks=pytest.mark.long)])
 def test_other_kinds_are_reloaded_without_a_failed_request(
     kind: str, cortex: Installation, buckets: dict[str, Bucket], tmp_path: Path
 ) -> None:

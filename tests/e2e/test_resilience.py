@@ -1,4 +1,8 @@
-"""Kills, updates and scaling under load: only the requests in killed processes may fail."""
+"""Deaths of user code and of the gateway, and timeouts, through a real installation.
+
+Under load: updates and kills of the operator are in `tests/operator/test_main.py`, kills of supervisors in
+`test_killed_supervisors.py`, kills of workers in `test_numbers.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from harness.installations.installation import Installation, write_project
 from harness.wait import wait_until
 
 HANDLER = """
     import ctypes, os, time
-
-    VERSION = "{version}"
 
     class Handler:
         def __init__(self, config):
@@ -37,9 +37,10 @@ HANDLER = """
                 for _ in range(100):
                     self.hoard.append(b"x" * 10_000_000)
                     time.sleep(0.02)
-            return {{"version": VERSION, "pid": os.getpid()}}
+            return {"pid": os.getpid()}
 """
 
+DEATHS = {"exit": "exited with code 3", "null dereference": "segmentation fault", "allocate": "out of memory"}
 CONFIG = """
     - name: {api}
       kind: RealtimeAPI
@@ -55,11 +56,9 @@ CONFIG = """
 """
 
 
-def deploy(
-    cortex: Installation, folder: Path, api: str, version: str = "1", replicas: int = 2, timeout: str = "60s"
-) -> None:
+def deploy(cortex: Installation, folder: Path, api: str, replicas: int = 2, timeout: str = "60s") -> None:
     config = CONFIG.format(api=api, replicas=replicas, timeout=timeout)
-    write_project(folder, HANDLER.format(version=version), config)
+    write_project(folder, HANDLER, config)
     cortex.cortex("deploy", folder)
 
 
@@ -67,132 +66,24 @@ def all_answered(summary: dict[str, Any]) -> None:
     assert set(summary["statuses"]) == {"200"}, summary
 
 
-def wait_for_others(cortex: Installation, api: str, old: set[int]) -> set[int]:
-    """Wait until two processes run, none of them old."""
-
-    def others() -> set[int] | None:
-        pids = cortex.pids(api)
-        return pids if len(pids) == 2 and not pids & old else None
-
-    return wait_until(others, timeout_s=30) or set()
-
-
-def two_ready(cortex: Installation, api: str) -> set[tuple[int, int]]:
-    """Wait until two processes are ready; return the ids of each and of its supervisor."""
-
-    def both() -> set[tuple[int, int]] | None:
-        found = [each for each in cortex.status()["replicas"] if (each["api"], each["state"]) == (api, "ready")]
-        return {(each["pid"], each["supervisor_pid"]) for each in found} if len(found) == 2 else None
-
-    return wait_until(both, timeout_s=30) or set()
-
-
 def pause(seconds: float) -> None:
     """Let a load run for a while; the test is that it is not disturbed."""
     threading.Event().wait(seconds)
 
 
-def test_killed_operator_fails_no_request_and_the_next_adopts_the_replicas(
-    cortex: Installation, tmp_path: Path
-) -> None:
-    deploy(cortex, tmp_path, "adopted")
-    before = cortex.pids("adopted")
-    with cortex.load("/adopted", 300) as summary:
-        pause(0.5)
-        os.kill(cortex.status()["operator"]["pid"], signal.SIGKILL)
-        wait_until(lambda: cortex.status()["operator"] is None)
-        pause(0.5)
-        cortex.up()
-        wait_until(lambda: cortex.pids("adopted") == before)
-        pause(0.5)
-    all_answered(summary)
-    assert cortex.pids("adopted") == before
-
-
-def test_new_version_refresh_and_patch_fail_no_request(cortex: Installation, tmp_path: Path) -> None:
-    deploy(cortex, tmp_path, "updated")
-    first = cortex.pids("updated")
-    with cortex.load("/updated", 300) as summary:
-        deploy(cortex, tmp_path, "updated", version="2")
-        second = wait_for_others(cortex, "updated", first)
-        assert cortex.post("/updated", {}).json["version"] == "2"
-        cortex.cortex("refresh", "updated")
-        wait_for_others(cortex, "updated", second)
-        for replicas in (3, 1):
-            wait_until(lambda: cortex.get("updated")["status"]["status_code"] == "live", timeout_s=30)
-            config = tmp_path / "patch.yaml"
-            config.write_text(CONFIG.format(api="updated", replicas=replicas, timeout="60s").replace("\n    ", "\n"))
-            cortex.cortex("patch", config)
-            wait_until(lambda count=replicas: len(cortex.pids("updated")) == count, timeout_s=30)  # type: ignore[misc]
-        pause(0.5)
-    all_answered(summary)
-
-
-def test_version_that_can_not_start_leaves_the_old_one_serving(cortex: Installation, tmp_path: Path) -> None:
-    deploy(cortex, tmp_path, "kept")
-    before = cortex.pids("kept")
-    with cortex.load("/kept", 200) as summary:
-        broken = HANDLER.format(version="2") + "\n    raise RuntimeError('no weights')\n"
-        write_project(tmp_path, broken, CONFIG.format(api="kept", replicas=2, timeout="60s"))
-        done = cortex.cortex("deploy", tmp_path, check=False)
-        assert done.returncode == 1
-        assert "RuntimeError: no weights" in done.stdout + done.stderr
-        assert 'File "handler.py"' in done.stdout + done.stderr
-        assert before <= cortex.pids("kept")
-        assert cortex.get("kept")["status"]["status_code"] == "error"
-        pause(1)
-    all_answered(summary)
-    assert cortex.post("/kept", {}).json["version"] == "1"
-    deploy(cortex, tmp_path, "kept", version="3")
-    assert cortex.post("/kept", {}).json["version"] == "3"
-
-
-@pytest.mark.parametrize(
-    ("payload", "words"),
-    [
-        ({"do": "exit"}, "exited with code 3"),
-        ({"do": "null dereference"}, "segmentation fault"),
-        ({"do": "allocate"}, "out of memory"),
-    ],
-    ids=["exit", "segfault", "out of memory"],
-)
-def test_death_in_a_request_fails_that_request_alone(
-    cortex: Installation, tmp_path: Path, payload: object, words: str
-) -> None:
+def test_deaths_in_requests_fail_these_requests_alone(cortex: Installation, tmp_path: Path) -> None:
     deploy(cortex, tmp_path, "dying")
     with cortex.load("/dying", 200) as summary:
         pause(0.3)
-        reply = cortex.post("/dying", payload)
-        pause(1)
-    assert reply.status == 500
-    assert words in reply.json["error"]
-    assert reply.json["request_id"] == reply.headers["x-cortex-request-id"]
+        deaths = {do: cortex.post("/dying", {"do": do}) for do in ("exit", "null dereference", "allocate")}
+        pause(0.5)
+    for reply, words in zip(
+        deaths.values(), ("exited with code 3", "segmentation fault", "out of memory"), strict=True
+    ):
+        assert reply.status == 500
+        assert words in reply.json["error"]
+        assert reply.json["request_id"] == reply.headers["x-cortex-request-id"]
     all_answered(summary)
-
-
-def test_killed_process_fails_only_its_own_requests(cortex: Installation, tmp_path: Path) -> None:
-    deploy(cortex, tmp_path, "killed")
-    with cortex.load("/killed", 200) as summary:
-        for _ in range(3):
-            pause(0.3)
-            before = cortex.pids("killed")
-            os.kill(min(before), signal.SIGKILL)
-            wait_until(lambda old=before: len(cortex.pids("killed") - old) == 1)  # type: ignore[misc]
-    inside = sum(count for status, count in summary["statuses"].items() if status != "200")
-    assert inside <= 3, summary
-    assert all("killed (SIGKILL)" in failure["detail"] for failure in summary["failures"]), summary
-
-
-def test_killed_supervisor_is_replaced_and_fails_only_its_own_requests(cortex: Installation, tmp_path: Path) -> None:
-    deploy(cortex, tmp_path, "replaced")
-    with cortex.load("/replaced", 300) as summary:
-        for _ in range(3):
-            pause(0.3)
-            victim, supervisor = min(two_ready(cortex, "replaced"))
-            os.kill(supervisor, signal.SIGKILL)
-            wait_until(lambda gone=victim: len(cortex.pids("replaced") - {gone}) == 2)  # type: ignore[misc]
-    failed = sum(count for status, count in summary["statuses"].items() if status != "200")
-    assert failed <= 3 * 3, summary  # the gateway's most connections to one process, three times
 
 
 def test_killed_gateway_is_restarted(cortex: Installation, tmp_path: Path) -> None:

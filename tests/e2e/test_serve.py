@@ -101,24 +101,3 @@ def test_invalid_update_leaves_the_running_version_alone(cortex: Installation, t
     assert "handler.py" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert cortex.post("/safe", {}).status == 200
-
-
-def test_missing_module_names_the_requirement(cortex: Installation, tmp_path: Path) -> None:
-    write_project(tmp_path, HANDLER, CONFIG.replace("echo", "needy"))
-    (tmp_path / "handler.py").write_text("import cv2_missing_module\n" + (tmp_path / "handler.py").read_text())
-    done = cortex.cortex("deploy", tmp_path, check=False)
-    assert done.returncode == 1
-    assert "cv2_missing_module" in done.stdout + done.stderr
-    assert "requirements.txt" in done.stdout + done.stderr
-
-
-def test_down_stops_everything_and_up_restores_it(cortex: Installation, tmp_path: Path) -> None:
-    write_project(tmp_path, HANDLER, CONFIG.replace("echo", "lasting"))
-    cortex.cortex("deploy", tmp_path)
-    pids = {replica["pid"] for replica in cortex.status()["replicas"]}
-    cortex.down()
-    assert cortex.status()["operator"] is None
-    for pid in pids:
-        wait_until(lambda p=pid: not Path(f"/proc/{p}").exists())  # type: ignore[misc]
-    cortex.up()
-    wait_until(lambda: cortex.post("/lasting", {}).status == 200, timeout_s=20)

@@ -132,7 +132,7 @@ def test_idle_connections_survive_a_worker_death() -> None:
 def test_a_call_stuck_in_c_frees_its_slot_at_the_timeout() -> None:
     with running_replica(HANDLER, timeout_s=15) as replica:
         replica.wait_ready()
-        for _ in range(5):
+        for _ in range(2):
             answer = replica.request({"do": "stuck in C"}, request_id=new_request_id(ago_s=14))
             assert answer.status == 504
             assert "timed out after 15 s" in answer.json["error"]
