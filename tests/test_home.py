@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,14 +13,15 @@ from cortex.home import Home
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
     """A home whose path is too long for sockets inside it."""
     shared = tmp_path / "tmp"
     shared.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(shared))
     home = Home(tmp_path / ("long" * 20))
     assert home.sockets_dir.parent == shared
-    return home
+    yield home
+    shutil.rmtree(home.metrics_dir, ignore_errors=True)
 
 
 def test_sockets_outside_the_home_are_in_a_private_folder(home: Home) -> None:

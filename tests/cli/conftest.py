@@ -1,4 +1,4 @@
-"""An operator of jobs to talk to, and a home that knows it."""
+"""Fixtures: an HTTP server in the role of an operator with jobs, and a home whose environment is that operator."""
 
 from __future__ import annotations
 

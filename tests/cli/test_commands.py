@@ -1,4 +1,4 @@
-"""The commands against a real operator: what they print, how they exit, what is up and down afterwards."""
+"""Commands against a real operator: output, exit codes and running processes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def running() -> Iterator[Installation]:
         yield made
 
 
-def is_there(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
@@ -73,14 +73,14 @@ def test_deploy_waits_until_live_and_shows_how_to_call_it(running: Installation,
     assert json.loads(answer.stdout) == {"answer": 42}
 
 
-def test_deploy_as_json_is_nothing_but_json(running: Installation, tmp_path: Path) -> None:
+def test_deploy_as_json_prints_only_json(running: Installation, tmp_path: Path) -> None:
     done = cortex(running.home, "deploy", project(tmp_path, "as-json"), "-o", "json")
 
     assert json.loads(done.stdout) == [{"api": "as-json", "message": "creating as-json (RealtimeAPI)", "error": ""}]
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_deploy_names_mistakes_from_where_the_user_stands(running: Installation, tmp_path: Path) -> None:
+def test_deploy_reports_mistakes_with_relative_paths(running: Installation, tmp_path: Path) -> None:
     folder = project(tmp_path / "p", "mistaken")
     (folder / "cortex.yaml").write_text(CONFIG.replace("NAME", "mistaken").replace("handler.py", "hander.py"))
     (folder / "requirements.txt").write_text("numpy = = 1\n")
@@ -119,7 +119,7 @@ def test_deploy_of_code_that_cannot_start_shows_the_users_traceback(running: Ins
     assert running.post("/broken", {"question": 1}).json == {"answer": 1}
 
 
-def test_what_to_do_is_said_wherever_a_failure_is_shown_and_said_once(running: Installation, tmp_path: Path) -> None:
+def test_every_report_of_a_failure_contains_its_fix_once(running: Installation, tmp_path: Path) -> None:
     hint = "add nosuchpackage to requirements.txt"
     error = "ModuleNotFoundError: No module named 'nosuchpackage'"
 
@@ -136,7 +136,7 @@ def test_what_to_do_is_said_wherever_a_failure_is_shown_and_said_once(running: I
     assert first_start.count("ValueError: bad weights") == 1
 
 
-def test_deploy_of_the_same_code_succeeds_once_what_it_lacked_is_there(running: Installation, tmp_path: Path) -> None:
+def test_the_same_code_can_be_deployed_again_after_a_failed_start(running: Installation, tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     source = SOURCE.replace('print("starting", config)', f"open({str(weights)!r})")
     folder = project(tmp_path / "lacking", "lacking", source)
@@ -149,7 +149,7 @@ def test_deploy_of_the_same_code_succeeds_once_what_it_lacked_is_there(running: 
     assert running.post("/lacking", {"question": 1}).json == {"answer": 1}
 
 
-def test_an_interrupted_deploy_says_that_it_goes_on(running: Installation, tmp_path: Path) -> None:
+def test_an_interrupted_deploy_reports_that_the_deployment_continues(running: Installation, tmp_path: Path) -> None:
     folder = project(tmp_path, "long", SOURCE.replace('print("starting", config)', "import time; time.sleep(3600)"))
     command = [*CORTEX, "deploy", str(folder)]
     with subprocess.Popen(
@@ -175,7 +175,7 @@ def test_deploy_without_waiting_returns_at_once(running: Installation, tmp_path:
     assert cortex(running.home, "delete", "slow").stdout == "deleting slow\n"
 
 
-def test_a_big_project_is_not_uploaded_unasked(running: Installation, tmp_path: Path) -> None:
+def test_a_large_project_is_uploaded_only_with_yes(running: Installation, tmp_path: Path) -> None:
     folder = project(tmp_path, "big")
     (folder / "weights.bin").write_bytes(bytes(11 * 1024 * 1024))
 
@@ -258,7 +258,7 @@ def test_deleting_many_ready_replicas_needs_force(running: Installation, tmp_pat
     assert cortex(running.home, "delete", "many", "-f").returncode == 0
 
 
-def test_check_tries_a_sample_without_operator(tmp_path: Path) -> None:
+def test_check_calls_the_handler_with_a_sample_without_an_operator(tmp_path: Path) -> None:
     folder = project(tmp_path / "p", "tried")
 
     good = cortex(tmp_path / "home", "check", folder, "--sample", folder / "sample.json")
@@ -271,7 +271,7 @@ def test_check_tries_a_sample_without_operator(tmp_path: Path) -> None:
     assert not (tmp_path / "home" / "run").exists()
 
 
-def test_check_tries_a_sample_on_those_that_answer_requests_only(tmp_path: Path) -> None:
+def test_check_sends_a_sample_only_to_apis_that_serve_requests(tmp_path: Path) -> None:
     folder = project(tmp_path / "p", "tried")
     (folder / "cortex.yaml").write_text("- {name: jobs, kind: BatchAPI, handler: {type: python, path: batch.py}}\n")
     (folder / "batch.py").write_text(BATCH_SOURCE)
@@ -318,20 +318,20 @@ def test_up_is_repeatable_and_two_at_once_start_one_operator(tmp_path: Path) -> 
         assert cortex(home, "down").stdout == "stopped\n"
 
 
-def test_a_taken_port_is_named(running: Installation, tmp_path: Path) -> None:
+def test_up_reports_a_port_in_use(running: Installation, tmp_path: Path) -> None:
     done = cortex(tmp_path, "up", "--operator-port", str(running.operator_port), "--gateway-port", str(free_port()))
 
     assert done.returncode == 1
     assert f":{running.operator_port}: address already in use" in done.stderr
 
 
-def test_what_a_killed_operator_leaves_is_shown_and_stopped_and_its_ports_are_kept(tmp_path: Path) -> None:
+def test_processes_of_a_killed_operator_are_shown_adopted_and_stopped(tmp_path: Path) -> None:
     with installation() as made:
         assert cortex(made.home, "deploy", project(tmp_path, "left")).returncode == 0
         before = made.status()
         pids = [before["gateway"]["pid"], *(replica["pid"] for replica in before["replicas"])]
         os.kill(before["operator"]["pid"], signal.SIGKILL)
-        wait_until(lambda: not is_there(before["operator"]["pid"]))
+        wait_until(lambda: not is_running(before["operator"]["pid"]))
 
         left = made.status()
         assert left["operator"] is None
@@ -346,9 +346,9 @@ def test_what_a_killed_operator_leaves_is_shown_and_stopped_and_its_ports_are_ke
         assert [replica["pid"] for replica in again["replicas"]] == pids[1:]
 
         os.kill(again["operator"]["pid"], signal.SIGKILL)
-        wait_until(lambda: not is_there(again["operator"]["pid"]))
+        wait_until(lambda: not is_running(again["operator"]["pid"]))
         assert cortex(made.home, "down").stdout == "stopped\n"
-        assert not [pid for pid in pids if is_there(pid)]
+        assert not [pid for pid in pids if is_running(pid)]
         assert json.loads(cortex(made.home, "status", "-o", "json").stdout)["gateway"] is None
 
 

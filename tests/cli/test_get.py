@@ -27,7 +27,7 @@ def api(**metrics: Any) -> dict[str, Any]:
     ("average_ms", "shown"),
     [(None, "-"), (0.0, "<1 ms"), (0.7, "<1 ms"), (1.0, "1 ms"), (301.4, "301 ms"), (1234.5, "1.2 s")],
 )
-def test_the_average_duration_of_requests_is_short(average_ms: float | None, shown: str) -> None:
+def test_the_average_request_duration_is_formatted_briefly(average_ms: float | None, shown: str) -> None:
     headers, (row,) = apis_table(ApiKind.REALTIME, "local", [api(average_ms=average_ms)], NOW)
     assert dict(zip(headers, row, strict=True))["avg request"] == shown
 
@@ -50,12 +50,12 @@ def test_the_previous_version_is_mentioned_while_it_serves(
     assert previous_version_note(failing) == note
 
 
-def test_columns_of_failures_are_there_only_with_failures() -> None:
+def test_columns_of_failures_are_shown_only_with_failures() -> None:
     assert "5XX" not in apis_table(ApiKind.REALTIME, "local", [api(requests={"2xx": 1})], NOW)[0]
     assert "5XX" in apis_table(ApiKind.REALTIME, "local", [api(requests={"2xx": 1}), api(requests={"5xx": 1})], NOW)[0]
 
 
-def test_async_apis_have_workloads_in_place_of_requests() -> None:
+def test_async_apis_show_workloads_instead_of_requests() -> None:
     headers, (row,) = apis_table(ApiKind.ASYNC, "local", [{**api(requests={"2xx": 7}), "open_workloads": 3}], NOW)
     assert headers == ["env", "async api", "status", "up-to-date", "requested", "last update", "workloads"]
     assert row == ["local", "iris", "live", "1", "1", "0s", "3"]
@@ -74,14 +74,14 @@ SPLITTER = {
 }
 
 
-def test_a_splitter_is_shown_with_its_shares() -> None:
+def test_a_traffic_splitter_is_shown_with_its_weights() -> None:
     assert apis_table(ApiKind.SPLITTER, "local", [SPLITTER], NOW) == (
         ["env", "traffic splitter", "apis", "last update"],
         [["local", "both", "old:70 iris:30 new:5 (shadow)", "0s"]],
     )
 
 
-def test_the_apis_behind_a_splitter_are_shown_with_their_requests() -> None:
+def test_the_apis_of_a_traffic_splitter_are_shown_with_their_requests() -> None:
     headers, rows = targets_table("local", SPLITTER, [api(requests={"2xx": 4, "5xx": 1}), SPLITTER], NOW)
 
     assert headers == ["env", "apis", "weights", "status", "requested", "last update", "avg request", "2XX", "5XX"]

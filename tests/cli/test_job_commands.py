@@ -1,4 +1,4 @@
-"""The commands for jobs against a real operator, its restarts and broken uploads among them."""
+"""Commands for jobs against a real operator, including its restarts and interrupted uploads."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def jobs(api: BatchApi) -> list[str]:
     return [job["job_status"]["job_id"] for job in api.client.list_jobs(api.name)]
 
 
-def test_a_watch_outlasts_the_operator(api: BatchApi, tmp_path: Path) -> None:
+def test_a_watched_job_continues_across_an_operator_restart(api: BatchApi, tmp_path: Path) -> None:
     with started(api, "submit", "watched", write(tmp_path, {"do": "wait", "gate": "open"}), "-w") as process:
         assert process.stdout and process.stderr
         job = process.stdout.readline().split()[2]
@@ -66,7 +66,7 @@ def test_a_watch_outlasts_the_operator(api: BatchApi, tmp_path: Path) -> None:
     assert out.startswith(f"job {job} succeeded: 1 batch, 1 item in ")
 
 
-def test_what_failed_is_shown_and_tried_again_with_mended_code(api: BatchApi, tmp_path: Path) -> None:
+def test_failed_batches_are_shown_and_retried_with_fixed_code(api: BatchApi, tmp_path: Path) -> None:
     file = write(tmp_path, {"do": "raise", "number": 7, "until": "1"}, 2, max_attempts=1)
 
     failed = cortex(api.cortex.home, "submit", "watched", file, "--watch")
@@ -85,7 +85,7 @@ def test_what_failed_is_shown_and_tried_again_with_mended_code(api: BatchApi, tm
     assert json.loads(again.stdout)["job_status"]["items"] == {"total": 1, "succeeded": 1, "failed": 0}
 
 
-def test_code_that_can_not_start_is_shown_by_those_who_watch(api: BatchApi, tmp_path: Path) -> None:
+def test_a_watched_job_shows_the_traceback_of_code_that_cannot_start(api: BatchApi, tmp_path: Path) -> None:
     done = cortex(api.cortex.home, "submit", "watched", write(tmp_path, 1, config={"broken": True}), "--watch")
 
     assert done.returncode == 1
@@ -94,7 +94,7 @@ def test_code_that_can_not_start_is_shown_by_those_who_watch(api: BatchApi, tmp_
     assert "cortex logs watched" in done.stderr
 
 
-def test_an_upload_that_is_broken_off_leaves_no_job(api: BatchApi) -> None:
+def test_an_interrupted_upload_leaves_no_job(api: BatchApi) -> None:
     words = ["submit", "watched", "--items", "-", "--workers", "1", "--batch-size", "10"]
     with started(api, *words, stdin=subprocess.PIPE) as process:
         assert process.stdin
@@ -112,7 +112,7 @@ def test_an_upload_that_is_broken_off_leaves_no_job(api: BatchApi) -> None:
     assert jobs(api) == []
 
 
-def test_logs_that_are_followed_end_with_the_job_that_is_stopped(api: BatchApi, tmp_path: Path) -> None:
+def test_followed_logs_end_when_their_job_is_stopped(api: BatchApi, tmp_path: Path) -> None:
     file = write(tmp_path, {"do": "print", "text": "hello"}, {"do": "wait", "gate": "never"})
     answer = cortex(api.cortex.home, "submit", "watched", file, "-o", "json")
     job = json.loads(answer.stdout)["job_id"]

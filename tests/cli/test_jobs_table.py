@@ -1,4 +1,4 @@
-"""Jobs and their APIs as rows and lines."""
+"""Tables and lines about jobs and their APIs."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_apis_that_run_jobs_have_their_own_columns() -> None:
     )
 
 
-def test_the_status_of_an_api_is_there_while_one_is_not_live() -> None:
+def test_the_status_column_is_shown_while_an_api_is_not_live() -> None:
     headers, rows = apis_table(ApiKind.BATCH, "local", [api(), api("new", status={"message": "error"})], NOW)
 
     assert headers[1:3] == ["batch api", "status"]
     assert [row[2] for row in rows] == ["live", "error"]
 
 
-def test_jobs_are_rows_and_failures_columns_only_where_there_are_some() -> None:
+def test_columns_of_failed_batches_are_shown_only_with_failures() -> None:
     done, running = status(JobStatus.SUCCEEDED, succeeded=100), status(succeeded=20)
 
     assert jobs_table([running, done], NOW) == (
@@ -65,7 +65,7 @@ def test_jobs_are_rows_and_failures_columns_only_where_there_are_some() -> None:
     assert rows[1][headers.index("progress")] == "3/100"
 
 
-def test_what_became_of_the_batches() -> None:
+def test_batches_are_counted_by_outcome() -> None:
     assert batches_table(status(), NOW) == (
         ["total", "succeeded", "avg time per batch", "items"],
         [["100", "0", "-", "1000"]],
@@ -78,17 +78,17 @@ def test_what_became_of_the_batches() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.0001, "<1 ms"), (0.0123, "12 ms"), (1.26, "1.3 s"), (90, "90.0 s")])
-def test_the_average_time_of_a_batch_is_short(seconds: float, shown: str) -> None:
+def test_the_average_batch_duration_is_formatted_briefly(seconds: float, shown: str) -> None:
     headers, (row,) = batches_table(status(succeeded=1, seconds=seconds), NOW)
 
     assert row[headers.index("avg time per batch")] == shown
 
 
-def test_workers_in_states_that_nobody_is_in_are_left_out() -> None:
+def test_worker_states_without_workers_are_omitted() -> None:
     assert workers_table(status(), NOW) == (["requested", "running", "succeeded"], [["2", "2", "0"]])
 
 
-def test_the_head_says_what_a_job_waits_for_and_why_it_ended() -> None:
+def test_a_job_summary_contains_its_message_and_times() -> None:
     waiting = status(JobStatus.PENDING, message="waits for 2 CPUs")
 
     assert list(summary_lines(waiting, NOW)) == [
@@ -119,11 +119,11 @@ def test_the_head_says_what_a_job_waits_for_and_why_it_ended() -> None:
         (status(JobStatus.STOPPED), "stopped in 20s"),
     ],
 )
-def test_an_ending_says_how_and_why(shown: dict[str, Any], line: str) -> None:
+def test_the_outcome_line_contains_outcome_and_reason(shown: dict[str, Any], line: str) -> None:
     assert outcome_line(shown).removeprefix(f"job {JOB_ID}").lstrip(": ") == line
 
 
-def test_errors_of_dead_letters_are_counted_by_kind_the_most_frequent_first() -> None:
+def test_errors_of_dead_letters_are_grouped_most_frequent_first() -> None:
     letters = [letter(3, "ValueError: bad"), letter(7, "KeyError: 'x'\nmore"), letter(9, "KeyError: 'x'", items=1)]
 
     assert list(error_lines(letters, 3)) == [
@@ -138,7 +138,7 @@ def test_the_half_of_a_divided_batch_is_located_in_the_input_and_not_by_a_number
     assert list(error_lines([half], 1)) == ["  1 × ValueError: bad (first: item 1,200 of the input)"]
 
 
-def test_errors_are_few_and_short_however_many_there_are() -> None:
+def test_the_list_of_errors_is_limited_in_number_and_length() -> None:
     lines = list(error_lines([letter(seq, f"{seq} " + "x" * 10_000) for seq in range(20)], 1234))
 
     assert len(lines) == 6

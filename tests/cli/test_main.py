@@ -1,4 +1,4 @@
-"""The command line without an operator: exit codes, mistakes in its use, closed pipes, bugs, what it loads."""
+"""The command line without an operator: exit codes, usage errors, closed pipes, internal errors, imports."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
         (["env", "configure", "x"], "--operator-endpoint is required"),
     ],
 )
-def test_wrong_use_and_bad_input_exit_with_2_and_say_why(tmp_path: Path, words: list[str], message: str) -> None:
+def test_wrong_usage_and_bad_input_exit_with_2_and_a_reason(tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "handler.py").touch()
 
     done = cortex(tmp_path / "home", *words, cwd=tmp_path)
@@ -89,21 +89,21 @@ def test_wrong_use_and_bad_input_exit_with_2_and_say_why(tmp_path: Path, words: 
 
 
 @pytest.mark.parametrize("words", [["get"], ["logs", "a"], ["refresh", "a"], ["delete", "a"], ["get", "-o", "json"]])
-def test_without_an_operator_commands_exit_with_1_and_say_how_to_start_it(tmp_path: Path, words: list[str]) -> None:
+def test_commands_without_an_operator_exit_with_1_and_a_fix(tmp_path: Path, words: list[str]) -> None:
     done = cortex(tmp_path, *words)
 
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "error: no operator runs on this machine; start it with `cortex up`\n"
 
 
-def test_an_environment_that_is_not_there_exits_with_1(tmp_path: Path) -> None:
+def test_an_unknown_environment_exits_with_1(tmp_path: Path) -> None:
     done = cortex(tmp_path, "get", "-e", "nope")
 
     assert done.returncode == 1
     assert "no environment 'nope'" in done.stderr
 
 
-def test_status_and_down_work_where_nothing_ever_ran(tmp_path: Path) -> None:
+def test_status_and_down_work_in_a_home_that_does_not_exist(tmp_path: Path) -> None:
     status = cortex(tmp_path / "home", "status", "-o", "json")
     down = cortex(tmp_path / "home", "down")
 
@@ -128,7 +128,7 @@ def test_an_unexpected_error_is_one_line_and_a_log_entry(tmp_path: Path) -> None
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
-def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*CORTEX, "completion", "fish"], env=environ(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -146,7 +146,7 @@ def test_closed_output_is_no_error(tmp_path: Path) -> None:
     assert subprocess.run(["sh", "-c", command], env=environ(tmp_path), timeout=60).returncode == 0
 
 
-def test_output_that_can_not_be_written_is_said_in_one_line(tmp_path: Path) -> None:
+def test_output_to_a_full_disk_is_one_line_of_error(tmp_path: Path) -> None:
     command = f"exec {shlex.join(CORTEX)} version >/dev/full"
     buffered = {**environ(tmp_path), "PYTHONUNBUFFERED": ""}
 
@@ -156,7 +156,7 @@ def test_output_that_can_not_be_written_is_said_in_one_line(tmp_path: Path) -> N
 
 
 def interrupted(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """Press ^C until it ends: Python does not see a signal that comes between its last check and the system call."""
+    """Interrupt until the process ends: Python misses a signal between its last check and the system call."""
     for _ in range(5):
         process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
@@ -178,14 +178,14 @@ def test_an_interrupt_is_silent_and_exits_with_130(tmp_path: Path) -> None:
     assert (process.returncode, out, err) == (130, b"", b"")
 
 
-def test_colours_are_for_terminals_and_for_those_who_want_them(tmp_path: Path) -> None:
+def test_colours_are_printed_only_on_terminals_without_no_color(tmp_path: Path) -> None:
     assert "\x1b[" in on_terminal(tmp_path, "status", TERM="xterm", NO_COLOR="")
     assert "\x1b[" not in on_terminal(tmp_path, "status", TERM="xterm", NO_COLOR="1")
     assert "\x1b[" not in on_terminal(tmp_path, "status", TERM="dumb", NO_COLOR="")
     assert "\x1b[" not in cortex(tmp_path, "status").stdout
 
 
-def test_environments_are_added_listed_chosen_renamed_and_forgotten(tmp_path: Path) -> None:
+def test_environments_are_added_listed_selected_renamed_and_deleted(tmp_path: Path) -> None:
     add = ["env", "configure", "a", "--operator-endpoint", "https://one:8889", "--token", "-"]
     assert cortex(tmp_path, *add, stdin="secret\n").returncode == 0
     assert cortex(tmp_path, "env", "rename", "a", "b").returncode == 0
@@ -211,7 +211,7 @@ def test_completion_scripts_are_valid_shell(tmp_path: Path) -> None:
         assert [name for name in COMMANDS if name not in script] == []
 
 
-#: What a command must not load, because it would take longer to import than the command takes otherwise.
+#: Modules that commands must not import: the import takes longer than the rest of the command.
 _HEAVY = {"asyncio", "fastapi", "httpx", "psutil", "pydantic", "rich", "sqlalchemy", "typer", "uvicorn", "yaml"}
 
 
@@ -227,7 +227,7 @@ _HEAVY = {"asyncio", "fastapi", "httpx", "psutil", "pydantic", "rich", "sqlalche
         (["check"], {"asyncio", "fastapi", "httpx", "psutil", "sqlalchemy", "uvicorn"}),
     ],
 )
-def test_commands_load_no_more_than_they_need(tmp_path: Path, words: list[str], unwanted: set[str]) -> None:
+def test_commands_import_no_unnecessary_modules(tmp_path: Path, words: list[str], unwanted: set[str]) -> None:
     code = f"import sys, cortex.cli.main as m\nm.main({words!r})\nprint(*sys.modules)"
 
     done = subprocess.run(
@@ -269,7 +269,7 @@ def test_a_home_that_is_a_file_is_one_clear_error(tmp_path: Path, words: list[st
 
 
 @pytest.mark.parametrize("words", NEEDS_HOME)
-def test_a_home_that_can_not_be_made_is_one_clear_error(tmp_path: Path, words: list[str]) -> None:
+def test_a_home_that_can_not_be_created_is_one_clear_error(tmp_path: Path, words: list[str]) -> None:
     refused = cortex(Path("/proc/cortex"), *words, cwd=project(tmp_path))
 
     assert refused.returncode == 2

@@ -31,7 +31,7 @@ def problem(**changes: Any) -> dict[str, Any]:
     return {**base, **changes}
 
 
-def test_versions_tell_which_is_latest_and_whether_they_are_loaded() -> None:
+def test_versions_are_listed_with_latest_and_loaded() -> None:
     headers, rows = versions_table(models(row("1", loaded=0), row("2", latest=3)))
     assert headers == ["model name", "model version", "edit time", "loaded"]
     assert rows == [
@@ -46,26 +46,26 @@ def test_replicas_that_differ_are_counted() -> None:
     assert new[1::2] == ["2 (latest in 2 of 3 replicas)", "2 of 3 replicas"]
 
 
-def test_a_model_without_a_name_has_no_column_for_it() -> None:
+def test_unnamed_models_have_no_name_column() -> None:
     headers, rows = versions_table(models(row(model="_cortex_default")))
     assert headers[0] == "model version"
     assert rows[0][0] == "1"
 
 
-def test_a_problem_says_what_since_when_where_and_why() -> None:
+def test_a_problem_line_contains_model_time_replicas_and_reason() -> None:
     lines = list(model_notes(models(problems=[problem(replicas=2, detail="Traceback\n  here\n")]), NOW))
     assert lines[0] == "problem with iris version 3, for 3m, in 2 of 3 replicas: no saved_model.pb"
     assert lines[1:] == ["    Traceback", "      here"]
 
 
-def test_a_problem_of_all_models_names_none() -> None:
+def test_a_problem_of_all_models_contains_no_model_name() -> None:
     (line,) = model_notes(
         models(problems=[problem(model="", version=None, since=None, message="can't be listed")]), NOW
     )
     assert line == "problem with models: can't be listed"
 
 
-def test_what_is_not_in_the_table_is_counted_below_it() -> None:
+def test_omitted_rows_are_counted_below_the_table() -> None:
     assert list(model_notes(models(row(), version_count=4701, reloading=1), NOW)) == [
         "and 4,700 more versions",
         "newer models are being loaded in 1 of 3 replicas",

@@ -1,4 +1,4 @@
-"""Tables, JSON and progress as they reach the streams."""
+"""Tables, JSON and progress as written to the standard streams."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def written(made: Console) -> tuple[str, str]:
 
 
 @given(rows=st.lists(st.tuples(CELLS, CELLS, CELLS), max_size=5))
-def test_columns_of_a_table_begin_at_the_same_place(rows: list[tuple[str, str, str]]) -> None:
+def test_columns_of_a_table_are_aligned(rows: list[tuple[str, str, str]]) -> None:
     made = console()
     made.table(["a", "b", "c"], rows)
 
@@ -36,7 +36,7 @@ def test_columns_of_a_table_begin_at_the_same_place(rows: list[tuple[str, str, s
     assert [line[second:].split()[0] for line in lines] == ["b", *(row[1] for row in rows)]
 
 
-def test_a_cell_says_nothing_but_text() -> None:
+def test_control_characters_are_escaped_in_cells() -> None:
     made = console(terminal=True)
     made.table(["class"], [["\x1b[31mcat\n"], ["größe 猫"], ["\ud800\u202e"]])
 
@@ -53,7 +53,7 @@ def test_a_status_is_coloured_on_a_terminal_only() -> None:
     assert "\x1b[31merror (out of memory)\x1b[0m" in written(coloured)[0]
 
 
-def test_progress_leaves_nothing_behind_and_is_not_shown_elsewhere() -> None:
+def test_progress_is_erased_and_shown_only_on_terminals() -> None:
     plain, terminal = console(), console(terminal=True)
     for made in (plain, terminal):
         made.progress("waiting")
@@ -63,7 +63,7 @@ def test_progress_leaves_nothing_behind_and_is_not_shown_elsewhere() -> None:
     assert written(terminal) == ("done\n", "\r\x1b[Kwaiting\r\x1b[K")
 
 
-def test_json_is_readable_by_programs_and_people() -> None:
+def test_json_is_indented_and_keeps_unicode() -> None:
     made = console(terminal=True)
     made.json({"name": "Zoë", "n": [1]})
 

@@ -1,4 +1,4 @@
-"""What `cortex get API --why` shows."""
+"""The table of `cortex get API --why`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cortex simulate`: its plot, its JSON, and what it refuses."""
+"""`cortex simulate`: plot, JSON and rejected arguments."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_traffic_is_replayed_and_plotted(folder: Path, tmp_path: Path) -> None:
         (("--api", "one", "--shape", "spike", "--duration", "soon"), "invalid duration"),
     ],
 )
-def test_what_can_not_be_simulated_is_said(folder: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_simulate_rejects_invalid_arguments(folder: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
     shown = cortex(tmp_path, "simulate", folder, *arguments)
     assert shown.returncode != 0
     assert message in shown.stderr

@@ -1,4 +1,4 @@
-"""`cortex submit` against a server that answers as the operator does."""
+"""`cortex submit` against an HTTP server in the role of the operator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 # Submitting.
 
 
-def test_a_submission_is_sent_and_what_to_do_next_is_shown(operator: Operator, home: Path, file: Path) -> None:
+def test_a_submission_is_sent_and_the_next_commands_are_shown(operator: Operator, home: Path, file: Path) -> None:
     done = cortex(home, "submit", "sum", file)
     from_stdin = cortex(home, "submit", "sum", "-", stdin=file.read_text())
     as_json = cortex(home, "submit", "sum", file, "--workers", "7", "-o", "json")
@@ -108,7 +108,7 @@ def test_a_closed_standard_input_is_bad_input(home: Path, words: list[str]) -> N
     assert (done.returncode, done.stderr) == (2, "error: standard input is closed\n")
 
 
-def test_what_the_operator_refuses_is_said_in_its_words(operator: Operator, home: Path, file: Path) -> None:
+def test_errors_of_the_operator_are_printed_unchanged(operator: Operator, home: Path, file: Path) -> None:
     operator.respond("POST /v1/apis/sum/jobs", (400, 'workers: must be at least 1 (got 0); write "workers": 1'))
     refused = cortex(home, "submit", "sum", file)
     operator.respond("POST /v1/apis/sum/jobs", (404, "sum is not deployed"))
@@ -126,7 +126,7 @@ def test_without_an_operator_nothing_is_submitted(tmp_path: Path, file: Path) ->
     assert done.stderr == "error: no operator runs on this machine; start it with `cortex up`\n"
 
 
-def test_a_dry_run_prints_what_would_be_read(operator: Operator, home: Path, file: Path) -> None:
+def test_a_dry_run_prints_the_files_that_a_job_would_read(operator: Operator, home: Path, file: Path) -> None:
     operator.respond("POST /v1/apis/sum/jobs?dryRun=true", b"s3://a/1\ns3://a/2\nvalidations passed\n")
     done = cortex(home, "submit", "sum", file, "--dry-run")
     as_json = cortex(home, "submit", "sum", file, "--dry-run", "-o", "json")
@@ -152,9 +152,7 @@ def test_dead_letters_are_submitted_again(operator: Operator, home: Path) -> Non
 # Watching.
 
 
-def test_a_watched_job_is_told_of_line_by_line_and_its_success_is_the_exit_code(
-    operator: Operator, home: Path, file: Path
-) -> None:
+def test_a_watched_job_prints_progress_lines_and_sets_the_exit_code(operator: Operator, home: Path, file: Path) -> None:
     operator.respond(
         f"GET /v1/apis/sum/jobs/{JOB_ID}", job(JobStatus.ENQUEUING), job(succeeded=3), job(succeeded=9), DONE
     )
@@ -172,7 +170,7 @@ def test_a_watched_job_is_told_of_line_by_line_and_its_success_is_the_exit_code(
     ]
 
 
-def test_what_a_watched_job_waits_for_is_told_once_it_is_known(operator: Operator, home: Path, file: Path) -> None:
+def test_a_watched_job_prints_why_it_is_pending(operator: Operator, home: Path, file: Path) -> None:
     waits, more = (job(JobStatus.PENDING, message=f"waits for {number} cores") for number in (3, 2))
     unknown = job(JobStatus.PENDING)  # as between two attempts to build an environment
     operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}", unknown, waits, unknown, waits, more, unknown, more, DONE)
@@ -186,7 +184,7 @@ def test_what_a_watched_job_waits_for_is_told_once_it_is_known(operator: Operato
     ]
 
 
-def test_a_watched_job_is_one_json_document_to_programs(operator: Operator, home: Path, file: Path) -> None:
+def test_a_watched_job_as_json_is_one_document(operator: Operator, home: Path, file: Path) -> None:
     done = cortex(home, "submit", "sum", file, "--watch", "-o", "json")
     got = cortex(home, "get", "sum", JOB_ID, "-w", "-o", "json")
 
@@ -194,7 +192,7 @@ def test_a_watched_job_is_one_json_document_to_programs(operator: Operator, home
     assert (got.returncode, json.loads(got.stdout)) == (0, DONE)
 
 
-def test_a_watched_job_that_fails_says_why_and_what_shows_more(operator: Operator, home: Path, file: Path) -> None:
+def test_a_watched_job_that_fails_prints_the_reason(operator: Operator, home: Path, file: Path) -> None:
     failed = job(
         JobStatus.WORKER_ERROR, message="ValueError: bad weights", traceback="Traceback\nValueError: bad weights\n"
     )
@@ -211,9 +209,7 @@ def test_a_watched_job_that_fails_says_why_and_what_shows_more(operator: Operato
     ]
 
 
-def test_a_watched_job_that_no_worker_worked_for_names_no_log_of_workers(
-    operator: Operator, home: Path, file: Path
-) -> None:
+def test_a_watched_job_without_workers_refers_to_no_worker_logs(operator: Operator, home: Path, file: Path) -> None:
     operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}", job(JobStatus.ENQUEUE_FAILED, message="no s3 files match"))
 
     done = cortex(home, "submit", "sum", file, "--watch")
@@ -242,7 +238,7 @@ def test_a_watched_job_with_dead_letters_shows_their_errors(operator: Operator, 
     ]
 
 
-def test_an_interrupted_watch_says_that_the_job_goes_on(operator: Operator, home: Path, file: Path) -> None:
+def test_an_interrupted_watch_reports_that_the_job_continues(operator: Operator, home: Path, file: Path) -> None:
     operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}", job(succeeded=3))
     command = [*CORTEX, "submit", "sum", str(file), "--watch"]
     with subprocess.Popen(command, env=environ(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -257,7 +253,7 @@ def test_an_interrupted_watch_says_that_the_job_goes_on(operator: Operator, home
     )
 
 
-def test_on_a_terminal_an_upload_shows_how_far_it_is(operator: Operator, home: Path, tmp_path: Path) -> None:
+def test_an_upload_shows_its_progress_on_a_terminal(operator: Operator, home: Path, tmp_path: Path) -> None:
     operator.respond("POST /v1/apis/sum/jobs?workers=1", status(JobStatus.PENDING))
     items = tmp_path / "items.ndjson"
     items.write_bytes(b"1234567\n" * (1 << 20))
@@ -268,7 +264,7 @@ def test_on_a_terminal_an_upload_shows_how_far_it_is(operator: Operator, home: P
     assert f"\r\x1b[Ksubmitted job {JOB_ID} to sum (100 batches)\r\n" in shown
 
 
-def test_an_interrupted_upload_says_that_nothing_was_submitted(operator: Operator, home: Path) -> None:
+def test_an_interrupted_upload_reports_that_no_job_was_submitted(operator: Operator, home: Path) -> None:
     command = [*CORTEX, "submit", "sum", "--items", "-", "--workers", "1"]
     with subprocess.Popen(
         command, env=environ(home), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -284,7 +280,7 @@ def test_an_interrupted_upload_says_that_nothing_was_submitted(operator: Operato
     assert err == b"the upload was interrupted; no job was submitted\n"
 
 
-def test_an_operator_that_is_started_anew_is_waited_for(operator: Operator, home: Path, file: Path) -> None:
+def test_a_watch_waits_while_the_operator_restarts(operator: Operator, home: Path, file: Path) -> None:
     answered = operator.answer
     looks = 0
 
@@ -304,7 +300,7 @@ def test_an_operator_that_is_started_anew_is_waited_for(operator: Operator, home
     assert done.stderr == "the operator does not answer; waiting for it\n"
 
 
-def test_on_a_terminal_there_is_a_bar_in_place(operator: Operator, home: Path, file: Path) -> None:
+def test_a_watched_job_shows_a_progress_bar_on_a_terminal(operator: Operator, home: Path, file: Path) -> None:
     operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}", job(succeeded=50), DONE)
 
     shown = on_terminal(home, "submit", "sum", str(file), "--watch", TERM="xterm", LC_ALL="C.UTF-8")

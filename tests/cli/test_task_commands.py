@@ -1,4 +1,4 @@
-"""Tasks and schedules on the command line: what is shown, and what may be left out."""
+"""Commands for tasks and schedules: output and optional arguments."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_jobs_of_a_task_are_listed_without_batches() -> None:
     assert tasks_table([several], NOW)[0][2] == "failed attempts"
 
 
-def test_a_task_has_no_progress_but_its_status() -> None:
+def test_the_progress_of_a_task_is_its_status() -> None:
     assert is_task(status())
     assert JobProgress.of(status()).share == 0.0
     assert progress_line(status(), JobSpeed()) == "running"
@@ -82,11 +82,11 @@ def test_a_task_has_no_progress_but_its_status() -> None:
         (JobStatus.TIMED_OUT, "timed out after 5 s", "job 7ffff0000000abcd: timed out in 20s: timed out after 5 s"),
     ],
 )
-def test_the_end_of_a_task_is_said_in_one_line(end: JobStatus, message: str, shown: str) -> None:
+def test_the_outcome_of_a_task_is_one_line(end: JobStatus, message: str, shown: str) -> None:
     assert outcome_line(status(end, message=message)) == shown
 
 
-def test_a_schedule_says_when_it_runs_and_ran_and_what_went_wrong() -> None:
+def test_a_schedule_is_shown_with_next_run_last_run_and_errors() -> None:
     schedule = {
         "cron": "0 3 * * *",
         "timezone": "UTC",

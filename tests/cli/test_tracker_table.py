@@ -1,4 +1,4 @@
-"""How tracked predictions are shown."""
+"""Tables and lines about tracked predictions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLASSES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def said(**changes: Any) -> list[str]:
+def notes(**changes: Any) -> list[str]:
     return list(tracker_notes(CLASSES | changes, "iris", NOW))
 
 
@@ -41,7 +41,7 @@ def test_numbers_have_one_row() -> None:
     )
 
 
-def test_figures_that_are_too_large_are_left_out() -> None:
+def test_figures_that_overflow_are_shown_as_a_dash() -> None:
     numbers = {"count": 2, "min": 1.7e308, "max": 1.7e308, "avg": None, "quantiles": {}}
     errors = {"count": 1, "mean_error": None, "hours": []}
 
@@ -49,15 +49,15 @@ def test_figures_that_are_too_large_are_left_out() -> None:
     assert accuracy_table(errors)[1] == [["all", "1", "-"]]
 
 
-def test_what_the_table_leaves_out_is_said() -> None:
-    assert said(class_count=1002, untracked=1234)[:2] == [
+def test_classes_and_predictions_outside_the_table_are_counted() -> None:
+    assert notes(class_count=1002, untracked=1234)[:2] == [
         "and 1,000 more classes",
         "1,234 could not be tracked; `cortex logs iris` shows the reason",
     ]
-    assert said(predictions=0)[0] == "no predictions yet"
+    assert notes(predictions=0)[0] == "no predictions yet"
 
 
-def test_the_first_number_is_shown_once_all_of_it_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_incomplete_first_number_is_shown_as_no_predictions(capsys: pytest.CaptureFixture[str]) -> None:
     tracked = {key: value for key, value in CLASSES.items() if not key.startswith("class")}
     tracked |= {"model_type": "regression", "predictions": 1, "regression": None}
 
@@ -92,15 +92,15 @@ def test_the_first_number_is_shown_once_all_of_it_is_counted(capsys: pytest.Capt
     ],
     ids=["no", "yes", "no window", "no baseline", "not looked yet"],
 )
-def test_drift_is_said_in_a_line(changes: dict[str, Any], line: str) -> None:
-    assert said(drift=DRIFT | changes) == [line]
+def test_drift_is_described_in_one_line(changes: dict[str, Any], line: str) -> None:
+    assert notes(drift=DRIFT | changes) == [line]
 
 
-def test_a_baseline_that_can_not_be_used_is_said() -> None:
-    assert said(drift=DRIFT | {"problem": "b.json is no baseline"})[0] == "b.json is no baseline"
+def test_an_unusable_baseline_is_reported() -> None:
+    assert notes(drift=DRIFT | {"problem": "b.json is no baseline"})[0] == "b.json is no baseline"
 
 
-def test_truth_is_shown_in_all_and_by_hour() -> None:
+def test_accuracy_is_shown_in_total_and_by_hour() -> None:
     hours = [{"hour": f"2026-03-01T{hour:02}:00:00+00:00", "count": 2, "accuracy": 0.5} for hour in range(20)]
 
     headers, rows = accuracy_table({"count": 40, "accuracy": 0.5, "hours": hours})

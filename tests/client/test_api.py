@@ -1,4 +1,4 @@
-"""The Python client against a real operator, as a user's script has it."""
+"""The Python client against a real operator, as in a user's script."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def client(running: Installation, monkeypatch: pytest.MonkeyPatch) -> Client:
     return cortex.client()
 
 
-def test_the_module_and_the_function_of_its_name_are_one() -> None:
+def test_cortex_client_is_both_a_module_and_a_function() -> None:
     from cortex import client
     from cortex.client import client as function
 
@@ -47,7 +47,7 @@ def test_the_module_and_the_function_of_its_name_are_one() -> None:
     assert client.client is function
 
 
-def test_a_folder_is_deployed_looked_at_changed_and_deleted(client: Client, tmp_path: Path) -> None:
+def test_a_folder_is_deployed_inspected_changed_and_deleted(client: Client, tmp_path: Path) -> None:
     write_project(tmp_path, ECHO, "")
 
     assert client.deploy(SPEC, tmp_path, wait=True) == [
@@ -135,7 +135,7 @@ def test_code_that_cannot_start_raises_with_the_users_traceback(client: Client, 
     assert 'File "handler.py", line 2, in __init__' in caught.value.traceback
 
 
-def test_mistakes_come_as_diagnostics(client: Client, tmp_path: Path) -> None:
+def test_mistakes_are_returned_as_diagnostics(client: Client, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         client.deploy({**SPEC, "name": "a", "handlr": {}}, tmp_path)
 
@@ -210,7 +210,7 @@ def test_classes_of_other_kinds_and_splitters_are_deployed(client: Client) -> No
         client.deploy_task_api(SPEC, task=Once)
 
 
-def test_environments_are_made_listed_and_forgotten(client: Client, running: Installation) -> None:
+def test_environments_are_created_listed_and_deleted(client: Client, running: Installation) -> None:
     url = running.status()["operator"]["url"]
     token = (running.home / "token").read_text().strip()
 

@@ -1,4 +1,4 @@
-"""Environments: stored privately, named once, `local` always there."""
+"""Environments: stored privately, with unique names; `local` always exists."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_local_is_the_default_and_needs_no_file(environments: Environments) -> N
     assert not environments.file.exists()
 
 
-def test_local_without_an_operator_says_how_to_start_one(environments: Environments) -> None:
+def test_local_without_an_operator_explains_how_to_start_it(environments: Environments) -> None:
     with pytest.raises(OperatorUnavailableError, match="cortex up"):
         environments.get().connect()
 
@@ -42,7 +42,7 @@ def test_local_of_a_dead_operator_is_unavailable(environments: Environments, hom
         environments.get(LOCAL).connect()
 
 
-def test_a_configured_environment_is_there_next_time_and_private(environments: Environments) -> None:
+def test_a_configured_environment_is_stored_privately(environments: Environments) -> None:
     environments.configure("staging", URL + "/", "secret")
 
     transport = environments.get("staging").connect()
@@ -58,7 +58,7 @@ def test_the_token_is_never_shown(environments: Environments) -> None:
     assert "secret" not in repr(environment) + json.dumps(environment.describe())
 
 
-def test_the_file_can_be_elsewhere(home: Home, tmp_path: Path) -> None:
+def test_the_file_of_environments_can_be_elsewhere(home: Home, tmp_path: Path) -> None:
     elsewhere = tmp_path / "config"
     environ = {"CORTEX_HOME": str(home.path), "CORTEX_CLI_CONFIG_DIR": str(elsewhere)}
     Environments.from_environ(environ).configure("staging", URL, "")
@@ -79,7 +79,7 @@ def test_the_default_follows_a_rename_and_falls_back_after_a_delete(environments
     assert environments.default == LOCAL
 
 
-def test_names_that_are_not_there_are_named(environments: Environments) -> None:
+def test_unknown_environments_are_reported_by_name(environments: Environments) -> None:
     for act in (
         lambda: environments.get("nope"),
         lambda: environments.delete("nope"),
@@ -120,7 +120,7 @@ def test_rejects_invalid_operator_addresses(environments: Environments, endpoint
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"environments": 1}'])
-def test_a_broken_file_is_named(environments: Environments, text: str) -> None:
+def test_an_invalid_file_is_reported_by_path(environments: Environments, text: str) -> None:
     environments.file.write_text(text)
 
     with pytest.raises(InputError, match=r"cli\.json"):
@@ -128,7 +128,7 @@ def test_a_broken_file_is_named(environments: Environments, text: str) -> None:
 
 
 @given(name=st.text(max_size=80))
-def test_any_name_is_either_kept_as_it_is_or_refused(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+def test_any_name_is_either_stored_unchanged_or_rejected(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     folder = tmp_path_factory.mktemp("environments")
     environments = Environments(folder / "cli.json", Home(folder))
     try:

@@ -1,4 +1,4 @@
-"""Truth is sent in parts that the operator takes."""
+"""Feedback is sent in parts of a size that the operator accepts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LINES = "\n".join(map(json.dumps, ITEMS)).encode()
     [{"a": "cat", "b": 7}, ITEMS, iter(ITEMS), LINES],
     ids=["mapping", "list", "iterator", "bytes"],
 )
-def test_truth_is_a_mapping_objects_or_bytes(server: Server, feedback: Feedback) -> None:
+def test_feedback_can_be_a_mapping_objects_or_bytes(server: Server, feedback: Feedback) -> None:
     client = client_of(server)
 
     assert client.post_feedback("iris", feedback) == {"matched": 2, "unknown": 1, "unknown_ids": ["x"]}
@@ -50,14 +50,14 @@ def test_truth_is_a_mapping_objects_or_bytes(server: Server, feedback: Feedback)
     assert [json.loads(line) for line in body.splitlines()] == ITEMS
 
 
-def test_truth_that_json_has_no_form_for_is_named(server: Server) -> None:
+def test_feedback_that_is_not_json_is_reported(server: Server) -> None:
     with pytest.raises(InputError, match="truth 2 can't be written as JSON: Object of type set"):
         client_of(server).post_feedback("iris", {"a": 1, "b": {2}})
     assert server.requests == []
 
 
 @pytest.mark.parametrize("as_bytes", [False, True], ids=["objects", "lines"])
-def test_much_is_sent_in_parts(server: Server, as_bytes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_feedback_is_sent_in_parts(server: Server, as_bytes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[Client.__module__], "_FEEDBACK_PART_BYTES", 100)
     client = client_of(server)
     items = [{"request_id": f"r{number}", "truth": number} for number in range(10)]
@@ -72,7 +72,7 @@ def test_much_is_sent_in_parts(server: Server, as_bytes: bool, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("body", [b" [" + b"3,\n" * 60 + b"3]", b"x" * 150, b""], ids=["list", "one line", "nothing"])
-def test_what_has_no_lines_stays_whole(server: Server, body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feedback_without_lines_is_sent_whole(server: Server, body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[Client.__module__], "_FEEDBACK_PART_BYTES", 100)
     client_of(server).post_feedback("iris", body)
 

@@ -1,4 +1,4 @@
-"""The client's methods for jobs against a server that answers as the operator does."""
+"""The client's methods for jobs against an HTTP server in the role of the operator."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def streams(server: Server, body: bytes) -> None:
 # Submitting.
 
 
-def test_a_submission_is_sent_as_it_is(server: Server, client: Client) -> None:
+def test_a_submission_is_sent_unchanged(server: Server, client: Client) -> None:
     answers(server, RECORD)
     spec = {"workers": 2, "item_list": {"items": [1, "two", None], "batch_size": 2}}
 
@@ -104,7 +104,7 @@ def test_items_of_every_source_become_lines(server: Server, client: Client, tmp_
     assert headers["transfer-encoding"] == "chunked"
 
 
-def test_many_items_travel_in_parts_that_are_made_one_by_one(server: Server, client: Client) -> None:
+def test_many_items_are_sent_in_lazily_created_chunks(server: Server, client: Client) -> None:
     answers(server, RECORD)
     made = 0
 
@@ -132,13 +132,13 @@ def test_every_item_is_one_line_of_json(items: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 3, 1000])
-def test_an_item_that_is_not_json_is_named_and_ends_the_upload(server: Server, client: Client, number: int) -> None:
+def test_an_item_that_is_not_json_is_reported_and_ends_the_upload(server: Server, client: Client, number: int) -> None:
     with pytest.raises(InputError, match=f"item {number} can't be written as JSON: .*object"):
         client.submit_job("sum", {"workers": 1}, [*range(number - 1), object(), 5])
 
 
 @pytest.mark.parametrize("raised", [ConnectionResetError, TypeError])
-def test_what_the_callers_items_raise_comes_back(server: Server, client: Client, raised: type[Exception]) -> None:
+def test_an_exception_of_the_callers_items_is_raised(server: Server, client: Client, raised: type[Exception]) -> None:
     def items() -> Iterator[int]:
         yield 1
         raise raised("of the caller's database")
@@ -148,18 +148,18 @@ def test_what_the_callers_items_raise_comes_back(server: Server, client: Client,
 
 
 @pytest.mark.parametrize("items", [b"[1]", {"a": 1}, 7])
-def test_what_holds_no_items_is_refused(client: Client, items: Any) -> None:
+def test_rejects_values_that_are_no_items(client: Client, items: Any) -> None:
     with pytest.raises(ValueError, match="`items` must be an iterable of items, a path or a file"):
         client.submit_job("sum", {"workers": 1}, items)
 
 
-def test_a_submission_that_json_has_no_form_for_is_bad_input(server: Server, client: Client) -> None:
+def test_a_submission_that_is_not_json_is_bad_input(server: Server, client: Client) -> None:
     with pytest.raises(InputError, match="`job_spec` can't be written as JSON: Object of type range is not"):
         client.submit_job("sum", {"workers": 1, "item_list": {"items": range(3)}})
     assert server.requests == []
 
 
-def test_a_file_that_is_not_there_is_named_and_nothing_is_sent(server: Server, client: Client, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_and_nothing_is_sent(server: Server, client: Client, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nope.ndjson: can't be read: no such file"):
         client.submit_job("sum", {"workers": 1}, tmp_path / "nope.ndjson")
     with pytest.raises(InputError, match="can't be read: is a directory"):
@@ -187,7 +187,7 @@ def test_a_refusal_ends_an_upload_that_would_never_end() -> None:
         connection, _ = listener.accept()
         connection.recv(1024)
         connection.sendall(b"HTTP/1.1 400 Bad\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-        while connection.recv(1 << 20):  # reads on, as a proxy may
+        while connection.recv(1 << 20):  # continues to read, as a proxy may
             pass
         connection.close()
 
@@ -206,7 +206,7 @@ def test_a_refusal_ends_an_upload_that_would_never_end() -> None:
         listener.close()
 
 
-def test_an_operator_that_goes_away_in_an_upload_is_unavailable() -> None:
+def test_an_operator_that_dies_during_an_upload_is_unavailable() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
 
     def leave() -> None:
@@ -227,7 +227,7 @@ def test_an_operator_that_goes_away_in_an_upload_is_unavailable() -> None:
 # Dry runs.
 
 
-def test_a_dry_run_yields_paths_and_that_all_is_well(server: Server, client: Client) -> None:
+def test_a_dry_run_yields_paths_and_the_verdict(server: Server, client: Client) -> None:
     streams(server, b"s3://a/1\ns3://a/2\nvalidations passed\n")
     spec = {"workers": 1, "file_path_lister": {"s3_paths": ["s3://a/"], "batch_size": 1}}
 
@@ -246,7 +246,7 @@ def test_a_dry_run_of_an_upload_sends_the_items(server: Server, client: Client) 
     assert server.requests[0][3] == b"1\n2\n"
 
 
-def test_a_dry_run_that_finds_a_mistake_on_its_way_raises_it(server: Server, client: Client) -> None:
+def test_a_mistake_found_during_a_dry_run_is_raised(server: Server, client: Client) -> None:
     streams(server, b"s3://a/1\ns3://b/: no such bucket\n")
     lines = client.dry_run_job("sum", {"workers": 1})
 
@@ -255,7 +255,7 @@ def test_a_dry_run_that_finds_a_mistake_on_its_way_raises_it(server: Server, cli
         next(lines)
 
 
-def test_a_refused_dry_run_says_why_in_plain_text(server: Server, client: Client) -> None:
+def test_a_rejected_dry_run_raises_the_plain_text_of_the_response(server: Server, client: Client) -> None:
     def refuse(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(400)
         handler.send_header("content-type", "text/plain; charset=utf-8")
@@ -268,10 +268,10 @@ def test_a_refused_dry_run_says_why_in_plain_text(server: Server, client: Client
         list(client.dry_run_job("sum", {"workers": 1}))
 
 
-# Looking, waiting, stopping.
+# Reading, waiting, stopping.
 
 
-def test_jobs_are_looked_at_listed_stopped_and_tried_again(server: Server, client: Client) -> None:
+def test_jobs_are_read_listed_stopped_and_retried(server: Server, client: Client) -> None:
     answers(server, {"message": "stopped job 7f00"})
 
     client.get_job("a b", "7f00")
@@ -289,7 +289,7 @@ def test_jobs_are_looked_at_listed_stopped_and_tried_again(server: Server, clien
     ]
 
 
-def test_a_job_that_is_not_there_and_names_that_are_empty(server: Server, client: Client) -> None:
+def test_an_unknown_job_and_empty_names_are_errors(server: Server, client: Client) -> None:
     message = "unable to find BatchAPI job 7f00 (sum api)"
     answers(server, {"error": message, "code": "not_found"}, 404)
 
@@ -309,14 +309,14 @@ def test_a_wait_ends_with_the_job(server: Server, client: Client) -> None:
     assert client.wait_job("sum", "7f00")["job_status"]["status"] == "completed_with_failures"
 
 
-def test_a_wait_ends_with_its_time(server: Server, client: Client) -> None:
+def test_a_wait_ends_at_its_timeout(server: Server, client: Client) -> None:
     answers(server, {"job_status": {"status": "running"}})
 
     assert client.wait_job("sum", "7f00", timeout_s=0.2)["job_status"]["status"] == "running"
     assert len(server.requests) > 1
 
 
-def test_a_wait_outlasts_an_operator_that_is_started_anew(server: Server, client: Client) -> None:
+def test_a_wait_continues_across_an_operator_restart(server: Server, client: Client) -> None:
     def answer(handler: BaseHTTPRequestHandler) -> None:
         if len(server.requests) == 2:
             handler.connection.shutdown(socket.SHUT_RDWR)
@@ -329,7 +329,7 @@ def test_a_wait_outlasts_an_operator_that_is_started_anew(server: Server, client
     assert len(server.requests) == 3
 
 
-# What came of it.
+# Results and logs.
 
 
 def test_results_and_dead_letters_are_read_line_by_line(server: Server, client: Client) -> None:
@@ -360,7 +360,7 @@ def test_raises_if_the_connection_closes_during_results(server: Server, client: 
         list(client.job_results("sum", "7f00"))
 
 
-def test_logs_are_asked_for_as_wanted(server: Server, client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_logs_are_sent(server: Server, client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     streams(server, b"one\r\ntwo\n")
 
     assert list(client.job_logs("sum", "7f00", replica="w1", tail=5)) == ["one", "two"]

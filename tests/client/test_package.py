@@ -1,4 +1,4 @@
-"""What a deploy uploads: the project's files, the configuration, nothing else."""
+"""The archive that a deploy uploads: the project's files and the configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def unpacked(archive: bytes, folder: Path) -> dict[str, str]:
     return {str(file.relative_to(folder)): file.read_text() for file in folder.rglob("*") if file.is_file()}
 
 
-def test_a_configuration_file_travels_with_the_folder_around_it(tmp_path: Path) -> None:
+def test_a_configuration_file_is_packed_with_its_folder(tmp_path: Path) -> None:
     project = tmp_path / "project"
     (project / "data").mkdir(parents=True)
     for name in ("api.yaml", "handler.py", "data/values.json", ".hidden", ".env"):
@@ -34,7 +34,7 @@ def test_a_configuration_file_travels_with_the_folder_around_it(tmp_path: Path) 
     assert unpacked(package.archive, tmp_path / "out") == {name: f"content of {name}" for name in names}
 
 
-def test_specifications_take_the_place_of_the_folders_own_file(tmp_path: Path) -> None:
+def test_specifications_replace_the_configuration_file_of_the_folder(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / "cortex.yaml").write_text("old")
@@ -46,7 +46,7 @@ def test_specifications_take_the_place_of_the_folders_own_file(tmp_path: Path) -
     assert yaml.safe_load(files["cortex.yaml"]) == [{"name": "a"}]
 
 
-def test_big_projects_are_told_of(tmp_path: Path) -> None:
+def test_large_projects_are_reported(tmp_path: Path) -> None:
     (tmp_path / "cortex.yaml").write_text("")
     (tmp_path / "weights.bin").write_bytes(bytes(BIG_BYTES))
     (tmp_path / "many").mkdir()
@@ -56,14 +56,14 @@ def test_big_projects_are_told_of(tmp_path: Path) -> None:
     assert pack_file(tmp_path / "cortex.yaml").warnings == ("weights.bin is 10 MiB", "the project has 1,001 files")
 
 
-def test_a_folder_means_its_cortex_yaml(tmp_path: Path) -> None:
+def test_a_folder_stands_for_its_cortex_yaml(tmp_path: Path) -> None:
     (tmp_path / "cortex.yaml").touch()
 
     assert find_config(tmp_path) == find_config(tmp_path / "cortex.yaml") == tmp_path / "cortex.yaml"
 
 
 @pytest.mark.parametrize("path", ["", "nope", "nope.yaml"])
-def test_a_missing_configuration_is_named(tmp_path: Path, path: str) -> None:
+def test_a_missing_configuration_file_is_reported(tmp_path: Path, path: str) -> None:
     with pytest.raises(InputError, match="does not exist"):
         find_config(tmp_path / path)
 
@@ -76,10 +76,10 @@ JSON = st.recursive(
 
 
 @given(spec=st.dictionaries(st.text(), JSON, max_size=4))
-def test_a_specification_survives_becoming_a_file(spec: dict[str, Any]) -> None:
+def test_a_specification_is_unchanged_after_writing_and_parsing(spec: dict[str, Any]) -> None:
     assert yaml.safe_load(dump_specs([spec])) == [spec]
 
 
-def test_a_specification_with_an_object_in_it_is_refused() -> None:
+def test_rejects_a_specification_with_an_object() -> None:
     with pytest.raises(ValueError, match="can't be written as YAML"):
         dump_specs([{"name": object()}])

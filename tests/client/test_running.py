@@ -19,14 +19,14 @@ def write(home: Home, **changes: object) -> None:
     (home.run_dir / "operator.json").write_text(json.dumps({**OWN.as_json(), **URLS, **changes}))
 
 
-def test_a_number_that_another_process_has_now_is_not_the_operator(home: Home) -> None:
+def test_a_reused_pid_is_not_the_operator(home: Home) -> None:
     write(home, start_ticks=1)
 
     assert read_operator(home) is None
     assert last_operator(home) is not None
 
 
-def test_the_file_of_a_living_operator_is_read(home: Home) -> None:
+def test_the_file_of_a_running_operator_is_read(home: Home) -> None:
     write(home)
 
     operator = read_operator(home)
@@ -35,20 +35,20 @@ def test_the_file_of_a_living_operator_is_read(home: Home) -> None:
     assert (operator.pid, operator.url) == (os.getpid(), "http://a:1")
 
 
-def test_an_operator_lives_on_when_the_clock_is_set(home: Home) -> None:
+def test_a_change_of_the_clock_does_not_hide_the_operator(home: Home) -> None:
     write(home, created_at=OWN.created_at - 3600)
 
     assert read_operator(home) is not None
 
 
-def test_the_operator_of_an_older_version_is_known(home: Home) -> None:
+def test_the_operator_of_an_older_version_is_recognized(home: Home) -> None:
     data = {"pid": OWN.pid, "create_time": psutil.Process().create_time()}
     (home.run_dir / "operator.json").write_text(json.dumps({**data, **URLS}))
 
     assert read_operator(home) is not None
 
 
-def test_no_file_and_a_torn_one_mean_no_operator(home: Home) -> None:
+def test_a_missing_or_truncated_file_means_no_operator(home: Home) -> None:
     assert last_operator(home) is None
     for text in ("", "{", "[]", '{"pid": "x"}'):
         (home.run_dir / "operator.json").write_text(text)

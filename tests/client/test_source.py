@@ -1,4 +1,4 @@
-"""Classes handed over as objects: what is saved loads elsewhere, and runs nothing of the script but the class."""
+"""Classes passed as objects: the saved source loads elsewhere and runs nothing of the script but the class."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if __name__ == "__main__":
 '''
 
 
-def test_only_what_the_class_needs_is_kept_on_its_own_lines() -> None:
+def test_the_saved_source_contains_only_what_the_class_needs() -> None:
     text = extract(SCRIPT, "Handler")
 
     kept = [line.strip() for line in text.splitlines() if line.strip()]
@@ -61,7 +61,7 @@ def test_only_what_the_class_needs_is_kept_on_its_own_lines() -> None:
         assert line in ("", original[number])
 
 
-def test_what_is_kept_runs() -> None:
+def test_the_saved_source_runs() -> None:
     namespace: dict[str, object] = {"__name__": "elsewhere"}
     exec(compile(extract(SCRIPT, "Handler"), "handler.py", "exec"), namespace)  # noqa: S102 - it is ours
 
@@ -131,7 +131,7 @@ def test_a_class_without_a_file_is_pickled(tmp_path: Path) -> None:
     assert subprocess.check_output([sys.executable, "-c", loaded], cwd=tmp_path, text=True) == "5\n"
 
 
-def test_a_class_inside_a_function_is_refused(tmp_path: Path) -> None:
+def test_rejects_a_class_inside_a_function(tmp_path: Path) -> None:
     class Inner:
         pass
 

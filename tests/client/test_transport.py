@@ -1,4 +1,4 @@
-"""The way to the operator: answers, errors by their class, streams, broken connections."""
+"""Transport to the operator: responses, classes of errors, streams, broken connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def server() -> Iterator[Server]:
     made.close()
 
 
-def test_a_call_sends_token_query_and_body_and_decodes_the_answer(server: Server) -> None:
+def test_a_call_sends_token_query_and_body_and_decodes_the_response(server: Server) -> None:
     server.answering = lambda handler: reply(handler, 200, b'{"a": [1]}')
 
     answer = Transport(server.url, "secret").call(
@@ -45,7 +45,7 @@ def _all_errors(base: type[CortexError] = CortexError) -> Iterator[type[CortexEr
 
 
 @pytest.mark.parametrize("kind", [kind for kind in _all_errors() if kind is not ConfigError])
-def test_every_error_of_the_operator_becomes_its_class_again(server: Server, kind: type[CortexError]) -> None:
+def test_every_error_code_raises_its_class(server: Server, kind: type[CortexError]) -> None:
     body = json.dumps({"error": "what, where, why", "code": kind.code, "traceback": "frames"}).encode()
     server.answering = lambda handler: reply(handler, kind.http_status, body)
 
@@ -58,7 +58,7 @@ def test_every_error_of_the_operator_becomes_its_class_again(server: Server, kin
         assert caught.value.traceback == "frames"
 
 
-def test_the_address_of_a_gateway_is_said_to_be_no_operators(server: Server) -> None:
+def test_the_address_of_a_gateway_is_reported_as_such(server: Server) -> None:
     server.answering = lambda handler: reply(handler, 404, b'{"error": "no API has the path /v1/apis"}')
     transport = Transport(server.url, hint="look there")
 
@@ -94,7 +94,7 @@ def test_a_config_error_keeps_every_diagnostic(server: Server) -> None:
         (502, b"Bad Gateway", CortexError),
     ],
 )
-def test_answers_of_strangers_become_errors_by_status(
+def test_responses_of_other_servers_raise_errors_by_status(
     server: Server, status: int, body: bytes, kind: type[CortexError]
 ) -> None:
     server.answering = lambda handler: reply(handler, status, body)
@@ -105,14 +105,14 @@ def test_answers_of_strangers_become_errors_by_status(
     assert type(caught.value) is kind
 
 
-def test_an_answer_that_is_not_json_is_an_error_of_ours(server: Server) -> None:
+def test_a_response_that_is_not_json_raises_a_cortex_error(server: Server) -> None:
     server.answering = lambda handler: reply(handler, 200, b"<html>")
 
     with pytest.raises(CortexError, match="not JSON"):
         Transport(server.url).call("GET", "/")
 
 
-def test_a_refused_connection_says_what_to_start() -> None:
+def test_a_refused_connection_explains_what_to_start() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -121,14 +121,14 @@ def test_a_refused_connection_says_what_to_start() -> None:
             Transport(url).call("GET", "/")
 
 
-def test_an_operator_that_dies_in_a_request_is_unavailable(server: Server) -> None:
+def test_an_operator_that_dies_during_a_request_is_unavailable(server: Server) -> None:
     server.answering = lambda handler: handler.connection.shutdown(socket.SHUT_RDWR)
 
     with pytest.raises(OperatorUnavailableError):
         Transport(server.url).call("GET", "/")
 
 
-def test_a_refusal_that_comes_before_the_whole_body_was_read_is_understood() -> None:
+def test_an_error_response_before_the_end_of_the_upload_is_read() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     body = json.dumps({"error": "too large", "code": "bad_input"}).encode()
 
@@ -151,7 +151,7 @@ def test_a_refusal_that_comes_before_the_whole_body_was_read_is_understood() -> 
         listener.close()
 
 
-def test_lines_come_as_they_are_written_and_not_at_the_end(server: Server) -> None:
+def test_lines_are_yielded_as_soon_as_they_are_sent(server: Server) -> None:
     may_go_on = threading.Event()
 
     def stream(handler: BaseHTTPRequestHandler) -> None:
@@ -180,5 +180,5 @@ def test_lines_raise_the_error_of_the_operator(server: Server) -> None:
         list(Transport(server.url).lines("/v1/apis/a/logs"))
 
 
-def test_a_query_of_nothing_is_empty() -> None:
+def test_an_empty_query_is_omitted() -> None:
     assert encode_query(None) == encode_query({"a": None}) == ""

@@ -33,7 +33,7 @@ class _Answering(BaseHTTPRequestHandler):
 def server(pair: tuple[Path, Path] | None) -> Iterator[int]:
     """Serve on a port, over TLS with a certificate."""
     made = ThreadingHTTPServer(("127.0.0.1", 0), _Answering)
-    made.handle_error = lambda *_: None  # type: ignore[method-assign] # clients that go are what is tested
+    made.handle_error = lambda *_: None  # type: ignore[method-assign] # clients that disconnect are expected
     if pair:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*pair)
@@ -69,7 +69,7 @@ def test_accepts_only_a_pinned_certificate(tmp_path: Path) -> None:
     pair = write_pair(tmp_path, "elsewhere", days=-1)
     print_of = fingerprint_of(ssl.PEM_cert_to_DER_cert(pair[0].read_text()))
     with server(pair) as port:
-        url = f"https://cortex.example.com:{port}"  # which nothing here resolves
+        url = f"https://cortex.example.com:{port}"  # no resolver here knows this name
         assert Transport(url, trust=Trust(pins=lambda: [print_of], address="127.0.0.1")).call("GET", "/") == "fine"
         with pytest.raises(OperatorUnavailableError, match="not that of this machine's operator"):
             Transport(url, trust=Trust(pins=lambda: ["0" * 64], address="127.0.0.1")).call("GET", "/")
@@ -82,7 +82,7 @@ def test_reports_a_wrong_scheme(tmp_path: Path) -> None:
         Transport(f"http://localhost:{port}").call("GET", "/")
 
 
-def test_an_environment_remembers_its_certificates(tmp_path: Path) -> None:
+def test_an_environment_stores_its_certificates(tmp_path: Path) -> None:
     pair = write_pair(tmp_path, "localhost")
     environments = Environments(tmp_path / "cli.json", Home(tmp_path / "home"))
     with server(pair) as port:

@@ -19,6 +19,7 @@ from cortex.state.database import open_state
 from cortex.state.key_values import KeyValueStore
 from cortex.telemetry import Logger
 from harness.cluster.local_nodes import SECRET, LocalNode, StaticPlacer, local_nodes
+from harness.homes import temporary_home
 
 ONE, TWO, MOVED = NodeAddress("a", "10.0.0.1", 1), NodeAddress("b", "10.0.0.2", 1), NodeAddress("a", "10.0.0.1", 2)
 
@@ -59,12 +60,9 @@ def test_a_failed_write_is_retried(tmp_path: Path) -> None:
 
 
 def test_an_operator_on_another_machine_adopts_replicas_while_ray_is_away(
-    home: Home, nodes: list[LocalNode], facts: KeyValueStore, tmp_path: Path
+    home: Home, nodes: list[LocalNode], facts: KeyValueStore
 ) -> None:
-    other = Home(tmp_path / "other")
-    other.create()
-
-    async def test() -> None:
+    async def test(other: Home) -> None:
         known = nodes_in_database(facts)
         async with cluster(home, nodes) as made:
             known.add(nodes[0].address)
@@ -87,4 +85,5 @@ def test_an_operator_on_another_machine_adopts_replicas_while_ray_is_away(
         finally:
             await engine.shutdown()
 
-    run(test())
+    with temporary_home() as other:
+        run(test(other))

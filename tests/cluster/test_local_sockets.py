@@ -98,9 +98,7 @@ def test_an_agent_of_another_user_is_not_local() -> None:
         assert found == {0: home.sockets_dir, 65534: None}
 
 
-def test_files_without_an_agent_are_not_local(node: LocalNode, told: dict[str, Any], tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
-    home.create()
+def test_files_without_an_agent_are_not_local(node: LocalNode, told: dict[str, Any], home: Home) -> None:
     shutil.copy(node.home.run_dir / "node.json", home.run_dir)
     assert local_sockets_dir(node.host, {**told, "home": str(home.path)}) is None
     os.mkfifo(home.sockets_dir / RESERVE_SOCKET)

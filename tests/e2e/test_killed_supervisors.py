@@ -76,15 +76,14 @@ def wait_until_ended(pids: list[int]) -> None:
     wait_until(lambda: not any(map(runs, pids)), timeout_s=30)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_no_request_fails_when_one_of_two_is_killed(cortex: Installation, tmp_path: Path, processes: int) -> None:
-    deploy(cortex, tmp_path, "halved", 2, processes)
+def test_no_request_fails_when_one_of_two_is_killed(cortex: Installation, tmp_path: Path) -> None:
+    deploy(cortex, tmp_path, "halved", replicas=2, processes=2)
     kills = 3
     with cortex.load("/halved", 80) as summary:
         for _ in range(kills):
             threading.Event().wait(LOADED_S)  # a load that must not be disturbed
             orphans = kill_a_supervisor(cortex, "halved")
-            wait_for_others(cortex, "halved", 2 * processes, orphans)
+            wait_for_others(cortex, "halved", 4, orphans)
             wait_until_ended(orphans)
     # Except a connection that the supervisor had accepted, but not yet handed over, when it was killed.
     assert summary["statuses"]["200"] >= summary["sent"] - kills, summary

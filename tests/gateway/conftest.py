@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from cortex.home import Home
+from harness.homes import temporary_home
 
 
 @pytest.fixture
 def home() -> Iterator[Home]:
-    with tempfile.TemporaryDirectory(prefix="cortex-") as folder:
-        home = Home(Path(folder))
-        home.create()
+    with temporary_home() as home:
         yield home

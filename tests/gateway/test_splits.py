@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,6 +12,7 @@ from cortex.gateway.maps import SLOTS_MAP, fixed_maps, live_maps
 from cortex.gateway.routes import ApiBackend, RoutingTable, Share, Split
 from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
+from harness.homes import temporary_home
 from harness.servers.upstream import Client, World, ask, backend, eventually, run, world
 
 SPLIT = Split("ab", "/ab", (Share("a", 30), Share("b", 70)))
@@ -164,9 +163,7 @@ def test_copies_are_made_in_a_home_with_a_space_in_its_path() -> None:
             assert (await ask(w.port, "/ab", "POST", b"{}")).status == 200
             await copies(w, 1)
 
-    with tempfile.TemporaryDirectory(prefix="cortex ") as folder:
-        home = Home(Path(folder))
-        home.create()
+    with temporary_home(prefix="cortex ") as home:
         run(scenario(home))
 
 

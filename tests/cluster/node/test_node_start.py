@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from cortex.cluster.node.start import (
     reserve,
 )
 from cortex.errors import EngineError
+from cortex.home import Home
 from cortex.processes.daemon import kill_session
 from cortex.processes.identity import Identity
 from harness.wait import wait_until
@@ -49,6 +51,7 @@ def start(tmp_path: Path) -> Iterator[NodeStart]:
     yield start
     with contextlib.suppress(OSError):
         kill_session(identity(start))
+    shutil.rmtree(Home(start.folder(HOST, {})).metrics_dir, ignore_errors=True)  # it may be outside of the home
 
 
 def identity(start: NodeStart) -> Identity:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cortex.home import Home
 from harness.ports import free_port
 from harness.replicas.replicas import Answer
 from harness.wait import wait_until
@@ -147,6 +148,7 @@ def installation(variables: Mapping[str, str] | None = None) -> Iterator[Install
         yield made
     finally:
         made.down()
+        shutil.rmtree(Home(home).metrics_dir, ignore_errors=True)  # without an operator, `cortex down` keeps them
         shutil.rmtree(home, ignore_errors=True)
 
 

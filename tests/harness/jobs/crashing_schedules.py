@@ -14,6 +14,7 @@ import struct
 import sys
 from pathlib import Path
 
+from cortex.home import Home
 from harness.jobs.schedules import open_schedules, task_api
 
 BEGIN = 1_700_000_000.0
@@ -35,7 +36,7 @@ class SharedClock:
 
 
 async def work(folder: Path, clock: SharedClock, progress: int, rounds: int) -> None:
-    async with open_schedules(folder, clock) as made:
+    async with open_schedules(Home(folder), clock) as made:
         if made.apis.get("train") is None:
             made.deploy(task_api())
         for _ in range(rounds):

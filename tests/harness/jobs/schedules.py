@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from cortex.config.schema import Api
@@ -38,9 +37,7 @@ def task_api(name: str = "train", **schedule: Any) -> Api:
 class ScheduleHarness:
     """Schedules with their stores and job service."""
 
-    def __init__(self, folder: Path, clock: Clock) -> None:
-        home = Home(folder)
-        home.create()
+    def __init__(self, home: Home, clock: Clock) -> None:
         self._databases = open_sqlite(home.database_file), open_jobs_sqlite(home.jobs_database_file)
         self.apis = ApiStore(self._databases[0], now=lambda: datetime.fromtimestamp(clock(), UTC))
         self.store = JobStore(self._databases[1], clock)
@@ -72,8 +69,8 @@ class ScheduleHarness:
 
 
 @asynccontextmanager
-async def open_schedules(folder: Path, clock: Clock) -> AsyncIterator[ScheduleHarness]:
-    made = ScheduleHarness(folder, clock)
+async def open_schedules(home: Home, clock: Clock) -> AsyncIterator[ScheduleHarness]:
+    made = ScheduleHarness(home, clock)
     await made.store.startup()
     try:
         yield made

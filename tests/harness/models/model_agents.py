@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -92,6 +93,7 @@ class RunningAgent:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(5)
             self.kill()
+        shutil.rmtree(self.home.metrics_dir, ignore_errors=True)  # it may be outside of the home
 
     def log(self) -> str:
         return (self.home.logs_dir / "models.log").read_text()

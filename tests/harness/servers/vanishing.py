@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-import tempfile
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
 
 from cortex.gateway.routes import Server
 from cortex.home import Home
+from harness.homes import temporary_home
 from harness.servers.upstream import Answer, Upstream, World, ask, backend, eventually, run, table, world
 
 NEAR, FAR = "10.77.0.1", "10.77.0.2"
@@ -101,9 +101,7 @@ async def _ended(request: asyncio.Task[Answer], made: World) -> str:
 
 def main(is_warm: bool) -> None:
     ip("link", "set", "lo", "up")
-    with far_node() as (pid, port), tempfile.TemporaryDirectory(prefix="cortex-") as folder:
-        home = Home(Path(folder))
-        home.create()
+    with far_node() as (pid, port), temporary_home() as home:
         run(scenario(home, pid, port, is_warm), timeout_s=120)
 
 

@@ -11,19 +11,17 @@ from urllib.parse import quote
 
 import pytest
 
-from cortex.home import Home
 from cortex.lifecycle import TokenScope
 from cortex.operator.access.scopes import ROUTES
+from harness.homes import temporary_home
 from harness.installations.running import RunningOperator, config, project, running_operator
 
 pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(scope="module")
-def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningOperator]:
-    home = Home(tmp_path_factory.mktemp("operator") / "home")
-    home.create()
-    with running_operator(home) as running:
+def operator() -> Iterator[RunningOperator]:
+    with temporary_home() as home, running_operator(home) as running:
         yield running
 
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -47,10 +46,9 @@ def batch_api(name: str = "sum") -> Api:
 class Scene:
     """A job reconciler with everything that it is constructed from, and the service in front of it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, home: Home) -> None:
         self.now = 1_000_000.0
-        self.home = Home(folder)
-        self.home.create()
+        self.home = home
         self._databases = open_sqlite(self.home.database_file), open_jobs_sqlite(self.home.jobs_database_file)
         self.apis = ApiStore(self._databases[0], now=lambda: datetime.fromtimestamp(self.now, UTC))
         self.engine = ScriptedEngine()
@@ -146,9 +144,9 @@ async def reconciling(made: Scene):  # type: ignore[no-untyped-def]
             await running
 
 
-def scene(test: Callable[[Scene], Awaitable[None]], folder: Path) -> None:
+def scene(test: Callable[[Scene], Awaitable[None]], home: Home) -> None:
     async def run() -> None:
-        made = Scene(folder)
+        made = Scene(home)
         made.deploy()
         try:
             async with reconciling(made):
@@ -160,7 +158,7 @@ def scene(test: Callable[[Scene], Awaitable[None]], folder: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_job_gets_a_worker_that_leases_its_batches_and_completes_it(tmp_path: Path) -> None:
+def test_a_job_gets_a_worker_that_leases_its_batches_and_completes_it(home: Home) -> None:
     async def test(made: Scene) -> None:
         job = await made.submit(1, 2)
         worker = await made.worker()
@@ -176,10 +174,10 @@ def test_a_job_gets_a_worker_that_leases_its_batches_and_completes_it(tmp_path: 
         await until(lambda: worker in made.engine.stopped)
         assert "2 of 2 batches succeeded" in made.log(job)
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_a_job_whose_batch_fails_too_often_completes_with_failures(tmp_path: Path) -> None:
+def test_a_job_whose_batch_fails_too_often_completes_with_failures(home: Home) -> None:
     async def test(made: Scene) -> None:
         job = await made.submit(1, 2, max_attempts=1)
         worker = await made.worker()
@@ -192,10 +190,10 @@ def test_a_job_whose_batch_fails_too_often_completes_with_failures(tmp_path: Pat
         assert record.status is JobStatus.COMPLETED_WITH_FAILURES
         assert record.message == "1 of 2 batches are dead letters"
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_a_batch_inside_a_process_that_died_is_leased_to_the_next_process(tmp_path: Path) -> None:
+def test_a_batch_inside_a_process_that_died_is_leased_to_the_next_process(home: Home) -> None:
     async def test(made: Scene) -> None:
         job = await made.submit(1)
         worker = await made.worker()
@@ -217,20 +215,20 @@ def test_a_batch_inside_a_process_that_died_is_leased_to_the_next_process(tmp_pa
         await made.complete(worker, job, pid=2)
         assert (await made.over(job)).status is JobStatus.SUCCEEDED
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_a_worker_that_vanished_is_replaced(tmp_path: Path) -> None:
+def test_a_worker_that_vanished_is_replaced(home: Home) -> None:
     async def test(made: Scene) -> None:
         await made.submit(1)
         lost = await made.worker()
         made.engine.end(lost)
         assert await made.worker() != lost
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_a_stopped_job_ends_at_once_and_its_worker_is_stopped(tmp_path: Path) -> None:
+def test_a_stopped_job_ends_at_once_and_its_worker_is_stopped(home: Home) -> None:
     async def test(made: Scene) -> None:
         job = await made.submit(1)
         worker = await made.worker()
@@ -244,10 +242,10 @@ def test_a_stopped_job_ends_at_once_and_its_worker_is_stopped(tmp_path: Path) ->
         with pytest.raises(ConflictError, match="already been stopped"):
             await made.service.stop("sum", job.id)
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_a_job_is_ended_after_its_timeout(tmp_path: Path) -> None:
+def test_a_job_is_ended_after_its_timeout(home: Home) -> None:
     async def test(made: Scene) -> None:
         job = await made.submit(1, timeout_s=60)
         await made.worker()
@@ -255,10 +253,10 @@ def test_a_job_is_ended_after_its_timeout(tmp_path: Path) -> None:
         record = await made.over(job)
         assert (record.status, record.message) == (JobStatus.TIMED_OUT, "timed out after 60 s")
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_a_job_whose_worker_can_not_start_fails_with_the_reason(tmp_path: Path) -> None:
+def test_a_job_whose_worker_can_not_start_fails_with_the_reason(home: Home) -> None:
     async def test(made: Scene) -> None:
         job = await made.submit(1)
         await until(made.engine.ids)
@@ -268,10 +266,10 @@ def test_a_job_whose_worker_can_not_start_fails_with_the_reason(tmp_path: Path) 
         record = await made.over(job)
         assert (record.status, record.message) == (JobStatus.WORKER_ERROR, "no worker can run: ValueError: bad weights")
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_a_job_whose_environment_can_not_be_built_fails_after_three_attempts(tmp_path: Path) -> None:
+def test_a_job_whose_environment_can_not_be_built_fails_after_three_attempts(home: Home) -> None:
     async def test(made: Scene) -> None:
         made.prepare_errors = [EnvironmentBuildError("no such package")] * 3
         job = await made.submit(1)
@@ -282,10 +280,10 @@ def test_a_job_whose_environment_can_not_be_built_fails_after_three_attempts(tmp
         assert record.status is JobStatus.WORKER_ERROR
         assert record.message == "its environment can't be built: no such package"
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_the_jobs_of_a_deleted_api_are_stopped(tmp_path: Path) -> None:
+def test_the_jobs_of_a_deleted_api_are_stopped(home: Home) -> None:
     async def test(made: Scene) -> None:
         job = await made.submit(1)
         await made.worker()
@@ -294,12 +292,12 @@ def test_the_jobs_of_a_deleted_api_are_stopped(tmp_path: Path) -> None:
         record = await made.over(job)
         assert (record.status, record.message) == (JobStatus.STOPPED, "its API was deleted")
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_the_next_operator_adopts_jobs_workers_and_leases(tmp_path: Path) -> None:
+def test_the_next_operator_adopts_jobs_workers_and_leases(home: Home) -> None:
     async def run() -> None:
-        made = Scene(tmp_path)
+        made = Scene(home)
         made.deploy()
         async with reconciling(made):
             job = await made.submit(1, 2)
@@ -320,7 +318,7 @@ def test_the_next_operator_adopts_jobs_workers_and_leases(tmp_path: Path) -> Non
     asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
-def test_only_trusted_callers_may_name_local_paths(tmp_path: Path) -> None:
+def test_only_trusted_callers_may_name_local_paths(home: Home) -> None:
     async def test(made: Scene) -> None:
         submission = Submission(DelimitedFiles(("/etc/passwd",), 1), JobOptions(workers=1))
         with pytest.raises(SubmissionError, match="not open to this endpoint"):
@@ -329,4 +327,4 @@ def test_only_trusted_callers_may_name_local_paths(tmp_path: Path) -> None:
             _ = [line async for line in made.service.dry_run("sum", submission)]
         assert (await made.service.submit("sum", submission, is_trusted=True)).status is JobStatus.ENQUEUING
 
-    scene(test, tmp_path)
+    scene(test, home)

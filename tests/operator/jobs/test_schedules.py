@@ -9,9 +9,9 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from cortex.config.schema import Api
+from cortex.home import Home
 from cortex.jobs.schedule_state import read_schedules
 from cortex.lifecycle import JobStatus
 from harness import TESTS
@@ -31,16 +31,16 @@ class Clock:
         return self.now
 
 
-def play(folder: Path, test: Callable[[ScheduleHarness, Clock], Awaitable[None]]) -> None:
+def play(home: Home, test: Callable[[ScheduleHarness, Clock], Awaitable[None]]) -> None:
     async def run() -> None:
         clock = Clock()
-        async with open_schedules(folder, clock) as made:
+        async with open_schedules(home, clock) as made:
             await test(made, clock)
 
     asyncio.run(run())
 
 
-def test_submits_a_due_run_once(tmp_path: Path) -> None:
+def test_submits_a_due_run_once(home: Home) -> None:
     async def test(made: ScheduleHarness, clock: Clock) -> None:
         made.deploy(task_api(submission={"config": {"a": 1}, "timeout": 60}))
         for clock.now in (NOON, NOON + 59, NOON + 60, NOON + 61, NOON + 119, NOON + 121):
@@ -49,10 +49,10 @@ def test_submits_a_due_run_once(tmp_path: Path) -> None:
         job = (await made.submitted())[0]
         assert (job.status, job.options.config, job.options.timeout_s) == (JobStatus.PENDING, {"a": 1}, 60)
 
-    play(tmp_path, test)
+    play(home, test)
 
 
-def test_submits_only_the_latest_missed_run(tmp_path: Path) -> None:
+def test_submits_only_the_latest_missed_run(home: Home) -> None:
     async def test(made: ScheduleHarness, clock: Clock) -> None:
         made.deploy(task_api(cron="0 * * * *"))
         await made.submit_due()
@@ -61,10 +61,10 @@ def test_submits_only_the_latest_missed_run(tmp_path: Path) -> None:
         await made.submit_due()
         assert await made.runs() == [NOON + 5 * 3600]
 
-    play(tmp_path, test)
+    play(home, test)
 
 
-def test_the_next_operator_continues_the_schedule(tmp_path: Path) -> None:
+def test_the_next_operator_continues_the_schedule(home: Home) -> None:
     async def before(made: ScheduleHarness, clock: Clock) -> None:
         made.deploy(task_api(cron="0 * * * *"))
         clock.now = NOON + 3600
@@ -78,11 +78,11 @@ def test_the_next_operator_continues_the_schedule(tmp_path: Path) -> None:
         await made.submit_due()
         assert await made.runs() == [NOON + 3600, NOON + 7200]
 
-    play(tmp_path, before)
-    play(tmp_path, after)
+    play(home, before)
+    play(home, after)
 
 
-def test_a_changed_schedule_starts_at_its_deployment_and_an_unchanged_one_continues(tmp_path: Path) -> None:
+def test_a_changed_schedule_starts_at_its_deployment_and_an_unchanged_one_continues(home: Home) -> None:
     async def test(made: ScheduleHarness, clock: Clock) -> None:
         made.deploy(task_api(cron="0 * * * *"))
         await made.submit_due()
@@ -95,10 +95,10 @@ def test_a_changed_schedule_starts_at_its_deployment_and_an_unchanged_one_contin
         await made.submit_due()
         assert await made.runs() == [NOON + 3600, NOON + 2 * 3600 + 900]
 
-    play(tmp_path, test)
+    play(home, test)
 
 
-def test_each_api_has_its_own_schedule(tmp_path: Path) -> None:
+def test_each_api_has_its_own_schedule(home: Home) -> None:
     async def test(made: ScheduleHarness, clock: Clock) -> None:
         plain = task_api("plain").model_copy(update={"schedule": None})
         made.deploy(task_api("one", cron="*/2 * * * *"), task_api("two", cron="*/3 * * * *"), plain)
@@ -112,10 +112,10 @@ def test_each_api_has_its_own_schedule(tmp_path: Path) -> None:
         await made.submit_due()
         assert set(await made.store.read(read_schedules)) == {"two"}
 
-    play(tmp_path, test)
+    play(home, test)
 
 
-def test_overlap_skip_skips_a_run_while_an_earlier_one_is_not_over(tmp_path: Path) -> None:
+def test_overlap_skip_skips_a_run_while_an_earlier_one_is_not_over(home: Home) -> None:
     async def before(made: ScheduleHarness, clock: Clock) -> None:
         made.deploy(task_api(overlap="skip"), task_api("cron", overlap="allow"))
         for clock.now in (NOON + 60, NOON + 120, NOON + 121):
@@ -140,11 +140,11 @@ def test_overlap_skip_skips_a_run_while_an_earlier_one_is_not_over(tmp_path: Pat
         await made.submit_due()
         assert await made.runs() == [NOON + 60, NOON + 240]
 
-    play(tmp_path, before)
-    play(tmp_path, after)
+    play(home, before)
+    play(home, after)
 
 
-def test_stores_a_permanent_error_and_continues_with_the_next_run(tmp_path: Path) -> None:
+def test_stores_a_permanent_error_and_continues_with_the_next_run(home: Home) -> None:
     async def test(made: ScheduleHarness, clock: Clock) -> None:
         made.deploy(task_api(submission={"timeout": "soon"}))
         clock.now = NOON + 60
@@ -163,13 +163,13 @@ def test_stores_a_permanent_error_and_continues_with_the_next_run(tmp_path: Path
         (job,) = await made.submitted()
         assert (told["error"], told["last_job_id"], told["last_run"]) == ("", job.id, "2025-06-15T12:02:00+00:00")
 
-    play(tmp_path, test)
+    play(home, test)
 
 
-def test_retries_a_temporary_error(tmp_path: Path) -> None:
+def test_retries_a_temporary_error(home: Home) -> None:
     async def test(made: ScheduleHarness, clock: Clock) -> None:
         source = {"items": [1], "batch_size": 1}
-        blocked = tmp_path / "out"
+        blocked = home.path / "out"
         blocked.write_text("a file where a folder should be")
         submission = {"workers": 1, "item_list": source, "output": f"{blocked}/x"}
         made.deploy(batch_api(submission))
@@ -185,10 +185,10 @@ def test_retries_a_temporary_error(tmp_path: Path) -> None:
         assert await made.runs("sum") == [NOON + 60]
         assert (await made.store.read(read_schedules))["sum"].error == ""
 
-    play(tmp_path, test)
+    play(home, test)
 
 
-def test_a_schedule_restarts_after_the_clock_was_set_back(tmp_path: Path) -> None:
+def test_a_schedule_restarts_after_the_clock_was_set_back(home: Home) -> None:
     async def test(made: ScheduleHarness, clock: Clock) -> None:
         made.deploy(task_api())
         clock.now = NOON + 365 * 86400
@@ -199,10 +199,10 @@ def test_a_schedule_restarts_after_the_clock_was_set_back(tmp_path: Path) -> Non
         await made.submit_due()
         assert (await made.runs())[-1] == NOON + 60
 
-    play(tmp_path, test)
+    play(home, test)
 
 
-def test_stores_a_large_job_and_its_run_atomically(tmp_path: Path) -> None:
+def test_stores_a_large_job_and_its_run_atomically(home: Home) -> None:
     async def test(made: ScheduleHarness, clock: Clock) -> None:
         items = {"items": list(range(2500)), "batch_size": 1}
         made.deploy(batch_api({"workers": 1, "item_list": items}))
@@ -212,11 +212,18 @@ def test_stores_a_large_job_and_its_run_atomically(tmp_path: Path) -> None:
         assert job.counts.batches == 2500
         assert (await made.store.read(read_schedules))["sum"].last_job_id == job.id
 
-    play(tmp_path, test)
+    play(home, test)
 
 
-def test_submits_every_run_once_if_the_operator_is_killed_at_any_time(tmp_path: Path) -> None:
-    command = [sys.executable, str(TESTS / "harness" / "jobs" / "crashing_schedules.py"), str(tmp_path), "7", "15", "6"]
+def test_submits_every_run_once_if_the_operator_is_killed_at_any_time(home: Home) -> None:
+    command = [
+        sys.executable,
+        str(TESTS / "harness" / "jobs" / "crashing_schedules.py"),
+        str(home.path),
+        "7",
+        "15",
+        "6",
+    ]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(TESTS)}
     )
@@ -229,7 +236,7 @@ def test_submits_every_run_once_if_the_operator_is_killed_at_any_time(tmp_path: 
         assert len(due) > 10
         assert await made.runs() == due
 
-    play(tmp_path, check)
+    play(home, check)
 
 
 def batch_api(submission: dict[str, object]) -> Api:
@@ -240,7 +247,7 @@ def batch_api(submission: dict[str, object]) -> Api:
     )
 
 
-def test_an_unknown_time_zone_stops_no_other_schedule(tmp_path: Path) -> None:
+def test_an_unknown_time_zone_stops_no_other_schedule(home: Home) -> None:
     async def test(made: ScheduleHarness, clock: Clock) -> None:
         lost = task_api("lost")
         assert lost.schedule is not None
@@ -255,7 +262,7 @@ def test_an_unknown_time_zone_stops_no_other_schedule(tmp_path: Path) -> None:
         assert unreadable["next_run"] is None
         assert "does not know the time zone Mars/Olympus" in unreadable["error"]
 
-    play(tmp_path, test)
+    play(home, test)
 
 
 def test_time_zones_work_without_a_system_database() -> None:
@@ -264,7 +271,7 @@ def test_time_zones_work_without_a_system_database() -> None:
     assert done.stdout == "Europe/Berlin\n"
 
 
-def test_a_job_whose_api_is_deleted_while_it_is_stored_is_deleted(tmp_path: Path) -> None:
+def test_a_job_whose_api_is_deleted_while_it_is_stored_is_deleted(home: Home) -> None:
     async def test(made: ScheduleHarness, clock: Clock) -> None:
         go = threading.Event()
         threads = ThreadPoolExecutor(1)
@@ -281,4 +288,4 @@ def test_a_job_whose_api_is_deleted_while_it_is_stored_is_deleted(tmp_path: Path
         await submitting
         assert await made.submitted("sum") == []
 
-    play(tmp_path, test)
+    play(home, test)

@@ -7,7 +7,6 @@ import contextlib
 import json
 import sqlite3
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,10 +35,9 @@ PID = 2**22 + 1  # never a process
 class Operated:
     """A deployed API, the metric files of its replicas, and their tracking."""
 
-    def __init__(self, path: Path) -> None:
-        self.home = Home(path / "home")
-        self.folder = path / "metrics"
-        self.home.create()
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.folder = home.path / "metrics"
         self.database = open_sqlite(self.home.database_file)
         self.apis = ApiStore(self.database)
         self.trackers: dict[str, PredictionTracker] = {}
@@ -96,8 +94,8 @@ def request_id(number: int) -> str:
 
 
 @pytest.fixture
-def operated(tmp_path: Path) -> Operated:
-    return Operated(tmp_path)
+def operated(home: Home) -> Operated:
+    return Operated(home)
 
 
 FIRST, SECOND, NEXT = "iris-aaaaaaaa-000001", "iris-aaaaaaaa-000002", "iris-bbbbbbbb-000001"

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 from cortex.config.schema import Api
 from cortex.engine.environment import Prepared
@@ -36,10 +35,8 @@ KEY = ApiKey("k1", "digest", ("iris",))
 class Scene:
     """A reconciler with everything that it is constructed from."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, home: Home) -> None:
         self.now = 1_000_000.0
-        home = Home(folder)
-        home.create()
         self._databases = open_sqlite(home.database_file), open_jobs_sqlite(home.jobs_database_file)
         self.apis = ApiStore(self._databases[0], now=lambda: datetime.fromtimestamp(self.now, UTC))
         self.jobs = JobStore(self._databases[1], self._clock)
@@ -127,9 +124,9 @@ class Scene:
         self.reconciler.wake()
 
 
-def scene(test: Callable[[Scene], Awaitable[None]], folder: Path) -> None:
+def scene(test: Callable[[Scene], Awaitable[None]], home: Home) -> None:
     async def run() -> None:
-        made = Scene(folder)
+        made = Scene(home)
         await made.jobs.startup()
         running = asyncio.create_task(made.reconciler.run())
         try:
@@ -144,7 +141,7 @@ def scene(test: Callable[[Scene], Awaitable[None]], folder: Path) -> None:
     asyncio.run(run())
 
 
-def test_starts_replicas_of_a_deployed_api_and_routes_to_them_once_they_are_ready(tmp_path: Path) -> None:
+def test_starts_replicas_of_a_deployed_api_and_routes_to_them_once_they_are_ready(home: Home) -> None:
     async def test(made: Scene) -> None:
         made.deploy(spec=api(replicas=2))
         await until(lambda: len(made.engine.ids()) == 2)
@@ -156,10 +153,10 @@ def test_starts_replicas_of_a_deployed_api_and_routes_to_them_once_they_are_read
         table = made.gateway.tables[-1]
         assert (table.gateway_secret, table.keys) == ("secret", (KEY,))
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_retries_a_failed_preparation_after_its_backoff(tmp_path: Path) -> None:
+def test_retries_a_failed_preparation_after_its_backoff(home: Home) -> None:
     async def test(made: Scene) -> None:
         made.prepare_errors = [EnvironmentBuildError("no such package")]
         made.deploy()
@@ -172,10 +169,10 @@ def test_retries_a_failed_preparation_after_its_backoff(tmp_path: Path) -> None:
         await made.ready()
         assert (await made.settled()).status is ApiStatus.LIVE
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_replaces_a_crashed_replica_at_once_and_the_next_one_after_a_delay(tmp_path: Path) -> None:
+def test_replaces_a_crashed_replica_at_once_and_the_next_one_after_a_delay(home: Home) -> None:
     async def test(made: Scene) -> None:
         made.deploy()
         (first,) = await made.ready()
@@ -191,10 +188,10 @@ def test_replaces_a_crashed_replica_at_once_and_the_next_one_after_a_delay(tmp_p
         made.advance(1)
         await made.ready()
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_blames_a_revision_whose_replica_ends_before_it_is_ready(tmp_path: Path) -> None:
+def test_blames_a_revision_whose_replica_ends_before_it_is_ready(home: Home) -> None:
     async def test(made: Scene) -> None:
         made.deploy()
         await until(made.engine.ids)
@@ -204,10 +201,10 @@ def test_blames_a_revision_whose_replica_ends_before_it_is_ready(tmp_path: Path)
         failure = made.record().failure
         assert failure is not None and failure.message.startswith("a replica ended before it was ready")
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_does_not_blame_a_revision_for_a_replica_that_was_lost_with_its_node(tmp_path: Path) -> None:
+def test_does_not_blame_a_revision_for_a_replica_that_was_lost_with_its_node(home: Home) -> None:
     async def test(made: Scene) -> None:
         made.deploy()
         await until(made.engine.ids)
@@ -218,10 +215,10 @@ def test_does_not_blame_a_revision_for_a_replica_that_was_lost_with_its_node(tmp
         await until(made.engine.ids)
         assert made.record().failure is None
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_an_update_retires_the_old_replica_only_after_the_new_one_is_ready(tmp_path: Path) -> None:
+def test_an_update_retires_the_old_replica_only_after_the_new_one_is_ready(home: Home) -> None:
     async def test(made: Scene) -> None:
         made.deploy()
         (old,) = await made.ready()
@@ -237,10 +234,10 @@ def test_an_update_retires_the_old_replica_only_after_the_new_one_is_ready(tmp_p
         made.engine.end(old)
         assert (await made.settled()).status is ApiStatus.LIVE
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_a_revision_that_fails_leaves_the_previous_one_in_service_and_can_be_rolled_back(tmp_path: Path) -> None:
+def test_a_revision_that_fails_leaves_the_previous_one_in_service_and_can_be_rolled_back(home: Home) -> None:
     async def test(made: Scene) -> None:
         made.deploy()
         (old,) = await made.ready()
@@ -258,10 +255,10 @@ def test_a_revision_that_fails_leaves_the_previous_one_in_service_and_can_be_rol
         assert (await made.settled()).status is ApiStatus.LIVE
         assert made.engine.ids("r1") == [old]
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_a_retired_replica_is_stopped_after_its_last_request(tmp_path: Path) -> None:
+def test_a_retired_replica_is_stopped_after_its_last_request(home: Home) -> None:
     async def test(made: Scene) -> None:
         made.deploy()
         (old,) = await made.ready()
@@ -276,10 +273,10 @@ def test_a_retired_replica_is_stopped_after_its_last_request(tmp_path: Path) -> 
         made.engine.end(old)
         await made.reconciler.settled("iris", PATIENCE_S)
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_a_retired_replica_is_stopped_although_the_gateway_fails(tmp_path: Path) -> None:
+def test_a_retired_replica_is_stopped_although_the_gateway_fails(home: Home) -> None:
     async def test(made: Scene) -> None:
         made.deploy()
         (old,) = await made.ready()
@@ -290,10 +287,10 @@ def test_a_retired_replica_is_stopped_although_the_gateway_fails(tmp_path: Path)
         made.gateway.is_reachable = False
         await until(lambda: old in made.engine.stopped)
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_changed_limits_are_sent_to_running_replicas(tmp_path: Path) -> None:
+def test_changed_limits_are_sent_to_running_replicas(home: Home) -> None:
     async def test(made: Scene) -> None:
         made.deploy()
         (replica,) = await made.ready()
@@ -302,10 +299,10 @@ def test_changed_limits_are_sent_to_running_replicas(tmp_path: Path) -> None:
         assert made.engine.configured[replica].timeout_s == 7
         assert made.engine.ids() == [replica]
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_keeps_the_preparation_of_a_revision_that_only_jobs_need(tmp_path: Path) -> None:
+def test_keeps_the_preparation_of_a_revision_that_only_jobs_need(home: Home) -> None:
     async def test(made: Scene) -> None:
         made.deploy()
         await made.ready()
@@ -317,10 +314,10 @@ def test_keeps_the_preparation_of_a_revision_that_only_jobs_need(tmp_path: Path)
         await made.passes()
         assert made.preparations.states() == {}
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_replicas_of_an_async_api_get_access_to_its_queue_and_finish_their_workload(tmp_path: Path) -> None:
+def test_replicas_of_an_async_api_get_access_to_its_queue_and_finish_their_workload(home: Home) -> None:
     async def test(made: Scene) -> None:
         made.deploy(spec=api(kind="AsyncAPI"))
         (replica,) = await made.ready()
@@ -331,10 +328,10 @@ def test_replicas_of_an_async_api_get_access_to_its_queue_and_finish_their_workl
         made.delete()
         await until(lambda: replica in made.engine.stopped)
 
-    scene(test, tmp_path)
+    scene(test, home)
 
 
-def test_the_reconciler_ignores_job_workers(tmp_path: Path) -> None:
+def test_the_reconciler_ignores_job_workers(home: Home) -> None:
     async def test(made: Scene) -> None:
         made.deploy()
         (replica,) = await made.ready()
@@ -344,4 +341,4 @@ def test_the_reconciler_ignores_job_workers(tmp_path: Path) -> None:
         await made.passes()
         assert made.engine.stopped == {}
 
-    scene(test, tmp_path)
+    scene(test, home)

@@ -1,4 +1,4 @@
-"""`cortex get`, `logs` and `delete` of jobs against a server that answers as the operator does."""
+"""`cortex get`, `logs` and `delete` of jobs against an HTTP server in the role of the operator."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_get_of_an_api_lists_its_latest_jobs(operator: Operator, home: Path) -> 
     assert "no jobs yet; `cortex submit new JOB.json` submits one" in empty
 
 
-def test_get_of_a_job_shows_all_of_it(operator: Operator, home: Path) -> None:
+def test_get_of_a_job_shows_its_status_batches_workers_and_failures(operator: Operator, home: Path) -> None:
     ended = job(
         JobStatus.COMPLETED_WITH_FAILURES,
         succeeded=98,
@@ -88,7 +88,7 @@ def test_get_of_a_failed_job_shows_the_users_traceback(operator: Operator, home:
     assert watched.stdout == shown.stdout
 
 
-def test_an_unknown_job_is_said_to_be(operator: Operator, home: Path) -> None:
+def test_every_command_reports_an_unknown_job(operator: Operator, home: Path) -> None:
     message = "unable to find BatchAPI job nope (sum api)"
     for method, tail in (("GET", ""), ("GET", "/results"), ("GET", "/logs?follow=false"), ("DELETE", "")):
         operator.respond(f"{method} /v1/apis/sum/jobs/nope{tail}", (404, message))
@@ -98,7 +98,7 @@ def test_an_unknown_job_is_said_to_be(operator: Operator, home: Path) -> None:
         assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {message}\n"), words
 
 
-def test_results_and_dead_letters_are_printed_as_they_come(operator: Operator, home: Path) -> None:
+def test_results_and_dead_letters_are_printed_unchanged(operator: Operator, home: Path) -> None:
     operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}/results", b'{"seq": 0}\n{"seq": 1}\n')
     operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}/dead-letters", b'{"seq": 2}\n')
 
@@ -109,7 +109,7 @@ def test_results_and_dead_letters_are_printed_as_they_come(operator: Operator, h
     assert "`cortex get API JOB --results`" in misused.stderr
 
 
-def test_a_reader_of_results_that_has_enough_is_no_error(operator: Operator, home: Path) -> None:
+def test_a_pipe_closed_by_its_reader_is_no_error(operator: Operator, home: Path) -> None:
     operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}/results", b'{"seq": 0}\n' * 500_000)
     command = f"{shlex.join(CORTEX)} get sum {JOB_ID} --results | head -1"
 
@@ -118,7 +118,7 @@ def test_a_reader_of_results_that_has_enough_is_no_error(operator: Operator, hom
     assert (done.stdout, done.stderr) == ('{"seq": 0}\n', "")
 
 
-def test_what_is_streamed_is_in_memory_a_block_at_a_time(operator: Operator, home: Path, tmp_path: Path) -> None:
+def test_results_and_uploads_are_streamed_in_blocks(operator: Operator, home: Path, tmp_path: Path) -> None:
     line = b'{"seq": 0, "result": "' + b"x" * 1000 + b'"}\n'
     many = line * 100_000  # 100 MB
     operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}/results", many)
@@ -135,7 +135,7 @@ def test_what_is_streamed_is_in_memory_a_block_at_a_time(operator: Operator, hom
     assert len(operator.bodies()[0]) == len(many)
 
 
-def test_logs_of_a_job_and_its_stop(operator: Operator, home: Path) -> None:
+def test_logs_of_a_job_are_printed_and_a_job_is_stopped_once(operator: Operator, home: Path) -> None:
     operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}/logs?follow=false&tail=5", b"one\ntwo\n")
     operator.respond(f"GET /v1/apis/sum/jobs/{JOB_ID}/logs?follow=true", b"three\n")
     operator.respond(
@@ -152,7 +152,7 @@ def test_logs_of_a_job_and_its_stop(operator: Operator, home: Path) -> None:
     assert (again.returncode, again.stderr) == (1, "error: BatchAPI job has already been stopped\n")
 
 
-def test_logs_that_have_nothing_to_show_say_why(operator: Operator, home: Path) -> None:
+def test_empty_logs_are_explained(operator: Operator, home: Path) -> None:
     logged, silent, splitter = realtime("logged"), realtime("silent"), realtime("split")
     logged["spec"] |= {"networking": {"access_log": True}}
     splitter["spec"] |= {"kind": "TrafficSplitter"}
@@ -184,7 +184,7 @@ def test_logs_that_have_nothing_to_show_say_why(operator: Operator, home: Path) 
     assert f"each line of `cortex logs sum {JOB_ID}` begins" in told("sum", JOB_ID, "--replica", "nope")
 
 
-def test_logs_say_when_there_may_be_more(operator: Operator, home: Path) -> None:
+def test_incomplete_logs_are_reported_as_incomplete(operator: Operator, home: Path) -> None:
     operator.respond("GET /v1/apis/long", realtime("long"))
     path = "GET /v1/apis/long/logs?follow=false"
     operator.respond(path, b"line\n" * 999, b"line\n" * 1000)
