@@ -120,7 +120,7 @@ def test_rejects_an_item_over_the_limit() -> None:
 
 def test_rejects_a_batch_over_the_limit() -> None:
     message = (
-        "cannot enqueue message because its size of 161 bytes exceeds the 100 bytes limit; use a smaller batch size"
+        "cannot enqueue message because its size of 159 bytes exceeds the 100 bytes limit; use a smaller batch size"
     )
     with pytest.raises(SubmissionError, match=message):
         list(split_items(["x" * 77] * 2, 2, 100))
@@ -128,9 +128,21 @@ def test_rejects_a_batch_over_the_limit() -> None:
         lines(b"12345678\n" * 20, batch_size=1000, limit=100)
 
 
-def test_accepts_a_batch_of_exactly_the_limit() -> None:
-    [batch] = split_items(["x" * 96], 1, 100)
-    assert len(batch.payload) == 100
+def test_accepts_items_of_exactly_the_limit() -> None:
+    item, half = "x" * 98, "x" * 47  # with quotes, 100 and 49 bytes; the latter twice and a comma: 99
+    assert items_of(list(split_items([item], 1, 100))) == [item]
+    assert items_of(list(split_items([half, half], 2, 99))) == [half, half]
+    assert items_of(lines(f'"{item}"\n"{item}"'.encode(), batch_size=1, limit=100)) == [item, item]
+    assert items_of(BatchBuilder(2, 99).add([f'"{half}"'.encode()] * 2)) == [half, half]
+
+
+def test_rejects_items_of_one_byte_more() -> None:
+    item, half = "x" * 99, "x" * 47
+    for make in (lambda: list(split_items([item], 1, 100)), lambda: lines(f'"{item}"'.encode(), limit=100)):
+        with pytest.raises(SubmissionError, match=r"has size 101 bytes .*; the size is that of its JSON$"):
+            make()
+    with pytest.raises(SubmissionError, match="its size of 99 bytes exceeds the 98 bytes limit"):
+        list(split_items([half, half], 2, 98))
 
 
 def test_rejects_a_batch_over_the_limit_before_reading_the_rest() -> None:

@@ -182,7 +182,7 @@ class _Reading:
 
     async def _next(self) -> AsyncIterator[tuple[str, list[NewBatch]]]:
         (path, _), task = self._ahead[0]
-        stream = JsonStream(printable(path), self.max_bytes - len(b"[]"))
+        stream = JsonStream(printable(path), self.max_bytes)
         if task is not None and not is_gzip(content := await task):
             self._ahead.popleft()
             yield path, self.batcher.add(stream.feed(content) + stream.end())

@@ -1,6 +1,8 @@
 """Cut items into batches: a list, lines of JSON while they arrive, or raw JSON values.
 
-A batch's payload is the JSON array of its items. Raw values are joined unchanged, so that their text is preserved.
+A batch's payload is the JSON array of its items. Raw values are joined unchanged, so that their text is preserved. The
+limit of a batch counts its items as JSON and the commas between them, but not the brackets around them, so that an item
+may be exactly as large as the limit.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from cortex.jobs.spec import NewBatch
 #: Size of the pieces that are split in one step: even with lines of one digit, the resulting objects stay small.
 _PIECE_BYTES = 512 * 1024
 
+_BRACKETS = len("[]")
 #: Maximum number of batches yielded together, so that storing them does not delay other operations.
 _PORTION = 2000
 
@@ -34,7 +37,7 @@ def split_items(items: Sequence[Any], batch_size: int, max_bytes: int) -> Iterat
             raise SubmissionError(
                 f"item_list.items: items {first} to {last} can't be written as JSON: {error}"
             ) from None
-        if len(payload) > max_bytes:
+        if len(payload) - _BRACKETS > max_bytes:
             raise too_large(first, list(map(orjson.dumps, some)), max_bytes)
         yield NewBatch(len(some), payload)
 
@@ -85,7 +88,7 @@ class BatchBuilder:
 
     def _batch(self, values: Sequence[bytes]) -> NewBatch:
         payload = b"[" + b",".join(values) + b"]"
-        if len(payload) > self._max_bytes:
+        if len(payload) - _BRACKETS > self._max_bytes:
             raise too_large(self._count, values, self._max_bytes)
         self._count += len(values)
         return NewBatch(len(values), payload)
@@ -94,15 +97,20 @@ class BatchBuilder:
 def too_large(first: int, values: Sequence[bytes], max_bytes: int) -> SubmissionError:
     """Return the error for a batch beyond the limit whose first item has the number `first`."""
     for number, value in enumerate(values, first):
-        if len(value) + 2 > max_bytes:
-            return SubmissionError(
-                f"item {number} has size {len(value)} bytes which exceeds the limit ({max_bytes} bytes);"
-                " reduce its size, or raise networking.max_batch_size of the API"
-            )
-    size = sum(map(len, values)) + len(values) + 1
+        if len(value) > max_bytes:
+            return _item_too_large(f"item {number}", len(value), max_bytes)
+    size = sum(map(len, values)) + len(values) - 1
     return SubmissionError(
         f"cannot enqueue message because its size of {size} bytes exceeds the {max_bytes} bytes limit; use a smaller"
-        " batch size or reduce the size of each of item in the batch, or raise networking.max_batch_size of the API"
+        " batch size or reduce the size of each of item in the batch, or raise networking.max_batch_size of the API;"
+        " the size is that of its items as JSON with the commas between them"
+    )
+
+
+def _item_too_large(item: str, size: int, max_bytes: int) -> SubmissionError:
+    return SubmissionError(
+        f"{item} has size {size} bytes which exceeds the limit ({max_bytes} bytes); reduce its size, or raise"
+        " networking.max_batch_size of the API; the size is that of its JSON"
     )
 
 
@@ -147,14 +155,11 @@ class _Lines:
         return lines
 
     def _check_length(self, lines: list[bytes], raw: list[bytes]) -> None:
-        if lines and max(map(len, lines)) + 2 > self._max_bytes:
+        if lines and max(map(len, lines)) > self._max_bytes:
             for number, line in enumerate(raw, self._count + 1):
                 size = len(line.strip())
-                if size + 2 > self._max_bytes:
-                    raise SubmissionError(
-                        f"line {number} has size {size} bytes which exceeds the limit ({self._max_bytes} bytes);"
-                        " reduce its size, or raise networking.max_batch_size of the API"
-                    )
+                if size > self._max_bytes:
+                    raise _item_too_large(f"line {number}", size, self._max_bytes)
 
     def _refusal(self, index: int, line: bytes) -> SubmissionError:
         try:
