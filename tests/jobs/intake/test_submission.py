@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.errors import SubmissionError
-from cortex.jobs.intake.submission import SubmissionLimits, parse_body, parse_submission, parse_upload
+from cortex.jobs.intake.submission import SubmissionLimits, check_query, parse_body, parse_submission, parse_upload
 from cortex.jobs.spec import (
     DelimitedFiles,
     FilePathLister,
@@ -77,10 +77,50 @@ def test_the_receive_count_of_a_queue_sets_the_attempts() -> None:
     assert parse(workers=1, sqs_dead_letter_queue=queue, item_list=ITEMS).options.max_attempts == 7
 
 
-def test_ignores_unknown_keys() -> None:
-    assert parse(workers=1, item_list={**ITEMS, "other": 1}, time_out=3, job_id="x") == parse(
-        workers=1, item_list=ITEMS
-    )
+UNKNOWN: list[tuple[dict[str, Any], str]] = [
+    ({"isolate_failure": True}, 'key "isolate_failure" is not supported; did you mean "isolate_failures"?'),
+    ({"batchtimeout": 5}, 'key "batchtimeout" is not supported; did you mean "batch_timeout"?'),
+    ({"Workers": None}, 'key "Workers" is not supported; did you mean "workers"?'),
+    ({"job_id": "x"}, 'key "job_id" is not supported; remove it; supported keys: workers, config, timeout,'),
+    (
+        {"item_list": {**ITEMS, "batchsize": 1}},
+        'item_list: key "batchsize" is not supported; did you mean "batch_size"?',
+    ),
+    (
+        {"sqs_dead_letter_queue": {"arn": "a", "max_receive_count": 1, "x": 1}},
+        'sqs_dead_letter_queue: key "x" is not supported; remove it; supported keys: arn, max_receive_count',
+    ),
+    ({"é\n" * 10_000: 1}, 'key "é\\né'),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), UNKNOWN)
+def test_refuses_an_unknown_key_with_the_key_that_it_resembles(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SubmissionError) as caught:
+        parse(**{"workers": 1, "item_list": ITEMS, **fields})
+    assert str(caught.value).startswith(message) and len(str(caught.value).splitlines()) == 1
+
+
+def test_names_only_the_first_unknown_keys() -> None:
+    with pytest.raises(SubmissionError) as caught:
+        parse(workers=1, item_list=ITEMS, **{f"x{number}": 1 for number in range(1000)})
+    assert len(str(caught.value).splitlines()) == 10
+
+
+def test_a_stored_submission_may_have_unknown_keys() -> None:
+    stored = {"workers": 1, "item_list": {**ITEMS, "other": 1}, "time_out": 3}
+    assert parse_body(stored, LIMITS, ignores_unknown=True) == parse(workers=1, item_list=ITEMS)
+    assert parse_body({"time_out": 3}, SubmissionLimits(is_task=True), ignores_unknown=True).options.timeout_s is None
+
+
+def test_refuses_an_unknown_parameter_of_the_query() -> None:
+    check_query({})
+    check_query({"dryRun": "true"})
+    with pytest.raises(SubmissionError, match='query: key "dryrun" is not supported; did you mean "dryRun"?'):
+        check_query({"dryrun": "true"})
+    with pytest.raises(SubmissionError, match='key "isolate_failure" is not supported; did you mean'):
+        parse_upload({"workers": "1", "isolate_failure": "true"}, LIMITS)
+    assert parse_upload({"workers": "1", "dryRun": "true"}, LIMITS).source == Upload(1)
 
 
 def test_reads_the_options_of_an_upload_from_its_query() -> None:
@@ -282,11 +322,12 @@ def test_reports_all_errors_together() -> None:
 
 def test_reports_a_misspelt_key_when_a_key_is_missing() -> None:
     with pytest.raises(SubmissionError) as caught:
-        parse(workers=1, item_lists={"items": [1]}, time_out=5, other=1)
-    assert 'item_lists: is not known; did you mean "item_list"?' in str(caught.value)
-    assert 'time_out: is not known; did you mean "timeout"?' in str(caught.value)
-    assert "other" not in str(caught.value)
-    with pytest.raises(SubmissionError, match=r'delimited_files\.s3_path: is not known; did you mean "s3_paths"\?'):
+        parse(workers=1, item_lists={"items": [1]})
+    assert "specify exactly one of the following keys" in str(caught.value)
+    assert 'key "item_lists" is not supported; did you mean "item_list"?' in str(caught.value)
+    with pytest.raises(
+        SubmissionError, match=r'delimited_files: key "s3_path" is not supported; did you mean "s3_paths"'
+    ):
         parse(workers=1, delimited_files={"s3_path": "s3://b/x"})
 
 
@@ -366,9 +407,7 @@ def parse_task(**body: Any) -> Submission:
     return parse_body(json.dumps(body).encode(), TASK_LIMITS)
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b" \n", b"{}", b'{"workers": 1}', b'{"config": null, "item_list": {"items": []}}']
-)
+@pytest.mark.parametrize("body", [b"", b" \n", b"{}", b'{"workers": 1}', b'{"config": null, "timeout": null}'])
 def test_all_fields_of_a_task_are_optional(body: bytes) -> None:
     assert parse_body(body, TASK_LIMITS) == Submission(TaskCall(), JobOptions(workers=1, max_attempts=1))
 
@@ -384,6 +423,8 @@ def test_reads_all_fields_of_a_task() -> None:
         ({"workers": 2}, 'workers: must be at most 1 (got 2); write "workers": 1, or leave it out'),
         ({"workers": "1"}, "workers: must be an integer"),
         ({"timeout": 0}, "timeout: must be at least 1 (got 0)"),
+        ({"time_out": 9}, 'key "time_out" is not supported; did you mean "timeout"?'),
+        ({"item_list": ITEMS}, 'key "item_list" is not supported; remove it; supported keys: config, timeout'),
         ({"config": [1]}, "config: must be a map"),
         ({"max_attempts": 0}, "max_attempts: must be at least 1"),
         ({"webhook": "host"}, "webhook: must be an http:// or https:// address"),

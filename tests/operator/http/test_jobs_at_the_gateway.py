@@ -67,6 +67,7 @@ def test_a_job_is_read_and_stopped_with_both_url_forms(server: JobsServer, form:
         ("PUT", "", {}, 405, "PUT is not a method of this path, which has POST, GET, DELETE"),
         ("POST", "/1", {"x_cortex_job": "1"}, 405, "POST is not a method of this path, which has GET, DELETE"),
         ("POST", "?dryRun=perhaps", {}, 400, "dryRun: must be true or false (got perhaps); write dryRun=true"),
+        ("POST", "?dryrun=true", {}, 400, 'query: key "dryrun" is not supported; did you mean "dryRun"?'),
     ],
 )
 def test_errors_have_one_form(
@@ -164,11 +165,11 @@ def test_a_submission_whose_client_disconnects_stores_nothing(server: JobsServer
 
 @pytest.mark.parametrize("kind", ["application/json", "application/jsonl; charset=utf-8"])
 def test_sends_100_continue_to_a_client_that_expects_it(server: JobsServer, kind: str) -> None:
-    body = submission().encode() if "jsonl" not in kind else b"1\n2\n"
+    query, body = ("?workers=1", b"1\n2\n") if "jsonl" in kind else ("", submission().encode())
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(PATIENCE_S)
         connection.connect(str(server.path))
-        head = f"POST /sum?workers=1 HTTP/1.1\r\nhost: x\r\nx-cortex-api: sum\r\ncontent-type: {kind}\r\n"
+        head = f"POST /sum{query} HTTP/1.1\r\nhost: x\r\nx-cortex-api: sum\r\ncontent-type: {kind}\r\n"
         connection.sendall(f"{head}expect: 100-continue\r\ncontent-length: {len(body)}\r\n\r\n".encode())
         assert connection.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(body)

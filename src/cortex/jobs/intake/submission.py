@@ -1,6 +1,6 @@
 """Validate submissions to BatchAPIs and TaskAPIs. One error lists every wrong field, each with its fix.
 
-Nothing here reads storage. Unknown keys are ignored, but an error names those that may be a misspelt missing key.
+Nothing here reads storage. Unknown keys are errors, except in submissions that an older version accepted and stored.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import math
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -40,8 +40,10 @@ T = TypeVar("T")
 MAX_DEPTH = 100
 #: Maximum size of a map as JSON: every worker of the job gets it, and every query of the job parses it.
 MAX_MAP_BYTES = 1024 * 1024
-#: Maximum number of wrong elements of a list that an error names.
+#: Maximum number of wrong elements of a list, or unknown keys of a map, that an error names.
 _SHOWN_ELEMENTS = 10
+#: Longest unknown key that is compared with known ones, which is slow.
+_COMPARED_LENGTH = 100
 
 
 class SubmissionFields:
@@ -50,11 +52,13 @@ class SubmissionFields:
     `name` is the path of the map (`item_list`), empty for the whole body. A field that is null is missing.
     """
 
-    def __init__(self, data: Mapping[str, object], problems: list[str], name: str = "") -> None:
+    def __init__(
+        self, data: Mapping[str, object], problems: list[str], name: str = "", *, ignores_unknown: bool = False
+    ) -> None:
         self.data = data
-        self._name = name
         self.problems = problems
-        self.lacks_something = False
+        self._name = name
+        self._ignores_unknown = ignores_unknown
 
     def __contains__(self, key: str) -> bool:
         return self.data.get(key) is not None
@@ -75,7 +79,6 @@ class SubmissionFields:
     def require(self, key: str, reader: Callable[[object], T], fix: str) -> T | None:
         """Return the value of a required field."""
         if key not in self:
-            self.lacks_something = True
             self.add(key, "cannot be null" if key in self.data else "must be defined", fix)
             return None
         return self.read(key, reader, fix)
@@ -85,7 +88,9 @@ class SubmissionFields:
     ) -> SubmissionFields | None:
         """Return the fields of a map inside this one."""
         found = self.read(key, reader or a_map, fix)
-        return None if found is None else SubmissionFields(found, self.problems, self.path(key))
+        if found is None:
+            return None
+        return SubmissionFields(found, self.problems, self.path(key), ignores_unknown=self._ignores_unknown)
 
     def add(self, key: str, message: str, fix: str) -> None:
         """Add a problem."""
@@ -95,13 +100,14 @@ class SubmissionFields:
         """Return the full name of a field."""
         return f"{self._name}.{key}" if self._name else key
 
-    def name_misspelt(self, known: Iterable[str]) -> None:
-        """Add a problem for each unknown key that resembles a known one."""
-        names = set(known)
-        for key in self.data:
-            meant = None if key in names else nearest(key, names)
-            if meant is not None and meant not in self.data:
-                self.problems.append(f"{self.path(key)}: is not known; did you mean {quote(meant)}?")
+    def refuse_unknown(self, known: Sequence[str]) -> None:
+        """Add a problem for each unknown key, with the known key that it resembles."""
+        unknown = [] if self._ignores_unknown else [key for key in self.data if key not in known]
+        where = f"{self._name}: " if self._name else ""
+        for key in unknown[:_SHOWN_ELEMENTS]:
+            meant = nearest(key, known) if len(key) <= _COMPARED_LENGTH else None
+            fix = f"did you mean {quote(meant)}?" if meant else f"remove it; supported keys: {', '.join(known)}"
+            self.problems.append(f"{where}key {quote(key)} is not supported; {fix}")
 
 
 def integer(at_least: int, at_most: int) -> Callable[[object], int]:
@@ -220,6 +226,9 @@ _OPTIONS = (
     "sqs_dead_letter_queue",
 )
 _FILE_FIELDS = ("s3_paths", "paths", "includes", "excludes", "batch_size")
+_TASK_FIELDS = ("config", "timeout", "max_attempts", "webhook", "workers")
+#: Query parameter of a submission that is only validated.
+DRY_RUN = "dryRun"
 #: Options of an upload that are text; the others are JSON.
 _TEXTS = frozenset({"output", "webhook"})
 _WORKERS = integer(1, 10_000), 'write "workers": 1'
@@ -241,11 +250,15 @@ class SubmissionLimits:
     is_task: bool = False  #: the API is a TaskAPI, whose jobs have no items
 
 
-def parse_submission(data: bytes | Mapping[str, Any], limits: SubmissionLimits) -> Submission:
+def parse_submission(
+    data: bytes | Mapping[str, Any], limits: SubmissionLimits, *, ignores_unknown: bool = False
+) -> Submission:
     """Parse the body of a submission to a BatchAPI. Raises: SubmissionError."""
-    body = SubmissionFields(load(data, limits, _EXAMPLE) if isinstance(data, bytes) else data, [])
+    fields = load(data, limits, _EXAMPLE) if isinstance(data, bytes) else data
+    body = SubmissionFields(fields, [], ignores_unknown=ignores_unknown)
     options = _options(body)
     source = _source(body)
+    body.refuse_unknown((*_OPTIONS, *_SOURCES))
     return _finish(body, options, source)
 
 
@@ -255,7 +268,16 @@ def parse_upload(query: Mapping[str, str], limits: SubmissionLimits) -> Submissi
     body = SubmissionFields(given, [])
     options = _options(body)
     batch_size = _batch_size(body)
-    return _finish(body, options, Upload(batch_size), (*_OPTIONS, "batch_size"))
+    body.refuse_unknown((*_OPTIONS, "batch_size", DRY_RUN))
+    return _finish(body, options, Upload(batch_size))
+
+
+def check_query(query: Mapping[str, str], known: tuple[str, ...] = (DRY_RUN,)) -> None:
+    """Refuse unknown parameters of a request whose body has the submission. Raises: SubmissionError."""
+    parameters = SubmissionFields(query, [])
+    parameters.refuse_unknown(known)
+    if parameters.problems:
+        raise SubmissionError("\n".join(f"query: {problem}" for problem in parameters.problems))
 
 
 def check_workers(workers: int) -> None:
@@ -266,11 +288,7 @@ def check_workers(workers: int) -> None:
         raise SubmissionError("\n".join(body.problems))
 
 
-def _finish(
-    body: SubmissionFields, options: JobOptions, source: Source | None, known: tuple[str, ...] = (*_OPTIONS, *_SOURCES)
-) -> Submission:
-    if body.lacks_something:
-        body.name_misspelt(known)
+def _finish(body: SubmissionFields, options: JobOptions, source: Source | None) -> Submission:
     if body.problems or source is None:
         raise SubmissionError("\n".join(body.problems))
     return Submission(source, options)
@@ -318,9 +336,7 @@ def _options(body: SubmissionFields) -> JobOptions:
         queue.require("arn", text, 'write "arn": "…", or leave sqs_dead_letter_queue out')
         count_fix = 'write "max_receive_count": 3'
         receive_count = queue.require("max_receive_count", integer(1, _MAX_ATTEMPTS), count_fix)
-        body.lacks_something |= queue.lacks_something
-        if queue.lacks_something:
-            queue.name_misspelt(("arn", "max_receive_count"))
+        queue.refuse_unknown(("arn", "max_receive_count"))
     attempts = body.read("max_attempts", integer(1, _MAX_ATTEMPTS), 'write "max_attempts": 3')
     return JobOptions(
         workers=workers or 1,
@@ -348,7 +364,6 @@ def webhook_of(body: SubmissionFields) -> str | None:
 def _source(body: SubmissionFields) -> Source | None:
     given = [key for key in _SOURCES if key in body]
     if not given:
-        body.lacks_something = True
         body.problems.append(
             f"specify exactly one of the following keys: {', '.join(_SOURCES)}; write something like"
             ' "item_list": {"items": [1, 2], "batch_size": 1}'
@@ -369,8 +384,7 @@ def _item_list(body: SubmissionFields) -> ItemList | None:
         return None
     items = section.require("items", a_list(lambda item: item, least=1), 'write "items": [1, 2] with at least one item')
     batch_size = _batch_size(section)
-    if section.lacks_something:
-        section.name_misspelt(("items", "batch_size"))
+    section.refuse_unknown(("items", "batch_size"))
     return None if items is None else ItemList(items, batch_size)
 
 
@@ -388,8 +402,7 @@ def _files(body: SubmissionFields, key: str) -> FilePathLister | None:
     paths = section.require(name, a_list(_path, least=1), f'write "{name}": {example}')
     globs = {name: _globs(section, name) for name in ("includes", "excludes")}
     batch_size = _batch_size(section)
-    if section.lacks_something:
-        section.name_misspelt(_FILE_FIELDS)
+    section.refuse_unknown(_FILE_FIELDS)
     kind = DelimitedFiles if key == "delimited_files" else FilePathLister
     if paths is None:
         return None
@@ -464,16 +477,21 @@ def _webhook(value: object) -> str:
 _TASK_EXAMPLE = '{"config": {"key": "value"}, "timeout": 3600}'
 
 
-def parse_body(data: bytes | Mapping[str, Any], limits: SubmissionLimits) -> Submission:
+def parse_body(
+    data: bytes | Mapping[str, Any], limits: SubmissionLimits, *, ignores_unknown: bool = False
+) -> Submission:
     """Parse a submission to a BatchAPI or TaskAPI. Raises: SubmissionError."""
-    return parse_task(data, limits) if limits.is_task else parse_submission(data, limits)
+    parse = parse_task if limits.is_task else parse_submission
+    return parse(data, limits, ignores_unknown=ignores_unknown)
 
 
-def parse_task(data: bytes | Mapping[str, Any], limits: SubmissionLimits) -> Submission:
+def parse_task(
+    data: bytes | Mapping[str, Any], limits: SubmissionLimits, *, ignores_unknown: bool = False
+) -> Submission:
     """Parse a submission to a TaskAPI; an empty body means the options of `cortex.yaml`. Raises: SubmissionError."""
     if isinstance(data, bytes):
         data = load(data, limits, _TASK_EXAMPLE) if data.strip() else {}
-    body = SubmissionFields(data, [])
+    body = SubmissionFields(data, [], ignores_unknown=ignores_unknown)
     body.read("workers", integer(1, 1), 'write "workers": 1, or leave it out: a task runs on one worker')
     options = JobOptions(
         workers=1,
@@ -483,6 +501,5 @@ def parse_task(data: bytes | Mapping[str, Any], limits: SubmissionLimits) -> Sub
         max_attempts=body.read("max_attempts", integer(1, _MAX_ATTEMPTS), 'write "max_attempts": 1') or 1,
         webhook=webhook_of(body),
     )
-    if body.problems:
-        raise SubmissionError("\n".join(body.problems))
-    return Submission(TaskCall(), options)
+    body.refuse_unknown(_TASK_FIELDS)
+    return _finish(body, options, TaskCall())

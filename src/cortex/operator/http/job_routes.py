@@ -19,7 +19,14 @@ from cortex.errors import CortexError, InputError, MethodNotAllowedError, NotFou
 from cortex.jobs.http.view import job_json, jobs_json, submitted_json
 from cortex.jobs.intake.items import split_lines
 from cortex.jobs.intake.request_body import RequestMemory, read_body
-from cortex.jobs.intake.submission import SubmissionLimits, check_workers, parse_body, parse_upload
+from cortex.jobs.intake.submission import (
+    DRY_RUN,
+    SubmissionLimits,
+    check_query,
+    check_workers,
+    parse_body,
+    parse_upload,
+)
 from cortex.jobs.spec import JobRecord, Submission
 from cortex.operator.access.audit import record_change
 from cortex.operator.http.gateway_routes import API_HEADER, JOB_HEADER, GatewayRoutes
@@ -55,7 +62,7 @@ def job_routes(jobs: JobService, log_sources: Callable[[], Sequence[LogSource]])
     async def submit_job(api: str, request: Request) -> Response:
         """Submit a job; with `dryRun=true` only validate it. The body is a submission, or one item per line."""
         try:
-            if flag(request, "dryRun"):
+            if flag(request, DRY_RUN):
                 record_change(request, "dry run", api)
                 return await dry_run(request, jobs, api, memory, is_trusted=True)
             job = await submit(request, jobs, api, memory, is_trusted=True)
@@ -140,7 +147,7 @@ class JobRoutes(GatewayRoutes):
         job_id = request.headers.get(JOB_HEADER)
         match request.method:
             case "POST" if job_id is None:
-                if flag(request, "dryRun"):
+                if flag(request, DRY_RUN):
                     return await dry_run(request, self._jobs, api, self._memory)
                 record = await submit(request, self._jobs, api, self._memory)
                 return answer(submitted_json(record))
@@ -222,6 +229,7 @@ async def _read_submission(
         if limits.is_task:
             raise SubmissionError('a task has no items; send something like {"config": {"key": "value"}} as JSON')
         return parse_upload(dict(request.query_params), limits), request.stream()
+    check_query(request.query_params)
     body = await read_body(request, limits.max_body_bytes, acquire, _IF_TOO_LARGE)
     if len(body) > _LARGE_BYTES:
         return await asyncio.to_thread(parse_body, body, limits), None

@@ -156,7 +156,8 @@ class Schedules:
         if not may_overlap and await self._skips(api, cron, due, schedule):
             return
         try:
-            submission = parse_body(schedule.submission, self._jobs.limits(api))
+            # A deploy refuses unknown keys; a schedule of an older version may have some.
+            submission = parse_body(schedule.submission, self._jobs.limits(api), ignores_unknown=True)
         except CortexError as error:
             self._logger.error("scheduled run can't be submitted", api=api, error=error)
             await self._change(partial(schedule_state.fail, api=api, key=cron.key, at=due, error=str(error)))
