@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from cortex.config.generations import GENERATIONS, HANDLER, SPLITTER, TASK
 from cortex.config.schema import Api, ConfigModel
 
-#: Set by the conversion itself: the generation determines the interface, and `kind: deployment` the deployment.
-BY_CONVERSION = {"handler.interface", "deployment"}
+#: Set by the conversion itself: the generation, the name of `kind: deployment`, and the user's own keys and values.
+BY_CONVERSION = {"handler.interface", "deployment", "as_written"}
 ONLY_IN_OLDER_FILES = {"handler.model", "autoscaling.target_cpu_utilization"}
 
 
