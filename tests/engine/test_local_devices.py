@@ -43,10 +43,10 @@ def test_orphans_hold_the_gpus_of_their_replica(home: Home, tmp_path: Path, path
     async def scenario() -> None:
         code = (
             HANDLER
-            + """
+            + f"""
 import atexit, pathlib, time
 def wait():
-    while not pathlib.Path("go").exists():
+    while not pathlib.Path({str(tmp_path / "go")!r}).exists():
         time.sleep(0.01)
 atexit.register(wait)
 """
@@ -59,7 +59,7 @@ atexit.register(wait)
             await until(lambda: not engine.replicas())
             with pytest.raises(ComputeUnavailableError):
                 await engine.start(second)
-            (Path(first.project_dir) / "go").touch()
+            (tmp_path / "go").touch()
             await until(lambda: not Path(first.run_dir).exists())
             await engine.start(second)
             await until(lambda: is_ready(engine, second))

@@ -28,7 +28,7 @@ def test_a_generator_is_streamed_while_it_runs() -> None:
     with running_replica(source) as replica:
         replica.wait_ready()
         connection = replica.connection()
-        gate = Path(replica.spec.project_dir) / "gate"
+        gate = Path(replica.spec.run_dir) / "gate"
         connection.request("POST", "/", json.dumps({"gate": str(gate)}), {"content-type": "application/json"})
         response = connection.getresponse()
         assert response.readline() == b"0\n"

@@ -23,7 +23,7 @@ from harness.wait import wait_until
 
 #: The first call waits at a gate, so that all requests sent meanwhile form the second.
 SOURCE = """
-    import pathlib, time
+    import os, pathlib, time
 
     calls = []
 
@@ -38,8 +38,8 @@ SOURCE = """
             assert type(payload) is list and len(payload) == len(query_params)
             calls.append([dict(item) for item in payload])
             if payload[0].get("gate"):
-                pathlib.Path("begun").touch()
-                while not pathlib.Path("open").exists():
+                pathlib.Path(os.environ["SHARED_FOLDER"], "begun").touch()
+                while not pathlib.Path(os.environ["SHARED_FOLDER"], "open").exists():
                     time.sleep(0.001)
             for item in payload:
                 item["seen"] = item.get("seen", 0) + 1
@@ -74,7 +74,7 @@ class Batched:
             connection.getresponse().read()
         gate = self.replica.connection()
         gate.request("POST", "/", json.dumps({"gate": True}), HEADERS)
-        folder = Path(self.replica.spec.project_dir)
+        folder = Path(self.replica.spec.run_dir)
         wait_until((folder / "begun").exists, message="the call has begun")
         for index, (connection, payload) in enumerate(zip(connections, payloads, strict=True)):
             request_id = (ids or {}).get(index) or new_request_id()
@@ -180,7 +180,7 @@ def test_a_result_that_cannot_be_encoded_fails_alone() -> None:
         assert len(replica.calls()) == 1
 
 
-ASYNC = SOURCE.replace("def handle_post", "async def handle_post").replace("import pathlib", "import asyncio, pathlib")
+ASYNC = SOURCE.replace("def handle_post", "async def handle_post").replace("import os", "import asyncio, os")
 STUCK, STUCK_ASYNC = (
     source.replace('raise ValueError("poisonous")', f"{sleep}(60)")
     for source, sleep in ((SOURCE, "time.sleep"), (ASYNC, "await asyncio.sleep"))
@@ -258,7 +258,7 @@ def test_a_single_request_is_a_batch_of_one() -> None:
 
 def test_hooks_after_the_response_run_for_each_request() -> None:
     source = """
-        import pathlib, time
+        import os, pathlib, time
 
         class PythonPredictor:
             def __init__(self, config):
@@ -266,8 +266,8 @@ def test_hooks_after_the_response_run_for_each_request() -> None:
 
             def predict(self, payload):
                 if payload[0].get("gate"):
-                    pathlib.Path("begun").touch()
-                    while not pathlib.Path("open").exists():
+                    pathlib.Path(os.environ["SHARED_FOLDER"], "begun").touch()
+                    while not pathlib.Path(os.environ["SHARED_FOLDER"], "open").exists():
                         time.sleep(0.001)
                 return [{**item, "seen": 1} for item in payload]
 

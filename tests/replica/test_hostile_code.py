@@ -48,7 +48,7 @@ HANDLER = """
 
         def handle_post(self, payload, headers):
             do = payload.get("do")
-            open("called", "a").close()
+            open(os.environ["SHARED_FOLDER"] + "/called", "a").close()
             if do == "sleep":
                 time.sleep(payload["s"])
             elif do == "hold the interpreter":
@@ -143,7 +143,7 @@ def run_calls_on_threads(replica: Replica) -> None:
 
 def begin(replica: Replica, payload: object) -> socket.socket:
     """Send a request; return its connection once user code has received it."""
-    called = Path(replica.spec.project_dir) / "called"
+    called = Path(replica.spec.run_dir) / "called"
     called.unlink(missing_ok=True)
     connection = replica.connection()
     headers = {"content-type": "application/json", "x-cortex-request-id": new_request_id()}

@@ -40,6 +40,7 @@ from cortex.replica.spec import (
     RequestLimits,
     orphan_limit_s,
 )
+from cortex.replica.working_copy import remove_tree
 from cortex.telemetry import Logger
 
 SPEC_FILE = "spec.json"
@@ -196,7 +197,7 @@ class LocalEngine:
         try:
             spec = ReplicaSpec.read(run_dir / SPEC_FILE)
         except (OSError, ValueError, KeyError, TypeError):
-            shutil.rmtree(run_dir, ignore_errors=True)  # its start was interrupted before anything ran
+            remove_tree(run_dir)  # its start was interrupted before anything ran
             return
         supervisor = Daemon(run_dir / IDENTITY_FILE)
         supervisor.adopt()
@@ -290,7 +291,7 @@ class LocalEngine:
                 await self._wait_for_orphans(running, running.supervisor.identity)
             await asyncio.to_thread(running.supervisor.kill)  # processes that the user's code left behind
         self._on_end(spec)
-        _clean(spec)
+        await asyncio.to_thread(_clean, spec)  # it may contain copies of the project
 
     def _may_have_orphans(self, running: _Running) -> bool:
         """Return whether an ended supervisor may have left workers: one that ends in order removes its socket."""
@@ -364,4 +365,4 @@ def _clean(spec: ReplicaSpec) -> None:
     for socket in (spec.control_socket, *spec.sockets):
         with contextlib.suppress(OSError):
             Path(socket).unlink()
-    shutil.rmtree(spec.run_dir, ignore_errors=True)
+    remove_tree(Path(spec.run_dir))

@@ -54,7 +54,7 @@ def run_request_worker(
 ) -> int:
     """Serve as process `index` of a replica; return the exit code."""
     try:
-        enter_project(spec, index)
+        spec = enter_project(spec, index)
         file = open_metrics(spec, index)
         predictor = _load(spec, channel, models, metrics_client(spec, index, file))
         loop = uvloop.new_event_loop()

@@ -91,6 +91,7 @@ class ReplicaSpec:
     )  #: authenticates TCP connections of the gateway; "": no authentication
     node_groups: tuple[str, ...] = ()  #: allowed node groups of a cluster; empty: any
     setup: Setup | None = None  #: None: everything is prepared already
+    working_copies: str = ""  #: strategy of `replica.working_copy`; "": the supervisor chooses it
 
     @property
     def is_job_worker(self) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -21,17 +23,39 @@ from cortex.replica.devices import process_environ
 from cortex.replica.monitoring.metrics import MetricFile, process_file
 from cortex.replica.monitoring.request_log import write_log
 from cortex.replica.spec import ReplicaSpec
+from cortex.replica.working_copy import with_paths, working_copy
 
 #: Versions per message to the supervisor.
 _VERSIONS_PER_MESSAGE = 200
 _MAX_DETAIL_CHARS = 8 * 1024
 _RETRY_S = 0.1
+_PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None)
 
 
-def enter_project(spec: ReplicaSpec, index: int) -> None:
-    """Make the project the working directory of process `index`, and set the environment variables of user code."""
+def enter_project(spec: ReplicaSpec, index: int) -> ReplicaSpec:
+    """Enter the working copy of process `index`, and set the environment variables of user code.
+
+    Return the spec with the paths of the copy. Raises: UserError.
+    """
     faulthandler.enable()
-    os.chdir(spec.project_dir)
+    copy = working_copy(spec)
+    spec = with_paths(spec, copy.enter())
+    copy.drop_privileges()
+    set_environment(spec, index)
+    return spec
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent, process `parent`, ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def set_environment(spec: ReplicaSpec, index: int) -> None:
+    """Set the environment variables of user code in process `index`."""
     paths = [spec.project_dir]
     if spec.python_path:
         paths.append(str(Path(spec.project_dir) / spec.python_path))

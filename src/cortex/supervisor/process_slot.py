@@ -30,13 +30,12 @@ STOPPED       none       death while STOPPING; any death of a        -
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -45,6 +44,7 @@ from cortex.lifecycle import DeathCause, ProcessState
 from cortex.replica.channel import Channel
 from cortex.replica.monitoring.request_log import mark_streams
 from cortex.replica.spec import Death, ProcessStatus, ReplicaSpec, StartFailure
+from cortex.replica.worker_process import end_with_parent
 from cortex.supervisor.exit_reasons import (
     count_kernel_oom_kills,
     name_death,
@@ -54,11 +54,9 @@ from cortex.supervisor.exit_reasons import (
 )
 from cortex.supervisor.worker_models import WorkerModels
 
-_PR_SET_PDEATHSIG = 1
 #: Raised so that the kernel kills the user's code, and not its supervisor, when memory runs out.
 _WORKER_OOM_SCORE = 500
 
-_libc = ctypes.CDLL(None)
 #: A process that dies within this time of being ready counts as a quick death.
 QUICK_DEATH_S = 1.0
 #: Time limit for the user's exit hooks.
@@ -355,25 +353,28 @@ def _become_worker(slot: ProcessSlot, channel: Channel, parent: int) -> NoReturn
     """Turn a fresh fork into a worker. Never returns, so that no inherited object is finalized in the child."""
     code = 1
     try:
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
         os.setpgid(0, 0)
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+        # Keep the read ends of its own output too: without a reader, printing would fail once the supervisor is dead.
+        leave_supervisor(parent, (channel.fileno(), *slot.outputs, *slot.inherited))
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(str(_WORKER_OOM_SCORE))
-        first = 3
-        # Keep the read ends of its own output too: without a reader, printing would fail once the supervisor is dead.
-        for kept in sorted((channel.fileno(), *slot.outputs, *slot.inherited)):
-            os.closerange(first, kept)
-            first = kept + 1
-        os.closerange(first, _highest_fd() + 1)
         mark_streams()
         code = slot.run(channel)
     finally:
         os._exit(code)
+
+
+def leave_supervisor(parent: int, inherited: Iterable[int] = ()) -> None:
+    """Reset signals and close all descriptors but `inherited`, in a fork of the supervisor; end with it."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    end_with_parent(parent)
+    first = 3
+    for kept in sorted(inherited):
+        os.closerange(first, kept)
+        first = kept + 1
+    os.closerange(first, _highest_fd() + 1)
 
 
 def _highest_fd() -> int:

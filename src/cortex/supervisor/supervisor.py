@@ -31,6 +31,8 @@ from cortex.replica.monitoring.metrics import SUPERVISOR as METRICS_FILE
 from cortex.replica.monitoring.metrics import MetricFile, SeriesKind, compact_ended, series_key
 from cortex.replica.shared_state import MAX_CONNECTIONS
 from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits
+from cortex.replica.working_copy import choose_strategy, copies_folder
+from cortex.supervisor.housekeeping import Housekeeping
 from cortex.supervisor.listeners import ReplicaListeners, UnixListener
 from cortex.supervisor.process_slot import ProcessSlot, fork
 from cortex.supervisor.request_worker import RequestWorker
@@ -71,6 +73,7 @@ class Supervisor:
         self._started_at = time.time()
         self._last_status: ReplicaStatus | None = None
         self._is_stopping = False
+        self._housekeeping = Housekeeping()
         self._signals_read, self._signals_write = socket.socketpair()
 
     def run(self) -> None:
@@ -99,6 +102,9 @@ class Supervisor:
         except OSError as error:
             self._refuse_start(f"can't listen on {error.filename or self._spec.listen_host}: {error.strerror or error}")
             return
+        strategy, test = choose_strategy(Path(self._spec.project_dir), Path(self._spec.run_dir) / "copies")
+        self._housekeeping.adopt(test)
+        self._spec = replace(self._spec, working_copies=strategy.value)
         self._workers += [self._create_worker(index) for index in range(len(self._spec.sockets))]
         gc.collect()
         gc.freeze()  # keeps these pages shared with the workers
@@ -238,6 +244,8 @@ class Supervisor:
                 if received[0]["kind"] == "log" and self._spec.jobs_socket is not None:
                     self._change_log(worker, Path(received[0]["path"]))
                 worker.on_message(received[0])
+                if received[0]["kind"] == "ready":
+                    self._housekeeping.compile(Path(self._spec.project_dir), self._spec.path)
 
     def _change_log(self, worker: ProcessSlot, path: Path) -> None:
         """Switch to another log file: the worker got another job."""
@@ -269,6 +277,7 @@ class Supervisor:
                 self._stop(self._spec.timeout_s)
         for worker in self._everyone():
             self._reap(worker)
+        self._housekeeping.reap()
 
     def _reap(self, worker: ProcessSlot) -> None:
         if worker.pid is None:
@@ -294,6 +303,7 @@ class Supervisor:
         if not stopping:
             self._metrics.died(death.cause)
         self._metrics.gather()
+        self._housekeeping.remove(copies_folder(self._spec.run_dir, pid))
         inside = worker.take_interrupted()
         reason = f"{'stopped' if stopping else death.message}{', inside: ' if inside else ''}{inside}"
         self._log.line(worker.index, SUPERVISOR, f"process {pid} {reason}")

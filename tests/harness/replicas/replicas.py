@@ -160,6 +160,8 @@ def read(response: HTTPResponse, started: float) -> Answer:
     return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, body, time.monotonic() - started)
 
 
+#: Environment variable: a folder that a test and its user code share. It is the replica's `run_dir`.
+SHARED_FOLDER = "SHARED_FOLDER"
 #: Fields that every replica of `running_replica` gets besides its own.
 DEFAULTS: dict[str, Any] = {}
 
@@ -190,7 +192,7 @@ def running_replica(source: str, interface: str = "handler", processes: int = 1,
         )
         (root / "spec.json").write_text(spec.to_json())
         command = [sys.executable, "-P", "-m", "cortex.supervisor.supervisor", str(root / "spec.json")]
-        process = subprocess.Popen(command, start_new_session=True)
+        process = subprocess.Popen(command, start_new_session=True, env={**os.environ, SHARED_FOLDER: folder})
         identity = Identity.of(process.pid)
         try:
             replica = Replica(spec, process)

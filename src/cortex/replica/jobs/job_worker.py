@@ -39,7 +39,7 @@ def run_job_worker(
 ) -> int:
     """Run jobs until stopped; return the exit code."""
     try:
-        enter_project(spec, index)
+        spec = enter_project(spec, index)
         code = _load(spec, channel, models, metrics_client(spec, index, open_metrics(spec, index)))
     except BaseException as error:  # the edge of the process: our exceptions, or those of user code beyond Exception
         report_failure(channel, error)

@@ -1,0 +1,68 @@
+"""Housekeeping of a supervisor: slow work on files, in child processes with low priority, so that it blocks nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from functools import partial
+from importlib.util import cache_from_source
+from pathlib import Path
+
+from cortex.processes.priority import enter_background
+from cortex.replica.working_copy import remove_tree
+from cortex.supervisor.process_slot import leave_supervisor
+
+
+class Housekeeping:
+    """The child processes of one supervisor. They end with it; the engine deletes what they leave behind."""
+
+    def __init__(self) -> None:
+        self._pids: set[int] = set()
+
+    def adopt(self, pid: int | None) -> None:
+        """Reap a process of another module once it has ended."""
+        if pid is not None:
+            self._pids.add(pid)
+
+    def remove(self, folder: Path) -> None:
+        """Delete a folder."""
+        if folder.exists():
+            self._start(partial(remove_tree, folder))
+
+    def compile(self, project: Path, path: str) -> None:
+        """Compile the modules of a stored project, unless that was done: working copies lose what Python compiles.
+
+        `path` is the user's file. It is compiled last, so that it shows whether the others were.
+        """
+        file = project / path
+        if file.suffix == ".py" and not Path(cache_from_source(str(file))).exists():
+            self._start(partial(_compile, project, file))
+
+    def reap(self) -> None:
+        """Remove the processes that have ended."""
+        for pid in list(self._pids):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                self._pids.discard(pid)
+
+    def _start(self, work: Callable[[], object]) -> None:
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:  # no more processes: the engine deletes the replica's folder in the end
+            return
+        if pid == 0:
+            try:
+                leave_supervisor(parent)
+                enter_background()
+                work()
+            finally:
+                os._exit(0)
+        self._pids.add(pid)
+
+
+def _compile(project: Path, file: Path) -> None:
+    import compileall  # noqa: PLC0415 - this process only
+
+    compileall.compile_dir(project, quiet=2, rx=re.compile(re.escape(str(file)) + "$"))
+    compileall.compile_file(file, quiet=2)
