@@ -148,7 +148,7 @@ def test_a_replica_whose_supervisor_is_killed_disappears_with_all_its_processes(
             found = status(engine, spec)
             assert found is not None
             session = [pid for pid in psutil.pids() if _session(pid) == found.supervisor_pid]
-            assert len(session) == 3
+            assert len(session) >= 3  # and perhaps one of housekeeping
             os.kill(found.supervisor_pid, signal.SIGKILL)
             await until(lambda: not engine.replicas())
             await until(lambda: not [pid for pid in session if _runs(pid)])
