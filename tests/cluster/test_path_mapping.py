@@ -17,7 +17,7 @@ NOT_PATHS = {
     "ReplicaSpec": {
         *("id", "api", "revision", "interface", "path", "python_path", "log_level", "type", "tensorflow_serving"),
         *("gpu_ids", "kind", "jobs_token", "tracker_key", "tracker_type", "readiness", "listen_host", "gateway_secret"),
-        *("node_groups", "config", "env", "api_spec"),
+        *("node_groups", "config", "env", "api_spec", "working_copies"),
     },
     "Setup": {"project_hash", "pip", "conda", "shell", "env", "model"},
     "ModelSource": {"layout", "signature_key"},
