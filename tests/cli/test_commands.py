@@ -76,7 +76,9 @@ def test_deploy_waits_until_live_and_shows_how_to_call_it(running: Installation,
 def test_deploy_as_json_prints_only_json(running: Installation, tmp_path: Path) -> None:
     done = cortex(running.home, "deploy", project(tmp_path, "as-json"), "-o", "json")
 
-    assert json.loads(done.stdout) == [{"api": "as-json", "message": "creating as-json (RealtimeAPI)", "error": ""}]
+    assert json.loads(done.stdout) == [
+        {"api": "as-json", "message": "creating as-json (RealtimeAPI)", "error": "", "changes": []}
+    ]
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -227,6 +229,35 @@ def test_get_logs_predict_refresh_patch_and_delete(running: Installation, tmp_pa
     assert cortex(running.home, "delete", "whole").stdout == "deleting whole\n"
     gone = cortex(running.home, "get", "whole")
     assert (gone.returncode, gone.stderr) == (1, "error: whole is not deployed\n")
+
+
+def test_history_and_rollback(running: Installation, tmp_path: Path) -> None:
+    cortex(running.home, "deploy", project(tmp_path, "returned"))
+    worse = project(tmp_path, "returned", SOURCE.replace("return {", "return {'worse': True, "))
+    deployed = cortex(running.home, "deploy", worse)
+    assert deployed.stdout.splitlines()[:2] == ["updating returned (RealtimeAPI)", "  files changed: handler.py"]
+    broken = project(tmp_path, "returned", SOURCE.replace("print(", "raise ValueError(", 1))
+    assert cortex(running.home, "deploy", broken).returncode == 1
+    assert "revision: 3 (revision 2 was live last)" in cortex(running.home, "get", "returned").stdout
+
+    cancelled = cortex(running.home, "rollback", "returned")
+    assert (cancelled.returncode, cancelled.stderr) == (0, "")
+    assert cancelled.stdout.startswith("rolling back returned (RealtimeAPI) from revision 3 to 2\nreturned is live (")
+    done = cortex(running.home, "rollback", "returned", "1", "-o", "json")
+    assert json.loads(done.stdout)["changes"] == ["files changed: handler.py"]
+    answer = cortex(running.home, "predict", "returned", str(tmp_path / "sample.json"))
+    assert json.loads(answer.stdout) == {"answer": 42}
+
+    lines = cortex(running.home, "history", "returned").stdout.splitlines()
+    assert lines[0].split() == ["revision", "status", "deployed", "by", "action", "files"]
+    assert [line.split("  ")[0] for line in lines[1:6]] == ["5", "4", "3", "2", "1"]
+    assert "rollback to 1" in lines[1]
+    assert lines[6:9] == ["", "changes of revision 5:", "  files changed: handler.py"]
+    history = json.loads(cortex(running.home, "history", "returned", "-o", "json").stdout)
+    assert [entry["is_live"] for entry in history] == [True, False, False, False, False]
+    refused = cortex(running.home, "rollback", "returned", "9")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "returned has no revision 9 in its history, which has 1, 2, 3, 4, 5" in refused.stderr
 
 
 def test_logs_follow_until_interrupted(running: Installation, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_folder_is_deployed_inspected_changed_and_deleted(client: Client, tmp_
     write_project(tmp_path, ECHO, "")
 
     assert client.deploy(SPEC, tmp_path, wait=True) == [
-        {"api": "sdk", "message": "creating sdk (RealtimeAPI)", "error": ""}
+        {"api": "sdk", "message": "creating sdk (RealtimeAPI)", "error": "", "changes": []}
     ]
     assert client.get_api("sdk")["status"]["status_code"] == "live"
     assert [api["spec"]["name"] for api in client.list_apis()] == ["sdk"]
@@ -59,6 +59,8 @@ def test_a_folder_is_deployed_inspected_changed_and_deleted(client: Client, tmp_
     assert client.predict("sdk", b"raw") == b"raw"
     assert client.predict("sdk", "text", content_type="text/plain") == "text"
     assert client.patch({**SPEC, "networking": {"timeout": "5s"}})[0]["error"] == ""
+    assert [entry["action"] for entry in client.history("sdk")] == ["patch", "deploy"]
+    assert client.rollback("sdk", 1, force=True, wait=True)["message"].endswith("from revision 2 to 1")
     assert client.refresh("sdk", force=True)["message"] == "updating sdk (RealtimeAPI)"
     assert client.delete("sdk")["message"] == "deleting sdk"
     with pytest.raises(NotFoundError, match="sdk is not deployed"):

@@ -110,16 +110,41 @@ def test_ignores_updates_of_an_outdated_revision(open_store: Open) -> None:
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_a_deletion_keeps_the_history_on_request(open_store: Open, keeps: bool) -> None:
+def test_a_deletion_keeps_the_versions_on_request(open_store: Open, keeps: bool) -> None:
     store = open_store()
     store.write([change("r1")])
     store.mark_serving("iris", Target("r1", spec(), "project"))
-    store.write([], ["iris"], keep_history=keeps)
+    store.write([], ["iris"], keep_versions=keeps)
     assert open_store().get("iris") is None
     assert len(store.versions("iris")) == keeps
     store.write([change("r2")])
     record = store.get("iris")
     assert record is not None and record.serving is None
+
+
+def test_the_history_survives_a_restart_with_who_deployed_and_what_changed(open_store: Open) -> None:
+    store = open_store()
+    store.write([change("r1")])
+    store.mark_serving("iris", Target("r1", spec(), "project"))
+    update = ApiChange(Target("r2", spec(), "other"), "nonce", "spec", "patch", "ana", ("compute.cpu: 1 → 2",))
+    store.write([update])
+    newest, oldest = open_store().history("iris")
+    assert (newest.number, newest.action, newest.deployed_by, newest.changes) == (2, "patch", "ana", update.differences)
+    assert (oldest.number, oldest.spec, oldest.deployed_by) == (1, spec(), "")
+    assert oldest.live_at is not None and newest.live_at is None
+    assert store.history_projects() == {"project", "other"}
+    record = store.get("iris")
+    assert record and (record.number, record.live_number) == (2, 1)
+    store.write([], ["iris"])
+    assert (store.history("iris"), store.history_projects()) == ([], frozenset())
+
+
+def test_a_restart_changes_the_newest_entry_of_the_history_in_place(open_store: Open) -> None:
+    store = open_store()
+    store.write([change("r1")])
+    store.write([ApiChange(Target("r2", spec(), "project"), "nonce2", "spec", is_restart=True)])
+    (entry,) = store.history("iris")
+    assert (entry.number, entry.revision, entry.nonce, entry.action) == (1, "r2", "nonce2", "deploy")
 
 
 def test_rejects_a_spec_that_cannot_be_read_back(open_store: Open) -> None:

@@ -5,12 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, Engine, inspect, text, update
+from sqlalchemy import Connection, Engine, insert, inspect, text, update
 
+from cortex.config.schema import Api
 from cortex.errors import DatabaseVersionError
+from cortex.state.apis import ApiStore
 from cortex.state.database import MIGRATIONS, open_jobs_sqlite, open_sqlite
-from cortex.state.tables import metadata, schema_version
+from cortex.state.tables import apis, metadata, schema_version, serving_revisions
 from harness import TESTS
+
+#: Migrations of version 0.1.0, which kept no history.
+_BEFORE_HISTORY = 7
 
 
 def test_opening_creates_all_tables_and_is_idempotent(tmp_path: Path) -> None:
@@ -27,6 +32,41 @@ def test_migrations_bring_a_database_of_version_0_1_0_to_the_schema_of_a_new_one
     with tarfile.open(TESTS / "fixtures" / "home_0_1_0" / "home.tar.gz") as archive:
         archive.extract(name, tmp_path, filter="data")
     assert columns(open_file(tmp_path / name)) == columns(open_file(tmp_path / "new.db"))
+
+
+def test_the_history_of_an_older_database_begins_with_what_serves_and_what_does_not_yet(tmp_path: Path) -> None:
+    engine = open_sqlite(tmp_path / "state.db", MIGRATIONS[:_BEFORE_HISTORY])
+    row = {
+        "kind": "RealtimeAPI",
+        "project_hash": "p",
+        "nonce": "n",
+        "spec_id": "s",
+        "created_at": 1.0,
+        "updated_at": 2.0,
+    }
+    with engine.begin() as connection:
+        for name in ("good", "failing", "new"):
+            data = spec(name).model_dump_json()
+            connection.execute(insert(apis).values(**row, name=name, spec=data, revision="r2", api_id=name))
+            if name != "new":
+                served = {"spec": data, "revision": "r2" if name == "good" else "r1", "project_hash": "p"}
+                connection.execute(insert(serving_revisions).values(api=name, **served))
+    engine.dispose()
+    store = ApiStore(open_sqlite(tmp_path / "state.db"))
+    found = {
+        name: [(entry.number, entry.revision, entry.action, entry.live_at is not None) for entry in store.history(name)]
+        for name in ("good", "failing", "new")
+    }
+    assert found == {
+        "good": [(1, "r2", "upgrade", True)],
+        "failing": [(2, "r2", "upgrade", False), (1, "r1", "upgrade", True)],
+        "new": [(1, "r2", "upgrade", False)],
+    }
+
+
+def spec(name: str) -> Api:
+    handler = {"interface": "handler", "type": "python", "path": "handler.py"}
+    return Api.model_validate({"name": name, "handler": handler})
 
 
 def columns(engine: Engine) -> dict[str, dict[str, str]]:

@@ -29,6 +29,8 @@ COMMANDS = {
     "feedback": "send the true values of predictions that an API made",
     "submit": "submit a job to an API",
     "refresh": "replace all replicas of an API by new ones",
+    "history": "list the revisions of an API",
+    "rollback": "deploy an earlier revision of an API again",
     "patch": "change the configuration of deployed APIs without changing their code",
     "delete": "delete an API, or stop a job",
     "up": "start the operator and the gateway of this machine",

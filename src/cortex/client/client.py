@@ -57,7 +57,7 @@ class Client(JobClient, AccessClient):
         project_dir: str | Path,
         force: bool = True,
         wait: bool = False,
-    ) -> list[dict[str, str]]:
+    ) -> list[dict[str, Any]]:
         """Deploy one or several API specifications with the code in `project_dir`; return the results of `upload`.
 
         With `wait`, return once all APIs are live. Raises: UserError if an API fails to become live.
@@ -67,7 +67,7 @@ class Client(JobClient, AccessClient):
             _check_name(spec)
         return self._finish(self.upload(pack_specs(specs, Path(project_dir)), force), wait)
 
-    def deploy_file(self, config_file: str | Path, force: bool = True, wait: bool = False) -> list[dict[str, str]]:
+    def deploy_file(self, config_file: str | Path, force: bool = True, wait: bool = False) -> list[dict[str, Any]]:
         """Deploy a configuration file and the folder that contains it. Otherwise like `deploy`."""
         return self._finish(self.upload(pack_file(find_config(Path(config_file))), force), wait)
 
@@ -79,7 +79,7 @@ class Client(JobClient, AccessClient):
         conda_packages: Sequence[str] = (),
         force: bool = True,
         wait: bool = False,
-    ) -> dict[str, str]:
+    ) -> dict[str, Any]:
         """Deploy a class as a RealtimeAPI and set `handler.path`. `source.save_class` documents the files sent."""
         _check_kind(api_spec, ApiKind.REALTIME)
         return self._deploy_class(api_spec, "handler", handler, requirements, conda_packages, force, wait)
@@ -92,7 +92,7 @@ class Client(JobClient, AccessClient):
         conda_packages: Sequence[str] = (),
         force: bool = True,
         wait: bool = False,
-    ) -> dict[str, str]:
+    ) -> dict[str, Any]:
         """Deploy a class as a BatchAPI. Otherwise like `deploy_realtime_api`."""
         _check_kind(api_spec, ApiKind.BATCH)
         return self._deploy_class(api_spec, "handler", handler, requirements, conda_packages, force, wait)
@@ -105,7 +105,7 @@ class Client(JobClient, AccessClient):
         conda_packages: Sequence[str] = (),
         force: bool = True,
         wait: bool = False,
-    ) -> dict[str, str]:
+    ) -> dict[str, Any]:
         """Deploy a class as an AsyncAPI. Otherwise like `deploy_realtime_api`."""
         _check_kind(api_spec, ApiKind.ASYNC)
         return self._deploy_class(api_spec, "handler", handler, requirements, conda_packages, force, wait)
@@ -118,12 +118,12 @@ class Client(JobClient, AccessClient):
         conda_packages: Sequence[str] = (),
         force: bool = True,
         wait: bool = False,
-    ) -> dict[str, str]:
+    ) -> dict[str, Any]:
         """Deploy a class as a TaskAPI and set `definition.path`. Otherwise like `deploy_realtime_api`."""
         _check_kind(api_spec, ApiKind.TASK)
         return self._deploy_class(api_spec, "definition", task, requirements, conda_packages, force, wait)
 
-    def deploy_traffic_splitter(self, api_spec: ApiSpec, force: bool = True, wait: bool = False) -> dict[str, str]:
+    def deploy_traffic_splitter(self, api_spec: ApiSpec, force: bool = True, wait: bool = False) -> dict[str, Any]:
         """Deploy a TrafficSplitter, which has no code."""
         _check_kind(api_spec, ApiKind.SPLITTER)
         with tempfile.TemporaryDirectory(prefix="cortex-") as folder:
@@ -139,7 +139,7 @@ class Client(JobClient, AccessClient):
         force: bool = True,
         wait: bool = False,
         task: type | None = None,
-    ) -> list[dict[str, str]]:
+    ) -> list[dict[str, Any]]:
         """Deploy a predictor class, a task class, or the code in `project_dir`. Older name of the `deploy_…` methods.
 
         A TrafficSplitter takes none of the three.
@@ -160,9 +160,13 @@ class Client(JobClient, AccessClient):
             raise ValueError("with `project_dir`, list packages in its requirements.txt and conda-packages.txt")
         return self.deploy(api_spec, project_dir, force, wait)
 
-    def upload(self, package: Package, force: bool = False) -> list[dict[str, str]]:
-        """Deploy a package; return `api`, `message` and `error` (empty on success) for each of its APIs."""
-        results: list[dict[str, str]] = self._call(
+    def upload(self, package: Package, force: bool = False) -> list[dict[str, Any]]:
+        """Deploy a package; return the result of each of its APIs.
+
+        A result has `api`, `message`, `error` (empty on success), and `changes`: lines about the differences from the
+        revision that is live.
+        """
+        results: list[dict[str, Any]] = self._call(
             "POST",
             "/v1/deploy",
             query={"config": package.config_name, "force": force},
@@ -174,16 +178,16 @@ class Client(JobClient, AccessClient):
 
     # Changing.
 
-    def patch(self, api_spec: ApiSpec | Sequence[ApiSpec], force: bool = False) -> list[dict[str, str]]:
+    def patch(self, api_spec: ApiSpec | Sequence[ApiSpec], force: bool = False) -> list[dict[str, Any]]:
         """Change the specifications of deployed APIs; their code stays the same."""
         specs = [api_spec] if isinstance(api_spec, Mapping) else list(api_spec)
         for spec in specs:
             _check_name(spec)
         return self.patch_text(dump_specs(specs).encode(), force)
 
-    def patch_text(self, config: bytes, force: bool = False) -> list[dict[str, str]]:
+    def patch_text(self, config: bytes, force: bool = False) -> list[dict[str, Any]]:
         """Like `patch`, with the content of a configuration file."""
-        results: list[dict[str, str]] = self._call(
+        results: list[dict[str, Any]] = self._call(
             "POST",
             "/v1/patch",
             query={"force": force},
@@ -197,8 +201,29 @@ class Client(JobClient, AccessClient):
         result: dict[str, Any] = self._call("POST", f"{api_path(api)}/refresh", query={"force": force})
         return result
 
+    def history(self, api: str) -> list[dict[str, Any]]:
+        """Return the revisions of an API, the newest first, with `number`, `deployed_at`, `deployed_by` and `changes`.
+
+        Raises: NotFoundError.
+        """
+        result: list[dict[str, Any]] = self._call("GET", f"{api_path(api)}/history")
+        return result
+
+    def rollback(
+        self, api: str, revision: int | None = None, force: bool = False, wait: bool = False
+    ) -> dict[str, Any]:
+        """Deploy the revision of an API with this number again; by default, the one that was live before the newest.
+
+        With `wait`, return once the API is live. Raises: NotFoundError; ConflictError during an update, without
+        `force`; UserError if the API fails to become live.
+        """
+        result: dict[str, Any] = self._call(
+            "POST", f"{api_path(api)}/rollback", query={"revision": revision, "force": force}
+        )
+        return self._finish([result], wait)[0]
+
     def delete(self, api: str, keep_cache: bool = False, force: bool = True) -> dict[str, Any]:
-        """Delete an API. With `keep_cache`, its project and model files stay on disk."""
+        """Delete an API and its history. With `keep_cache`, its jobs and the list of its versions are kept."""
         result: dict[str, Any] = self._call("DELETE", api_path(api), query={"keep_cache": keep_cache, "force": force})
         return result
 
@@ -309,7 +334,7 @@ class Client(JobClient, AccessClient):
         conda_packages: Sequence[str],
         force: bool,
         wait: bool,
-    ) -> dict[str, str]:
+    ) -> dict[str, Any]:
         if isinstance(requirements, str) or isinstance(conda_packages, str):
             raise ValueError("`requirements` and `conda_packages` must be lists (got a string)")
         if not isinstance(target, type):
@@ -326,7 +351,7 @@ class Client(JobClient, AccessClient):
             package = pack_specs([spec], Path(folder))
         return self._finish(self.upload(package, force), wait)[0]
 
-    def _finish(self, results: list[dict[str, str]], wait: bool) -> list[dict[str, str]]:
+    def _finish(self, results: list[dict[str, Any]], wait: bool) -> list[dict[str, Any]]:
         for result in results if wait else ():
             if result["error"]:
                 raise CortexError(f"{result['api']}: {result['error']}")

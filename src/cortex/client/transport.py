@@ -6,6 +6,7 @@ Moreover, `http.client` ignores proxy settings, which must not apply to the loop
 
 from __future__ import annotations
 
+import getpass
 import json
 import select
 import socket
@@ -13,6 +14,7 @@ import ssl
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -198,7 +200,7 @@ class Transport:
             raise self._unavailable(error) from None
 
     def _headers(self, body: bytes | None, content_type: str) -> dict[str, str]:
-        headers = {"authorization": f"Bearer {self.token}"}
+        headers = {"authorization": f"Bearer {self.token}", "x-cortex-user": _user()}
         return headers | ({"content-type": content_type} if body is not None else {})
 
     def _error(self, answer: Answer) -> CortexError:
@@ -318,6 +320,15 @@ def describe_tls_error(error: ssl.SSLError) -> str:
     if error.reason == "WRONG_VERSION_NUMBER":
         return "it does not use TLS; its address begins with http://"
     return f"the TLS handshake failed ({describe_error(error)})"
+
+
+@cache
+def _user() -> str:
+    """Return the name of the user for the operator's history, percent-encoded; empty if it is unknown."""
+    try:
+        return quote(getpass.getuser())
+    except (KeyError, OSError):  # a container's user id without a name
+        return ""
 
 
 def _connect(url: str, timeout_s: float | None, trust: Trust) -> HTTPConnection:

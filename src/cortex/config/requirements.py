@@ -54,6 +54,18 @@ def parse_requirements(text: str, file: str) -> list[Diagnostic]:
     return found
 
 
+def requirement_lines(text: str) -> dict[str, str]:
+    """Return the lines of a requirements file by the name of their package; other lines by themselves."""
+    lines: dict[str, str] = {}
+    for _, _, content in _logical_lines(text):
+        try:
+            name: str = canonicalize_name(Requirement(_OPTION_OF_REQUIREMENT.sub("", content).strip()).name)
+        except InvalidRequirement:  # an option, a URL or a path
+            name = content
+        lines[name] = content
+    return lines
+
+
 def _logical_lines(text: str) -> Iterator[tuple[int, int, str]]:
     """Yield line number, column and content of each line that is not blank or a comment; join continued lines."""
     start, parts = 0, []

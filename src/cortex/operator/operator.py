@@ -164,7 +164,7 @@ class Operator:
             is_failing=self._is_failing,
             on_change=self._reconciler.wake,
             inspect_machine=self._inspect_machine,
-            share=self._shared_projects.save if self._shared_projects else None,
+            shared=self._shared_projects,
         )
 
     @property
@@ -215,7 +215,9 @@ class Operator:
         await self._job_reconciler.startup()
         if self._shared_projects is not None:
             targets = [*self._api_targets(), *self._job_reconciler.targets()]
-            await self._shared_projects.fetch({target.project_hash for target in targets})
+            needed = {target.project_hash for target in targets}
+            await self._shared_projects.keep_only(needed | self._apis.history_projects())
+            await self._shared_projects.fetch(needed)
         await self._async_apis.startup()
         await self._gateway.startup(self._reconciler.routes())
 

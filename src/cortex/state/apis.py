@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, delete, insert, select, update
+from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, update
 
 from cortex.config.schema import Api
 from cortex.errors import DatabaseUnavailableError
+from cortex.state import history
 from cortex.state.database import reading
+from cortex.state.history import HistoryEntry
 from cortex.state.postgresql import DEADLINE
-from cortex.state.tables import api_versions, apis, serving_revisions
+from cortex.state.tables import api_history, api_versions, apis, serving_revisions
 
 #: Milliseconds from which an api_id counts down, so that the newest sorts first (the year 2286).
 _TIME_ID_ORIGIN_MS = 10_000_000_000_000
@@ -62,6 +64,8 @@ class ApiRecord:
     serving: Target | None = None  #: the last revision that became ready
     failure: StoredFailure | None = None
     replicas: int | None = None  #: desired number within the spec's bounds; None: that of a new API
+    number: int = 0  #: of the newest entry of its history
+    live_number: int | None = None  #: of the newest entry that became ready
 
     @property
     def spec(self) -> Api:
@@ -89,6 +93,10 @@ class ApiChange:
     target: Target
     nonce: str
     spec_id: str
+    action: str = "deploy"  #: what the history calls it
+    by: str = ""  #: who requested it; empty: unknown
+    differences: tuple[str, ...] = ()  #: from the revision that is live
+    is_restart: bool = False  #: only the nonce changes: no new entry of the history
 
 
 class ApiStore:
@@ -103,6 +111,7 @@ class ApiStore:
         self._now = now
         self._known: dict[str, ApiRecord] | None = None
         self._versions: dict[str, list[ApiVersion]] = {}
+        self._history_projects: frozenset[str] = frozenset()
         self._is_stale = False
 
     def records(self) -> Sequence[ApiRecord]:
@@ -118,12 +127,22 @@ class ApiStore:
         self._load()
         return self._versions.get(name, ())
 
-    def write(self, changes: Sequence[ApiChange], deletions: Sequence[str] = (), keep_history: bool = True) -> None:
+    def history(self, name: str) -> list[HistoryEntry]:
+        """Return the history of an API, the newest entry first."""
+        with self._reading.connect() as connection:
+            return history.entries(connection, name)
+
+    def history_projects(self) -> frozenset[str]:
+        """Return the hashes of the projects that entries of histories refer to."""
+        self._load()
+        return self._history_projects
+
+    def write(self, changes: Sequence[ApiChange], deletions: Sequence[str] = (), keep_versions: bool = True) -> None:
         """Store `changes` and delete the APIs named in `deletions`, all or nothing."""
         with self._writing() as connection:
             for name in deletions:
                 connection.execute(delete(apis).where(apis.c.name == name))
-                if not keep_history:
+                if not keep_versions:
                     connection.execute(delete(api_versions).where(api_versions.c.api == name))
             for change in changes:
                 self._store(connection, change)
@@ -144,6 +163,7 @@ class ApiStore:
                 .where(apis.c.name == name, apis.c.revision == target.revision)
                 .values(failure_message=None, failure_traceback=None)
             )
+            history.mark_live(connection, name, target.revision, self._now().timestamp())
 
     def mark_failed(self, name: str, revision: str, failure: StoredFailure) -> None:
         """Record why `revision` can't become ready; ignored if there is a newer revision."""
@@ -166,11 +186,12 @@ class ApiStore:
                     rows = connection.execute(_SELECT.order_by(apis.c.name))
                     known = {row.name: _record(row) for row in rows}
                     versions = connection.execute(select(api_versions).order_by(api_versions.c.api_id)).all()
+                    projects = history.project_hashes(connection)
             except DatabaseUnavailableError:
                 if self._known is None:
                     raise
             else:
-                self._known, self._versions, self._is_stale = known, {}, False
+                self._known, self._versions, self._history_projects, self._is_stale = known, {}, projects, False
                 for row in versions:
                     version = ApiVersion(row.api_id, _datetime(row.deployed_at))
                     self._versions.setdefault(row.api, []).append(version)
@@ -187,8 +208,9 @@ class ApiStore:
         columns = select(apis.c.revision, apis.c.created_at)
         before = connection.execute(columns.where(apis.c.name == spec.name)).one_or_none()
         api_id = f"{_time_id(now)}-{change.target.revision[:8]}-{change.spec_id[:8]}"
+        target = _target_values(change.target)
         values: dict[str, Any] = {
-            **_target_values(change.target),
+            **target,
             "kind": spec.kind,
             "deployment": spec.deployment,
             "nonce": change.nonce,
@@ -205,6 +227,20 @@ class ApiStore:
         # Versions since the API's creation belong to it, also if the clock was set back since.
         deployed_at = now.timestamp() if before is None else max(now.timestamp(), before.created_at)
         connection.execute(insert(api_versions).values(api_id=api_id, api=spec.name, deployed_at=deployed_at))
+        if change.is_restart:
+            history.restart(connection, spec.name, target, change.nonce, api_id)
+        else:
+            history.append(
+                connection,
+                spec.name,
+                target,
+                nonce=change.nonce,
+                api_id=api_id,
+                action=change.action,
+                by=change.by,
+                changes=change.differences,
+                now_s=now.timestamp(),
+            )
 
 
 def revision_prefixes(connection: Connection, name: str) -> frozenset[str]:
@@ -217,8 +253,11 @@ def revision_prefixes(connection: Connection, name: str) -> frozenset[str]:
     return frozenset(api_id.split("-")[1] for api_id in connection.execute(query).scalars())
 
 
+_NUMBERS = select(func.max(api_history.c.number)).where(api_history.c.api == apis.c.name)
 _SELECT = select(
     apis,
+    _NUMBERS.scalar_subquery().label("number"),
+    _NUMBERS.where(api_history.c.live_at.is_not(None)).scalar_subquery().label("live_number"),
     serving_revisions.c.revision.label("serving_revision"),
     serving_revisions.c.spec.label("serving_spec"),
     serving_revisions.c.project_hash.label("serving_project_hash"),
@@ -258,6 +297,8 @@ def _record(row: Row[Any]) -> ApiRecord:
         serving=serving,
         failure=failure,
         replicas=row.replicas,
+        number=row.number or 0,
+        live_number=row.live_number,
     )
 
 

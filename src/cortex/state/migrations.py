@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Connection, insert, inspect, select
 
 from cortex.state.tables import (
+    api_history,
     api_keys,
     api_versions,
     apis,
@@ -82,6 +83,32 @@ def _create_tokens(connection: Connection) -> None:
         table.create(connection)
 
 
+def _create_history(connection: Connection) -> None:
+    """Begin each API's history with the revision that serves and, if it is another one, the newest revision."""
+    api_history.create(connection)
+    columns = ("revision", "spec", "project_hash")
+    newest = [apis.c[name] for name in ("name", *columns, "nonce", "api_id", "updated_at")]
+    served = [serving_revisions.c[name].label(f"serving_{name}") for name in columns]
+    query = select(*newest, *served).outerjoin(serving_revisions, serving_revisions.c.api == apis.c.name)
+    for row in connection.execute(query).all():
+        entry = {
+            "api": row.name,
+            "nonce": row.nonce,
+            "api_id": row.api_id,
+            "action": "upgrade",
+            "deployed_at": row.updated_at,
+            "changes": "[]",
+        }
+        number = 1
+        if row.serving_revision not in (None, row.revision):
+            serving = {name: getattr(row, f"serving_{name}") for name in columns}
+            connection.execute(insert(api_history).values(**entry, **serving, number=1, live_at=row.updated_at))
+            number = 2
+        target = {name: getattr(row, name) for name in columns}
+        live_at = row.updated_at if row.serving_revision == row.revision else None
+        connection.execute(insert(api_history).values(**entry, **target, number=number, live_at=live_at))
+
+
 Migration = Callable[[Connection], None]
 
 #: Migration N is item N-1. Append only: a released migration never changes.
@@ -94,5 +121,6 @@ MIGRATIONS: tuple[Migration, ...] = (
     _create_keys,
     _create_projects,
     _create_tokens,
+    _create_history,
 )
 JOB_MIGRATIONS: tuple[Migration, ...] = (_create_jobs, _add_schedules, _add_workloads, _add_skipped_runs)

@@ -129,6 +129,24 @@ api_versions = Table(
     Index("api_versions_by_api", "api"),
 )
 
+#: The last changes of each API; each can be deployed again.
+api_history = Table(
+    "api_history",
+    metadata,
+    Column("api", PortableText(64), ForeignKey("apis.name", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True),  # from 1
+    Column("revision", PortableText(64), nullable=False),
+    Column("spec", PortableText, nullable=False),  # Api as JSON
+    Column("project_hash", PortableText(64), nullable=False),
+    Column("nonce", PortableText(32), nullable=False),
+    Column("api_id", PortableText(128), nullable=False),
+    Column("action", PortableText(64), nullable=False),
+    Column("deployed_at", Float, nullable=False),  # UNIX seconds
+    Column("deployed_by", PortableText(255)),
+    Column("changes", PortableText, nullable=False),  # a list of lines as JSON
+    Column("live_at", Float),  # NULL: it never became ready
+)
+
 #: API keys, only their hashes.
 api_keys = Table(
     "api_keys",

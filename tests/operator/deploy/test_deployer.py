@@ -2,62 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
 
 import pytest
 
 from cortex.errors import ConfigError, ConflictError, InputError, NotFoundError
-from cortex.home import Home
-from cortex.operator.deploy.deployer import Deployer, DeployResult
-from cortex.operator.deploy.projects import ProjectFolders
-from cortex.state.apis import ApiRecord, ApiStore
-from cortex.state.database import open_sqlite
+from cortex.operator.deploy.deployer import DeployResult
+from harness.installations.deploy_desk import Desk
 from harness.installations.running import HANDLER, config, project
 
 FUNCTIONS = "def predict(sample, metadata):\n    return sample\n"
 
 
-@dataclass
-class Desk:
-    """A deployer with its store and a fake reconciler state."""
-
-    home: Home
-    updating: set[str] = field(default_factory=set)
-    changes: int = 0
-    failing: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.store = ApiStore(open_sqlite(self.home.database_file))
-        self.projects = ProjectFolders(self.home)
-        self.deployer = Deployer(
-            self.store,
-            self.projects,
-            is_updating=lambda record: record.name in self.updating,
-            is_failing=lambda record: record.name in self.failing,
-            on_change=self._changed,
-        )
-
-    def deploy(
-        self, yaml: str | None = None, handler: str = HANDLER, force: bool = False, **files: str
-    ) -> list[DeployResult]:
-        archive = project(config() if yaml is None else yaml, handler, **files)
-        return asyncio.run(self.deployer.deploy(archive, "cortex.yaml", force))
-
-    def patch(self, yaml: str, force: bool = False) -> list[DeployResult]:
-        return asyncio.run(self.deployer.patch(yaml.encode(), force))
-
-    def record(self, name: str = "iris") -> ApiRecord:
-        record = self.store.get(name)
-        assert record is not None
-        return record
-
-    def _changed(self) -> None:
-        self.changes += 1
-
-
-@pytest.fixture
-def desk(home: Home) -> Desk:
-    return Desk(home)
+def messages(results: list[DeployResult]) -> list[str]:
+    return [result.error or result.message for result in results]
 
 
 def test_a_first_deploy_creates_and_a_second_changes_nothing(desk: Desk) -> None:
@@ -102,7 +59,7 @@ def test_stores_the_project_under_its_hash_without_the_configuration(desk: Desk)
 def test_only_changes_that_need_new_processes_change_the_revision(desk: Desk, yaml: str, restarts: bool) -> None:
     desk.deploy()
     before = desk.record()
-    assert desk.deploy(yaml) == [DeployResult("iris", "updating iris (RealtimeAPI)")]
+    assert messages(desk.deploy(yaml)) == ["updating iris (RealtimeAPI)"]
     after = desk.record()
     assert (after.revision != before.revision) == restarts
     assert after.spec_id != before.spec_id
@@ -133,7 +90,7 @@ def test_changes_an_updating_api_only_with_force(desk: Desk) -> None:
     with pytest.raises(ConflictError, match="is updating"):
         asyncio.run(desk.deployer.refresh("iris"))
     assert desk.record() == before
-    assert desk.deploy(config(answer="two"), force=True) == [DeployResult("iris", "updating iris (RealtimeAPI)")]
+    assert messages(desk.deploy(config(answer="two"), force=True)) == ["updating iris (RealtimeAPI)"]
 
 
 def test_a_mistake_changes_nothing_and_leaves_nothing(desk: Desk) -> None:
@@ -168,10 +125,7 @@ def test_a_patch_keeps_each_apis_own_project(desk: Desk) -> None:
     desk.deploy(config("two"), handler=HANDLER + "\n# another project\n")
     hashes = [desk.record(name).target.project_hash for name in ("one", "two")]
     results = desk.patch(config("two", replicas=2) + config("one", answer="new"))
-    assert results == [
-        DeployResult("two", "updating two (RealtimeAPI)"),
-        DeployResult("one", "updating one (RealtimeAPI)"),
-    ]
+    assert messages(results) == ["updating two (RealtimeAPI)", "updating one (RealtimeAPI)"]
     assert [desk.record(name).target.project_hash for name in ("one", "two")] == hashes
     assert desk.record("two").spec.autoscaling.min_replicas == 2
 
@@ -184,7 +138,7 @@ def test_a_file_named_like_the_configuration_is_part_of_the_project(desk: Desk) 
     assert (stored / "cortex.yaml").read_text() == '{"values": 1}'
     assert (stored / "sub/cortex.yaml").read_text() == "a: 1"
     assert not (stored / "prod.yaml").exists()
-    assert desk.patch(config(replicas=2, extra=readiness)) == [DeployResult("iris", "updating iris (RealtimeAPI)")]
+    assert messages(desk.patch(config(replicas=2, extra=readiness))) == ["updating iris (RealtimeAPI)"]
 
 
 def test_rejects_a_change_of_kind_until_the_api_is_deleted(desk: Desk) -> None:

@@ -20,7 +20,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_job(parser)
     add_env(parser)
     parser.add_argument("-f", "--force", action="store_true", help="do not ask for confirmation")
-    parser.add_argument("-c", "--keep-cache", action="store_true", help="keep the history of deployments")
+    parser.add_argument(
+        "-c",
+        "--keep-cache",
+        action="store_true",
+        help="keep the jobs of the API, their results, and the list of its versions",
+    )
     add_output(parser)
 
 

@@ -6,27 +6,20 @@ import argparse
 import json
 import shlex
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 from cortex.cli.arguments import add_config, add_env, add_output
-from cortex.cli.output import located
+from cortex.cli.output import Json, located
+from cortex.cli.rollout import report_failure, show_result, wait
 from cortex.cli.session import Session
-from cortex.cli.tables.apis import previous_version_note
 from cortex.client.client import Client
 from cortex.client.packaging import Package, find_config, pack_file
-from cortex.errors import ConfigError, InputError, NotFoundError, OperatorUnavailableError
+from cortex.errors import ConfigError, InputError, OperatorUnavailableError
 from cortex.lifecycle import ApiKind
 
 _SAMPLE_NAME = "sample.json"
 #: Arguments of `cortex submit` in the hint for kinds that run jobs.
 _SUBMISSIONS = {ApiKind.BATCH: " JOB.json", ApiKind.TASK: ""}
-#: Long polls are short on a terminal, where each updates the progress line, and longer elsewhere.
-_PROGRESS_S = 0.5
-_POLL_S = 30.0
-
-Result = dict[str, str]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +49,7 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
         raise located(error, file.parent) from None
     try:
         for result in results if not as_json else ():
-            _report(result, session)
+            show_result(result, session)
         if not arguments.no_wait:
             results = [_wait(client, result, file.parent, session, as_json) for result in results]
     except KeyboardInterrupt:
@@ -67,7 +60,7 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     return 1 if any(result["error"] for result in results) else 0
 
 
-def _upload(client: Client, package: Package, force: bool, session: Session) -> list[Result]:
+def _upload(client: Client, package: Package, force: bool, session: Session) -> list[Json]:
     try:
         return client.upload(package, force)
     except OperatorUnavailableError:
@@ -91,43 +84,18 @@ def _confirm(package: Package, yes: bool, session: Session) -> None:
         raise InputError("nothing was deployed")
 
 
-def _report(result: Result, session: Session) -> None:
-    if result["error"]:
-        session.console.error(f"{result['api']}: {result['error']}")
-    else:
-        session.console.line(result["message"])
-        session.console.flush()
-
-
-def _wait(client: Client, result: Result, folder: Path, session: Session, as_json: bool) -> Result:
+def _wait(client: Client, result: Json, folder: Path, session: Session, as_json: bool) -> Json:
     """Wait until an API is live or has failed; return its result, with the error if there is one."""
-    if result["error"]:
+    if result["error"] or (outcome := wait(client, result["api"], session)) is None:
         return result
-    began = time.monotonic()
-    poll_s = _PROGRESS_S if session.console.err_is_terminal else _POLL_S
-    while True:
-        try:
-            api = client.wait_api(result["api"], poll_s)
-        except NotFoundError:  # it was deleted in the meantime
-            return result
-        status = api["status"]
-        if status["status_code"] != "updating":
-            break
-        session.console.progress(_progress(result["api"], status, time.monotonic() - began))
-    if status["status_code"] == "live":
-        if not as_json:
-            _report_live(api, folder, time.monotonic() - began, session)
-        return result
-    return {**result, "error": _report_failure(api, session)}
+    if not outcome.is_live:
+        return {**result, "error": report_failure(outcome.api, session)}
+    if not as_json:
+        _report_live(outcome.api, folder, outcome.seconds, session)
+    return result
 
 
-def _progress(name: str, status: dict[str, Any], seconds: float) -> str:
-    counts = status["replica_counts"]
-    ready = f", {counts['updated']['ready']} of {counts['requested']} ready" if counts["requested"] else ""
-    return f"{name}: {status['message']}{ready}, {seconds:.0f} s"
-
-
-def _report_live(api: dict[str, Any], folder: Path, seconds: float, session: Session) -> None:
+def _report_live(api: Json, folder: Path, seconds: float, session: Session) -> None:
     console = session.console
     name, endpoint = api["spec"]["name"], api["endpoint"]
     console.line(f"{name} is {console.styled('live', 'green')} ({seconds:.1f} s)")
@@ -146,21 +114,8 @@ def _sample(folder: Path) -> str:
     return shlex.quote(f"@{file}") if file.is_file() else shlex.quote(json.dumps({}))
 
 
-def _report_failure(api: dict[str, Any], session: Session) -> str:
-    name, status = api["spec"]["name"], api["status"]
-    failure = status.get("failure") or {}
-    if failure.get("traceback"):
-        session.console.note(failure["traceback"].rstrip())
-    reason = str(failure.get("message") or status["message"])
-    session.console.error(f"{name} failed to become live: {reason}")
-    if note := previous_version_note(api):
-        session.console.note(note)
-    session.console.note(f"`cortex logs {name}` shows its logs; correct the error and deploy again")
-    return reason
-
-
-def _refusals(error: ConfigError, folder: Path) -> list[Result]:
+def _refusals(error: ConfigError, folder: Path) -> list[Json]:
     return [
-        {"api": item.path.partition(".")[0], "message": "", "error": str(item)}
+        {"api": item.path.partition(".")[0], "message": "", "error": str(item), "changes": []}
         for item in located(error, folder).diagnostics
     ]

@@ -121,6 +121,8 @@ def _show_one(client: Client, api: Json, session: Session) -> None:
         console.line()
         console.table(*targets_table(env, api, client.list_apis(), now))
     console.line(f"\nendpoint: {api['endpoint']}")
+    if number := api.get("revision_number"):  # older operators send none
+        console.line(f"revision: {number}{_live_revision(number, api['live_revision_number'])}")
     if tracked := api.get("tracker"):
         show_tracker(tracked, api["spec"]["name"], console, now)
     if models := api.get("models"):
@@ -130,6 +132,12 @@ def _show_one(client: Client, api: Json, session: Session) -> None:
         console.line(UserError(failure["message"], failure["traceback"]).in_full())
         if note := previous_version_note(api):
             console.line(note)
+
+
+def _live_revision(newest: int, live: int | None) -> str:
+    if live == newest:
+        return ""
+    return f" (revision {live} was live last)" if live else " (never live)"
 
 
 def _show_jobs(api: Json, now: datetime, session: Session) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -14,8 +15,11 @@ from cortex.gateway.addresses import numeric
 from cortex.operator.access.scopes import OPEN_PATHS, authorize
 from cortex.operator.access.tokens import Tokens
 
+#: Name of the user on the client's machine, percent-encoded. Not verified: any client may send any name.
+USER_HEADER = "x-cortex-user"
 HostCheck = Callable[[str], bool]
 
+_USER_CHARACTERS = 64
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 
@@ -67,6 +71,14 @@ class AuthMiddleware:
         except ValueError:
             return False
         return name in self._hosts or (self._listens_on_all and numeric(name) is not None) or self._is_own_name(name)
+
+
+def caller_of(request: Request) -> str:
+    """Return who sent a request, for the history: the name of its token and, if it sent one, that of its user."""
+    user = unquote(request.headers.get(USER_HEADER, ""))
+    user = "".join(character for character in user if character.isprintable())[:_USER_CHARACTERS]
+    token = request.state.principal.name
+    return f"{token} ({user})" if user else token
 
 
 def _is_same_origin(origin: str, host: str) -> bool:

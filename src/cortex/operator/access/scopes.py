@@ -50,6 +50,8 @@ ROUTES: Mapping[str, Access] = {
     "GET /v1/apis/{api}": _READ,
     "DELETE /v1/apis/{api}": _deploy("delete"),
     "POST /v1/apis/{api}/refresh": _deploy("refresh"),
+    "POST /v1/apis/{api}/rollback": _deploy("rollback"),
+    "GET /v1/apis/{api}/history": _READ,
     "GET /v1/apis/{api}/wait": _READ,
     "GET /v1/apis/{api}/logs": _READ,
     "GET /v1/apis/{api}/scaling": _READ,

@@ -1,4 +1,4 @@
-"""Deploy, patch, refresh and delete APIs: diagnose → compare with the store → store → wake the reconciler.
+"""Deploy, patch, roll back, refresh and delete APIs: diagnose → compare with the store → store → wake the reconciler.
 
 Changes only what is desired; the reconciler starts and stops replicas.
 """
@@ -22,8 +22,10 @@ from cortex.errors import ConfigError, ConflictError, Diagnostic, InputError, No
 from cortex.lifecycle import ApiKind
 from cortex.operator.access.tokens import Principal
 from cortex.operator.deploy.diagnose import Diagnosis, Machine, diagnose, diagnose_project
-from cortex.operator.deploy.projects import ProjectFolders
+from cortex.operator.deploy.history import describe_changes
+from cortex.operator.deploy.projects import ProjectFolders, SharedProjects
 from cortex.state.apis import ApiChange, ApiRecord, ApiStore, Target
+from cortex.state.history import HistoryEntry
 
 _OVERRIDE = "(override with --force)"
 #: Name of the file in diagnostics of a patch.
@@ -37,12 +39,13 @@ class DeployResult:
     api: str
     message: str = ""
     error: str = ""
+    changes: tuple[str, ...] = ()  #: differences from the revision that was live
 
 
 class Deployer:
     """Applies one change at a time; each is stored completely or not at all.
 
-    `share` stores a project (hash, folder) in the database before an API refers to it, if operators share one.
+    `shared` has the projects in the database, if operators share one.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class Deployer:
         is_failing: Callable[[ApiRecord], bool],
         on_change: Callable[[], None],
         inspect_machine: Callable[[], Awaitable[Machine]] | None = None,
-        share: Callable[[str, Path], Awaitable[None]] | None = None,
+        shared: SharedProjects | None = None,
     ) -> None:
         self._store = store
         self._projects = projects
@@ -61,15 +64,21 @@ class Deployer:
         self._is_failing = is_failing
         self._on_change = on_change
         self._inspect_machine = inspect_machine
-        self._share = share
+        self._shared = shared
         self._lock = asyncio.Lock()
 
     async def deploy(
-        self, archive: bytes, config_name: str, force: bool = False, principal: Principal | None = None
+        self,
+        archive: bytes,
+        config_name: str,
+        force: bool = False,
+        principal: Principal | None = None,
+        by: str = "",
     ) -> list[DeployResult]:
         """Deploy the APIs of an uploaded project.
 
-        `archive` is a zip of the project, its configuration at `config_name` included.
+        `archive` is a zip of the project, its configuration at `config_name` included. `by` names the caller in the
+        history.
 
         Raises: ConfigError with every mistake; ForbiddenError if `principal` may not change all of the APIs. Then
         nothing has changed.
@@ -84,14 +93,16 @@ class Deployer:
                 results, changes, deletions = self._compare(diagnosis.apis, project_hash, force)
                 if principal is not None:
                     principal.check_apis({api.name for api in diagnosis.apis} | set(deletions), config_name)
+                changes = await self._describe(changes, folder, "deploy", by)
                 if changes:
-                    if self._share is not None:
-                        await self._share(project_hash, folder)
+                    if self._shared is not None:
+                        await self._shared.save(project_hash, folder)
                     self._projects.adopt(folder, project_hash)
-                self._write(changes, deletions)
-            return results
+                return self._write(results, changes, deletions)  # without an await: or the project would be deleted
 
-    async def patch(self, config: bytes, force: bool = False, principal: Principal | None = None) -> list[DeployResult]:
+    async def patch(
+        self, config: bytes, force: bool = False, principal: Principal | None = None, by: str = ""
+    ) -> list[DeployResult]:
         """Change the configuration of deployed APIs; their projects stay.
 
         Raises: ConfigError, NotFoundError; ForbiddenError if `principal` may not change all of the APIs.
@@ -110,8 +121,29 @@ class Deployer:
                 result, change = self._compare_one(api, record, record.target.project_hash, force)
                 results.append(result)
                 changes += [change] if change else []
-            self._write(changes, [])
-            return results
+            return self._write(results, await self._describe(changes, None, "patch", by), [])
+
+    async def rollback(self, name: str, number: int | None = None, force: bool = False, by: str = "") -> DeployResult:
+        """Deploy an entry of an API's history again; without `number`, the one that was live before the newest.
+
+        During an update, `force` is required unless the entry is the one that serves: then this cancels the update.
+        Raises: NotFoundError; ConflictError if it is updating, or clashes with the other APIs of today.
+        """
+        async with self._lock:
+            record = self._require(name)
+            entry = _choose(record, self._store.history(name), number)
+            target = Target(entry.revision, entry.spec, entry.project_hash)
+            label = _label(entry.spec)
+            if target == record.target:
+                return DeployResult(name, f"{label} is at revision {entry.number} already")
+            if self._is_updating(record) and not force and target != record.serving:
+                raise ConflictError(f"{name} is updating {_OVERRIDE}")
+            self._check_clashes(entry.spec)
+            await self._restore_project(entry)
+            result = DeployResult(name, f"rolling back {label} from revision {record.number} to {entry.number}")
+            change = ApiChange(target, entry.nonce, _spec_id(target))
+            described = await self._describe([change], None, f"rollback to {entry.number}", by)
+            return self._write([result], described, [])[0]
 
     async def refresh(self, name: str, force: bool = False) -> DeployResult:
         """Replace every replica of an API by a new one with the same spec.
@@ -126,7 +158,9 @@ class Deployer:
                 )
             if self._is_updating(record) and not force:
                 raise ConflictError(f"{name} is updating {_OVERRIDE}")
-            self._write([_change(record.spec, record.target.project_hash, secrets.token_hex(8))], [])
+            change = _change(record.spec, record.target.project_hash, secrets.token_hex(8))
+            self._store.write([replace(change, is_restart=True)])
+            self._on_change()
             return DeployResult(name, f"updating {_label(record.spec)}")
 
     async def delete(self, name: str, keep_cache: bool = False) -> DeployResult:
@@ -138,7 +172,7 @@ class Deployer:
             self._require(name)
             if users := _splitters_of(name, [record.spec for record in self._store.records()]):
                 raise ConflictError(f"cannot delete {name} {_used_by(users)}; delete or change them first")
-            self._store.write([], [name], keep_history=keep_cache)
+            self._store.write([], [name], keep_versions=keep_cache)
             self._on_change()
             return DeployResult(name, f"deleting {name}")
 
@@ -151,10 +185,52 @@ class Deployer:
             raise NotFoundError(f"{name} is not deployed")
         return record
 
-    def _write(self, changes: Sequence[ApiChange], deletions: Sequence[str]) -> None:
+    def _write(
+        self, results: list[DeployResult], changes: Sequence[ApiChange], deletions: Sequence[str]
+    ) -> list[DeployResult]:
+        """Store changes; return the results with their differences."""
         if changes or deletions:
             self._store.write(changes, deletions)
             self._on_change()
+        differences = {change.target.spec.name: change.differences for change in changes}
+        return [replace(result, changes=differences.get(result.api, ())) for result in results]
+
+    async def _describe(
+        self, changes: Sequence[ApiChange], folder: Path | None, action: str, by: str
+    ) -> list[ApiChange]:
+        """Add what the history shows. `folder` has the new project; None if it is stored already.
+
+        Changes are described by their differences from the revision that serves, or else from the newest one.
+        """
+        described = []
+        for change in changes:
+            differences: tuple[str, ...] = ()
+            if (record := self._store.get(change.target.spec.name)) is not None:
+                before, after = record.serving or record.target, change.target
+                old, new = (self._projects.path(target.project_hash) for target in (before, after))
+                new = old if new == old else folder or new
+                differences = await asyncio.to_thread(describe_changes, before.spec, after.spec, old, new)
+            described.append(replace(change, action=action, by=by, differences=differences))
+        return described
+
+    async def _restore_project(self, entry: HistoryEntry) -> None:
+        """Fetch the project of an entry from the shared database if its folder is not here. Raises: NotFoundError."""
+        if self._shared is not None:
+            await self._shared.fetch([entry.project_hash])
+        if not self._projects.path(entry.project_hash).is_dir():
+            raise NotFoundError(f"the files of revision {entry.number} are gone; deploy them again")
+
+    def _check_clashes(self, api: Api) -> None:
+        """Raises: ConflictError if an API can't be deployed beside the other APIs of today."""
+        others = {record.name: record.spec for record in self._store.records() if record.name != api.name}
+        for other in others.values():
+            if other.networking.endpoint == api.networking.endpoint:
+                raise ConflictError(
+                    f"{api.networking.endpoint} is now the endpoint of {other.name}; delete it or change its endpoint"
+                )
+        for traffic in api.apis or ():
+            if traffic.name not in others or others[traffic.name].kind is not ApiKind.REALTIME:
+                raise ConflictError(f"{traffic.name}, to which this revision sends requests, is no RealtimeAPI now")
 
     def _compare(
         self, apis: Sequence[Api], project_hash: str, force: bool
@@ -188,7 +264,8 @@ class Deployer:
         is_updating = self._is_updating(record)
         if change.spec_id == record.spec_id:
             if self._is_failing(record):  # the cause may be gone: retry now instead of after the backoff
-                return DeployResult(api.name, f"updating {label}"), _change(api, project_hash, secrets.token_hex(8))
+                retry = replace(_change(api, project_hash, secrets.token_hex(8)), is_restart=True)
+                return DeployResult(api.name, f"updating {label}"), retry
             state = "is already updating" if is_updating else "is up to date"
             return DeployResult(api.name, f"{label} {state}"), None
         if is_updating and not force:
@@ -207,6 +284,20 @@ class Deployer:
         desired = [*apis, *(record.spec for record in self._store.records() if record.name not in names)]
         users = {name: _splitters_of(name, desired) for name in deletions}
         return {name: f"cannot delete {name} {_used_by(some)}" for name, some in users.items() if some}
+
+
+def _choose(record: ApiRecord, history: Sequence[HistoryEntry], number: int | None) -> HistoryEntry:
+    """Return the entry to roll back to. Raises: NotFoundError."""
+    if number is None:
+        chosen = next((entry for entry in history if entry.number < record.number and entry.live_at is not None), None)
+        message = f"{record.name} has no earlier revision that was live"
+    else:
+        chosen = next((entry for entry in history if entry.number == number), None)
+        kept = ", ".join(str(entry.number) for entry in reversed(history))
+        message = f"{record.name} has no revision {number} in its history, which has {kept}"
+    if chosen is None:
+        raise NotFoundError(f"{message}; `cortex history {record.name}` shows its revisions")
+    return chosen
 
 
 def _splitters_of(name: str, apis: Sequence[Api]) -> list[str]:
@@ -250,8 +341,11 @@ def revision_of(api: Api, project_hash: str, nonce: str) -> str:
 
 def _change(api: Api, project_hash: str, nonce: str) -> ApiChange:
     target = Target(revision_of(api, project_hash, nonce), api, project_hash)
-    spec_id = _digest({"revision": target.revision, "spec": api.model_dump(mode="json")})
-    return ApiChange(target, nonce, spec_id)
+    return ApiChange(target, nonce, _spec_id(target))
+
+
+def _spec_id(target: Target) -> str:
+    return _digest({"revision": target.revision, "spec": target.spec.model_dump(mode="json")})
 
 
 def _digest(parts: dict[str, Any]) -> str:

@@ -83,12 +83,12 @@ class SharedProjects:
         finally:
             path.unlink(missing_ok=True)
 
-    async def fetch(self, hashes: Collection[str]) -> None:
-        """Unpack those of these projects that have no folder here; log those that fail.
-
-        Deletes all others from the database: call it before anything is deployed.
-        """
+    async def keep_only(self, hashes: Collection[str]) -> None:
+        """Delete all other projects from the database: call it before anything is deployed."""
         await asyncio.to_thread(self._store.keep_only, hashes)
+
+    async def fetch(self, hashes: Collection[str]) -> None:
+        """Unpack those of these projects that have no folder here; log those that fail."""
         for project_hash in hashes:
             if not self._folders.path(project_hash).exists():
                 await asyncio.to_thread(self._fetch, project_hash)

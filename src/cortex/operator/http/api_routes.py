@@ -1,4 +1,4 @@
-"""Routes of APIs, and their JSON: deploy, patch, refresh, delete, inspect, logs, scaling decisions, feedback."""
+"""Routes of APIs, and their JSON: deploy, patch, roll back, refresh, delete, inspect, logs, scaling, feedback."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from cortex.jobs.http.view import status_json
 from cortex.jobs.intake.request_body import read_body
 from cortex.lifecycle import ApiKind
 from cortex.operator.access.audit import record_change
+from cortex.operator.access.auth import caller_of
 from cortex.operator.autoscaling.policy import ScalingPolicy
 from cortex.operator.deploy.deployer import DeployResult
 from cortex.operator.http.log_format import DEFAULT_TAIL, MAX_TAIL, LogForm
@@ -30,6 +31,7 @@ from cortex.operator.replicas.plan import wanted_replicas
 from cortex.operator.replicas.status import as_metadata, describe_models
 from cortex.replica.monitoring.tracker import CLASSIFICATION
 from cortex.state.apis import ApiRecord
+from cortex.state.history import HistoryEntry
 from cortex.telemetry import Logger
 
 Json = dict[str, Any]
@@ -62,13 +64,19 @@ def deploy_routes(services: Services) -> APIRouter:
         """Deploy the APIs of a project: the body is a zip of it, with the configuration file inside."""
         body = await read_body(request, _MAX_UPLOAD_BYTES)
         name = config or x_cortex_config or "cortex.yaml"
-        return _record(request, await deployer.deploy(body, name, force, request.state.principal))
+        results = await deployer.deploy(body, name, force, request.state.principal, caller_of(request))
+        return _record(request, results)
 
     @router.post("/patch")
     async def patch(request: Request, force: bool = False) -> list[Json]:
         """Change the configuration of deployed APIs: the body is a `cortex.yaml`."""
         body = await read_body(request, _MAX_CONFIG_BYTES)
-        return _record(request, await deployer.patch(body, force, request.state.principal))
+        return _record(request, await deployer.patch(body, force, request.state.principal, caller_of(request)))
+
+    @router.post("/apis/{api}/rollback")
+    async def rollback(request: Request, api: str, revision: int | None = None, force: bool = False) -> Json:
+        """Deploy a revision of an API's history again; by default the one that was live before."""
+        return _record(request, [await deployer.rollback(api, revision, force, caller_of(request))])[0]
 
     @router.post("/apis/{api}/refresh")
     async def refresh(api: str, force: bool = False) -> Json:
@@ -106,6 +114,12 @@ def api_routes(services: Services) -> APIRouter:
         services.api(api)
         await services.reconciler.settled(api, timeout)
         return await describe_api(services, services.api(api))
+
+    @router.get("/{api}/history")
+    async def history(api: str) -> list[Json]:
+        """Return the revisions of an API that a rollback can deploy again, the newest first."""
+        record = services.api(api)
+        return [_revision(entry, record) for entry in services.apis.history(api)]
 
     @router.get("/{api}/logs")
     async def logs(
@@ -215,12 +229,30 @@ def _describe(services: Services, record: ApiRecord, metrics: dict[str, Json]) -
         "deployment": record.deployment,
         "api_id": record.api_id,
         "revision": record.revision,
+        "revision_number": record.number,
+        "live_revision_number": record.live_number,
         "models": models,
         "realtime_model_metadata": as_metadata(models) if models else None,
         "last_updated": record.updated_at.isoformat(),
         "api_versions": [
             {"api_id": version.api_id, "last_updated": version.deployed_at.isoformat()} for version in versions
         ],
+    }
+
+
+def _revision(entry: HistoryEntry, record: ApiRecord) -> Json:
+    return {
+        "number": entry.number,
+        "revision": entry.revision,
+        "api_id": entry.api_id,
+        "action": entry.action,
+        "deployed_at": entry.deployed_at.isoformat(),
+        "deployed_by": entry.deployed_by or None,
+        "project": entry.project_hash,
+        "changes": entry.changes,
+        "live_at": entry.live_at.isoformat() if entry.live_at else None,
+        "is_live": entry.number == record.live_number,
+        "is_newest": entry.number == record.number,
     }
 
 

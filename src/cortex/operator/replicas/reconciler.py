@@ -341,7 +341,7 @@ class Reconciler:
         targets = [target for record in records for target in (record.target, record.serving) if target]
         targets += self._job_targets()
         self._preparations.keep_only({(target.spec.name, target.revision) for target in targets})
-        used = {target.project_hash for target in targets}
+        used = {target.project_hash for target in targets} | self._store.history_projects()
         used |= {Path(spec.project_dir).name for spec, _ in self._engine.replicas().values()}
         if used != self._used_projects:
             self._used_projects = used

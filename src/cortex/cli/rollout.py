@@ -1,0 +1,71 @@
+"""Show an update of an API: what it changes, its progress, and why it failed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from cortex.cli.output import Json
+from cortex.cli.session import Session
+from cortex.cli.tables.apis import previous_version_note
+from cortex.client.client import Client
+from cortex.errors import NotFoundError
+
+#: Long polls are short on a terminal, where each updates the progress line, and longer elsewhere.
+_PROGRESS_S = 0.5
+_POLL_S = 30.0
+
+
+@dataclass(frozen=True)
+class UpdateOutcome:
+    """End of an update: the API as in `cortex get -o json`, and whether it is live."""
+
+    api: Json
+    is_live: bool
+    seconds: float
+
+
+def show_result(result: Json, session: Session) -> None:
+    """Print the message or the error of a deploy's result, and its changes."""
+    if result["error"]:
+        session.console.error(f"{result['api']}: {result['error']}")
+        return
+    session.console.line(result["message"])
+    for line in result.get("changes", ()):  # older operators send none
+        session.console.line(f"  {line}")
+    session.console.flush()
+
+
+def wait(client: Client, name: str, session: Session) -> UpdateOutcome | None:
+    """Show the progress of an API until it is live or has failed; return None if it was deleted in the meantime."""
+    began = time.monotonic()
+    poll_s = _PROGRESS_S if session.console.err_is_terminal else _POLL_S
+    while True:
+        try:
+            api = client.wait_api(name, poll_s)
+        except NotFoundError:
+            return None
+        code, seconds = api["status"]["status_code"], time.monotonic() - began
+        if code != "updating":
+            return UpdateOutcome(api, code == "live", seconds)
+        session.console.progress(_progress(name, api["status"], seconds))
+
+
+def report_failure(api: Json, session: Session) -> str:
+    """Print why an API did not become live; return the reason."""
+    name, status = api["spec"]["name"], api["status"]
+    failure = status.get("failure") or {}
+    if failure.get("traceback"):
+        session.console.note(failure["traceback"].rstrip())
+    reason = str(failure.get("message") or status["message"])
+    session.console.error(f"{name} failed to become live: {reason}")
+    if note := previous_version_note(api):
+        session.console.note(note)
+    session.console.note(f"`cortex logs {name}` shows its logs; correct the error and deploy again")
+    return reason
+
+
+def _progress(name: str, status: Json, seconds: float) -> str:
+    counts = status["replica_counts"]
+    ready = f", {counts['updated']['ready']} of {counts['requested']} ready" if counts["requested"] else ""
+    return f"{name}: {status['message']}{ready}, {seconds:.0f} s"

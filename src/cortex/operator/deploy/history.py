@@ -1,0 +1,122 @@
+"""Describe what a deploy changes: fields of the configuration, requirements, and files of the project."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cortex.config.api_spec import api_spec
+from cortex.config.requirements import requirement_lines
+from cortex.config.schema import Api
+
+#: Longest value that is shown.
+_VALUE_CHARACTERS = 60
+#: Maximum number of file names per line.
+_NAMES = 5
+#: Maximum number of lines per section.
+_LINES = 20
+#: Values of these fields may be secrets.
+_SECRETS = ("handler.env.", "predictor.env.", "definition.env.")
+_MISSING = object()
+
+
+def describe_changes(before: Api, after: Api, folder_before: Path, folder_after: Path) -> tuple[str, ...]:
+    """Return one line per difference between two deployed states of an API; empty if there is none.
+
+    Reads the files of both projects unless the folders are the same.
+    """
+    lines = _limited(list(spec_changes(before, after)), "fields")
+    if folder_before != folder_after and folder_before.is_dir():  # it may be missing after a change of the leader
+        lines += _limited(list(_requirement_changes(before, after, folder_before, folder_after)), "requirements")
+        lines += file_changes(folder_before, folder_after)
+    return tuple(lines)
+
+
+def spec_changes(before: Api, after: Api) -> Iterator[str]:
+    """Yield a line for each key of the user's file whose value differs, such as `compute.cpu: 0.2 → 0.5`."""
+    if before.as_written is None or after.as_written is None:  # one of them is of an older version of cortex
+        before, after = (api.model_copy(update={"as_written": None}) for api in (before, after))
+    old, new = (dict(_fields("", api_spec(api))) for api in (before, after))
+    for field in dict.fromkeys([*old, *new]):
+        was, now = old.get(field, _MISSING), new.get(field, _MISSING)
+        if was == now:
+            continue
+        if now is _MISSING:
+            yield f"{field}: removed"
+        elif field.startswith(_SECRETS):
+            yield f"{field}: {'added' if was is _MISSING else 'changed'}"
+        elif was is _MISSING:
+            yield f"{field}: {_shown(now)} (new)"
+        else:
+            yield f"{field}: {_shown(was)} → {_shown(now)}"
+
+
+def file_changes(before: Path, after: Path) -> list[str]:
+    """Return a line each for added, changed and removed files, with the first names."""
+    old, new = _files(before), _files(after)
+    changed = [name for name in sorted(old & new) if _differs(before / name, after / name)]
+    kinds = {"added": sorted(new - old), "changed": changed, "removed": sorted(old - new)}
+    return [_names(f"files {kind}", names) for kind, names in kinds.items() if names]
+
+
+def _fields(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of nested maps, and of lists of maps, with their dotted names."""
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        value = dict(enumerate(value))
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _fields(f"{prefix}.{key}" if prefix else str(key), inner)
+    elif value is not None:
+        yield prefix, value
+
+
+def _requirement_changes(before: Api, after: Api, folder_before: Path, folder_after: Path) -> Iterator[str]:
+    old = _requirements(folder_before / before.handler.dependencies.pip)
+    new = _requirements(folder_after / after.handler.dependencies.pip)
+    file = after.handler.dependencies.pip
+    for name in sorted(old.keys() | new.keys()):
+        was, now = old.get(name), new.get(name)
+        if was == now:
+            continue
+        if was is None:
+            yield f"{file}: {now} (new)"
+        else:
+            yield f"{file}: {was} → {now}" if now else f"{file}: {was} removed"
+
+
+def _requirements(file: Path) -> dict[str, str]:
+    """Return the lines of a requirements file by the name of the package."""
+    try:
+        return requirement_lines(file.read_text(errors="replace"))
+    except OSError:
+        return {}
+
+
+def _files(folder: Path) -> set[str]:
+    """List the files of a project, without the bytecode that Python wrote there."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {str(path) for path in paths if "__pycache__" not in path.parts}
+
+
+def _differs(before: Path, after: Path) -> bool:
+    is_executable = [bool(path.stat().st_mode & 0o100) for path in (before, after)]
+    return is_executable[0] != is_executable[1] or not filecmp.cmp(before, after, shallow=False)
+
+
+def _names(title: str, names: list[str]) -> str:
+    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+    return f"{title}: {', '.join(names[:_NAMES])}{more}"
+
+
+def _limited(lines: list[str], what: str) -> list[str]:
+    more = [f"{len(lines) - _LINES} more {what}"] if len(lines) > _LINES else []
+    return lines[:_LINES] + more
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
+    text = " ".join(text.split())
+    return text if len(text) <= _VALUE_CHARACTERS else f"{text[: _VALUE_CHARACTERS - 1]}…"

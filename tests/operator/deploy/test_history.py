@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortex.config.schema import Api
+from cortex.operator.deploy.history import describe_changes, file_changes, spec_changes
+
+
+def api(handler: dict[str, Any] | None = None, **sections: Any) -> Api:
+    code = {"interface": "handler", "type": "python", "path": "handler.py", **(handler or {})}
+    return Api.model_validate({"name": "iris", "handler": code, **sections})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        (api(), api(), []),
+        (api(), api(compute={"cpu": 0.5}), ["compute.cpu: 0.2 → 0.5"]),
+        (api(), api(compute={"mem": "1Gi"}), ["compute.mem: 1073741824 (new)"]),
+        (api(compute={"mem": "1Gi"}), api(), ["compute.mem: removed"]),
+        (
+            api({"config": {"a": {"b": [1, 2]}, "c": ""}}),
+            api({"config": {"a": {"b": [1, 3]}, "c": "x"}}),
+            ["handler.config.a.b: [1, 2] → [1, 3]", 'handler.config.c: "" → x'],
+        ),
+        (
+            api(),
+            api(tracker={"model_type": "regression"}),
+            [
+                "tracker.model_type: regression (new)",
+                "tracker.window: 1000 (new)",
+                "tracker.false_alarm_rate: 0.001 (new)",
+            ],
+        ),
+        (api(), api({"config": {"text": "x" * 100}}), [f"handler.config.text: {'x' * 59}… (new)"]),
+    ],
+)
+def test_names_each_field_whose_value_differs(before: Api, after: Api, lines: list[str]) -> None:
+    assert list(spec_changes(before, after)) == lines
+
+
+def test_never_shows_values_of_environment_variables() -> None:
+    before = api({"env": {"KEPT": "1", "TOKEN": "secret", "GONE": "secret"}})
+    after = api({"env": {"KEPT": "1", "TOKEN": "other", "NEW": "secret"}})
+    assert list(spec_changes(before, after)) == [
+        "handler.env.TOKEN: changed",
+        "handler.env.GONE: removed",
+        "handler.env.NEW: added",
+    ]
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def test_lists_added_changed_and_removed_files(tmp_path: Path) -> None:
+    before = write(tmp_path / "a", same="1", changed="1", gone="1", sub__script="1")
+    after = write(tmp_path / "b", same="1", changed="2", new="1", sub__script="1")
+    (after / "sub/script").chmod(0o755)
+    assert file_changes(before, after) == [
+        "files added: new",
+        "files changed: changed, sub/script",
+        "files removed: gone",
+    ]
+    many = write(tmp_path / "c", **{f"f{number}": "" for number in range(7)})
+    assert file_changes(tmp_path / "a", write(tmp_path / "d")) == ["files removed: changed, gone, same, sub/script"]
+    assert file_changes(tmp_path / "d", many) == ["files added: f0, f1, f2, f3, f4 and 2 more"]
+
+
+def test_shows_packages_that_the_requirements_add_change_and_remove(tmp_path: Path) -> None:
+    before = write(tmp_path / "a", **{"requirements.txt": "numpy==1.26  # old\nscipy\n--pre\n"})
+    after = write(tmp_path / "b", **{"requirements.txt": "torch>=2\nNumPy==2.0\n--pre\n"})
+    assert describe_changes(api(), api(), before, after) == (
+        "requirements.txt: numpy==1.26 → NumPy==2.0",
+        "requirements.txt: scipy removed",
+        "requirements.txt: torch>=2 (new)",
+        "files changed: requirements.txt",
+    )
+
+
+def test_many_differences_are_cut_short(tmp_path: Path) -> None:
+    lines = describe_changes(api(), api({"config": {f"k{number}": 1 for number in range(30)}}), tmp_path, tmp_path)
+    assert len(lines) == 21
+    assert lines[-1] == "10 more fields"
