@@ -100,8 +100,6 @@ BUFFER_BYTES = 1024 * 1024 + 64 * 1024
 #: Buffers kept for reuse. Without room for a dozen, each request maps and unmaps its own: twice the CPU time.
 BUFFER_CACHE_BYTES = 16 * 1024 * 1024
 HEADERS_MAX_BYTES = 64 * 1024
-#: An upload to the operator may take longer than an API's timeout, also in an old worker after a reload.
-_LONGEST_UPLOAD_S = 3600.0
 
 _TLS = f" ssl crt {CERTIFICATE_FILE} ssl-min-ver TLSv1.2 alpn http/1.1"
 
@@ -149,7 +147,7 @@ def render(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySocke
     """Render the configuration. Raises: GatewayError for names, endpoints or paths with special characters."""
     _validate(table, settings, sockets)
     frame = [
-        _global(settings, sockets, _longest_timeout_ms(table)),
+        _global(settings, sockets),
         _defaults(settings),
         _frontend(table, settings, sockets),
         _inside(sockets),
@@ -211,15 +209,8 @@ def _invalid(what: str, value: str) -> GatewayError:
     return GatewayError(f"{what} {value!r} is too long or contains characters that HAProxy can't be given")
 
 
-def _longest_timeout_ms(table: RoutingTable) -> int:
-    longest = (_LONGEST_UPLOAD_S if backend.jobs_socket else backend.timeout_s for backend in table.backends)
-    return max(map(milliseconds, longest), default=1000)
-
-
-def _global(settings: GatewaySettings, sockets: GatewaySockets, longest_ms: int) -> str:
-    # After a reload, an old worker may have a request wait in its queue and then in a replica, after the keep-alive
-    # time of the connection that sent it.
-    hard_stop_ms = min(2 * longest_ms + 2 * TIMEOUT_MARGIN_MS + milliseconds(settings.keep_alive_s), TIMEOUT_MAX_MS)
+def _global(settings: GatewaySettings, sockets: GatewaySockets) -> str:
+    # Without `hard-stop-after`: an old worker stays while it has connections, see `haproxy.excess_workers`.
     return f"""\
 global
   master-worker
@@ -228,8 +219,6 @@ global
   # Checks may need one descriptor per server: prefer fewer connections to a gateway that does not start.
   no strict-limits
   noreuseport
-  hard-stop-after {hard_stop_ms}ms
-  mworker-max-reloads 100
   tune.bufsize {BUFFER_BYTES}
   tune.memory.hot-size {BUFFER_CACHE_BYTES}
   lua-load {LUA_FILE}
