@@ -189,7 +189,7 @@ class RayBridge:
     def _adopt(self) -> None:
         for name in ray.util.list_named_actors():
             with contextlib.suppress(ValueError):  # it has just ended
-                self._ask(name, _Actor(ray.get_actor(name, namespace=self._namespace)))
+                self._request_place(name, _Actor(ray.get_actor(name, namespace=self._namespace)))
         deadline = time.monotonic() + _ADOPT_S
         pending = [actor.pending for actor in self._actors.values()]
         while pending and time.monotonic() < deadline:
@@ -232,7 +232,7 @@ class RayBridge:
         if command["node_id"]:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(command["node_id"], soft=False)
         try:
-            self._ask(name, _Actor(self._actor_class.options(**options).remote(name)))
+            self._request_place(name, _Actor(self._actor_class.options(**options).remote(name)))
         except (ValueError, ray.exceptions.RayError) as error:
             return self._send("lost", name=name, reason=_first_line(error))
         return self._send("created", name=name)
@@ -243,7 +243,7 @@ class RayBridge:
             self._kill(actor)
         self._send("removed", name=name)
 
-    def _ask(self, name: str, actor: _Actor) -> None:
+    def _request_place(self, name: str, actor: _Actor) -> None:
         actor.pending = actor.handle.where.remote(self._start)
         self._actors[name] = actor
 

@@ -76,7 +76,7 @@ class Installer:
         finally:
             os.close(child_end)
         # The transport closes the pipe, uvloop's a moment later: closing it here too could close a reused descriptor.
-        await self._attend(process, os.fdopen(output, "rb", buffering=0))
+        await self._wait(process, os.fdopen(output, "rb", buffering=0))
 
     async def _start(self, command: Sequence[str], output: int) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
@@ -90,7 +90,7 @@ class Installer:
             pass_fds=(self.lock,),
         )
 
-    async def _attend(self, process: asyncio.subprocess.Process, pipe: BinaryIO) -> None:
+    async def _wait(self, process: asyncio.subprocess.Process, pipe: BinaryIO) -> None:
         stream = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(stream), pipe

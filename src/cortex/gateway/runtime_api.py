@@ -96,16 +96,18 @@ class RuntimeApi:
 
     async def workers(self) -> HaproxyWorkers:
         """List the worker processes."""
-        return parse_workers(await self._ask("show proc\n"))
+        return parse_workers(await self._send_command("show proc\n"))
 
     async def structure(self, pid: int) -> str:
         """Return the digest `structure` of the configuration that a worker runs."""
-        found = re.search(r"^description: (\S+)", await self._ask(f"@!{pid} show info\n"), re.MULTILINE | re.IGNORECASE)
+        found = re.search(
+            r"^description: (\S+)", await self._send_command(f"@!{pid} show info\n"), re.MULTILINE | re.IGNORECASE
+        )
         return found.group(1) if found else ""
 
     async def backends(self, pid: int) -> dict[str, BackendState]:
         """Return the state of every backend and server of a worker."""
-        answer = await self._ask(f"@!{pid} {_SERVERS_AND_BACKENDS}\n")
+        answer = await self._send_command(f"@!{pid} {_SERVERS_AND_BACKENDS}\n")
         if not answer.startswith("#"):  # the master answers for a worker that has ended, or says nothing
             raise Unresponsive(f"HAProxy's worker {pid} does not answer: {answer.strip()[:200] or 'it is ending'}")
         return parse_stat(answer)
@@ -123,23 +125,23 @@ class RuntimeApi:
 
     async def map(self, pid: int, name: str) -> dict[str, str]:
         """Return the entries of a map in a worker."""
-        return parse_map(await self._ask(f"@!{pid} show map {name}\n"))
+        return parse_map(await self._send_command(f"@!{pid} show map {name}\n"))
 
     async def run(self, pid: int, commands: Sequence[str]) -> list[str]:
         """Send commands to a worker; return its output without blank lines. Most commands print nothing."""
         output: list[str] = []
         for start in range(0, len(commands), _BATCH):
             batch = "".join(f"@!{pid} {command}\n" for command in commands[start : start + _BATCH])
-            output += [line for line in (await self._ask(batch)).splitlines() if line]
+            output += [line for line in (await self._send_command(batch)).splitlines() if line]
         return output
 
     async def reload(self) -> None:
         """Reload the configuration file. Raises: GatewayError with HAProxy's message; the old worker then goes on."""
-        answer = await self._ask("reload\n", RELOAD_TIMEOUT_S)
+        answer = await self._send_command("reload\n", RELOAD_TIMEOUT_S)
         if not answer.startswith("Success=1"):
             raise GatewayError(f"HAProxy rejected its new configuration: {answer.strip()[-2000:]}")
 
-    async def _ask(self, text: str, timeout_s: float = ANSWER_TIMEOUT_S) -> str:
+    async def _send_command(self, text: str, timeout_s: float = ANSWER_TIMEOUT_S) -> str:
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._exchange(text)

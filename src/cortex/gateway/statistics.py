@@ -312,7 +312,7 @@ class WorkerHold:
         """
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                rows = csv.DictReader((await self._ask(self._SHOW_FRONTENDS)).lstrip("# \n").splitlines())
+                rows = csv.DictReader((await self._send_command(self._SHOW_FRONTENDS)).lstrip("# \n").splitlines())
                 return all(row["scur"] == "0" for row in rows if row["svname"] == "FRONTEND")
         except TimeoutError:  # a later call reads the late answer
             return False
@@ -326,11 +326,11 @@ class WorkerHold:
     async def _is_with(self, pid: int) -> bool:
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                await self._ask("prompt")
-                return re.search(rf"^Pid: {pid}$", await self._ask("show info"), re.MULTILINE) is not None
+                await self._send_command("prompt")
+                return re.search(rf"^Pid: {pid}$", await self._send_command("show info"), re.MULTILINE) is not None
         except self._FAILURES:
             return False
 
-    async def _ask(self, command: str) -> str:
+    async def _send_command(self, command: str) -> str:
         self._writer.write(command.encode() + b"\n")
         return (await self._reader.readuntil(self._PROMPT)).removesuffix(self._PROMPT).decode(errors="replace")

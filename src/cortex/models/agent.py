@@ -125,7 +125,7 @@ class ModelAgentServer:
         if self._listing_server is not None:
             await self._listing_server.startup(replace_listener(self._home.listings_socket))
         self._logger.info("model agent started", pid=os.getpid())
-        housekeeping = asyncio.create_task(self._keep_house(started_at), name="housekeeping")
+        housekeeping = asyncio.create_task(self._run_housekeeping(started_at), name="housekeeping")
         await self._stop.wait()
         _exit_in_time()
         server.close()
@@ -288,7 +288,7 @@ class ModelAgentServer:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    async def _keep_house(self, started_at: float) -> None:
+    async def _run_housekeeping(self, started_at: float) -> None:
         while not self._stop.is_set():
             await asyncio.sleep(self._limits.housekeeping_s)
             try:

@@ -33,7 +33,7 @@ class GroundTruth:
 class ErrorSums:
     """Sums of prediction errors."""
 
-    told: int = 0
+    told: int = 0  #: number of truths; named as the column
     error: float = 0.0
     absolute: float = 0.0
     squared: float = 0.0
@@ -78,9 +78,9 @@ class PredictionStore:
                 found |= {row.request_id: row.prediction for row in connection.execute(query)}
         return found
 
-    def add_truths(self, api: str, model_type: str, told: Collection[GroundTruth]) -> None:
+    def add_truths(self, api: str, model_type: str, new: Collection[GroundTruth]) -> None:
         """Store ground truth, at most one per request, replacing earlier ones; ignored if the API was deleted."""
-        for chunk in _chunks(told):
+        for chunk in _chunks(new):
             with self._engine.begin() as connection:
                 if _exists(connection, api):
                     _add(connection, api, model_type, chunk)
@@ -109,16 +109,16 @@ def _exists(connection: Connection, api: str) -> bool:
     return connection.execute(select(apis.c.name).where(apis.c.name == api)).first() is not None
 
 
-def _add(connection: Connection, api: str, model_type: str, told: Sequence[GroundTruth]) -> None:
-    ids = [truth.request_id for truth in told]
+def _add(connection: Connection, api: str, model_type: str, new: Sequence[GroundTruth]) -> None:
+    ids = [truth.request_id for truth in new]
     before = connection.execute(select(truths).where(truths.c.api == api, truths.c.request_id.in_(ids))).all()
     changes: dict[tuple[str, int], ErrorSums] = {}
     for row in before:
         _change(changes, (row.model_type, row.hour), row.error, -1)
-    for truth in told:
+    for truth in new:
         _change(changes, (model_type, truth.hour), truth.error, 1)
     connection.execute(delete(truths).where(truths.c.api == api, truths.c.request_id.in_(ids)))
-    connection.execute(insert(truths), [{"api": api, "model_type": model_type, **vars(truth)} for truth in told])
+    connection.execute(insert(truths), [{"api": api, "model_type": model_type, **vars(truth)} for truth in new])
     _change_hours(connection, api, changes)
 
 

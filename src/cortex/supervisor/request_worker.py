@@ -71,9 +71,9 @@ class RequestWorker(ProcessSlot):
     def run(self, channel: Channel) -> int:
         """Run the process: called in the fork, returns its exit code."""
         output = WorkerOutput(self._spec.log_path, self.index, self.outputs)
-        estate = Inheritance(output, self._listener)
+        inheritance = Inheritance(output, self._listener)
         models = self.models.start(self.is_standby)
-        return run_request_worker(self._spec, self.index, channel, self._connections.shared_state, models, estate)
+        return run_request_worker(self._spec, self.index, channel, self._connections.shared_state, models, inheritance)
 
     @property
     def inherited(self) -> tuple[int, ...]:

@@ -44,15 +44,15 @@ def test_the_next_operator_waits_for_the_process_that_runs_the_hook(tmp_path: Pa
     async def test(store: JobStore, job: str) -> None:
         first = CompletionHooks(store)
         killed = await begun(first, job)
-        token = await first.take(job, "w1", 7) or ""
+        token = await first.acquire(job, "w1", 7) or ""
         killed.cancel()
         second = CompletionHooks(store)
         waiting = await begun(second, job, there=("w1", 7))
         assert second.renew("w1", 7, [token, "other"]) == {token}
         assert second.renew("w2", 7, [token]) == set()
-        assert await second.take(job, "w2", 8) is None
-        assert await second.take(job, "w1", 9) is None
-        assert await second.take(job, "w1", 7) == token
+        assert await second.acquire(job, "w2", 8) is None
+        assert await second.acquire(job, "w1", 9) is None
+        assert await second.acquire(job, "w1", 7) == token
         await second.done(job, "w1", 7, token, WELL)
         assert await waiting == WELL
 
@@ -63,7 +63,7 @@ def test_a_stored_outcome_is_not_repeated_by_the_next_operator(tmp_path: Path) -
     async def test(store: JobStore, job: str) -> None:
         first = CompletionHooks(store)
         killed = await begun(first, job)
-        token = await first.take(job, "w1", 7) or ""
+        token = await first.acquire(job, "w1", 7) or ""
         killed.cancel()
         outcome = HookOutcome("ValueError: x", "File p.py")
         second = CompletionHooks(store)
@@ -78,21 +78,21 @@ def test_a_lost_process_releases_the_hook(tmp_path: Path) -> None:
     async def test(store: JobStore, job: str) -> None:
         first = CompletionHooks(store)
         killed = await begun(first, job)
-        token = await first.take(job, "w1", 7) or ""
+        token = await first.acquire(job, "w1", 7) or ""
         killed.cancel()
         second = CompletionHooks(store)
         waiting = await begun(second, job, there=("w1", 8))
-        other = await second.take(job, "w2", 3)
+        other = await second.acquire(job, "w2", 3)
         assert other not in (None, token)
         with pytest.raises(ConflictError):
             await second.done(job, "w1", 7, token, WELL)
-        second.lose("w2", None, except_pid=3)
-        second.lose("w2", 4)
+        second.release("w2", None, except_pid=3)
+        second.release("w2", 4)
         assert not waiting.done()
-        second.lose("w2", 3)
+        second.release("w2", 3)
         assert await waiting == HookLost()
         again = await begun(second, job, there=("w2", 3))
-        assert await second.take(job, "w3", 1) is not None
+        assert await second.acquire(job, "w3", 1) is not None
         again.cancel()
 
     scene(test, tmp_path)
@@ -104,7 +104,7 @@ def test_a_process_without_heartbeats_releases_the_hook(tmp_path: Path) -> None:
         hooks = CompletionHooks(store, lambda: now)
         waiting = await begun(hooks, job)
         hooks.expire()  # without a holder
-        token = await hooks.take(job, "w1", 7) or ""
+        token = await hooks.acquire(job, "w1", 7) or ""
         now = LEASE_S
         hooks.renew("w1", 7, [token])
         now = 2 * LEASE_S
@@ -114,7 +114,7 @@ def test_a_process_without_heartbeats_releases_the_hook(tmp_path: Path) -> None:
         hooks.expire()
         assert await waiting == HookLost(NO_RENEWAL)
         again = await begun(hooks, job)
-        assert await hooks.take(job, "w2", 8)
+        assert await hooks.acquire(job, "w2", 8)
         with pytest.raises(ConflictError):
             await hooks.done(job, "w1", 7, token, WELL)
         again.cancel()

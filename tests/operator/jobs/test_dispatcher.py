@@ -214,7 +214,7 @@ def test_a_worker_that_dies_loses_the_completion_hook(tmp_path: Path) -> None:
         hook = asyncio.create_task(scene.dispatcher.run_hook(scene.job.id))
         await asyncio.sleep(0)
         token = (await scene.lease("w", wait_s=1)).hook
-        scene.dispatcher.lose("w", 1, "segmentation fault")
+        scene.dispatcher.release_hooks("w", 1, "segmentation fault")
         assert await hook == HookLost("segmentation fault")
         with pytest.raises(ConflictError):
             await scene.dispatcher.hook_done("w", 1, scene.job.id, token or "", None)

@@ -24,17 +24,17 @@ def test_a_batch_is_running_from_begin_to_end() -> None:
 def test_stores_leases_and_their_duration() -> None:
     state = SharedJobState()
     state.enter_job("7fff", 0.5)
-    state.hold(["a" * 32, "b"])
+    state.set_tokens(["a" * 32, "b"])
     state.set_renewed(77)
     assert state.tokens == ("a" * 32, "b")
     assert (state.lease_s, state.renewed_ns) == (0.5, 77)
-    state.hold([])
+    state.set_tokens([])
     assert state.tokens == ()
 
 
 def test_leases_over_the_capacity_are_dropped_completely() -> None:
     state = SharedJobState()
-    state.hold(f"{number:064}" for number in range(100))
+    state.set_tokens(f"{number:064}" for number in range(100))
     assert state.tokens == tuple(f"{number:064}" for number in range(len(state.tokens)))
     assert len(state.tokens) > 50
 
@@ -43,6 +43,6 @@ def test_clear_resets_the_state_for_a_new_process() -> None:
     state = SharedJobState()
     state.enter_job("7fff", 30)
     state.begin(1)
-    state.hold(["a"])
+    state.set_tokens(["a"])
     state.clear()
     assert (state.running_batch, state.tokens, state.lease_s) == ("", (), 0.0)

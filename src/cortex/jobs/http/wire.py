@@ -98,13 +98,13 @@ def parse_joined(body: bytes) -> Assignment | StopSignal | None:
         return StopSignal()
     if "job" not in data:
         return None
-    job = _take(data, "job", dict)
+    job = _get(data, "job", dict)
     return Assignment(
-        job_id=_take(job, "job_id", str),
-        config=_take(job, "config", dict),
-        job_spec=_take(job, "job_spec", dict),
-        api_spec=_take(job, "api_spec", dict),
-        log_path=_take(job, "log_path", str),
+        job_id=_get(job, "job_id", str),
+        config=_get(job, "config", dict),
+        job_spec=_get(job, "job_spec", dict),
+        api_spec=_get(job, "api_spec", dict),
+        log_path=_get(job, "log_path", str),
         lease_s=_number(job, "lease_s"),
         batch_timeout_s=None if job.get("batch_timeout_s") is None else _number(job, "batch_timeout_s"),
     )
@@ -137,7 +137,7 @@ def parse_exchange(body: bytes) -> ExchangeRequest:
     reports = tuple(_report(item, lines) for item in heads)
     return ExchangeRequest(
         pid=_integer(head, "pid"),
-        job_id=_take(head, "job", str),
+        job_id=_get(head, "job", str),
         reports=reports,
         max_batches=_integer(head, "max_batches"),
         max_bytes=_integer(head, "max_bytes"),
@@ -164,11 +164,11 @@ def parse_exchanged(body: bytes) -> ExchangeReply:
     head = _object(first)
     hook = head.get("hook")
     return ExchangeReply(
-        lease=None if head.get("lease") is None else _lease(_take(head, "lease", dict), payloads),
+        lease=None if head.get("lease") is None else _lease(_get(head, "lease", dict), payloads),
         lost=_strings(head, "lost"),
-        is_done=_take(head, "done", bool),
-        hook=None if hook is None else _take(head, "hook", str),
-        stop=_take(head, "stop", bool),
+        is_done=_get(head, "done", bool),
+        hook=None if hook is None else _get(head, "hook", str),
+        stop=_get(head, "stop", bool),
     )
 
 
@@ -191,7 +191,7 @@ def write_renewed(answer: RenewalReply) -> bytes:
 def parse_renewed(body: bytes) -> RenewalReply:
     """Parse the reply to `write_renew`."""
     data = _object(body)
-    return RenewalReply(_strings(data, "lost"), _take(data, "stop", bool))
+    return RenewalReply(_strings(data, "lost"), _get(data, "stop", bool))
 
 
 def write_hook(done: HookReport) -> bytes:
@@ -205,9 +205,9 @@ def write_hook(done: HookReport) -> bytes:
 def parse_hook(body: bytes) -> HookReport:
     """Parse the request of `write_hook`."""
     data = _object(body)
-    error = None if data.get("error") is None else _take(data, "error", str)
-    traceback = "" if data.get("traceback") is None else _take(data, "traceback", str)
-    return HookReport(_integer(data, "pid"), _take(data, "job", str), _take(data, "token", str), error, traceback)
+    error = None if data.get("error") is None else _get(data, "error", str)
+    traceback = "" if data.get("traceback") is None else _get(data, "traceback", str)
+    return HookReport(_integer(data, "pid"), _get(data, "job", str), _get(data, "token", str), error, traceback)
 
 
 def _report_head(report: Report) -> dict[str, Any]:
@@ -223,13 +223,13 @@ def _report_head(report: Report) -> dict[str, Any]:
 def _report(head: dict[str, Any], lines: Iterator[bytes]) -> Report:
     upto = _integer(head, "upto")
     failures = tuple(
-        BatchFailure(_integer(item, "seq"), _take(item, "error", str), _take(item, "traceback", str))
+        BatchFailure(_integer(item, "seq"), _get(item, "error", str), _get(item, "traceback", str))
         for item in _objects(head, "failures")
     )
     results = tuple(map(_result, itertools.islice(lines, head["results"])))
     _require_ascending([failure.seq for failure in failures], upto)
     _require_ascending([seq for seq, _ in results], upto)
-    return Report(_take(head, "token", str), upto, failures, results, _number(head, "seconds"))
+    return Report(_get(head, "token", str), upto, failures, results, _number(head, "seconds"))
 
 
 def _result(line: bytes) -> tuple[int, bytes]:
@@ -245,12 +245,12 @@ def _require_ascending(seqs: Sequence[int], upto: int) -> None:
 
 
 def _lease(data: dict[str, Any], payloads: Sequence[bytes]) -> Lease:
-    seqs = _take(data, "seqs", list)
+    seqs = _get(data, "seqs", list)
     if len(seqs) != len(payloads):
         raise WorkerMessageError(f"a lease of {len(seqs)} batches has {len(payloads)} payloads")
     for seq in seqs:
         _require_integer("seqs", seq)
-    return Lease(_take(data, "token", str), tuple(map(LeasedBatch, seqs, payloads)))
+    return Lease(_get(data, "token", str), tuple(map(LeasedBatch, seqs, payloads)))
 
 
 def _line(value: bytes) -> bytes:
@@ -284,7 +284,7 @@ def _object(body: bytes) -> dict[str, Any]:
     return data
 
 
-def _take(data: dict[str, Any], key: str, kind: type[_T]) -> _T:
+def _get(data: dict[str, Any], key: str, kind: type[_T]) -> _T:
     value = data.get(key)
     if not isinstance(value, kind):
         raise WorkerMessageError(f"{key}: {kind.__name__} expected, got {type(value).__name__}")
@@ -309,14 +309,14 @@ def _number(data: dict[str, Any], key: str) -> float:
 
 
 def _strings(data: dict[str, Any], key: str) -> tuple[str, ...]:
-    values = _take(data, key, list)
+    values = _get(data, key, list)
     if not all(isinstance(value, str) for value in values):
         raise WorkerMessageError(f"{key}: strings expected")
     return tuple(values)
 
 
 def _objects(data: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    values = _take(data, key, list)
+    values = _get(data, key, list)
     if not all(isinstance(value, dict) for value in values):
         raise WorkerMessageError(f"{key}: objects expected")
     return values

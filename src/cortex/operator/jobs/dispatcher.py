@@ -8,7 +8,7 @@ is something to do, or after its timeout.
 lease of a job. Its holder and its outcome are stored before anyone is notified, so that the next operator neither gives
 the right to a second process nor runs a finished hook again:
 
-    run_hook        take                          hook_done
+    run_hook        acquire                       hook_done
     ---------> open ----> held by (worker, pid) ------------> outcome stored ---> HookOutcome
                  ^                 |
                  |                 | process died, vanished, or sent no heartbeat for LEASE_S
@@ -134,9 +134,9 @@ class Dispatcher:
         """Run `on_job_complete` in one worker of a job, and wait for its end."""
         return await self._hooks.run(job_id, self._may_be_alive, lambda: self.wake(job_id))
 
-    def lose(self, worker: str, pid: int | None, cause: str = "") -> None:
+    def release_hooks(self, worker: str, pid: int | None, cause: str = "") -> None:
         """Release the hooks of a worker's process that died; `pid` None: of all its processes."""
-        self._hooks.lose(worker, pid, cause=cause)
+        self._hooks.release(worker, pid, cause=cause)
 
     def expire(self) -> None:
         """Release the hooks of processes whose heartbeat is overdue."""
@@ -148,7 +148,7 @@ class Dispatcher:
         """Return the job of a worker's new process, or None if there is none yet: the worker polls again."""
         session = self._require(worker)
         session.pid = pid
-        self._hooks.lose(worker, None, except_pid=pid)
+        self._hooks.release(worker, None, except_pid=pid)
         deadline = time.monotonic() + wait_s
         while session.assignment is None and not session.is_stopping:
             if not await session.wait(deadline):
@@ -187,7 +187,7 @@ class Dispatcher:
                 if leased.is_done or any(report.failures for report in reports):
                     self.wake(job_id, except_for=worker)  # to retry a failed batch, or because the job is done
                 has_left = not session.is_assigned_to(job_id)
-                hook = await self._hooks.take(job_id, worker, pid) if leased.is_done and not has_left else None
+                hook = await self._hooks.acquire(job_id, worker, pid) if leased.is_done and not has_left else None
                 if leased.lease or lost or reports or hook or has_left or session.is_stopping or not max_batches:
                     return ExchangeReply(leased.lease, lost, has_left, hook, session.is_stopping)
                 wake_at = deadline
@@ -237,7 +237,7 @@ class Dispatcher:
             raise NotFoundError(f"{worker} is not a worker of this operator")
         if pid is not None and session.pid is None:
             session.pid = pid  # it joined a previous operator
-            self._hooks.lose(worker, None, except_pid=pid)
+            self._hooks.release(worker, None, except_pid=pid)
         if pid is not None and session.pid != pid:
             raise ConflictError(f"{worker} has a newer process than {pid}")
         return session
@@ -293,7 +293,7 @@ class CompletionHooks:
         finally:
             self._hooks.pop(job_id, None)
 
-    async def take(self, job_id: str, worker: str, pid: int) -> str | None:
+    async def acquire(self, job_id: str, worker: str, pid: int) -> str | None:
         """Return the token of a job's last lease if it is available or already belongs to this process."""
         hook = self._hooks.get(job_id)
         if hook is None or hook.outcome.done():
@@ -328,7 +328,7 @@ class CompletionHooks:
             if hook.holder is not None and is_overdue and not hook.outcome.done():
                 hook.outcome.set_result(HookLost(NO_RENEWAL))
 
-    def lose(self, worker: str, pid: int | None, except_pid: int | None = None, cause: str = "") -> None:
+    def release(self, worker: str, pid: int | None, except_pid: int | None = None, cause: str = "") -> None:
         """Release the hooks of a worker's process that died; `pid` None: of all but `except_pid`."""
         for hook in self._hooks.values():
             holder = hook.holder

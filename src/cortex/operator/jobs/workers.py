@@ -139,7 +139,7 @@ class JobWorkers:
         is_batch = seq.isdigit()  # else the process died at the end of the job, or before any batch
         cause = death.message if is_batch and spec.id not in self._leaving else None
         freed = await self._store.release(spec.id, death.pid, cause, (job_id, int(seq)) if is_batch else None)
-        self._dispatcher.lose(spec.id, death.pid, death.message)
+        self._dispatcher.release_hooks(spec.id, death.pid, death.message)
         self._dispatcher.wake()
         is_in_hook = death.inside.endswith(f":{_HOOK}")
         if not freed and not is_in_hook:
@@ -159,7 +159,7 @@ class JobWorkers:
         self._leaving.discard(worker)
         self._handled.pop(worker, None)
         self._idle_since.pop(worker, None)
-        self._dispatcher.lose(worker, None)
+        self._dispatcher.release_hooks(worker, None)
         self._dispatcher.forget(worker)
         self._dispatcher.wake()
         await self._store.write(put_assignment, worker, None)

@@ -75,7 +75,7 @@ class JobRun:
             except BaseException as error:  # the edge of the user's code: its exceptions end the batch, not the process
                 return BatchOutcome(work, seq, 0.0, self._failure(seq, self._what(name), error))
         finally:
-            self._leave()
+            self._end_batch()
 
     def _complete(self, hook: CompletionHook) -> None:
         failure = None
@@ -86,10 +86,10 @@ class JobRun:
             except BaseException as error:  # as above
                 failure = self._failure(HOOK, "on_job_complete", error)
             finally:
-                self._leave()
+                self._end_batch()
         self._lease_client.hook_done(hook, failure.error if failure else None, failure.traceback if failure else "")
 
-    def _leave(self) -> None:
+    def _end_batch(self) -> None:
         """Mark the batch as finished; exit if this is a process that user code forked."""
         if os.getpid() != self._pid:
             os._exit(0)

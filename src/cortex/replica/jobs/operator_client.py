@@ -324,35 +324,35 @@ class LeaseClient:
                 kept.add(
                     item.work.lease.token
                 )  # "lost" may mean that the first attempt arrived: the next report will show
-        self._lose(token for token in answer.lost if token not in kept)
+        self._drop_lost(token for token in answer.lost if token not in kept)
 
-    def _lose(self, tokens: Iterable[str]) -> None:
+    def _drop_lost(self, tokens: Iterable[str]) -> None:
         for token in tokens:
             work = self._held.pop(token, None)
             if isinstance(work, ActiveLease):
                 work.is_lost = True
-        self._shared_state.hold(self._held)
+        self._shared_state.set_tokens(self._held)
 
     def _accept(self, answer: ExchangeReply, waited_s: float, asked_at: float) -> None:
         now = self._clock()
         if answer.lease is not None and answer.lease.batches:
-            self._hold(answer.lease.token, work := ActiveLease(answer.lease), now)
+            self._add_held(answer.lease.token, work := ActiveLease(answer.lease), now)
             self._queue.append(work)
         else:
             self._queue_was_empty = True
             self._may_request_at = asked_at + _PAUSE_S if waited_s else 0.0
         if answer.hook is not None:
             self._hook = CompletionHook(answer.hook)
-            self._hold(answer.hook, self._hook, now)
+            self._add_held(answer.hook, self._hook, now)
         self._is_over = self._is_over or (answer.is_done and answer.hook is None)
 
-    def _hold(self, token: str, what: ActiveLease | CompletionHook, now: float) -> None:
+    def _add_held(self, token: str, what: ActiveLease | CompletionHook, now: float) -> None:
         assert self._job is not None
         if not self._held:
             self._renew_at = now + self._job.lease_s / _RENEWALS_PER_LEASE
             self._shared_state.set_renewed(time.monotonic_ns())
         self._held[token] = what
-        self._shared_state.hold(self._held)
+        self._shared_state.set_tokens(self._held)
 
     def _renew(self) -> None:
         assert self._job is not None
@@ -370,7 +370,7 @@ class LeaseClient:
         self._renew_at = self._clock() + self._job.lease_s / _RENEWALS_PER_LEASE
         self._shared_state.set_renewed(time.monotonic_ns())
         with self._changed:
-            self._lose(answer.lost)
+            self._drop_lost(answer.lost)
         if answer.stop:
             self._dismiss()
 
@@ -385,7 +385,7 @@ class LeaseClient:
             write_log(f"the operator rejected the outcome of on_job_complete: {error}\n")
         with self._changed:
             self._held.pop(self._hook_done.token, None)
-            self._shared_state.hold(self._held)
+            self._shared_state.set_tokens(self._held)
             self._hook = self._hook_done = None
             self._is_over = True
             self._changed.notify_all()

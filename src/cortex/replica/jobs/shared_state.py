@@ -62,7 +62,7 @@ class SharedJobState:
         """Mark the batch as finished."""
         self._words[_PHASE] = _AFTER
 
-    def hold(self, tokens: Iterable[str]) -> None:
+    def set_tokens(self, tokens: Iterable[str]) -> None:
         """Set the tokens of all leases held."""
         data = b" ".join(token.encode() for token in tokens)
         if len(data) > _TOKENS_MAX_BYTES:
