@@ -39,7 +39,7 @@ bench: $(DEV) ## measure requests/s, latency and batch jobs against other system
 	$(VENV)/bin/python -m benchmarks.batch
 	$(VENV)/bin/python -m benchmarks
 
-docs: $(DEV) ## write the CLI reference from the commands themselves, check every link
+docs: $(DEV) ## write the CLI reference and the JSON Schema from the code, check every link
 	$(VENV)/bin/python scripts/docs.py
 
 format: $(DEV) ## format the code and fix what can be fixed

@@ -1,20 +1,23 @@
-"""Write the CLI reference from the commands themselves and check every link of the documentation.
+"""Write the CLI reference and the JSON Schema from the code, and check every link of the documentation.
 
-`--check` writes nothing and fails where the page would change. Knows the commands only by their parsers.
+`--check` writes nothing and fails where a file would change. Knows the commands only by their parsers.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from cortex.cli.main import COMMANDS, command_parser
+from cortex.config.json_schema import json_schema
 
 ROOT = Path(__file__).resolve().parent.parent
 CLI_PAGE = ROOT / "docs" / "reference" / "cli.md"
+SCHEMA = ROOT / "docs" / "reference" / "cortex.schema.json"
 MARKER = "<!-- Below this line: written by `make docs` from the commands themselves. -->\n"
 
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -26,17 +29,23 @@ _HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
 def main() -> int:
     check = "--check" in sys.argv[1:]
     problems = [problem for page in pages() for problem in broken_links(page)]
-    page = CLI_PAGE.read_text()
-    wanted = with_commands(page)
-    if wanted != page and check:
-        problems.append(f"{CLI_PAGE.relative_to(ROOT)}: the commands have changed; run `make docs`")
-    elif wanted != page:
-        CLI_PAGE.write_text(wanted)
-        print(f"wrote {CLI_PAGE.relative_to(ROOT)}")
+    for file, wanted in generated().items():
+        is_current = file.exists() and file.read_text() == wanted
+        if not is_current and check:
+            problems.append(f"{file.relative_to(ROOT)}: the code has changed; run `make docs`")
+        elif not is_current:
+            file.write_text(wanted)
+            print(f"wrote {file.relative_to(ROOT)}")
     for problem in problems:
         print(problem, file=sys.stderr)
     print(f"{len(list(pages()))} pages, {len(problems)} problems")
     return 1 if problems else 0
+
+
+def generated() -> dict[Path, str]:
+    """Return the content of every generated file."""
+    schema = json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+    return {CLI_PAGE: with_commands(CLI_PAGE.read_text()), SCHEMA: schema}
 
 
 def pages() -> Iterator[Path]:

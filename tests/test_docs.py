@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from cortex import errors
+from cortex.config.descriptions import DESCRIPTIONS
 from cortex.config.schema import Api
 from cortex.lifecycle import ApiStatus, DeathCause, JobStatus, ProcessState
 
@@ -124,12 +125,24 @@ def test_documented_default_is_the_real_one(path: str) -> None:
         assert reader.validate_python(yaml.safe_load(written[1])) == field.default
 
 
+@pytest.mark.parametrize("path", FIELDS)
+def test_editors_show_the_documented_meaning(path: str) -> None:
+    page = (REFERENCE / "configuration.md").read_text()
+    section, _, key = path.rpartition(".")
+    rows = page.partition(f"\n## {section}\n" if "." not in section else f"\n### {section}\n")[2] if section else page
+    cell = re.search(rf"^\| `{key}` \| (.*?) \|", rows, re.MULTILINE)
+    assert cell is not None
+    assert re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", cell[1]) == DESCRIPTIONS.get(path), (
+        "copy it to config/descriptions.py"
+    )
+
+
 # Commands, errors, statuses.
 
 
-def test_every_command_is_documented() -> None:
-    page = (REFERENCE / "cli.md").read_text()
-    assert docs.with_commands(page) == page, "run `make docs`"
+def test_every_command_is_documented_and_the_schema_is_current() -> None:
+    for file, wanted in docs.generated().items():
+        assert file.read_text() == wanted, "run `make docs`"
 
 
 def test_every_error_is_documented_with_its_codes() -> None:

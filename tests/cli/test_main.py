@@ -33,6 +33,14 @@ def test_version_as_json(tmp_path: Path) -> None:
     assert json.loads(cortex(tmp_path, "version", "-o", "json").stdout) == {"version": __version__}
 
 
+@pytest.mark.parametrize(("version", "key"), [("0.10", "metadata"), ("0.25", "predictor"), ("0.35.0", "handler")])
+def test_schema_prints_the_json_schema_of_a_generation(tmp_path: Path, version: str, key: str) -> None:
+    done = cortex(tmp_path, "schema", "--generation", version)
+
+    assert done.returncode == 0
+    assert f'"{key}"' in json.dumps(json.loads(done.stdout)["definitions"])
+
+
 @pytest.mark.parametrize("words", [[], ["--help"], ["help"]])
 def test_help_lists_every_command(tmp_path: Path, words: list[str]) -> None:
     done = cortex(tmp_path, *words)
@@ -72,6 +80,7 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
         (["check", "handler.py"], "handler.py: is a Python file, not a configuration file; give the path of"),
         (["check", "."], "cortex.yaml: does not exist"),
         (["predict", "a", "nope.json"], "nope.json: can't be read"),
+        (["schema", "--generation", "0.36"], "argument --generation: must be a version from 0.10 to 0.35 (got 0.36)"),
         (["completion", "tcsh"], "invalid choice: 'tcsh'"),
         (["env", "configure", "x", "--operator-endpoint", "nope", "--token", "t"], "is not a valid operator address"),
         (["env", "configure", "x"], "--operator-endpoint is required"),

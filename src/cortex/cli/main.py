@@ -40,6 +40,7 @@ COMMANDS = {
     "tokens": "create, list and revoke operator tokens",
     "audit": "show who changed what, and when",
     "env": "manage environments: names for operators",
+    "schema": "print the JSON Schema of cortex.yaml for editors",
     "version": "show the version",
     "completion": "print a completion script for a shell",
 }

@@ -25,6 +25,7 @@ from cortex.config.generations import (
     NOT_YET,
     NOT_YET_KEYS,
     OLDER_MODEL_KEYS,
+    OPTIONAL_SECTIONS,
     PREDICTOR,
     SHORT_FORMS,
     SPLITTER,
@@ -139,13 +140,6 @@ def _inner(data: dict[str, Any], path: list[str]) -> dict[str, Any]:
     return data
 
 
-#: Sections that may be null → their fields.
-_OPTIONAL_SECTIONS = {
-    "monitoring": "tracker",
-    "schedule": "schedule",
-    "server_side_batching": "handler.server_side_batching",
-    "tracker": "tracker",
-}
 #: Keys of one target of a splitter.
 _TRAFFIC_KEYS = {key: key for key in ("name", "weight", "shadow")}
 _MEANT_IN_TRAFFIC = {"api": "name", "percent": "weight"}
@@ -393,13 +387,13 @@ def _set_section(draft: Draft, written: str, node: Node) -> None:
         return
     key = written.rpartition(".")[2]
     holds_models = key in MODEL_SECTIONS
-    if node.value is None and (holds_models or key in _OPTIONAL_SECTIONS):
+    if node.value is None and (holds_models or key in OPTIONAL_SECTIONS):
         return
     if holds_models:
         draft.section_nodes[MODELS] = node
     if isinstance(node.value, dict):
-        if key in _OPTIONAL_SECTIONS:  # an empty section still enables the feature
-            draft.section_nodes[_OPTIONAL_SECTIONS[key]] = node
+        if key in OPTIONAL_SECTIONS:  # an empty section still enables the feature
+            draft.section_nodes[OPTIONAL_SECTIONS[key]] = node
         _move(draft, node, written)
     elif holds_models and isinstance(node.value, tuple) and draft.generation is not HANDLER:
         draft.sections[written] = node

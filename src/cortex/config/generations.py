@@ -30,6 +30,16 @@ NOT_YET_KEYS = MappingProxyType(
 #: Sections that may be written as a single value → the field that it sets.
 SHORT_FORMS = MappingProxyType({"schedule": "schedule.cron"})
 
+#: Sections that may be null → their fields.
+OPTIONAL_SECTIONS = MappingProxyType(
+    {
+        "monitoring": "tracker",
+        "schedule": "schedule",
+        "server_side_batching": "handler.server_side_batching",
+        "tracker": "tracker",
+    }
+)
+
 #: Sections for models → handler types that use them; files up to 0.24 had one section for all types.
 MODEL_SECTIONS = MappingProxyType(
     {"models": frozenset({"tensorflow", "onnx"}), "multi_model_reloading": frozenset({"python"})}

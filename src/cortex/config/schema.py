@@ -13,9 +13,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from cortex.config.values import (
+    ACCEPTED,
     STORED,
     a_list,
     a_map,
+    accepts,
     cores,
     cron_expression,
     dashed,
@@ -50,6 +52,7 @@ class ConfigModel(BaseModel):
         return {key: value for key, value in data.items() if value is not None or key not in cls.null_means_default}
 
 
+@accepts(type="string", pattern=r"^(?![/~])(?!(.*/)?\.\.(/|$)).*\S")
 def _project_path(value: object) -> str:
     path = text(value)
     if path.startswith(("/", "~")):
@@ -60,6 +63,7 @@ def _project_path(value: object) -> str:
     return "/".join(parts)
 
 
+@accepts(type="string", pattern=r"^(?![/~])(?!(.*/)?\.\.(/|$)).*\S")
 def folder_on_path(value: object) -> str:
     """Validate a folder of the project to add to the Python path."""
     path = _project_path(value)
@@ -81,6 +85,7 @@ DEFAULT_MODEL = "_cortex_default"  #: internal name of the model given by `path`
 LOCAL_SERVING = "local"  #: a TensorFlow Serving process that the replica starts
 
 
+@accepts(type="string", pattern=f"^(?!{DEFAULT_MODEL}$)[A-Za-z0-9_-]+$")
 def _model_name(value: object) -> str:
     name = text(value)
     if name == DEFAULT_MODEL:
@@ -101,6 +106,7 @@ _STORE_OVER_HTTP = re.compile(
 )
 
 
+@accepts(type="string", pattern=r"^((s3|gs)://.*[^/]|(?!~)(?!.*://)(?!(.*/)?\.\.(/|$)).*\S)")
 def _model_location(value: object) -> str:
     """Validate the location of a model; `project_rules.py` checks that it exists."""
     location = text(value)
@@ -130,6 +136,7 @@ def _as_store(url: str) -> str | None:
     return f"{'gs' if found['google'] else 's3'}://{bucket}{found['path']}"
 
 
+@accepts(type="string", pattern=f"^({LOCAL_SERVING}|.+:[0-9]{{1,5}})$")
 def serving_address(value: object) -> str:
     """Validate the address of a TensorFlow Serving server: host:port, or LOCAL_SERVING."""
     address = text(value)
@@ -192,6 +199,7 @@ WORKLOAD_S = 3600.0  #: default time limit of one workload of an AsyncAPI
 MAX_BATCH_BYTES = 256 * 1024**2  #: a whole batch is held in memory and stored as one database value
 
 
+@accepts(type="string", pattern="^[a-z]([-a-z0-9]*[a-z0-9])?$")
 def _api_name(value: object) -> str:
     name = text(value)
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
@@ -204,6 +212,7 @@ def _api_name(value: object) -> str:
     return name
 
 
+@accepts(type="string", pattern=r"^(?!/$)(?!.*//)[A-Za-z0-9_./-]+$", maxLength=MAX_ENDPOINT_LENGTH)
 def _endpoint(value: object) -> str:
     endpoint = text(value)
     if len(endpoint) > MAX_ENDPOINT_LENGTH:
@@ -236,6 +245,7 @@ class Dependencies(ConfigModel):
     shell: ProjectPath = "dependencies.sh"
 
 
+@accepts(**getattr(memory_bytes, ACCEPTED))
 def _batch_size(value: object) -> int:
     size = memory_bytes(value)
     if size > MAX_BATCH_BYTES:
@@ -278,6 +288,7 @@ class Handler(ConfigModel):
 NO_CODE = Handler(interface="handler", type="python", path="(none)")
 
 
+@accepts(type="string", pattern="^/")
 def _local_folder(value: object) -> str:
     folder = text(value)
     if not folder.startswith("/"):
@@ -363,6 +374,7 @@ class TrackerConfig(ConfigModel):
     false_alarm_rate: Annotated[float, BeforeValidator(number(above=0, below=1))] = 0.001  #: per window
 
 
+@accepts(type="array", minItems=1)
 def _shares(value: object) -> list[object]:
     if value == []:
         raise problem("cannot be empty", 'write "- name: my-api" and "weight: 100" below it')

@@ -14,6 +14,7 @@ import zoneinfo
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import Any, TypeVar
 
 from cronsim import CronSim, CronSimError
 from pydantic import ValidationInfo
@@ -21,6 +22,8 @@ from pydantic_core import PydanticCustomError
 
 from cortex.config.dotenv import RESERVED_PREFIX
 
+#: Attribute of a validator with the JSON Schema of what it accepts.
+ACCEPTED = "json_schema"
 #: A message and its fix.
 NULL = ("cannot be null", "specify a value, or remove the key to use the default value")
 
@@ -34,7 +37,29 @@ _QUANTITY = re.compile(
     r"([+-]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30}))(?:([A-Za-z]{0,2})|[eE]([+-]?[0-9]{1,2}))"
 )
 _DURATION_PART = re.compile(r"([0-9]{1,15}(?:\.[0-9]{0,15})?|\.[0-9]{1,15})(ns|us|µs|ms|s|m|h)")
+_BOUNDS = {
+    "above": "exclusiveMinimum",
+    "at_least": "minimum",
+    "below": "exclusiveMaximum",
+    "at_most": "maximum",
+    "multiple_of": "multipleOf",
+}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+Validator = TypeVar("Validator", bound=Callable[..., Any])
+_QUANTITY_SCHEMA = r"^\s*\+?([0-9]+\.?[0-9]*|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?\s*$"
+_DURATION_SCHEMA = r"^(0|([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|ms|s|m|h))+$"
+
+
+def accepts(**schema: Any) -> Callable[[Validator], Validator]:
+    """Attach the JSON Schema of the values that a validator accepts, for editors; `json_schema.py` collects them."""
+
+    def attach(validator: Validator) -> Validator:
+        setattr(validator, ACCEPTED, schema)
+        return validator
+
+    return attach
 
 
 def problem(message: str, fix: str = "") -> PydanticCustomError:
@@ -67,6 +92,7 @@ def wrong_type(value: object, expected: str, fix: str = "") -> PydanticCustomErr
     return problem(f"{quote(value)}: invalid type (expected {expected})", fix)
 
 
+@accepts(type="string", pattern=r"\S")
 def text(value: object) -> str:
     """Validate a non-empty string."""
     if not isinstance(value, str):
@@ -84,6 +110,7 @@ def text(value: object) -> str:
 def enum(*allowed: str) -> Callable[[object], str]:
     """Return a validator for one of several words."""
 
+    @accepts(enum=list(allowed))
     def read(value: object) -> str:
         if value in allowed and isinstance(value, str):
             return value
@@ -117,11 +144,16 @@ def _check_range(
             raise problem(f"must be {words} {bound:g} (got {shown})", f"write a number {wanted}")
 
 
+def _range_schema(**bounds: float | None) -> dict[str, float]:
+    return {_BOUNDS[name]: bound for name, bound in bounds.items() if bound is not None}
+
+
 def integer(
     *, above: int | None = None, at_least: int | None = None, at_most: int | None = None
 ) -> Callable[[object], int]:
     """Return a validator for integers in a range; `2.0` and `true` are rejected."""
 
+    @accepts(type="integer", **_range_schema(above=above, at_least=at_least, at_most=at_most))
     def read(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             digits = isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,18}", value)
@@ -137,6 +169,7 @@ def number(
 ) -> Callable[[object], float]:
     """Return a validator for finite numbers in a range."""
 
+    @accepts(type="number", **_range_schema(above=above, at_least=at_least, below=below))
     def read(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise wrong_type(value, "a number", "write a number, such as 1.5")
@@ -174,11 +207,18 @@ def _quantity(value: object, examples: str) -> Decimal:
     return amount
 
 
+@accepts(anyOf=[{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": _QUANTITY_SCHEMA}])
 def cores(value: object) -> float:
     """Parse a CPU quantity into cores: `200m` is 0.2."""
     return float(_quantity(value, '"500m" or 2'))
 
 
+@accepts(
+    anyOf=[
+        {"type": "number", "exclusiveMinimum": 0, "maximum": _MAX_BYTES},
+        {"type": "string", "pattern": _QUANTITY_SCHEMA},
+    ]
+)
 def memory_bytes(value: object) -> int:
     """Parse a memory quantity into bytes: `1Ki` is 1024."""
     size = math.ceil(_quantity(value, '"512Mi" or "2Gi"'))
@@ -195,7 +235,9 @@ def duration_s(
     example: str | None = None,
 ) -> Callable[[object], float]:
     """Return a validator for durations in seconds: `500ms`, `1m30s`, or a number of seconds."""
+    bounds = _range_schema(above=above, at_least=at_least, multiple_of=multiple_of)
 
+    @accepts(anyOf=[{"type": "number", **bounds}, {"type": "string", "pattern": _DURATION_SCHEMA}])
     def read(value: object) -> float:
         seconds = _seconds(value)
         shown = str(value)
@@ -232,6 +274,7 @@ def _seconds(value: object) -> float:
     return round(seconds, 9)
 
 
+@accepts(anyOf=[{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^([0-9]+|0*(100|[0-9]{1,2})%)$"}])
 def percent_or_count(value: object) -> str:
     """Validate an integer of at least 0, or `0%` to `100%`; return it as a string."""
     written = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
@@ -247,6 +290,7 @@ def percent_or_count(value: object) -> str:
     )
 
 
+@accepts(type="boolean")
 def true_or_false(value: object) -> bool:
     """Validate a boolean."""
     if not isinstance(value, bool):
@@ -254,6 +298,7 @@ def true_or_false(value: object) -> bool:
     return value
 
 
+@accepts(type="object")
 def a_map(value: object) -> dict[str, object]:
     """Validate a map; `document.py` ensures that its keys are strings and its values fit JSON."""
     if not isinstance(value, dict):
@@ -261,6 +306,7 @@ def a_map(value: object) -> dict[str, object]:
     return value
 
 
+@accepts(type="string", pattern=f"^(?!{RESERVED_PREFIX})[^=]+$")
 def env_name(value: object) -> str:
     """Validate the name of an environment variable that users may set."""
     name = text(value)
@@ -271,11 +317,13 @@ def env_name(value: object) -> str:
     return name
 
 
+@accepts(type="string")
 def env_value(value: object) -> str:
     """Validate the value of an environment variable, which may be empty."""
     return value if value == "" and isinstance(value, str) else text(value)
 
 
+@accepts(type="array", minItems=1)
 def a_list(value: object) -> list[object]:
     """Validate a non-empty list."""
     if not isinstance(value, list):
@@ -302,6 +350,7 @@ _ALIASES = {
 _NEVER = datetime(2000, 1, 1, tzinfo=UTC)
 
 
+@accepts(type="string", pattern=r"^\s*(@[A-Za-z]+|\S+(\s+\S+){4})\s*$")
 def cron_expression(value: object) -> str:
     """Validate a cron expression of five fields and normalize its spaces; aliases such as `@daily` are expanded."""
     written = text(value).strip().lower() if str(value).strip().startswith("@") else text(value)
@@ -324,6 +373,7 @@ def cron_expression(value: object) -> str:
     return expression
 
 
+@accepts(type="string", pattern=r"\S")
 def time_zone(value: object, info: ValidationInfo) -> str:
     """Validate the name of a time zone against this machine's database, unless the data was stored earlier."""
     name = text(value)
