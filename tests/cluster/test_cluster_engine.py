@@ -29,6 +29,7 @@ from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.state.apis import Target
 from cortex.telemetry import Logger
 from harness.cluster.local_nodes import SECRET, LocalNode, StaticPlacer, local_nodes
+from harness.wait import PATIENCE_S
 
 SOURCE = """
 import os
@@ -249,7 +250,9 @@ def test_replicas_of_a_silent_node_are_removed_until_it_is_back(home: Home, node
     run(test())
 
 
-def test_ended_nodes_leave_no_metrics_behind(home: Home) -> None:
+def test_ended_nodes_leave_no_metrics_behind(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cortex.cluster.node_client._END_S", PATIENCE_S)
+
     async def test(node: LocalNode) -> None:
         async with cluster(home, [node]) as made:
             spec = made.spec()

@@ -90,6 +90,8 @@ V35_PYTHON = V20_PYTHON.replace("PythonPredictor", "Handler").replace("predict("
 OLDER = {"model_path": "models"}
 NEWER = {"models": {"path": "models"}}
 
+#: TensorFlow takes seconds to start; its newest form stands for the older ones.
+LONG = dict.fromkeys(("v18-tensorflow", "v20-tensorflow"), pytest.mark.long)
 GENERATIONS = [
     Generation("v18-python", V18_PYTHON, "predictor", "python", {}),
     Generation("v20-python", V20_PYTHON, "predictor", "python", {}),
@@ -124,7 +126,9 @@ def deployed(cortex: Installation, folder: Path, generation: Generation) -> Batc
     return BatchApi(cortex, generation.name, folder)
 
 
-@pytest.mark.parametrize("generation", GENERATIONS, ids=lambda generation: generation.name)
+@pytest.mark.parametrize(
+    "generation", [pytest.param(each, id=each.name, marks=LONG.get(each.name, ())) for each in GENERATIONS]
+)
 def test_class_of_any_generation_runs_as_a_job(generation: Generation, cortex: Installation, tmp_path: Path) -> None:
     api = deployed(cortex, tmp_path, generation)
     job = api.submit([1, 2, 3, 4, 5], batch_size=2)

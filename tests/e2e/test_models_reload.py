@@ -14,8 +14,6 @@ from typing import Any
 import psutil
 import pytest
 
-from cortex.client.client import Client
-from cortex.client.environments import Environments
 from harness.installations.installation import Installation, installation, served, write_project
 from harness.models.model_makers import MAKERS, python_model
 from harness.servers.buckets import Bucket, RemoteBucket, all_kinds, variables
@@ -140,7 +138,7 @@ class Api:
     def wait_for_problem(self, version: str | None, words: str) -> None:
         """Wait until the client and `cortex get` report such a problem with this version, or with the model."""
         name = "models" if version is None else f"version {version}"
-        client = Client(Environments.from_environ(self.cortex.environ).get("local"))  # a command takes longer to ask
+        client = self.cortex.client  # a command takes longer
 
         def both() -> bool:
             problems = client.get_api(self.name)["models"]["problems"]

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from harness.installations.installation import Installation, write_project
+from harness.installations.installation import Installation, served, write_project
 from harness.ports import free_port
 from harness.servers.postgres import Postgres
 from harness.wait import wait_until
@@ -94,7 +94,7 @@ def standby_takes_over_with_the_projects_when_the_leader_is_killed(
     kill(first)
     wait_until(lambda: leads(second), 10)
     wait_until(lambda: second.get("doubler")["status"]["status_code"] == "live", 30)
-    assert second.post("/doubler", {"x": 4}).json == {"doubled": 8}
+    assert served(second, "/doubler", {"x": 4}).json == {"doubled": 8}
     assert first.post("/doubler", {"x": 4}).json == {"doubled": 8}, "what runs does not need its operator"
     first.up()
     assert not leads(first)

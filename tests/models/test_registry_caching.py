@@ -149,7 +149,7 @@ class TestCaching:
             assert futures[0].result(PATIENCE_S)["name"] == "b"
 
     def test_a_thread_may_request_a_load_that_has_just_waited_for_it(self, cached: Callable[..., Bench]) -> None:
-        for _ in range(20):
+        for _ in range(8):
             bench = cached("a", "b", cache_size=2)
             with ThreadPoolExecutor(1) as pool:
                 futures = []

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from cortex.client.client import Client
-from cortex.client.environments import Environments
 from harness.installations.installation import Installation, write_project
 from harness.replicas.replicas import Answer
 from harness.wait import wait_until
@@ -113,7 +112,7 @@ class BatchApi:
     @property
     def client(self) -> Client:
         """The Python client of this installation."""
-        return Client(Environments.from_environ(self.cortex.environ).get("local"))
+        return self.cortex.client
 
     def post(self, submission: Any, query: str = "", **more: Any) -> Answer:
         """Submit by HTTP, at the gateway."""

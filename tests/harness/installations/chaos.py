@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cortex.client.client import Client
-from cortex.client.environments import Environments
 from harness.installations import job_processes
 from harness.installations.installation import Installation, write_project
 from harness.installations.job_audit import mistakes
@@ -207,7 +205,7 @@ class Chaos:
         return wait_until(over, self.plan.limit_s, f"the job ends; {self.cortex.log()}") or {}
 
     def _audit(self, job: str, poison: list[int], outcome: Outcome) -> None:
-        client = Client(Environments.from_environ(self.cortex.environ).get("local"))
+        client = self.cortex.client
         results = list(client.job_results("chaos", job))
         dead_letters = list(client.dead_letters("chaos", job))
         outcome.results, outcome.dead_letters = len(results), len(dead_letters)

@@ -18,6 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cortex.client.cleanup import inspect_processes
+from cortex.client.client import Client
+from cortex.client.environments import LOCAL, Environments
+from cortex.errors import OperatorUnavailableError
 from cortex.home import Home
 from harness.ports import free_port
 from harness.replicas.replicas import Answer
@@ -82,11 +86,22 @@ class Installation:
     def down(self) -> None:
         self.cortex("down", check=False)
 
+    @property
+    def client(self) -> Client:
+        """The Python client of this installation."""
+        return Client(Environments.from_environ(self.environ).get(LOCAL))
+
     def status(self) -> Any:
-        return json.loads(self.cortex("status", "-o", "json").stdout)
+        """Return what `cortex status -o json` prints; without a command, if possible, because tests poll it."""
+        if self.prefix:
+            return json.loads(self.cortex("status", "-o", "json").stdout)
+        try:
+            return self.client.operator_status()
+        except OperatorUnavailableError:
+            return inspect_processes(Home(self.home))
 
     def get(self, api: str) -> Any:
-        return json.loads(self.cortex("get", api, "-o", "json").stdout)
+        return self.client.get_api(api)
 
     def pids(self, api: str) -> set[int]:
         return {replica["pid"] for replica in self.status()["replicas"] if replica["api"] == api}

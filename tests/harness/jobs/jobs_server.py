@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 import tempfile
 import threading
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +42,7 @@ from cortex.operator.http.server import create_jobs_server
 from cortex.operator.http.worker_routes import WorkerRoutes, worker_token
 from cortex.processes.sockets import replace_listener
 from cortex.telemetry import Logger
+from harness.connections import UnixConnection
 
 LIMITS = SubmissionLimits(max_body_bytes=1024 * 1024, max_batch_bytes=1000)
 SPEC = {"name": "sum", "kind": "BatchAPI", "handler": {"path": "sum.py", "env": {"KEY": "swordfish"}}}
@@ -205,19 +204,6 @@ class MemoryWorkloads:
         return self.views.get(name)
 
 
-class Connection(HTTPConnection):
-    """An HTTP client of a Unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=30)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(30)
-        self.sock.connect(str(self._path))
-
-
 class JobsServer:
     """A running server of the job routes, and a client of it."""
 
@@ -231,7 +217,7 @@ class JobsServer:
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
         """Send a request; return status, headers and body."""
-        connection = Connection(self.path)
+        connection = UnixConnection(self.path)
         try:
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()

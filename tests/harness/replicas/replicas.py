@@ -22,20 +22,8 @@ from cortex.lifecycle import ProcessState
 from cortex.processes.daemon import kill_session
 from cortex.processes.identity import Identity
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
+from harness.connections import UnixConnection
 from harness.wait import PATIENCE_S, SLACK, wait_until
-
-
-class UnixConnection(HTTPConnection):
-    """HTTP over a unix socket."""
-
-    def __init__(self, path: str, timeout_s: float = PATIENCE_S) -> None:
-        super().__init__("replica", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 class TcpConnection(HTTPConnection):

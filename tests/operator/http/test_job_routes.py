@@ -21,7 +21,8 @@ from cortex.lifecycle import JobStatus
 from cortex.operator.http.app import add_error_handlers
 from cortex.operator.http.job_routes import job_routes
 from cortex.telemetry import Logger
-from harness.jobs.jobs_server import Connection, MemoryJobs, serve_app
+from harness.connections import UnixConnection
+from harness.jobs.jobs_server import MemoryJobs, serve_app
 from harness.wait import wait_until
 
 SUBMISSION = json.dumps({"workers": 1, "item_list": {"items": [1, 2, 3], "batch_size": 2}})
@@ -71,7 +72,7 @@ class OperatorClient:
         self.path, self.jobs = path, jobs
 
     def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-        connection = Connection(self.path)
+        connection = UnixConnection(self.path)
         try:
             connection.request(method, f"/v1/apis{path}", body, headers)
             response = connection.getresponse()

@@ -13,7 +13,8 @@ import pytest
 
 from cortex.errors import BusyError, StorageError
 from cortex.jobs.intake.request_body import RequestMemory
-from harness.jobs.jobs_server import LIMITS, Connection, JobsServer, jobs_server
+from harness.connections import UnixConnection
+from harness.jobs.jobs_server import LIMITS, JobsServer, jobs_server
 from harness.wait import PATIENCE_S, wait_until
 
 LINES = {"content_type": "application/x-ndjson"}
@@ -106,7 +107,7 @@ def test_rejects_an_invalid_body_and_stores_nothing(server: JobsServer, body: st
 
 def test_rejects_a_body_over_the_limit_before_it_is_complete(server: JobsServer) -> None:
     size = LIMITS.max_body_bytes + 1
-    connection = Connection(server.path)
+    connection = UnixConnection(server.path)
     connection.putrequest("POST", "/sum")
     connection.putheader("x-cortex-api", "sum")
     connection.putheader("content-length", str(size))

@@ -25,7 +25,8 @@ from cortex.jobs.spec import (
 )
 from cortex.operator.http.worker_routes import worker_token
 from cortex.processes.sockets import replace_listener
-from harness.jobs.jobs_server import Connection, JobsServer, jobs_server
+from harness.connections import UnixConnection
+from harness.jobs.jobs_server import JobsServer, jobs_server
 from harness.wait import wait_until
 
 
@@ -154,7 +155,7 @@ def test_hundreds_of_exchanges_are_answered_per_second(server: JobsServer) -> No
     body = wire.write_exchange(ExchangeRequest(4711, "7fff", (Report("t", 511, seconds=0.2),), 512, 1 << 20, 0.0))
     server.workers.exchanged = ExchangeReply(Lease("t1", tuple(LeasedBatch(n, b"[1,2,3]") for n in range(512))))
     headers = {"authorization": f"Bearer {worker_token('secret', 'sum-1')}"}
-    connection, began = Connection(server.path), time.process_time()
+    connection, began = UnixConnection(server.path), time.process_time()
     for _ in range(200):
         connection.request("POST", "/worker/sum-1/exchange", body, headers)
         assert connection.getresponse().read()
