@@ -24,6 +24,12 @@ from cortex.predictor.importing import suggest_requirement
             "tensorflow_hub",
             "add tensorflow-hub to requirements.txt, or install cortex-serving[tensorflow] for all APIs",
         ),
+        (
+            "tensorflow_serving.apis",
+            "add tensorflow-serving-api to requirements.txt, or install cortex-serving[tensorflow] for all APIs",
+        ),
+        ("pkg_resources", "add setuptools<81 to requirements.txt"),
+        ("np_utils", "add np-utils to requirements.txt, or install cortex-serving[predictors] for all APIs"),
         ("xgboost", "add xgboost to requirements.txt, or install cortex-serving[xgboost] for all APIs"),
         ("onnxruntime", "add onnxruntime to requirements.txt, or install cortex-serving[onnx] for all APIs"),
     ],
