@@ -35,13 +35,11 @@ def _deploy(change: str, limits_itself: bool = False) -> Access:
     return Access(TokenScope.DEPLOY, change, limits_itself)
 
 
-#: Paths that need no token. Liveness discloses nothing else.
-OPEN_PATHS = frozenset({"/livez"})
+#: Paths that need no token, so that a browser opens the documentation. They disclose nothing about this installation.
+OPEN_PATHS = frozenset({"/livez", "/docs", "/openapi.json"})
 
 ROUTES: Mapping[str, Access] = {
     "GET /metrics": Access(TokenScope.METRICS),
-    "GET /docs": _READ,
-    "GET /openapi.json": _READ,
     "GET /v1/status": _READ,
     "POST /v1/shutdown": Access(TokenScope.ADMIN, "shut down"),
     "POST /v1/deploy": _deploy("deploy", limits_itself=True),

@@ -32,7 +32,7 @@ _STYLE = (
 
 def create_app(services: Services, host: str, is_own_name: HostCheck, logger: Logger) -> FastAPI:
     """Return the application; `host` and `is_own_name` are as in `AuthMiddleware`."""
-    app = FastAPI(title="cortex operator", version=services.identity.version, docs_url=None, redoc_url=None)
+    app = FastAPI(title="cortex operator", version="1", docs_url=None, redoc_url=None)
     add_error_handlers(app, logger)
     app.include_router(operator_routes(services))
     app.include_router(deploy_routes(services))
@@ -47,7 +47,8 @@ def create_app(services: Services, host: str, is_own_name: HostCheck, logger: Lo
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         """Return the OpenAPI description as a page."""
-        return HTMLResponse(docs_page(app.openapi()))
+        policy = "default-src 'none'; style-src 'unsafe-inline'"
+        return HTMLResponse(docs_page(app.openapi()), headers={"content-security-policy": policy})
 
     return app
 
@@ -87,14 +88,14 @@ def add_error_handlers(app: FastAPI, logger: Logger) -> None:
 
 def docs_page(description: dict[str, Any]) -> str:
     """Return an OpenAPI description as plain HTML, without scripts or external resources; all texts are escaped."""
-    title = escape(f"{description['info']['title']} {description['info']['version']}")
+    title = escape(description["info"]["title"])
     rows = "".join(_rows(description["paths"]))
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
-        f"<h1>{title}</h1><p>Every route except <code>/livez</code> requires the header "
+        f"<h1>{title}</h1><p>Every route except <code>/livez</code> and this page requires the header "
         "<code>Authorization: Bearer TOKEN</code>: the token in the file <code>token</code> of CORTEX_HOME, or one of "
         "<code>cortex tokens create</code> with the scope of the route. "
-        "The same description as JSON: <code>/openapi.json</code>.</p>"
+        "The same description as JSON: <a href=openapi.json>openapi.json</a>.</p>"
         f"<table><tr><th>route<th>parameters<th>description</tr>{rows}</table></html>"
     )
 
