@@ -75,7 +75,7 @@ def test_each_package_of_the_old_lists_is_in_an_extra_or_documented_as_absent() 
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_each_package_of_the_old_lists_imports_after_the_documented_installation(tmp_path: Path) -> None:
     python = tmp_path / "venv/bin/python"
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
