@@ -73,6 +73,20 @@ def test_deploy_waits_until_live_and_shows_how_to_call_it(running: Installation,
     assert json.loads(answer.stdout) == {"answer": 42}
 
 
+def test_deploy_without_a_sample_says_what_to_send(running: Installation, tmp_path: Path) -> None:
+    folder = project(tmp_path, "no-sample")
+    (folder / "sample.json").unlink()
+    lines = cortex(running.home, "deploy", folder).stdout.splitlines()
+    assert lines[3] == "  cortex predict no-sample FILE.json" and 'a JSON body with "question"' in lines[4]
+
+
+def test_the_shown_curl_needs_no_body_if_the_method_reads_none(running: Installation, tmp_path: Path) -> None:
+    source = "class Handler:\n def __init__(self, config): ...\n def handle_post(self): return {'ok': True}\n"
+    lines = cortex(running.home, "deploy", project(tmp_path, "bodiless", source)).stdout.splitlines()
+    answer = subprocess.run(["sh", "-c", lines[3] + " -s"], capture_output=True, text=True, timeout=30)
+    assert json.loads(answer.stdout) == {"ok": True}
+
+
 def test_deploy_as_json_prints_only_json(running: Installation, tmp_path: Path) -> None:
     done = cortex(running.home, "deploy", project(tmp_path, "as-json"), "-o", "json")
 

@@ -75,10 +75,13 @@ def result(made: Installation, name: str) -> Any:
 def test_payload_is_decoded_by_its_content_type(greeting: Installation) -> None:
     sent = [({"a": [1]}, {}), (None, {"body": "grüße".encode(), "content_type": "text/plain"})]
     sent += [(None, {"body": b"\x00\n\x1b\xff", "content_type": "image/png"})]
+    form = "application/x-www-form-urlencoded"  # what curl sends unless told otherwise
+    sent += [(None, {"body": body, "content_type": form}) for body in (b'{"a": 1}', b"a=1")]
     names = [send(greeting, payload, **given) for payload, given in sent]
     answers = [result(greeting, name) for name in names]
-    assert [answer["status"] for answer in answers] == ["completed"] * 3
-    assert [answer["result"]["payload"] for answer in answers] == [{"a": [1]}, "grüße", "000a1bff"]
+    assert [answer["status"] for answer in answers] == ["completed"] * 5
+    shown = [answer["result"]["payload"] for answer in answers]
+    assert shown == [{"a": [1]}, "grüße", "000a1bff", {"a": 1}, b"a=1".hex()]
     assert [answer["result"]["id"] for answer in answers] == names == [answer["id"] for answer in answers]
 
 

@@ -276,3 +276,50 @@ def test_slots_are_never_exceeded() -> None:
         answers = list(pool.map(lambda _: int(replica.request({}).body), range(100)))
         assert max(answers) == 3
         assert threading.active_count() < 40
+
+
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+HANDLER = """
+    from starlette.datastructures import FormData
+
+    class Handler:
+        def __init__(self, config):
+            pass
+
+        def handle_post(self, payload):
+            return {"hello": payload["name"]}
+
+        def handle_put(self, payload: FormData):
+            return {"form": dict(payload)}
+"""
+OLDER = """
+    class PythonPredictor:
+        def __init__(self, config):
+            pass
+
+        def predict(self, payload):
+            return {"hello": payload["name"]}
+"""
+
+
+def test_json_with_a_forgotten_content_type_is_json_unless_the_method_asks_for_a_form() -> None:
+    with running_replica(HANDLER) as replica:
+        replica.wait_ready()
+        assert replica.request(body=b'{"name": "Ada"}', headers=FORM).json == {"hello": "Ada"}
+        assert replica.request(body=b"name=Ada", headers=FORM).json == {"hello": "Ada"}
+        put = replica.request(body=b'{"name": "Ada"}', method="PUT", headers=FORM)
+        assert put.json == {"form": {'{"name": "Ada"}': ""}}
+
+
+def test_older_generations_keep_the_form_and_the_error_names_the_content_type() -> None:
+    with running_replica(OLDER, interface="predictor") as replica:
+        replica.wait_ready()
+        assert replica.request(body=b"name=Ada", headers=FORM).json == {"hello": "Ada"}
+        failed = replica.request(body=b'{"name": "Ada"}', headers=FORM)
+        assert failed.status == 500
+        assert failed.json["error"].startswith("internal server error: KeyError in predict(); `cortex logs ")
+        assert failed.json["error"].endswith(
+            "; the body is JSON, but was sent with the content type application/x-www-form-urlencoded:"
+            " send the header `content-type: application/json`"
+        )
+        assert "content-type" not in replica.request({"names": "Ada"}).json["error"]

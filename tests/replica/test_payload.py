@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from cortex.errors import UserError
+from cortex.predictor.binding import Bodies
 from cortex.replica.requests.payload import (
     BYTES,
     JSON,
@@ -53,9 +54,9 @@ def test_any_json_value_round_trips(value):
     "content_type",
     [b"application/json", b"application/json; charset=utf-8", b"APPLICATION/JSON", b" application/json ;x=y"],
 )
-@pytest.mark.parametrize("json_only", [False, True])
-def test_json_is_recognized_by_its_content_type(content_type, json_only):
-    assert parse(content_type, b'{"a": [1, "\xc3\xa9"]}', json_only) == {"a": [1, "é"]}
+@pytest.mark.parametrize("bodies", Bodies)
+def test_json_is_recognized_by_its_content_type(content_type, bodies):
+    assert parse(content_type, b'{"a": [1, "\xc3\xa9"]}', bodies) == {"a": [1, "é"]}
 
 
 def test_a_byte_order_mark_before_json_is_skipped():
@@ -69,12 +70,12 @@ def test_malformed_json_is_a_client_error(body):
     with pytest.raises(BadBody, match="^malformed JSON: "):
         parse(JSON, body)
     with pytest.raises(BadBody):
-        parse(JSON, body, json_only=True)
+        parse(JSON, body, Bodies.JSON_ONLY)
 
 
 @pytest.mark.parametrize("content_type", [None, b"", b"text/plain", b"application/x-www-form-urlencoded", b"image/png"])
 def test_functions_receive_json_or_nothing(content_type):
-    assert parse(content_type, b"a=b", json_only=True) is None
+    assert parse(content_type, b"a=b", Bodies.JSON_ONLY) is None
 
 
 @pytest.mark.parametrize("content_type", [None, b"", b"image/png", b"application/octet-stream", b"application/ld+json"])
@@ -99,6 +100,29 @@ def test_text_is_decoded_by_its_charset(content_type, body, text):
 def test_undecodable_text_is_a_client_error(charset):
     with pytest.raises(BadBody, match="the body is not"):
         parse(b"text/plain" + charset, b"\xff\xfe\xfd")
+
+
+FORMS = [b"application/x-www-form-urlencoded", b"Application/X-WWW-Form-Urlencoded; charset=utf-8"]
+
+
+@pytest.mark.parametrize("content_type", FORMS)
+@pytest.mark.parametrize("body", [b'{"name": "Ada"}', b' [1, {"a": null}]\n', b"5", b'\xef\xbb\xbf{"a": 1}'])
+def test_a_form_whose_body_is_json_has_a_forgotten_content_type(content_type, body):
+    value = orjson.loads(body.removeprefix(b"\xef\xbb\xbf"))
+    assert parse(content_type, body, Bodies.JSON_OVER_FORMS) == value
+    assert hasattr(parse(content_type, body), "getlist"), "older generations receive the form"
+    assert parse(content_type, body, Bodies.JSON_ONLY) is None
+
+
+@pytest.mark.parametrize("body", [b"", b"a=1&b=2", b"name", b'{"a": ', b"%7B%7D"])
+def test_a_form_whose_body_is_not_json_stays_a_form(body):
+    assert list(parse(FORMS[0], body, Bodies.JSON_OVER_FORMS)) == list(parse(FORMS[0], body))
+    assert parse(MULTIPART, multipart((b'name="a"', b"1")), Bodies.JSON_OVER_FORMS)["a"] == "1"
+
+
+@pytest.mark.parametrize("content_type", [None, b"text/plain", b"application/octet-stream"])
+def test_text_and_bytes_are_not_parsed_as_json(content_type):
+    assert parse(content_type, b'{"a": 1}', Bodies.JSON_OVER_FORMS) in ('{"a": 1}', b'{"a": 1}')
 
 
 def test_an_urlencoded_form_is_a_multi_dict():

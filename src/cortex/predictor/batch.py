@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cortex.models.spec import Catalogue
-from cortex.predictor.binding import result_kind
+from cortex.predictor.binding import Bodies, bodies_of, result_kind
 from cortex.predictor.interface import ON_JOB_COMPLETE, TASK
 from cortex.predictor.interface_rules import declared_names
 from cortex.predictor.loader import LoadSpec, UserCode, build_clients, import_code
@@ -32,6 +32,7 @@ class BoundBatch:
 
     call: BatchCall  #: (payload, batch id) → result of the user's method; a list for generators
     on_job_complete: Callable[[], Any] | None  #: None if the class does not define it
+    bodies: Bodies = Bodies.BY_TYPE  #: of workloads
 
 
 class BatchCode:
@@ -65,10 +66,11 @@ class BatchCode:
         if clients is not None and clients.registry is not None:
             clients.registry.load_latest()  # reuses models that are loaded already
         (name,) = self._code.serving_methods
-        names = declared_names(getattr(instance, name), self._code.generation.method_signature)
-        call = _bind_arguments(getattr(instance, name), names)
+        method, generation = getattr(instance, name), self._code.generation
+        call = self._loop.synchronous(_bind_arguments(method, declared_names(method, generation.method_signature)))
         hook = getattr(instance, ON_JOB_COMPLETE, None)
-        return BoundBatch(self._loop.synchronous(call), None if hook is None else self._loop.synchronous(hook))
+        on_job_complete = None if hook is None else self._loop.synchronous(hook)
+        return BoundBatch(call, on_job_complete, bodies_of(method, generation))
 
     def close(self) -> None:
         """Unload the models and stop their backend; no object may be called afterwards."""

@@ -9,6 +9,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Any, Literal
 
 from cortex.models.loaded_models import with_call_scope
@@ -18,6 +19,14 @@ from cortex.predictor.interface_rules import declared_names
 Kind = Literal["sync", "async", "generator", "async_generator"]
 Call = Callable[[Any, Any, Any], Any]
 AfterCall = Callable[[Any, Any, Any, Any], Any]
+
+
+class Bodies(Enum):
+    """How the payload is parsed from a body whose content type is not JSON."""
+
+    BY_TYPE = auto()  #: by the content type
+    JSON_OVER_FORMS = auto()  #: likewise, but a form whose body is JSON is parsed as JSON
+    JSON_ONLY = auto()  #: not at all: the payload is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,7 @@ class BoundMethod:
     needs_headers: bool
     kind: Kind
     call: Call  #: (payload, query_params, headers) → result of the user's method
+    bodies: Bodies = Bodies.BY_TYPE
     after: AfterCall | None = None  #: (response, payload, query_params, headers), after the response is sent
     after_is_async: bool = False
 
@@ -68,6 +78,7 @@ def bind_function(function: Any, name: str, metadata: dict[str, Any]) -> BoundMe
         needs_headers=False,
         kind=call_kind(function),
         call=lambda payload, query_params, headers: function(payload, metadata),
+        bodies=Bodies.JSON_ONLY,
     )
 
 
@@ -89,9 +100,16 @@ def bind_method(instance: object, name: str, generation: Generation) -> BoundMet
         needs_headers="headers" in needed,
         kind=call_kind(method),
         call=_bind_arguments(method, names),
+        bodies=bodies_of(method, generation),
         after=_bind_after(after, after_names) if after is not None else None,
         after_is_async=after is not None and call_kind(after) == "async",
     )
+
+
+def bodies_of(method: Any, generation: Generation) -> Bodies:
+    """Return how the payload of a method is parsed; a method asks for forms by annotating it with `FormData`."""
+    asks_for_form = "FormData" in str(getattr(method, "__annotations__", {}).get("payload"))
+    return Bodies.JSON_OVER_FORMS if generation.json_over_forms and not asks_for_form else Bodies.BY_TYPE
 
 
 def _bind_arguments(f: Any, names: tuple[str, ...]) -> Call:

@@ -49,6 +49,7 @@ class Generation:
     after_hook: str | None = None  #: the hook that runs after each response
     returns_callback: bool = False  #: for `(result, callback)`, respond with `result`, then run `callback()`
     json_only: bool = False  #: the payload is JSON or None; str results are JSON strings
+    json_over_forms: bool = False  #: a form whose body is JSON is a forgotten content type: the payload is the JSON
     logs_on_demand: bool = False  #: `?debug=true` logs the payload and the result
 
     def select_serving(self, is_defined: Callable[[str], bool]) -> dict[str, str]:
@@ -172,6 +173,7 @@ _HANDLER = Generation(
     yaml_form="`kind: RealtimeAPI` with `handler:`",
     summary="send a request to this endpoint",
     returns_callback=True,
+    json_over_forms=True,
 )
 _HANDLER_WITH_MODELS = replace(
     _HANDLER,

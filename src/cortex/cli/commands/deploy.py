@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import sys
 from pathlib import Path
 
 from cortex.cli.arguments import add_config, add_env, add_output
 from cortex.cli.output import Json, located
 from cortex.cli.rollout import report_failure, show_result, wait
+from cortex.cli.sample_request import sample_request
 from cortex.cli.session import Session
 from cortex.client.client import Client
+from cortex.client.environments import LOCAL, read_operator
 from cortex.client.packaging import Package, find_config, pack_file
 from cortex.errors import ConfigError, InputError, OperatorUnavailableError
 from cortex.lifecycle import ApiKind
 
-_SAMPLE_NAME = "sample.json"
 #: Arguments of `cortex submit` in the hint for kinds that run jobs.
 _SUBMISSIONS = {ApiKind.BATCH: " JOB.json", ApiKind.TASK: ""}
 
@@ -91,11 +90,17 @@ def _wait(client: Client, result: Json, folder: Path, session: Session, as_json:
     if not outcome.is_live:
         return {**result, "error": report_failure(outcome.api, session)}
     if not as_json:
-        _report_live(outcome.api, folder, outcome.seconds, session)
+        _report_live(outcome.api, folder, outcome.seconds, _ca_file(client, session), session)
     return result
 
 
-def _report_live(api: Json, folder: Path, seconds: float, session: Session) -> None:
+def _ca_file(client: Client, session: Session) -> str:
+    """Return the file of certificates with which curl trusts the gateway; "" if it needs none."""
+    local = read_operator(session.home) if client.environment.name == LOCAL else None
+    return local.tls_cert if local else client.environment.connect().trust.ca
+
+
+def _report_live(api: Json, folder: Path, seconds: float, ca_file: str, session: Session) -> None:
     console = session.console
     name, endpoint = api["spec"]["name"], api["endpoint"]
     console.line(f"{name} is {console.styled('live', 'green')} ({seconds:.1f} s)")
@@ -103,15 +108,10 @@ def _report_live(api: Json, folder: Path, seconds: float, session: Session) -> N
     if (submission := _SUBMISSIONS.get(api["spec"].get("kind"))) is not None:
         console.line(f"  cortex submit {name}{submission} --watch")
         return
-    key = ' -H "X-API-Key: $CORTEX_API_KEY"' if api["spec"].get("networking", {}).get("auth") == "api_key" else ""
-    console.line(f"  curl {shlex.quote(endpoint)}{key} -H 'content-type: application/json' -d {_sample(folder)}")
-    if key:
+    for line in sample_request(api, folder, ca_file):
+        console.line(f"  {line}")
+    if api["spec"].get("networking", {}).get("auth") == "api_key":
         console.line(f"  cortex keys create NAME --api {name}")
-
-
-def _sample(folder: Path) -> str:
-    file = folder / _SAMPLE_NAME
-    return shlex.quote(f"@{file}") if file.is_file() else shlex.quote(json.dumps({}))
 
 
 def _refusals(error: ConfigError, folder: Path) -> list[Json]:

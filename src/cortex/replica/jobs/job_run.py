@@ -14,13 +14,14 @@ from cortex.errors import ModelError, UserError, with_article
 from cortex.jobs.spec import Assignment, BatchFailure, Workload, batch_id
 from cortex.lifecycle import ApiKind
 from cortex.predictor.batch import BoundBatch
+from cortex.predictor.binding import Bodies
 from cortex.predictor.tracebacks import describe, format_user_traceback
 from cortex.replica.channel import replace_surrogates
 from cortex.replica.jobs.operator_client import CompletionHook, LeaseClient
 from cortex.replica.jobs.shared_state import HOOK, SharedJobState
 from cortex.replica.jobs.unacknowledged_reports import ActiveLease, BatchOutcome
 from cortex.replica.monitoring.request_log import REQUEST, write_log
-from cortex.replica.requests.payload import BadBody, encode_json, parse
+from cortex.replica.requests.payload import FORM, BadBody, encode_json, json_or, parse
 
 #: Larger results cannot be reported.
 MAX_RESULT_BYTES = 32 * 1024 * 1024
@@ -156,7 +157,7 @@ class WorkloadRun(JobRun):
     def _receive(self, seq: int, payload: bytes) -> tuple[str, Callable[[], Any]]:
         workload = Workload.from_line(payload)
         self._shared_state.set_name(str(workload.id))
-        return str(workload.id), lambda: _parse_workload(workload)
+        return str(workload.id), lambda: _parse_workload(workload, self._bound.bodies)
 
     def _encode(self, result: Any) -> bytes | None:
         if not isinstance(result, dict):
@@ -164,9 +165,12 @@ class WorkloadRun(JobRun):
         return encode_line(result)
 
 
-def _parse_workload(workload: Workload) -> Any:
+def _parse_workload(workload: Workload, bodies: Bodies) -> Any:
     """Return JSON, text or bytes; forms are not parsed."""
-    if workload.content_type.partition(";")[0].strip().lower() not in _PARSED:
+    kind = workload.content_type.partition(";")[0].strip().lower()
+    if kind == FORM.decode() and bodies is Bodies.JSON_OVER_FORMS:
+        return json_or(workload.body, workload.body)
+    if kind not in _PARSED:
         return workload.body
     try:
         return parse(workload.content_type.encode(errors="replace"), workload.body)

@@ -16,11 +16,21 @@ from cortex.predictor.tracebacks import format_user_traceback
 from cortex.replica.monitoring.request_log import REQUEST, write_log
 from cortex.replica.monitoring.tracker import PredictionTracker
 from cortex.replica.requests.http import Connection
-from cortex.replica.requests.payload import BadBody, Encoded, encode, make_headers, make_query_params, parse
+from cortex.replica.requests.payload import (
+    JSON,
+    BadBody,
+    Encoded,
+    encode,
+    json_or,
+    make_headers,
+    make_query_params,
+    parse,
+)
 
 #: Limits of a logged value: items of each list and dict on each level, and characters in total.
 MAX_ITEMS = 10
 MAX_CHARACTERS = 500
+_SHOWN_TYPE = 60
 
 _PLAIN = frozenset({dict, list, str, bytes, int, float, bool, tuple, type(None)})
 
@@ -86,7 +96,7 @@ class Caller:
         """Return the arguments that the method has parameters for. Raises: BadBody."""
         payload = query_params = headers = None
         if method.needs_payload:
-            payload = parse(connection.content_type, connection.body, self._json_only)
+            payload = parse(connection.content_type, connection.body, method.bodies)
         if method.needs_query_params:
             query_params = make_query_params(connection.url.partition(b"?")[2])
         if method.needs_headers:
@@ -132,13 +142,24 @@ class Caller:
         ):  # a result that cannot be encoded, or an unknown model: callers see the message
             return FailedCall(500, f"internal server error: {error}")
         what = f"{type(error).__name__} in {name}()"
-        return FailedCall(500, f"internal server error: {what}; `cortex logs {self._api}` shows the traceback")
+        hint = _content_type_hint(connection)
+        return FailedCall(500, f"internal server error: {what}; `cortex logs {self._api}` shows the traceback{hint}")
 
     def log_error(self, connection: Connection, error: BaseException) -> None:
         """Log the frames of the user's code, or the message of an error about the result."""
         has_frames = isinstance(error, ModelError) or not isinstance(error, UserError)
         text = format_user_traceback(error) if has_frames else f"{error}\n"
         write_log(f"request {_id(connection)} failed:\n{text}")
+
+
+def _content_type_hint(connection: Connection) -> str:
+    """Return a hint for the caller of a failed call whose body is JSON with another content type."""
+    content_type, body = connection.content_type, connection.body
+    kind = content_type.partition(b";")[0].strip().lower() if content_type else b""
+    if kind == JSON or not isinstance(json_or(body, None), dict | list):
+        return ""
+    sent = f"the content type {content_type.decode('latin-1')[:_SHOWN_TYPE]}" if content_type else "no content type"
+    return f"; the body is JSON, but was sent with {sent}: send the header `content-type: application/json`"
 
 
 def short_repr(value: Any) -> str:

@@ -21,6 +21,7 @@ from uuid import UUID
 import orjson
 
 from cortex.errors import UserError
+from cortex.predictor.binding import Bodies
 
 if TYPE_CHECKING:
     from starlette.datastructures import FormData, Headers, QueryParams
@@ -34,13 +35,15 @@ JSON_LINES = b"application/x-ndjson"
 #: Maximum number of parts of a form, against attacks on the parser.
 MAX_FORM_PARTS = 1000
 
-_FORM = b"application/x-www-form-urlencoded"
+#: Sent by `curl -d` and by Python's urllib unless the caller sets another content type.
+FORM = b"application/x-www-form-urlencoded"
 _MULTIPART = b"multipart/form"
 _CONNECTION_HEADERS = frozenset(
     (b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"proxy-connection", b"upgrade")
 )
 _HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NOT_IN_HEADER = re.compile(rb"[\0\r\n]")
+_NOT_JSON = object()
 _UTF8_BOM = b"\xef\xbb\xbf"
 
 _KEYS = orjson.OPT_NON_STR_KEYS
@@ -84,24 +87,31 @@ class Encoded(NamedTuple):
 _new_encoded = tuple.__new__
 
 
-def parse(content_type: bytes | None, body: bytes, json_only: bool = False) -> Any:
-    """Parse a body by its content type into JSON, FormData, str or bytes; with `json_only`, JSON or None.
-
-    Raises: BadBody.
-    """
+def parse(content_type: bytes | None, body: bytes, bodies: Bodies = Bodies.BY_TYPE) -> Any:
+    """Parse a body by its content type into JSON, FormData, str or bytes. Raises: BadBody."""
     if content_type == JSON:
         return _parse_json(body)
     kind = content_type.partition(b";")[0].strip().lower() if content_type else b""
     if kind == JSON:
         return _parse_json(body)
-    if json_only:
+    if bodies is Bodies.JSON_ONLY:
         return None
     if content_type is not None:
         if kind == b"text/plain":
             return _parse_text(content_type, body)
-        if kind == _FORM or kind.startswith(_MULTIPART):
+        if kind == FORM and bodies is Bodies.JSON_OVER_FORMS and (value := json_or(body, _NOT_JSON)) is not _NOT_JSON:
+            return value
+        if kind == FORM or kind.startswith(_MULTIPART):
             return _parse_form(kind, content_type, body)
     return body
+
+
+def json_or(body: bytes, otherwise: Any) -> Any:
+    """Return the value of a body that is JSON, else `otherwise`."""
+    try:
+        return _parse_json(body)
+    except BadBody:
+        return otherwise
 
 
 def make_query_params(query: bytes) -> QueryParams:
@@ -213,7 +223,7 @@ def _parse_form(kind: bytes, content_type: bytes, body: bytes) -> FormData:
     # The body is in memory and bounded already, so a size limit per part or spooling to disk would gain nothing.
     size = len(body) + 1
     parser: FormParser | MultiPartParser
-    if kind == _FORM:
+    if kind == FORM:
         parser = FormParser(headers, body_chunks(), max_fields=MAX_FORM_PARTS, max_part_size=size)
     else:
         parser = MultiPartParser(

@@ -1,0 +1,71 @@
+"""The lines after a deploy: a command that works when it is pasted, or what to send."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortex.cli.sample_request import sample_request
+from cortex.config.schema import Api
+
+URL = "http://localhost:8888/iris"
+POST = "class Handler:\n def handle_post(self, payload): return payload['a'] + payload['b']"
+HANDLER = {"interface": "handler", "type": "python", "path": "handler.py"}
+JSON = "-H 'content-type: application/json' -d"
+
+
+def hint(folder: Path, source: str, files: tuple[str, ...] = (), **fields: Any) -> list[str]:
+    (folder / "handler.py").write_text(source)
+    for name in files:
+        (folder / name).write_text("{}")
+    api = Api.model_validate({"name": "iris", "handler": HANDLER, **fields})
+    return sample_request({"spec": api.model_dump(mode="json"), "endpoint": URL}, folder)
+
+
+def test_the_sample_of_the_project_is_sent(tmp_path: Path) -> None:
+    assert hint(tmp_path, POST, ("sample.json",)) == [f"curl {URL} {JSON} @{tmp_path}/sample.json"]
+
+
+def test_the_readiness_sample_is_sent_since_the_replicas_have_answered_it(tmp_path: Path) -> None:
+    found = hint(tmp_path, POST, ("sample.json", "ready.json"), readiness="ready.json")
+    assert found == [f"curl {URL} {JSON} @{tmp_path}/ready.json"]
+
+
+def test_without_a_sample_it_says_what_to_send(tmp_path: Path) -> None:
+    assert hint(tmp_path, POST) == [
+        "cortex predict iris FILE.json",
+        '  FILE.json is a JSON body with "a", "b"; with it as sample.json, the next deploy shows a command for curl',
+    ]
+    assert "FILE.json is a JSON body; with it" in hint(tmp_path, "from model import Handler")[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "command"),
+    [
+        ("def handle_get(self): ...", f"curl {URL}"),
+        ("def handle_post(self): ...", f"curl -X POST {URL}"),
+        ("def handle_delete(self, headers): ...", f"curl -X DELETE {URL}"),
+        ("def handle_get(self, query_params): return query_params['q']", 'send GET with the query parameters "q"'),
+        ("def handle_put(self, payload): return payload['a']", 'send PUT with a JSON body with "a"'),
+        (
+            "def handle_post(self, payload, query_params): return payload['a'], query_params['q']",
+            'send POST with a JSON body with "a" and the query parameters "q"',
+        ),
+    ],
+)
+def test_the_signature_decides_what_is_sent(tmp_path: Path, method: str, command: str) -> None:
+    assert hint(tmp_path, f"class Handler:\n {method}") == [command]
+
+
+def test_curl_trusts_the_certificates_of_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "handler.py").write_text("class Handler:\n def handle_get(self): ...")
+    api = Api.model_validate({"name": "iris", "handler": HANDLER}).model_dump(mode="json")
+    found = sample_request({"spec": api, "endpoint": "https://host/iris"}, tmp_path, "/etc/my ca.pem")
+    assert found == ["curl --cacert '/etc/my ca.pem' https://host/iris"]
+
+
+def test_a_key_is_sent_if_the_api_requires_one(tmp_path: Path) -> None:
+    found = hint(tmp_path, "class Handler:\n def handle_get(self): ...", networking={"auth": "api_key"})
+    assert found == [f'curl {URL} -H "X-API-Key: $CORTEX_API_KEY"']
