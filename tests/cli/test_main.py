@@ -41,6 +41,22 @@ def test_schema_prints_the_json_schema_of_a_generation(tmp_path: Path, version: 
     assert f'"{key}"' in json.dumps(json.loads(done.stdout)["definitions"])
 
 
+def test_init_writes_into_the_current_folder_and_overwrites_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "2 Big Models"
+    folder.mkdir()
+
+    first = cortex(tmp_path / "home", "init", "--framework", "onnx", cwd=folder)
+    second = cortex(tmp_path / "home", "init", cwd=folder)
+
+    assert (first.returncode, first.stderr) == (0, "")
+    assert (folder / "cortex.yaml").read_text().startswith("- name: big-models\n")
+    assert (folder / "model.onnx").is_file()
+    assert first.stdout.endswith("  cortex deploy\n  cortex predict big-models sample.json\n")
+    assert second.returncode == 2
+    assert second.stderr.startswith("error: cortex.yaml: exists already; ")
+    assert not (tmp_path / "home").exists()
+
+
 @pytest.mark.parametrize("words", [[], ["--help"], ["help"]])
 def test_help_lists_every_command(tmp_path: Path, words: list[str]) -> None:
     done = cortex(tmp_path, *words)
@@ -80,6 +96,9 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
         (["check", "handler.py"], "handler.py: is a Python file, not a configuration file; give the path of"),
         (["check", "."], "cortex.yaml: does not exist"),
         (["predict", "a", "nope.json"], "nope.json: can't be read"),
+        (["init", "My API"], '; write "my-api"'),
+        (["init", "b-x"], "must not begin with"),
+        (["init", "a", "--framework", "torch"], "invalid choice: 'torch' (choose from 'python', 'sklearn', 'pytorch'"),
         (["schema", "--generation", "0.36"], "argument --generation: must be a version from 0.10 to 0.35 (got 0.36)"),
         (["completion", "tcsh"], "invalid choice: 'tcsh'"),
         (["env", "configure", "x", "--operator-endpoint", "nope", "--token", "t"], "is not a valid operator address"),

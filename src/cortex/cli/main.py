@@ -20,6 +20,7 @@ from cortex.errors import CortexError, UsageError
 from cortex.home import Home
 
 COMMANDS = {
+    "init": "write a new project",
     "deploy": "deploy the APIs of a configuration file and wait until they are live",
     "check": "find all mistakes in a project before deploying it",
     "simulate": "simulate the autoscaling of an API under recorded or synthetic traffic",

@@ -212,6 +212,9 @@ def _api_name(value: object) -> str:
     return name
 
 
+ApiName = Annotated[str, BeforeValidator(_api_name)]
+
+
 @accepts(type="string", pattern=r"^(?!/$)(?!.*//)[A-Za-z0-9_./-]+$", maxLength=MAX_ENDPOINT_LENGTH)
 def _endpoint(value: object) -> str:
     endpoint = text(value)
@@ -406,7 +409,7 @@ class Api(ConfigModel):
 
     null_means_default = frozenset({"readiness", "schedule"})
 
-    name: Annotated[str, BeforeValidator(_api_name)]
+    name: ApiName
     kind: ApiKind = ApiKind.REALTIME
     deployment: str | None = None  #: name of its `kind: deployment`; only in files of 0.10 to 0.12
     handler: Handler = NO_CODE  #: NO_CODE only for a TrafficSplitter
