@@ -25,7 +25,7 @@ output packaging path policy postgresql prediction preparations priority process
 queue queueing ray reason record remote replica report request requirement reservation retry route routing rpc rule
 run runner sample scaling schema service serving session settings simulation socket source start state statistics status
 storage store stream streaming summary table task telemetry tensor tensorflow theory timing tls total traceback
-tracking traffic transport unacknowledged user validate value view violation wire writer
+template tracking traffic transport unacknowledged user validate value view violation wire writer
 """
 PLAIN = set(_PLAIN.split())
 
