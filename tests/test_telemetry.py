@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 
-from cortex.telemetry import LogFormatter
+from cortex.telemetry import LogFormatter, parse
 
 
 def line(message: str, **fields: object) -> str:
@@ -20,3 +20,18 @@ def test_values_cannot_be_confused_with_fields_or_lines() -> None:
     written = line("failed", error='a=b "c"\nd', empty="")
     assert written.endswith(r'failed error="a=b \"c\"\nd" empty=""')
     assert "\n" not in line("two\nlines", error=ValueError("x\ny"))
+
+
+def test_a_parsed_line_has_its_message_and_fields() -> None:
+    written = line("replica failed", api="iris", error='a=b "c"\nd x=1', empty="", count=7)
+    assert parse(written) == {
+        "time": "2026-01-01T00:00:00.250Z",
+        "level": "info",
+        "message": "replica failed",
+        "api": "iris",
+        "error": 'a=b "c"\nd x=1',
+        "empty": "",
+        "count": "7",
+    }
+    assert parse(line("no fields")) == {"time": "2026-01-01T00:00:00.250Z", "level": "info", "message": "no fields"}
+    assert parse("Traceback (most recent call last):") == {"message": "Traceback (most recent call last):"}

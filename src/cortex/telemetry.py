@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -13,6 +14,9 @@ from typing import Any
 
 _MAX_BYTES = 10 * 1024 * 1024
 _BACKUPS = 3
+_LINE = re.compile(r"(\S+Z) (info|warning|error|critical) (.*)")
+_FIELD = re.compile(r' (\w+)=("(?:[^"\\]|\\.)*"|[^ "=]+)')
+_FIELDS = re.compile(rf"(?:{_FIELD.pattern})*$")
 
 
 class Logger:
@@ -55,6 +59,20 @@ class LogFormatter(logging.Formatter):
         parts.append(record.getMessage().replace("\n", "\\n"))
         parts += [f"{key}={_value(value)}" for key, value in fields.items()]
         return " ".join(parts)
+
+
+def parse(line: str) -> dict[str, str]:
+    """Return time, level, message and fields of a line that `LogFormatter` wrote; of any other, only the message."""
+    parts = _LINE.fullmatch(line)
+    if parts is None:
+        return {"message": line}
+    message, fields = parts[3], _FIELDS.search(parts[3])
+    found = {"time": parts[1], "level": parts[2], "message": message}
+    if fields and fields[0]:
+        found["message"] = message[: fields.start()]
+        for name, value in _FIELD.findall(fields[0]):
+            found.setdefault(name, json.loads(value) if value.startswith('"') else value)
+    return found
 
 
 def configure(path: Path | None) -> None:

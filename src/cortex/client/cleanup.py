@@ -39,12 +39,15 @@ def inspect_processes(home: Home) -> dict[str, Any]:
     return {"operator": None, "gateway": _gateway(home), "models": _model_agent(home), "replicas": _replicas(home)}
 
 
-def stop_all(home: Home) -> bool:
-    """Stop operator, gateway, model agent and all replicas; return whether any of them was running."""
+def stop_all(home: Home, drain_s: float = _DRAIN_S) -> bool:
+    """Stop operator, gateway, model agent and all replicas; return whether any of them was running.
+
+    `drain_s`: drain time of replicas that the operator has not stopped.
+    """
     if not home.run_dir.is_dir():
         return False
     found = _stop_operator(home)
-    found = asyncio.run(_stop_rest(home)) or found
+    found = asyncio.run(_stop_rest(home, drain_s)) or found
     operator_file(home).unlink(missing_ok=True)
     return found
 
@@ -79,7 +82,7 @@ def _wait_until_gone(operator: OperatorIdentity, timeout_s: float) -> bool:
     return True
 
 
-async def _stop_rest(home: Home) -> bool:
+async def _stop_rest(home: Home, drain_s: float) -> bool:
     gateway = HaproxyGateway(home, GatewaySettings())
     found = _gateway(home) is not None or _model_agent(home) is not None
     await gateway.stop()
@@ -89,11 +92,11 @@ async def _stop_rest(home: Home) -> bool:
         await engine.startup(on_change=lambda: None, on_end=lambda spec: None)
         for replica in engine.replicas():
             found = True
-            await engine.stop(replica, _DRAIN_S)
+            await engine.stop(replica, drain_s)
         async with asyncio.timeout(_STOP_TIMEOUT_S):
             while engine.replicas():
                 await asyncio.sleep(_PAUSE_S)
-            await engine.end_orphans(_DRAIN_S)
+            await engine.end_orphans(drain_s)
     finally:
         await engine.shutdown()
     await ModelAgent(home, {}, Logger(__name__)).stop()

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -130,7 +131,7 @@ def start(home: Home, options: ListenOptions) -> tuple[OperatorIdentity, bool]:
             options.check(running)
             return running, False
         offset = log_file(home).stat().st_size if log_file(home).exists() else 0
-        process = _spawn(home, options)
+        process = spawn(home, options.command(home))
         return _wait_until_started(home, process, offset), True
 
 
@@ -145,10 +146,11 @@ def foreground_command(home: Home, options: ListenOptions) -> list[str]:
     return options.command(home)
 
 
-def _spawn(home: Home, options: ListenOptions) -> subprocess.Popen[bytes]:
+def spawn(home: Home, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start an operator as a detached process that writes to its log file. Raises: OSError."""
     environ = {**os.environ, "CORTEX_HOME": str(home.path)}
     with open(log_file(home), "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:  # noqa: PTH123
-        return start_detached(options.command(home), output=log, cwd=home.path, env=environ)
+        return start_detached(command, output=log, cwd=home.path, env=environ)
 
 
 def _wait_until_started(home: Home, process: subprocess.Popen[bytes], log_offset: int) -> OperatorIdentity:

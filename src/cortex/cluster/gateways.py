@@ -176,6 +176,11 @@ class GatewayFleet:
         """Restart the operator's own gateway if it died; agents do so on nodes. Raises: GatewayError."""
         await self._own.ensure_running()
 
+    async def drain(self, timeout_s: float) -> None:
+        """Drain the gateway of this machine. Those of nodes accept connections until `stop`."""
+        await self._cancel_tasks()
+        await self._own.drain(timeout_s)
+
     async def stop(self) -> None:
         """End all gateways, with the requests inside them. A later operator ends those that don't answer now."""
         await self._cancel_tasks()

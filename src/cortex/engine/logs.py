@@ -205,7 +205,7 @@ class _ReplicaLog:
                 last_write = os.fstat(file.fileno()).st_mtime
                 if since is None or last_write + _CLOCK_MARGIN_S >= since.timestamp():
                     file.seek(offset)
-                    yield from _parse(self.replica, file)
+                    yield from parse_lines(self.replica, file)
             offset = 0
 
     def start_of_tail(self, inodes: list[int], lines: int) -> tuple[int | None, int]:
@@ -274,7 +274,7 @@ class _Cursor:
     def _lines(self, data: bytes) -> list[LogLine]:
         complete, newline, rest = (self._rest + data).rpartition(b"\n")
         self._rest = rest
-        return list(_parse(self._log.replica, complete.split(b"\n"))) if newline else []
+        return list(parse_lines(self._log.replica, complete.split(b"\n"))) if newline else []
 
     def _enter(self, inode: int, offset: int) -> None:
         self.close()
@@ -294,7 +294,7 @@ class _Cursor:
         return inodes[position] if position < len(inodes) else None
 
 
-def _parse(replica: str, lines: Iterable[bytes]) -> Iterator[LogLine]:
+def parse_lines(replica: str, lines: Iterable[bytes]) -> Iterator[LogLine]:
     """Parse the lines of one file. A malformed line, torn by a full disk, gets the time of the line before it."""
     at = ""
     for line in lines:

@@ -34,6 +34,12 @@ class Gateway(Protocol):
     async def ensure_running(self) -> None:
         """Replace a dead HAProxy, and retry a failed `apply`. Call it about every second. Raises: GatewayError."""
 
+    async def drain(self, timeout_s: float) -> None:
+        """Accept no new connections, and wait up to `timeout_s` until all open requests have ended; `stop` follows.
+
+        `startup` of a later operator accepts connections again. Raises: GatewayError.
+        """
+
     async def stop(self) -> None:
         """End HAProxy together with its open requests."""
 

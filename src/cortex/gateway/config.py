@@ -71,6 +71,8 @@ from cortex.gateway.backends import (
     splitter_key_rules,
 )
 from cortex.gateway.maps import (
+    DRAINING_KEY,
+    DRAINING_MAP,
     HEALTH_BACKEND,
     INFO_MAP,
     JOBS_MAP,
@@ -91,6 +93,8 @@ from cortex.gateway.routes import ApiBackend, RoutingTable
 CONFIG_FILE = "haproxy.cfg"
 CERTIFICATE_FILE = "certificate.pem"
 LUA_FILE = "gateway.lua"
+#: The frontend for clients.
+FRONTEND = "gateway"
 # Read at import: another version may be installed while this process runs.
 _SCRIPT = resources.files("cortex.gateway").joinpath(LUA_FILE).read_text()
 
@@ -272,7 +276,7 @@ def _frontend(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySo
         routes += f" if {{ path,map({ROUTES_MAP}) -m found }}"
         routes += f"\n  use_backend %[path,regsub('[^/]+$',''),map({JOBS_MAP})]"
     return f"""\
-frontend gateway
+frontend {FRONTEND}
   bind {host}:{settings.port} proto h1{_TLS if settings.certificate else ""}
   bind 'unix@{sockets.successor}' mode 600 proto h1
   unique-id-format %[date(0,ms)]-%pid-%rt
@@ -285,6 +289,7 @@ frontend gateway
 {_split_rules(table, sockets, settings.body_timeout_s)}\
   http-after-response set-header x-cortex-request-id %[unique-id] unless {{ be_name -m str cortex-successor }}
   http-after-response set-header access-control-allow-origin *
+  http-after-response set-header connection close if {{ str({DRAINING_KEY}),map({DRAINING_MAP}) -m str 1 }}
   # An old worker passes what still arrives on idle connections to the worker that replaced it.
   use_backend cortex-successor if {{ stopping }}
 {_split_routes(table)}\

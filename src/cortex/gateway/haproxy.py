@@ -19,8 +19,8 @@ import psutil
 from cortex.errors import GatewayError
 from cortex.gateway.access_log import ACCESS_LOG_FILE
 from cortex.gateway.backends import GatewaySockets, capacity, server_options
-from cortex.gateway.config import CONFIG_FILE, GatewaySettings, RenderedConfig, render
-from cortex.gateway.maps import BACKEND_PREFIX, api_of, backend_name
+from cortex.gateway.config import CONFIG_FILE, FRONTEND, GatewaySettings, RenderedConfig, render
+from cortex.gateway.maps import BACKEND_PREFIX, DRAINING_KEY, DRAINING_MAP, api_of, backend_name
 from cortex.gateway.routes import RoutingTable
 from cortex.gateway.runtime_api import (
     BackendState,
@@ -34,6 +34,7 @@ from cortex.gateway.runtime_api import (
     lacks_servers,
     may_use,
     server_commands,
+    set_map,
 )
 from cortex.gateway.statistics import BackendStats, ResponseTotals, backend_stats, in_flight_by_server
 from cortex.home import Home, write_private
@@ -53,6 +54,8 @@ HUNG_AFTER_PROBES = 2
 #: Maximum rounds of commands until a worker has all servers of the table.
 _SYNC_ROUNDS = 3
 _POLL_S = 0.01
+#: A request that arrived just before the listener closed is seen by the second check.
+_DRAIN_CHECKS, _DRAIN_POLL_S = 2, 0.05
 
 LOG_MAX_BYTES = 1024 * 1024
 ACCESS_LOG_MAX_BYTES = 64 * 1024 * 1024
@@ -139,10 +142,17 @@ class HaproxyGateway:
                 except Unresponsive:
                     await self._restart()
                 else:
+                    await self._accept_connections()
                     self._watch_process()
                     self._logger.info("gateway adopted", pid=self._process.pid)
             else:
                 await self._restart()
+
+    async def _accept_connections(self) -> None:
+        """Undo `drain` of an operator that was killed before it stopped HAProxy."""
+        workers = await self._runtime.workers()
+        if workers.current is not None:
+            await self._runtime.run(workers.current, [f"enable frontend {FRONTEND}"])
 
     async def apply(self, table: RoutingTable) -> None:
         """Put `table` in force; idempotent. Raises: GatewayError; `ensure_running` then tries again."""
@@ -221,6 +231,23 @@ class HaproxyGateway:
                 self._failed_probes = 0
             except Unresponsive as error:
                 await self._count_failure(error)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Accept no new connections, and wait until all open requests have ended; see `base.Gateway`."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        self._unwatch()  # one that dies now is not replaced
+        async with self._lock:
+            workers = await self._runtime.workers()
+            if workers.current is not None:
+                # Clients that send one request after the other would never end: each response closes its connection.
+                closing = set_map(DRAINING_MAP, DRAINING_KEY, "1")
+                await self._runtime.run(workers.current, [closing, f"disable frontend {FRONTEND}"])
+            idle = 0
+            while idle < _DRAIN_CHECKS and asyncio.get_running_loop().time() < deadline:
+                seen = await self._runtime.all_backends(await self._runtime.workers())
+                is_idle = not any(state.requests for backends in seen.values() for state in backends.values())
+                idle = idle + 1 if is_idle else 0
+                await asyncio.sleep(_DRAIN_POLL_S)
 
     async def stop(self) -> None:
         """End HAProxy and all its workers, together with their open requests."""

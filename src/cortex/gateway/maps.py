@@ -14,6 +14,7 @@ configuration, so that HAProxy never parses it as a directive.
 | `slots.map` | splitter:0 to splitter:99 | backend | command |
 | `shadows.map` | splitter:0 to splitter:99 | backend that gets a copy, or `-` | command |
 | `keys.map` | hash of a key; hash/API | id of the key | command |
+| `draining.map` | `gateway` | 1 if responses close their connections, because the gateway ends soon | command |
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ HOLDS_MAP = "holds.map"
 SLOTS_MAP = "slots.map"
 SHADOWS_MAP = "shadows.map"
 KEYS_MAP = "keys.map"
+DRAINING_MAP = "draining.map"
 
+#: The only key of `draining.map`.
+DRAINING_KEY = "gateway"
 BACKEND_PREFIX = "api:"
 #: Backends of APIs that run jobs. Their only server is always the operator, so no command ever changes them.
 JOBS_PREFIX = "jobs:"
@@ -112,6 +116,7 @@ def live_maps(table: RoutingTable) -> Maps:
         HOLDS_MAP: {backend_name(backend): "1" if backend.holds else "0" for backend in calls},
         SLOTS_MAP: slots,
         SHADOWS_MAP: shadows,
+        DRAINING_MAP: {DRAINING_KEY: "0"},
     }
 
 

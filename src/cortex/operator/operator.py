@@ -62,8 +62,8 @@ from cortex.telemetry import Logger
 
 #: Interval of the checks that the gateway runs.
 _GATEWAY_CHECK_S = 1.0
-#: Drain period of `cortex down`.
-_DOWN_DRAIN_S = 10.0
+#: Minimum of the drain time that replicas have after the gateway is drained.
+_REPLICA_DRAIN_S = 1.0
 _logger = Logger("cortex.operator")
 
 
@@ -176,13 +176,10 @@ class Operator:
         """Serve until a signal or a request stops it. Raises: GatewayError if the gateway can't be started."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._shut_down, self._settings.stop_all)
         await self._start()
         identity = OperatorInfo.of(self._settings)
-        servers = [
-            (self._server(identity), listener),
-            (self._jobs_server(), replace_listener(self._home.jobs_socket)),
-        ]
+        clients, workers = self._server(identity), self._jobs_server()
         identity.write(self._home)
         save_settings(self._home, self._settings, _logger)
         _logger.info("operator started", pid=identity.process.pid, url=identity.url, gateway=identity.gateway_url)
@@ -195,14 +192,19 @@ class Operator:
             asyncio.create_task(self._keep_gateway_running(), name="keep gateway running"),
             asyncio.create_task(self._model_agent.run(), name="keep model agent running"),
         ]
-        serving = [asyncio.create_task(server.serve(sockets=[socket]), name="serve") for server, socket in servers]
+        jobs_listener = replace_listener(self._home.jobs_socket)
+        serving_clients = asyncio.create_task(clients.serve(sockets=[listener]), name="serve clients")
+        serving_workers = asyncio.create_task(workers.serve(sockets=[jobs_listener]), name="serve workers")
         await self._stop.wait()
-        for server, _ in servers:
-            server.should_exit = True
-        await asyncio.gather(*serving)
+        clients.should_exit = True
+        await serving_clients
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._stops_all:
+            await self._drain()  # before the workers' server, which gets what the gateway and the workers still send
+        workers.should_exit = True
+        await serving_workers
         await self._shutdown()
 
     async def _start(self) -> None:
@@ -221,9 +223,17 @@ class Operator:
         await self._async_apis.startup()
         await self._gateway.startup(self._reconciler.routes())
 
+    async def _drain(self) -> None:
+        """Finish the requests in progress, accept no others, and stop all replicas."""
+        deadline = time.monotonic() + self._settings.drain_s
+        try:
+            await self._gateway.drain(self._settings.drain_s)
+        except GatewayError as error:  # it hangs or has died
+            _logger.warning("gateway can't be drained", error=error)
+        await self._reconciler.stop_all(max(deadline - time.monotonic(), _REPLICA_DRAIN_S))
+
     async def _shutdown(self) -> None:
         if self._stops_all:
-            await self._reconciler.stop_all(_DOWN_DRAIN_S)
             await self._gateway.stop()  # before the node agents, which stop the gateways of their nodes
             if self._cluster is not None:
                 await self._cluster.engine.end_nodes()

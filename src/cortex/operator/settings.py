@@ -25,6 +25,8 @@ class OperatorSettings:
     autoscaler_speed: float = 1.0  #: factor by which time passes faster for the autoscaler
     tls: CertificateFiles | None = None  #: served by operator and gateway; None: plain HTTP
     name: str = ""  #: host name of this machine in URLs; "": the listening address
+    stop_all: bool = False  #: stop gateway, replicas and agents, too, when a signal stops the operator
+    drain_s: float = 10.0  #: time for requests in progress when everything stops
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> OperatorSettings:
@@ -41,6 +43,8 @@ class OperatorSettings:
             default=cls.autoscaler_speed,
             help="factor by which time passes faster for the autoscaler, to try a policy without waiting",
         )
+        parser.add_argument("--stop-all", action="store_true", help="at SIGTERM, drain and stop everything")
+        parser.add_argument("--drain", type=float, default=cls.drain_s, help="drain time in seconds, then")
         parsed = parser.parse_args(arguments)
         if bool(parsed.tls_cert) != bool(parsed.tls_key):
             parser.error("--tls-cert and --tls-key must be given together")
@@ -50,6 +54,8 @@ class OperatorSettings:
             parsed.gateway_port,
             parsed.autoscaler_speed,
             CertificateFiles(parsed.tls_cert.absolute(), parsed.tls_key.absolute()) if parsed.tls_cert else None,
+            stop_all=parsed.stop_all,
+            drain_s=parsed.drain,
         )
 
     def with_certificate_name(self, certificate: ServerCertificate) -> OperatorSettings:

@@ -144,6 +144,9 @@ class ScriptedGateway:
     async def ensure_running(self) -> None:
         self._check_reachable()
 
+    async def drain(self, timeout_s: float) -> None:
+        self._check_reachable()
+
     async def stop(self) -> None:
         pass
 

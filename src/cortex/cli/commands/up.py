@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,12 +18,29 @@ from cortex.installation import Installation
 from cortex.tls import CertificateFiles
 
 _STORED = "stored for later starts"
+_MAX_DRAIN_S = 86_400
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument(
         "--foreground", action="store_true", help="run in the foreground, for systemd and other process managers"
+    )
+    parser.add_argument(
+        "--stop-all",
+        action="store_true",
+        help="with --foreground: print all logs, and at SIGTERM drain and stop everything; for containers",
+    )
+    parser.add_argument(
+        "--drain",
+        metavar="SECONDS",
+        type=float,
+        help="with --stop-all: maximum time that requests in progress have to finish at the end (default: 20)",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=("json", "text"),
+        help="with --stop-all: format of the printed logs; default: text on a terminal, otherwise json",
     )
     default = Installation()
     parser.add_argument(
@@ -73,12 +91,15 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     for port in (arguments.gateway_port, arguments.operator_port, arguments.node_port):
         if port is not None and not 0 < port < 65536:
             raise InputError(f"{port} is not a valid port; ports range from 1 to 65535")
+    _check_foreground_options(arguments)
     tls = _certificate_files(arguments)
     options = ListenOptions(arguments.gateway_port, arguments.operator_port, arguments.host, tls, arguments.no_tls)
     if tls is not None:
         for warning in tls.warnings(tls.load(), datetime.now(UTC)):
             session.console.note(f"warning: {warning}")
     _store_installation(arguments, options, session)
+    if arguments.stop_all:
+        return _run_with_everything(arguments, options, session)
     if arguments.foreground:
         command = foreground_command(session.home, options)
         session.console.flush()
@@ -97,6 +118,27 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     elif Installation.read(session.home).engine != "local":
         _warn_about_cluster(session)
     return 0
+
+
+def _check_foreground_options(arguments: argparse.Namespace) -> None:
+    """Check the options of --stop-all. Raises: InputError."""
+    if arguments.stop_all and not arguments.foreground:
+        raise InputError("--stop-all requires --foreground")
+    for name, value in (("--drain", arguments.drain), ("--log-format", arguments.log_format)):
+        if value is not None and not arguments.stop_all:
+            raise InputError(f"{name} requires --foreground --stop-all")
+    if arguments.drain is not None and not 0 <= arguments.drain <= _MAX_DRAIN_S:
+        raise InputError(f"--drain {arguments.drain:g}: must be 0 to {_MAX_DRAIN_S} seconds")
+
+
+def _run_with_everything(arguments: argparse.Namespace, options: ListenOptions, session: Session) -> int:
+    from cortex.cli.foreground import DRAIN_S, run_foreground  # noqa: PLC0415 - other starts do without
+    from cortex.cli.log_output import LogOutput  # noqa: PLC0415
+
+    session.console.flush()
+    is_json = arguments.log_format == "json" if arguments.log_format else not sys.stdout.isatty()
+    drain_s = DRAIN_S if arguments.drain is None else arguments.drain
+    return run_foreground(session.home, options, drain_s, lambda: LogOutput(session.home.logs_dir, sys.stdout, is_json))
 
 
 def _warn_about_cluster(session: Session) -> None:

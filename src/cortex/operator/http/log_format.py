@@ -35,7 +35,11 @@ class LogForm:
 
     def format(self, line: LogLine) -> str:
         """Return a line with its line break."""
-        return f"{_as_json(line)}\n" if self.is_json else f"{line.at} {line.replica.rsplit('-', 1)[-1]} {line.text}\n"
+        return (
+            f"{json.dumps(line_fields(line), ensure_ascii=False)}\n"
+            if self.is_json
+            else f"{line.at} {line.replica.rsplit('-', 1)[-1]} {line.text}\n"
+        )
 
 
 def format_access(fields: Mapping[str, Any], is_json: bool) -> str:
@@ -55,7 +59,8 @@ def _requests_of_death(line: LogLine) -> list[str]:
     return found[1].split(", ") if found else []
 
 
-def _as_json(line: LogLine) -> str:
+def line_fields(line: LogLine) -> dict[str, Any]:
+    """Return a line as the keys and values of its JSON object."""
     level = _LEVEL.match(line.text) if line.stream == STDOUT else None
     fields: dict[str, Any] = {
         "time": line.at,
@@ -68,4 +73,4 @@ def _as_json(line: LogLine) -> str:
     fields["message"] = line.text[level.end() :] if level else line.text
     if line.request_id:
         fields["request_id"] = line.request_id
-    return json.dumps(fields, ensure_ascii=False)
+    return fields

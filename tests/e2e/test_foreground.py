@@ -1,0 +1,193 @@
+"""`cortex up --foreground --stop-all`, as process 1 of a PID namespace where that is possible."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.installations.installation import CORTEX, Installation, write_project
+from harness.ports import free_port
+from harness.wait import PATIENCE_S, wait_until
+
+NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc")
+SOURCE = """
+    import subprocess, time
+
+    class Handler:
+        def __init__(self, config):
+            print("constructed", flush=True)
+
+        def handle_post(self, payload):
+            if payload.get("orphan"):  # `sleep` loses its parent and ends later
+                subprocess.run(["sh", "-c", "sleep 0.2 & exit"], check=True)
+            time.sleep(payload.get("s", 0.02))
+            return payload
+"""
+CONFIG = """
+    - name: echo
+      kind: RealtimeAPI
+      handler: {type: python, path: handler.py}
+      compute: {cpu: 100m}
+"""
+
+
+class Foreground:
+    """One `cortex up --foreground --stop-all`."""
+
+    def __init__(self, home: Path, *flags: str) -> None:
+        is_possible = os.geteuid() == 0 and subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
+        self.namespace = NAMESPACE if is_possible else ()
+        self.cortex = Installation(home, free_port(), free_port())
+        ports = ["--gateway-port", str(self.cortex.gateway_port), "--operator-port", str(self.cortex.operator_port)]
+        self.output = (home.parent / "output").open("w+")
+        self.started = subprocess.Popen(
+            [*self.namespace, *CORTEX, "up", "--foreground", "--stop-all", *ports, *flags],
+            env=self.cortex.environ,
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def wait_until_up(self) -> None:
+        wait_until(self.answers, message="the operator answers")
+        if self.namespace:
+            self.cortex.prefix = ("nsenter", "--target", str(self.process.pid), "--pid", "--mount")
+
+    @property
+    def process(self) -> psutil.Process:
+        """The process that gets the signals of a container."""
+        started = psutil.Process(self.started.pid)
+        return started.children()[0] if self.namespace else started
+
+    def operator(self) -> psutil.Process:
+        (found,) = [child for child in self.process.children() if "cortex.operator.main" in child.cmdline()]
+        return found
+
+    def answers(self) -> bool:
+        connection = HTTPConnection("127.0.0.1", self.cortex.operator_port, timeout=10)
+        try:
+            connection.request("GET", "/livez")
+            return connection.getresponse().status == 200
+        except OSError:
+            assert self.started.poll() is None, self.lines()
+            return False
+        finally:
+            connection.close()
+
+    def lines(self) -> list[str]:
+        self.output.seek(0)
+        return self.output.read().splitlines()
+
+
+class KeptConnection(threading.Thread):
+    """Sends one request after the other until a response closes the connection."""
+
+    def __init__(self, port: int, **payload: float) -> None:
+        super().__init__(daemon=True)
+        self.answers: list[tuple[int, str | None]] = []
+        self.body = json.dumps(payload)
+        self.connection = HTTPConnection("127.0.0.1", port, timeout=60)
+        self.failure: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            while not self.answers or self.answers[-1][1] != "close":
+                self.connection.request("POST", "/echo", self.body, {"content-type": "application/json"})
+                response = self.connection.getresponse()
+                response.read()
+                self.answers.append((response.status, response.headers["connection"]))
+        except Exception as error:
+            self.failure = error
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="cx-") as folder:
+        yield Path(folder) / "home"
+
+
+@pytest.fixture
+def foreground(home: Path) -> Iterator[Foreground]:
+    made = Foreground(home)
+    try:
+        made.wait_until_up()
+        yield made
+    finally:
+        if made.started.poll() is None:
+            made.process.send_signal(signal.SIGTERM)
+            made.started.wait(PATIENCE_S)
+
+
+def test_everything_runs_restarts_is_reaped_drains_and_ends(foreground: Foreground, tmp_path: Path) -> None:
+    cortex = foreground.cortex
+    if foreground.namespace:
+        (status,) = [
+            line for line in Path(f"/proc/{foreground.process.pid}/status").read_text().splitlines() if "NSpid" in line
+        ]
+        assert status.split()[-1] == "1"
+    cortex.cortex("deploy", write_project(tmp_path / "project", SOURCE, CONFIG))
+
+    # An operator that is killed is started again, while the replica serves.
+    first = foreground.operator()
+    first.kill()
+    assert cortex.post("/echo", {"orphan": 1}).status == 200
+    wait_until(lambda: foreground.process.children() and not first.is_running(), message="the operator is reaped")
+    wait_until(foreground.answers, message="the next operator answers")
+
+    # Orphans are reaped: children of the process that have ended do not stay.
+    wait_until(lambda: not zombies(foreground.process), message="no zombie is left")
+
+    # Requests in progress, queued or on open connections get responses.
+    clients = [KeptConnection(cortex.gateway_port) for _ in range(4)] + [KeptConnection(cortex.gateway_port, s=1.5)]
+    for client in clients:
+        client.start()
+    wait_until(lambda: all(client.answers for client in clients), message="every client got a response")
+    members = foreground.process.children(recursive=True)
+    foreground.process.send_signal(signal.SIGTERM)
+    for client in clients:
+        client.join(PATIENCE_S)
+    assert [client.failure for client in clients] == [None] * len(clients)
+    assert {status for client in clients for status, _ in client.answers} == {200}
+
+    assert foreground.started.wait(PATIENCE_S) == 0
+    assert not [process for process in members if process.is_running()]
+    assert not (cortex.home / "run" / "operator.json").exists()
+    check_lines([json.loads(line) for line in foreground.lines()])
+
+
+def check_lines(lines: list[dict[str, Any]]) -> None:
+    found = {(line["source"], line.get("api"), line.get("message")) for line in lines}
+    assert found >= {
+        ("operator", None, "operator started"),
+        ("replica", "echo", "constructed"),
+        ("up", None, "the operator ended; starting it again"),
+        ("operator", None, "operator stopped"),
+        ("up", None, "stopped"),
+    }
+    assert "gateway" in {line["source"] for line in lines}
+    assert all(line["time"] for line in lines)
+
+
+def zombies(process: psutil.Process) -> list[psutil.Process]:
+    return [child for child in process.children() if child.status() == psutil.STATUS_ZOMBIE]
+
+
+def test_an_operator_that_can_not_start_ends_with_its_error(home: Path) -> None:
+    foreground = Foreground(home, "--host", "203.0.113.1")
+    assert foreground.started.wait(PATIENCE_S) == 1
+    assert "the operator can't listen on 203.0.113.1" in foreground.lines()[0]
+
+
+def test_down_ends_the_foreground_process(foreground: Foreground) -> None:
+    foreground.cortex.down()
+    assert foreground.started.wait(PATIENCE_S) == 0
