@@ -11,6 +11,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,12 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = root / "tensorflow-models"
     with (root / "tensorflow-models.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "cases").exists():
+        if not folder.exists():
+            made = Path(tempfile.mkdtemp(dir=root)) / folder.name
             environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": str(TESTS)}
-            command = [sys.executable, __file__, str(folder)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+            done = subprocess.run([sys.executable, __file__, made], capture_output=True, text=True, env=environment)
             assert not done.returncode, done.stderr[-5000:]
+            made.rename(folder)
     return folder
 
 

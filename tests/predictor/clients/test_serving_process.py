@@ -23,8 +23,6 @@ from harness.wait import wait_until
 
 ROW = [5.1, 3.5, 1.4, 0.2]
 SCRIPT = Path(__file__).parents[2] / "harness" / "models" / "tensorflow_model_server.py"
-#: A server that is started several times costs seconds each time; TensorFlow's import takes most of it.
-pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="module")
