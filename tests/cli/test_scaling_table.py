@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cortex.cli.tables.scaling import decisions_table, policy_lines
+from cortex.cli.tables.scaling import decisions_table, policy_lines, room_note, shortage_note
 
 POLICY = {"min_replicas": 1, "max_replicas": 3, "target": 4.0, "measure": "in flight", "window_s": 60.0}
 
@@ -34,3 +34,14 @@ def test_shows_the_policy_unless_the_api_is_not_autoscaled() -> None:
     assert one == "iris: 1 replica requested, of 1 to 3"
     fixed = {**POLICY, "min_replicas": 3}
     assert "not autoscaled" in list(policy_lines({"api": "iris", "requested": 3, "policy": fixed}))[1]
+
+
+def test_says_how_many_replicas_have_no_room() -> None:
+    api: dict[str, Any] = {"spec": {"name": "iris", "autoscaling": {"max_replicas": 8}}}
+    assert (shortage_note(api), room_note(api)) == ("", "")
+    api["scaling_shortage"] = "4 replicas are wanted, but there is room for 2: a replica needs 1 cores"
+    api["room"] = {"replicas": 2, "shortage": "a replica needs 1 cores"}
+    assert shortage_note(api) == f"autoscaling of iris: {api['scaling_shortage']}"
+    assert room_note(api) == "autoscaling: there is room for 2 of max_replicas 8: a replica needs 1 cores"
+    api["spec"]["autoscaling"]["max_replicas"] = 100  # the default
+    assert room_note(api) == ""

@@ -5,6 +5,7 @@ The client is imported on first use, because commands such as `cortex version` d
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,6 +38,17 @@ class Session:
         from cortex.client.client import Client  # noqa: PLC0415 - see above
 
         return Client(self.environments.get(env))
+
+    @property
+    def is_interactive(self) -> bool:
+        """Whether a user can answer questions: standard input is a terminal."""
+        return sys.stdin is not None and sys.stdin.isatty()
+
+    def confirm(self, question: str) -> bool:
+        """Ask a user a question; return whether the answer is yes. Call it only if `is_interactive`."""
+        self.console.err.write(f"{question} [y/N] ")
+        self.console.err.flush()
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def start_local_operator(self, client: Client) -> bool:
         """Start the operator if `client` belongs to the local environment; return whether it was started."""

@@ -10,13 +10,14 @@ from pathlib import Path
 from harness.installations.command_line import CORTEX, environ
 
 
-def on_terminal(home: Path, *words: str, **changes: str) -> str:
-    """Run a command on a terminal; return what it showed."""
+def on_terminal(home: Path, *words: str, typed: str = "", **changes: str) -> str:
+    """Run a command on a terminal on which a user has typed something; return what it showed."""
     control, terminal = pty.openpty()
     process = subprocess.Popen(
         [*CORTEX, *words], env=environ(home, **changes), stdin=terminal, stdout=terminal, stderr=terminal
     )
     os.close(terminal)
+    os.write(control, typed.encode())
     shown = b""
     try:
         while chunk := os.read(control, 65536):

@@ -206,6 +206,10 @@ def test_the_capacity_of_the_machine_limits_the_number(world: World) -> None:
     assert world.replicas() == 5
     expected = "no capacity for more: a replica needs 0.2 cores, but 0 of this machine's 1 are free"
     assert world.reasons()[0].endswith(expected)
+    record = world.store.get("iris")
+    assert record is not None
+    wanted = "replicas are wanted, but there is room for 5: a replica needs 0.2 cores"
+    assert wanted in world.scaling.shortage(record)
 
 
 def test_ignores_requests_of_slow_clients(world: World) -> None:

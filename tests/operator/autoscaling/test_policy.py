@@ -120,8 +120,10 @@ def test_the_ceiling_limits_only_upscaling() -> None:
     decision = decide(policy(), OLD, flat(400.0), NOW, 2, replace(ceiling, replicas=2))
     assert decision.requested == 2
     assert decision.reason.endswith("no capacity for more: a replica needs 1 cores, but 0 of this machine's 4 are free")
+    assert decision.shortage == f"3 replicas are wanted, but there is room for 2: {ceiling.shortage}"
     assert decide(policy(min_replicas=2), OLD, flat(400.0), NOW, 1, replace(ceiling, replicas=1)).requested == 2
-    assert decide(policy(), OLD, flat(36.0), NOW, 9, ceiling).requested == 9
+    enough = decide(policy(), OLD, flat(36.0), NOW, 9, ceiling)
+    assert (enough.requested, enough.shortage) == (9, "")
 
 
 @pytest.mark.parametrize(

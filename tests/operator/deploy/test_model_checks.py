@@ -171,6 +171,7 @@ def test_without_a_machine_only_the_project_is_checked(project: Project) -> None
         ("gpu: 1", Inventory(why_no_gpus="nvidia-smi is not on PATH"), "no NVIDIA GPU (nvidia-smi is not on PATH)"),
         ("gpu: 3", Inventory(("a", "b")), "2 GPUs"),
         ("inf: 1", Inventory(), "no Inferentia chip (no /dev/neuron0)"),
+        ("cpu: 5", Inventory(cores=4.0), "4 cores"),
     ],
 )
 def test_reports_devices_that_the_machine_lacks_at_their_place_in_the_file(
@@ -181,5 +182,16 @@ def test_reports_devices_that_the_machine_lacks_at_their_place_in_the_file(
     (problem,) = project.problems(devices=devices)
     assert (problem.line, problem.column) == (8, 18)
     assert problem.message == f"{compute[-1]}: this machine has {message}"
-    assert project.problems(devices=Inventory(("a", "b", "c"), (0,))) == ()
+    assert project.problems(devices=Inventory(("a", "b", "c"), (0,), cores=5.0)) == ()
     assert project.problems(devices=None) == ()
+
+
+def test_reports_memory_that_the_machine_can_never_have(project: Project) -> None:
+    project.files("m/1/x")
+    project.add("python", "path: m", extra="  compute: {mem: 5000Gi}\n")
+    (problem,) = project.problems(devices=Inventory(cores=4.0, memory_bytes=8 * 1024**3))
+    assert (problem.line, problem.column) == (8, 18)
+    assert (problem.message, problem.fix) == (
+        "5000.0 GiB: this machine has 8.0 GiB of memory",
+        "lower it, or deploy to another machine",
+    )

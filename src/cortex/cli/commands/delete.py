@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
+from collections.abc import Iterator
 
 from cortex.cli.arguments import add_api, add_env, add_job, add_output
+from cortex.cli.output import Json, format_count
 from cortex.cli.session import Session
 from cortex.client.client import Client
 from cortex.errors import InputError
 
-#: Deleting an API with more ready replicas requires confirmation.
+#: Without a terminal, deleting an API with more ready replicas requires `--force`.
 _MANY_REPLICAS = 2
 
 
@@ -30,13 +31,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, session: Session) -> int:
-    """Delete the API, after confirmation if it has many replicas, or stop the job."""
+    """Delete the API, after confirmation if it is in use, or stop the job."""
     client = session.client(arguments.env)
     if arguments.job:
         answer = client.stop_job(arguments.api, arguments.job, arguments.keep_cache)
     else:
         if not arguments.force:
-            _confirm(client, arguments.api, session)
+            _confirm(client, arguments, session)
         answer = client.delete(arguments.api, arguments.keep_cache, arguments.force)
     if arguments.output == "json":
         session.console.json(answer)
@@ -45,14 +46,36 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     return 0
 
 
-def _confirm(client: Client, api: str, session: Session) -> None:
-    counts = client.get_api(api)["status"]["replica_counts"]
-    ready = counts["updated"]["ready"] + counts["stale"]["ready"]
-    if ready <= _MANY_REPLICAS:
+def _confirm(client: Client, arguments: argparse.Namespace, session: Session) -> None:
+    """Ask before the deletion of an API that is in use. Without a terminal, refuse it if the API has many replicas.
+
+    Raises: InputError if it is refused.
+    """
+    api = client.get_api(arguments.api)
+    name, ready = arguments.api, _ready_replicas(api)
+    if not session.is_interactive:
+        if ready > _MANY_REPLICAS:
+            raise InputError(f"{name} has {ready} ready replicas; delete it with --force")
         return
-    if not sys.stdin or not sys.stdin.isatty():
-        raise InputError(f"{api} has {ready} ready replicas; delete it with --force")
-    session.console.err.write(f"{api} has {ready} ready replicas; delete it? [y/N] ")
-    session.console.err.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    uses = list(_uses(api, ready, arguments.keep_cache))
+    if uses and not session.confirm(f"{name} {' and '.join(uses)}; delete it?"):
         raise InputError("nothing was deleted")
+
+
+def _uses(api: Json, ready: int, keeps_jobs: bool) -> Iterator[str]:
+    """Yield what a deletion would end or delete."""
+    if ready:
+        yield f"has {format_count(ready, 'ready replica', 'ready replicas')}"
+    elif api["status"]["status_code"] == "live":
+        yield "is live"
+    if api.get("task_job_statuses") or api.get("batch_job_statuses"):
+        running = api.get("running_jobs", 0)
+        jobs = f"has jobs, {running} of them running" if running else "has jobs"
+        yield jobs if keeps_jobs else f"{jobs}, which will be deleted with their results"
+    if workloads := api.get("open_workloads"):
+        yield f"has {format_count(workloads, 'unfinished workload', 'unfinished workloads')}"
+
+
+def _ready_replicas(api: Json) -> int:
+    counts = api["status"]["replica_counts"]
+    return int(counts["updated"]["ready"] + counts["stale"]["ready"])

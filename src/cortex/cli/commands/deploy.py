@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from cortex.cli.arguments import add_config, add_env, add_output
@@ -11,6 +10,7 @@ from cortex.cli.output import Json, located
 from cortex.cli.rollout import report_failure, show_result, wait
 from cortex.cli.sample_request import sample_request
 from cortex.cli.session import Session
+from cortex.cli.tables.scaling import room_note, shortage_note
 from cortex.client.client import Client
 from cortex.client.environments import LOCAL, read_operator
 from cortex.client.packaging import Package, find_config, pack_file
@@ -75,11 +75,9 @@ def _confirm(package: Package, yes: bool, session: Session) -> None:
         return
     for warning in package.warnings:
         session.console.note(f"warning: {warning}; list files in .cortexignore to exclude them")
-    if not sys.stdin or not sys.stdin.isatty():
+    if not session.is_interactive:
         raise InputError("the project is unusually large; use --yes to deploy it without confirmation")
-    session.console.err.write("deploy it anyway? [y/N] ")
-    session.console.err.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    if not session.confirm("deploy it anyway?"):
         raise InputError("nothing was deployed")
 
 
@@ -105,6 +103,8 @@ def _report_live(api: Json, folder: Path, seconds: float, ca_file: str, session:
     name, endpoint = api["spec"]["name"], api["endpoint"]
     console.line(f"{name} is {console.styled('live', 'green')} ({seconds:.1f} s)")
     console.line(f"  endpoint: {endpoint}")
+    if note := shortage_note(api) or room_note(api):
+        console.line(f"  {note}")
     if (submission := _SUBMISSIONS.get(api["spec"].get("kind"))) is not None:
         console.line(f"  cortex submit {name}{submission} --watch")
         return

@@ -15,7 +15,7 @@ from cortex.cli.session import Session
 from cortex.cli.tables.apis import apis_table, kind_of, previous_version_note, targets_table
 from cortex.cli.tables.jobs import jobs_table, schedule_lines, tasks_table
 from cortex.cli.tables.models import model_notes, versions_table
-from cortex.cli.tables.scaling import show_scaling
+from cortex.cli.tables.scaling import shortage_note, show_scaling
 from cortex.cli.tables.tracker import show_tracker
 from cortex.client.client import Client
 from cortex.errors import UsageError, UserError
@@ -109,6 +109,10 @@ def _show_all(client: Client, apis: list[Json], session: Session) -> None:
         if number:
             console.line()
         console.table(*apis_table(kind, env, some, now))
+    for number, note in enumerate(note for api in apis if (note := shortage_note(api))):
+        if not number:
+            console.line()
+        console.line(note)
 
 
 def _show_one(client: Client, api: Json, session: Session) -> None:
@@ -123,6 +127,8 @@ def _show_one(client: Client, api: Json, session: Session) -> None:
     console.line(f"\nendpoint: {api['endpoint']}")
     if number := api.get("revision_number"):  # older operators send none
         console.line(f"revision: {number}{_live_revision(number, api['live_revision_number'])}")
+    if note := shortage_note(api):
+        console.line(note)
     if tracked := api.get("tracker"):
         show_tracker(tracked, api["spec"]["name"], console, now)
     if models := api.get("models"):

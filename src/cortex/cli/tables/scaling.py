@@ -9,6 +9,8 @@ from cortex.cli.output import Console, Json, Table, format_count
 
 #: Maximum number of decisions in the table; `-o json` prints all that the operator has kept.
 _SHOWN = 20
+#: Without this key in their file, users expect as many replicas as fit.
+_DEFAULT_MAX_REPLICAS = 100
 
 
 def show_scaling(scaling: Json, console: Console) -> None:
@@ -20,6 +22,20 @@ def show_scaling(scaling: Json, console: Console) -> None:
         return
     console.line()
     console.table(*decisions_table(scaling["decisions"]))
+
+
+def shortage_note(api: Json) -> str:
+    """Return a line about replicas that the autoscaler wants and that have no room; empty if there are none."""
+    shortage = api.get("scaling_shortage")  # older operators send none
+    return f"autoscaling of {api['spec']['name']}: {shortage}" if shortage else ""
+
+
+def room_note(api: Json) -> str:
+    """Return a line if the machine has no room for `max_replicas`; empty if it has, or if that is the default."""
+    room, most = api.get("room"), api["spec"].get("autoscaling", {}).get("max_replicas", _DEFAULT_MAX_REPLICAS)
+    if room is None or most == _DEFAULT_MAX_REPLICAS:
+        return ""
+    return f"autoscaling: there is room for {room['replicas']} of max_replicas {most}: {room['shortage']}"
 
 
 def policy_lines(scaling: Json) -> Iterator[str]:

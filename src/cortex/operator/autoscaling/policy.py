@@ -159,6 +159,7 @@ class Decision:
     recommended: int | None  #: before stabilisation; None if the load is unknown
     requested: int
     reason: str
+    shortage: str = ""  #: why there is no room for more replicas, if more are wanted
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the operator's route."""
@@ -192,11 +193,13 @@ def decide(
     requested, note = _stabilise(policy, history, recommended, now, current)
     if note:
         notes.append(note)
+    shortage = ""
     if ceiling is not None and requested > (most := max(ceiling.replicas, policy.min_replicas, current)):
+        shortage = f"{requested} replicas are wanted, but there is room for {most}: {ceiling.shortage}"
         requested = most
         notes.append(f"no capacity for more: {ceiling.shortage}")
     why = "; ".join([_arithmetic(policy, average, raw), *notes])
-    return replace(known, recommended=recommended, requested=requested, reason=why)
+    return replace(known, recommended=recommended, requested=requested, reason=why, shortage=shortage)
 
 
 def _from_zero(latest: float) -> tuple[int, str]:

@@ -134,6 +134,16 @@ class Autoscaler:
         scaled = self._apis.get(name)
         return tuple(scaled.decisions) if scaled else ()
 
+    def shortage(self, record: ApiRecord) -> str:
+        """Return why the last decision could not add the wanted replicas; empty if it could."""
+        scaled = self._apis.get(record.name)
+        is_of_record = scaled is not None and scaled.api_id == record.api_id
+        return scaled.decisions[-1].shortage if scaled and is_of_record and scaled.decisions else ""
+
+    def room(self, record: ApiRecord) -> Ceiling | None:
+        """Return how many replicas of an API fit now; None: at least `max_replicas`."""
+        return self._ceiling(record, self._capacity())
+
     async def run(self) -> None:
         """Sample and decide until cancelled."""
         while True:
@@ -260,9 +270,9 @@ class Autoscaler:
         """Return how many replicas fit; None: at least `max_replicas`."""
         if not capacity.total_cores:
             return None  # not detected yet
-        compute, policy = record.spec.compute, self._state_of(record).policy
+        compute, most = record.spec.compute, record.spec.autoscaling.max_replicas
         count = sum(spec.api == record.name for spec, _ in self._engine.replicas().values())
-        while count < policy.max_replicas:
+        while count < most:
             if shortage := capacity.shortage(compute):
                 return Ceiling(count, shortage.replace("a worker", "a replica").partition("; ")[0])
             capacity, count = capacity.reserve(compute), count + 1

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from cortex.engine.devices import Inventory
 
 
+_GIB = 1024**3
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """A configuration and its project, without any mistake found."""
@@ -126,7 +129,7 @@ def _machine_problems(project: ProjectFiles, checked: CheckedFile, machine: Mach
     apis = checked.readable
     violations: list[tuple[Api, Violation]] = []
     if machine.devices is not None:
-        violations += [(api, violation) for api in apis for violation in _device_violations(api, machine.devices)]
+        violations += [(api, violation) for api in apis for violation in _compute_violations(api, machine.devices)]
     if any(api.handler.models is not None or api.handler.model is not None for api in apis):
         from cortex.operator.deploy.model_checks import model_violations  # noqa: PLC0415 - see the module's docstring
 
@@ -138,9 +141,16 @@ def _machine_problems(project: ProjectFiles, checked: CheckedFile, machine: Mach
             yield problem
 
 
-def _device_violations(api: Api, devices: Inventory) -> Iterator[Violation]:
-    """Report devices that the machine has too few of, even when all are free."""
+def _compute_violations(api: Api, devices: Inventory) -> Iterator[Violation]:
+    """Report resources that the machine has too few of, even when all are free."""
     gpu, inf = api.compute.gpu, api.compute.inf
+    cpu, mem = api.compute.cpu or 0.0, api.compute.mem or 0
+    fix = "lower it, or deploy to another machine"
+    if devices.cores and cpu > devices.cores:
+        yield Violation(("compute.cpu",), f"{cpu:g}: this machine has {_count(int(devices.cores), 'core')}", fix)
+    if devices.memory_bytes and mem > devices.memory_bytes:
+        has = f"{devices.memory_bytes / _GIB:.1f} GiB of memory"
+        yield Violation(("compute.mem",), f"{mem / _GIB:.1f} GiB: this machine has {has}", fix)
     if gpu > len(devices.gpus):
         has = _count(len(devices.gpus), "GPU") if devices.gpus else f"no NVIDIA GPU ({devices.why_no_gpus})"
         yield Violation(("compute.gpu",), f"{gpu}: this machine has {has}", "remove it, or deploy to another machine")

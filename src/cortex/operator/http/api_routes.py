@@ -184,6 +184,8 @@ async def describe_api(services: Services, record: ApiRecord) -> Json:
         described["schedule"] = await services.schedules.describe(record)
         name = "task_job_statuses" if record.spec.kind is ApiKind.TASK else "batch_job_statuses"
         described[name] = [status_json(job) for job in jobs]
+    if record.spec.kind.has_replicas and (room := services.scaling.room(record)) is not None:
+        described["room"] = asdict(room)
     if record.spec.tracker is not None:
         described["tracker"] = await asyncio.to_thread(services.tracking.describe, record)
     return described
@@ -231,6 +233,7 @@ def _describe(services: Services, record: ApiRecord, metrics: dict[str, Json]) -
         "revision": record.revision,
         "revision_number": record.number,
         "live_revision_number": record.live_number,
+        "scaling_shortage": services.scaling.shortage(record),
         "models": models,
         "realtime_model_metadata": as_metadata(models) if models else None,
         "last_updated": record.updated_at.isoformat(),
