@@ -199,6 +199,8 @@ def test_a_constructor_that_raises_is_reported_and_retried() -> None:
         assert answer.headers["retry-after"] == "1"
         assert "FileNotFoundError: w.bin" in answer.json["error"]
         wait_until(lambda: replica.status().processes[0].failed_starts >= 2)
+        (shown,) = replica.status().describe_processes()
+        assert shown["restarts"] >= 2
 
 
 def test_an_exit_during_the_start_is_reported() -> None:

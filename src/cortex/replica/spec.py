@@ -167,8 +167,9 @@ class ProcessStatus:
     socket: str  #: unix path, or `host:port` (`[host]:port` for IPv6); "" until the supervisor has reported its ports
     state: ProcessState
     pid: int | None = None
-    restarts: int = 0  #: deaths since the supervisor started
+    restarts: int = 0  #: deaths of ready processes since the supervisor started
     failed_starts: int = 0  #: consecutive starts that did not become ready
+    aborted_starts: int = 0  #: all deaths of processes that were not ready, since the supervisor started
     lent: int = (
         0  #: connections that only slow clients occupy: no call runs on them, so the gateway may send other requests
     )
@@ -245,7 +246,7 @@ class ReplicaStatus:
                 "state": process.state.value,
                 "revision": self.revision,
                 "supervisor_pid": self.supervisor_pid,
-                "restarts": process.restarts,
+                "restarts": process.restarts + process.aborted_starts,
                 "last_death": asdict(process.death) if process.death else None,
             }
             for process in self.processes

@@ -86,6 +86,7 @@ class ProcessSlot(ABC):
         self._death: Death | None = None
         self._failure: StartFailure | None = None
         self._restarts = 0
+        self._aborted_starts = 0
         self._failed_starts = 0
         self._quick_deaths = 0
         self._is_forgiven = False  #: the last start failed, but one with other models is about to follow
@@ -124,6 +125,7 @@ class ProcessSlot(ABC):
             pid=self.pid,
             restarts=self._restarts,
             failed_starts=self._failed_starts,
+            aborted_starts=self._aborted_starts,
             death=self._death,
             failure=self._failure,
         )
@@ -275,6 +277,7 @@ class ProcessSlot(ABC):
         now = time.monotonic()
         if self.state is ProcessState.STARTING:
             self._failed_starts += 1
+            self._aborted_starts += 1
             self._failure = self._failure or StartFailure(f"the process ended while it started: {death.message}")
             if death.cause is not DeathCause.EXITED:
                 self._record_death(death)

@@ -163,7 +163,7 @@ class RequestWorker(ProcessSlot):
     def take_over(self, other: RequestWorker, successor: Callable[[], RequestWorker]) -> None:
         """Serve instead of `other`, which finishes its requests and passes its connections to `successor`."""
         self.is_standby = False
-        self._restarts, self._death = other._restarts, other._death
+        self._restarts, self._aborted_starts, self._death = other._restarts, other._aborted_starts, other._death
         self._bisection = other._bisection
         other._successor = successor
         if other.state is ProcessState.READY:
