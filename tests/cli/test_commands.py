@@ -115,6 +115,15 @@ def test_deploy_reports_mistakes_with_relative_paths(running: Installation, tmp_
     assert json.loads(as_json.stdout)[0]["api"] == "mistaken"
 
 
+def test_a_deploy_with_mistakes_starts_no_operator(tmp_path: Path) -> None:
+    write_project(tmp_path / "p", SOURCE, CONFIG.replace("handler.py", "missing.py"))
+    done = cortex(tmp_path / "home", "deploy", tmp_path / "p")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "missing.py" in done.stderr
+    assert "started the operator" not in done.stderr
+    assert cortex(tmp_path / "home", "down").stdout == "nothing was running\n"
+
+
 def test_deploy_of_code_that_cannot_start_shows_the_users_traceback(running: Installation, tmp_path: Path) -> None:
     folder = project(tmp_path, "broken")
     assert cortex(running.home, "deploy", folder).returncode == 0

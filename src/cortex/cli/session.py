@@ -50,15 +50,17 @@ class Session:
         self.console.err.flush()
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
-    def start_local_operator(self, client: Client) -> bool:
-        """Start the operator if `client` belongs to the local environment; return whether it was started."""
+    def is_local(self, client: Client) -> bool:
+        """Return whether a client belongs to the local environment."""
         from cortex.client.environments import LOCAL  # noqa: PLC0415 - see above
+
+        return client.environment.name == LOCAL
+
+    def start_local_operator(self) -> None:
+        """Start the operator of the local environment."""
         from cortex.client.local_operator import ListenOptions, start  # noqa: PLC0415 - only without an operator
 
-        if client.environment.name != LOCAL:
-            return False
         self.console.progress("starting the operator")
         operator, is_new = start(self.home, ListenOptions())
         if is_new:
             self.console.note(f"started the operator at {operator.url} and the gateway at {operator.gateway_url}")
-        return True

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     try:
         package = pack_file(file)
         _confirm(package, arguments.yes, session)
-        results = _upload(client, package, arguments.force, session)
+        results = _upload(client, package, file, arguments.force, session)
     except ConfigError as error:
         if as_json:
             session.console.json(_refusals(error, file.parent))
@@ -59,12 +59,16 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     return 1 if any(result["error"] for result in results) else 0
 
 
-def _upload(client: Client, package: Package, force: bool, session: Session) -> list[Json]:
+def _upload(client: Client, package: Package, file: Path, force: bool, session: Session) -> list[Json]:
     try:
         return client.upload(package, force)
     except OperatorUnavailableError:
-        if not session.start_local_operator(client):
+        if not session.is_local(client):
             raise
+    from cortex.operator.deploy.diagnose import diagnose  # noqa: PLC0415 - slow to import; only without an operator
+
+    diagnose(file, file.name)  # a mistake must not leave an operator running
+    session.start_local_operator()
     session.console.progress("uploading the project")
     return client.upload(package, force)
 
