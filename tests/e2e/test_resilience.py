@@ -138,3 +138,15 @@ def test_stuck_calls_time_out_one_by_one_and_never_exceed_the_limit(cortex: Inst
     # The documentation has the exact figure; this only detects that they wait for each other, which takes a minute.
     assert max(answer.seconds for answer in answers) < 40
     assert cortex.post("/stuck", {}).status == 200
+
+
+def test_a_rollback_under_load_fails_no_request(cortex: Installation, tmp_path: Path) -> None:
+    deploy(cortex, tmp_path, "returned", replicas=1)
+    before = cortex.pids("returned")
+    (tmp_path / "data").write_text("1")
+    deploy(cortex, tmp_path, "returned", replicas=1)
+    with cortex.load("/returned", 200) as summary:
+        assert "files removed: data" in cortex.cortex("rollback", "returned").stdout
+        pause(0.5)
+    all_answered(summary)
+    assert not cortex.pids("returned") & before

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cortex.cli.arguments import add_config, add_env, add_output
 from cortex.cli.output import located
+from cortex.cli.rollout import show_result
 from cortex.cli.session import Session
 from cortex.client.packaging import find_config, read_config
 from cortex.errors import ConfigError
@@ -32,8 +33,5 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
         session.console.json(results)
     else:
         for result in results:
-            if result["error"]:
-                session.console.error(f"{result['api']}: {result['error']}")
-            else:
-                session.console.line(result["message"])
+            show_result(result, session)
     return 1 if any(result["error"] for result in results) else 0
