@@ -227,18 +227,6 @@ def test_environments_are_added_listed_selected_renamed_and_deleted(tmp_path: Pa
     assert cortex(tmp_path, "env", "default").stdout == "the default environment is local\n"
 
 
-def test_completion_scripts_are_valid_shell(tmp_path: Path) -> None:
-    script = cortex(tmp_path, "completion", "bash").stdout
-    ask = script + '\nCOMP_WORDS=(cortex deploy --no); COMP_CWORD=2; _cortex; echo "${COMPREPLY[@]}"'
-
-    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, timeout=30)
-
-    assert (done.stdout, done.stderr) == ("--no-wait\n", "")
-    for shell in ("zsh", "fish"):
-        script = cortex(tmp_path, "completion", shell).stdout
-        assert [name for name in COMMANDS if name not in script] == []
-
-
 #: Modules that commands must not import: the import takes longer than the rest of the command.
 _HEAVY = {"asyncio", "fastapi", "httpx", "psutil", "pydantic", "rich", "sqlalchemy", "typer", "uvicorn", "yaml"}
 
