@@ -41,6 +41,14 @@ def test_switching_back_to_the_local_engine_resets_the_gateways() -> None:
     assert RAY.changed(gateways="all").changed(engine="local").gateways == "operator"
 
 
+def test_the_database_of_the_home_can_be_chosen_again() -> None:
+    shared = Installation(database="postgresql://localhost/cortex")
+    assert shared.changed(node_port=9000).database == shared.database
+    assert shared.changed(database="sqlite", node_port=9000) == Installation(node_port=9000)
+    with pytest.raises(InputError, match="--database must be postgresql://USER:PASSWORD@HOST/NAME, or sqlite"):
+        shared.changed(database="mysql://localhost/cortex")
+
+
 @pytest.mark.parametrize("module", ["ray", "cryptography"])
 def test_reports_missing_modules_of_the_ray_engine(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     RAY.check_modules()

@@ -12,6 +12,8 @@ from cortex.errors import InputError
 from cortex.home import Home, write_private
 
 _FILE = "installation.json"
+#: Instead of a database's URL: the database in the home.
+_SQLITE = "sqlite"
 _ENGINES = ("local", "ray")
 #: Modules of the extra `ray`, required by an operator with that engine.
 _OF_RAY = ("cryptography", "ray")
@@ -70,7 +72,10 @@ class Installation:
         """Return a copy with all changes that are not None. Raises: InputError if the result is invalid."""
         if changes.get("engine") == "local" and not changes.get("gateways"):
             changes["gateways"] = "operator"  # stored gateways on nodes no longer apply
-        made = replace(self, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
+        before = self
+        if changes.get("database") == _SQLITE:
+            before, changes["database"] = replace(self, database=None), None
+        made = replace(before, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
         if made.engine not in _ENGINES:
             raise InputError(f"--engine {made.engine}: must be {' or '.join(_ENGINES)}")
         if made.engine == "ray" and not _is_address(made.ray_address):
@@ -82,7 +87,7 @@ class Installation:
         if made.engine == "local" and made.gateways != "operator":
             raise InputError(f"--gateways {made.gateways} requires --engine ray: there are no other nodes")
         if made.database and not made.database.startswith(("postgresql://", "postgres://")):
-            raise InputError("--database must be postgresql://USER:PASSWORD@HOST/NAME")
+            raise InputError(f"--database must be postgresql://USER:PASSWORD@HOST/NAME, or {_SQLITE}")
         return made
 
     def check_modules(self, is_kept: bool = True) -> None:

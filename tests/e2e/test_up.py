@@ -96,6 +96,44 @@ def test_a_port_in_use_is_not_kept(cortex: Installation) -> None:
     assert f":{cortex.operator_port}\n" in said and f":{cortex.gateway_port}\n" in said
 
 
+@pytest.mark.parametrize("mode", [(), ("--foreground",), ("--foreground", "--stop-all")])
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--database", "postgresql://127.0.0.1:1/cortex"), "can't be reached"),
+        (("--database", "postgresql://me:%zz@127.0.0.1/cortex"), "with % and two hexadecimal digits"),
+        (("--engine", "ray", "--ray-address", "nowhere.invalid:6379"), "nowhere.invalid:6379 can't be found"),
+    ],
+)
+def test_an_unusable_option_is_reported_and_not_kept(
+    cortex: Installation, mode: tuple[str, ...], flags: tuple[str, ...], message: str
+) -> None:
+    refused = cortex.cortex("up", *mode, *ports(cortex), *flags, check=False)
+    assert refused.returncode == 2
+    assert message in refused.stderr and refused.stderr.count("\n") == 1
+    assert not list(cortex.home.iterdir())
+
+
+@pytest.mark.parametrize("mode", [(), ("--foreground", "--stop-all")])
+def test_options_of_an_operator_that_did_not_start_are_not_kept(cortex: Installation, mode: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        refused = cortex.cortex("up", *mode, *RAY, "--operator-port", port, check=False)
+    assert refused.returncode == 1 and "can't listen on" in refused.stdout + refused.stderr
+    assert Kept.read(Home(cortex.home)) == Kept()
+
+
+def test_the_options_of_a_container_require_the_foreground(cortex: Installation) -> None:
+    for flags, message in (
+        (("--stop-all",), "--stop-all requires --foreground"),
+        (("--foreground", "--drain", "5"), "--drain requires --foreground --stop-all"),
+        (("--log-format", "json"), "--log-format requires --foreground --stop-all"),
+        (("--foreground", "--stop-all", "--drain", "-1"), "--drain -1: must be 0 to 86400 seconds"),
+    ):
+        refused = cortex.cortex("up", *flags, check=False)
+        assert (refused.returncode, refused.stderr) == (2, f"error: {message}\n")
+
+
 @pytest.mark.parametrize(
     ("flags", "both"),
     [

@@ -9,12 +9,21 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, inspect, select, text, update
 
 from cortex.errors import DatabaseVersionError, InputError, SupersededError
 from cortex.jobs.store import JobStore
-from cortex.state.database import MIGRATIONS, STATE_SCHEMA, open_jobs, open_postgresql, open_state, shown
+from cortex.state.database import (
+    MIGRATIONS,
+    STATE_SCHEMA,
+    check_address,
+    open_jobs,
+    open_postgresql,
+    open_state,
+    shown,
+)
 from cortex.state.key_values import KeyValueStore
 from cortex.state.tables import facts, job_metadata, metadata, schema_version
 from harness.servers.postgres import Postgres
@@ -70,18 +79,29 @@ def test_a_failed_migration_is_rolled_back(postgresql_url: str, engines: list[En
 def test_an_invalid_address_is_reported_in_one_line_without_the_password(
     postgresql_url: str, change: tuple[str, str], message: str
 ) -> None:
-    with pytest.raises(InputError, match=message) as raised:
-        open_state(postgresql_url.replace(*change))
-    error = str(raised.value)
-    assert raised.value.exit_code == 2 and "\n" not in error
-    assert all(secret not in error for secret in (Postgres.password, "wo:rd", "wo%3Ard", "other", "zzss"))
+    for use in (open_state, check_address):
+        with pytest.raises(InputError, match=message) as raised:
+            use(postgresql_url.replace(*change))
+        error = str(raised.value)
+        assert raised.value.exit_code == 2 and "\n" not in error
+        assert all(secret not in error for secret in (Postgres.password, "wo:rd", "wo%3Ard", "other", "zzss"))
+
+
+def test_a_check_of_an_address_changes_nothing(postgresql_url: str) -> None:
+    check_address(postgresql_url)
+    with psycopg.connect(postgresql_url) as connection:
+        schemas = connection.execute("SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'cortex%'").fetchone()
+    assert schemas == (0,)
+    open_state(postgresql_url).dispose()
+    check_address(postgresql_url)
 
 
 def test_rejects_a_database_with_another_encoding(postgres: Postgres) -> None:
     with postgres.connect() as connection:
         connection.execute("CREATE DATABASE latin TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'")
-    with pytest.raises(InputError, match="has the encoding LATIN1; make one with UTF8"):
-        open_state(postgres.url("latin"))
+    for use in (open_state, check_address):
+        with pytest.raises(InputError, match="has the encoding LATIN1; make one with UTF8"):
+            use(postgres.url("latin"))
     postgres.drop_database(postgres.url("latin"))
 
 
@@ -90,8 +110,9 @@ def test_a_user_without_the_right_to_create_schemas_gets_an_error_with_the_grant
 ) -> None:
     with postgres.connect() as connection:
         connection.execute("CREATE USER guest PASSWORD 'guest'")
-    with pytest.raises(InputError, match="grant its user CREATE on the database"):
-        open_state(postgresql_url.replace("cortex:p%40ss%2Fwo%3Ard%20%251", "guest:guest"))
+    for use in (open_state, check_address):
+        with pytest.raises(InputError, match="grant its user CREATE on the database"):
+            use(postgresql_url.replace("cortex:p%40ss%2Fwo%3Ard%20%251", "guest:guest"))
     with postgres.connect() as connection:
         connection.execute("DROP USER guest")
 

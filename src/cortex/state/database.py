@@ -56,6 +56,11 @@ def open_jobs(where: Where, epoch: int | None = None) -> Engine:
     return open_postgresql(where, JOBS_SCHEMA, JOB_MIGRATIONS, epoch)
 
 
+def check_address(url: str) -> None:
+    """Check that an operator can use the PostgreSQL database at a URL. Raises: DatabaseAddressError."""
+    postgresql.check_database(url, (STATE_SCHEMA, JOBS_SCHEMA))
+
+
 def shown(where: Where) -> str:
     """Return a location without passwords, for messages."""
     return str(where) if isinstance(where, Path) else postgresql.shown(where)

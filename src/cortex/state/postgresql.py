@@ -6,6 +6,8 @@ raises DatabaseUnreachableError within some seconds, then at once (`circuit_brea
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event
@@ -26,6 +28,7 @@ DEADLINE, _DEADLINE_S = "cortex_deadline_s", 30.0
 #: Both sides detect a dead host within six seconds; libpq counts `tcp_user_timeout` in milliseconds.
 _KEEPALIVES = {"keepalives": 1, "keepalives_idle": 3, "keepalives_interval": 1, "keepalives_count": 3}
 _DEFAULTS = {**_KEEPALIVES, "tcp_user_timeout": 5000, "application_name": "cortex", "client_encoding": "utf8"}
+_GRANT = "grant its user CREATE on the database"
 _OLDEST = 140_000  #: the first version with `idle_session_timeout`
 
 #: Settings of every session; those of a role or a database must not weaken the durability of acknowledged writes.
@@ -126,11 +129,40 @@ def _driver() -> Any:
     return psycopg
 
 
+def check_database(url: str, schemas: Sequence[str]) -> None:
+    """Check that an operator can use the database at a URL, without changing it. Raises: DatabaseAddressError."""
+    server = PostgresqlServer(url)
+    with _connect_checked(server) as connection:
+        missing = "SELECT 1 FROM unnest(%s::text[]) AS name WHERE name NOT IN (SELECT nspname FROM pg_namespace)"
+        may_create = "SELECT has_database_privilege(current_database(), 'CREATE')"
+        if connection.execute(missing, (list(schemas),)).fetchone() and connection.execute(may_create).fetchone() != (
+            True,
+        ):
+            raise DatabaseAddressError(f"the database {server.place} can't be set up; {_GRANT}")
+
+
 def prepare_schema(server: PostgresqlServer, schema: str, *statements: str) -> None:
     """Check the database, create the schema, and run `statements`, all while no other operator does so.
 
     Raises: DatabaseAddressError.
     """
+    with _connect_checked(server) as connection:
+        try:
+            with connection.transaction():
+                connection.execute("SELECT pg_advisory_xact_lock(hashtext('cortex'), hashtext(%s))", (schema,))
+                known = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,)).fetchone()
+                if known is None:
+                    connection.execute(f"CREATE SCHEMA {schema}")
+                for statement in statements:
+                    connection.execute(statement)
+        except server._driver.Error as error:
+            message = server.message(error, "can't be set up")
+            raise DatabaseAddressError(f"{message}; {_GRANT}") from error
+
+
+@contextlib.contextmanager
+def _connect_checked(server: PostgresqlServer) -> Iterator[psycopg.Connection[Any]]:
+    """Connect to a server that cortex supports. Raises: DatabaseAddressError."""
     try:
         connection = server.connect()
     except DatabaseUnreachableError as error:
@@ -143,18 +175,7 @@ def prepare_schema(server: PostgresqlServer, schema: str, *statements: str) -> N
             raise DatabaseAddressError(
                 f"the database {server.place} has the encoding {encoding and encoding[0]}; make one with UTF8"
             )
-        try:
-            with connection.transaction():
-                connection.execute("SELECT pg_advisory_xact_lock(hashtext('cortex'), hashtext(%s))", (schema,))
-                known = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,)).fetchone()
-                if known is None:
-                    connection.execute(f"CREATE SCHEMA {schema}")
-                for statement in statements:
-                    connection.execute(statement)
-        except server._driver.Error as error:
-            raise DatabaseAddressError(
-                server.message(error, "can't be set up") + "; grant its user CREATE on the database"
-            ) from error
+        yield connection
 
 
 def _enforce_deadlines(engine: Engine, watchdog: Watchdog) -> None:

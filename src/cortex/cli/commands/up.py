@@ -70,7 +70,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--database",
         metavar="URL",
-        help="postgresql://USER:PASSWORD@HOST/NAME (default: CORTEX_DATABASE, or else SQLite in CORTEX_HOME)",
+        help="postgresql://USER:PASSWORD@HOST/NAME, or sqlite for the database in CORTEX_HOME"
+        f" (default: CORTEX_DATABASE, or else sqlite); {_STORED}",
     )
     parser.add_argument("--advertise", metavar="ADDRESS", help="address at which the Ray nodes reach this machine")
     parser.add_argument(
@@ -97,16 +98,24 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     if tls is not None:
         for warning in tls.warnings(tls.load(), datetime.now(UTC)):
             session.console.note(f"warning: {warning}")
-    _store_installation(arguments, options, session)
+    before = _store_installation(arguments, options, session)
     if arguments.stop_all:
-        return _run_with_everything(arguments, options, session)
+        code = _run_with_everything(arguments, options, session)
+        if code:
+            before.write(session.home)
+        return code
     if arguments.foreground:
         command = foreground_command(session.home, options)
         session.console.flush()
         # The operator replaces this process, so that a process manager supervises the operator itself.
         os.execve(command[0], command, {**session.environ, "CORTEX_HOME": str(session.home.path)})
     session.console.progress("starting the operator")
-    operator, is_new = start(session.home, options)
+    try:
+        operator, is_new = start(session.home, options)
+    except CortexError:
+        if read_operator(session.home) is None:  # settings that failed must not become the defaults
+            before.write(session.home)
+        raise
     session.console.line(
         "the operator is running" if is_new else f"the operator is already running (pid {operator.pid})"
     )
@@ -148,8 +157,11 @@ def _warn_about_cluster(session: Session) -> None:
             session.console.note(f"warning: {problem}")
 
 
-def _store_installation(arguments: argparse.Namespace, options: ListenOptions, session: Session) -> None:
-    """Store the options for later starts of the operator. Raises: InputError; ConflictError if one is running."""
+def _store_installation(arguments: argparse.Namespace, options: ListenOptions, session: Session) -> Installation:
+    """Store the options for later starts of the operator, and return those that were stored before.
+
+    Raises: InputError, if an operator could not start with them; ConflictError if one is running.
+    """
     session.home.check()
     known = Installation.read(session.home)
     wanted = known.changed(
@@ -163,14 +175,28 @@ def _store_installation(arguments: argparse.Namespace, options: ListenOptions, s
     options.check_ports(session.home, wanted)
     wanted.check_modules(is_kept=known.engine == "ray")
     if wanted == known:
-        return
+        return known
     running = read_operator(session.home)
     if running is not None:
         raise ConflictError(
             f"an operator is already running (pid {running.pid}) with other options; run `cortex down` first"
         )
+    _check_reachable(wanted, known)
     session.home.prepare()
     wanted.write(session.home)
+    return known
+
+
+def _check_reachable(wanted: Installation, known: Installation) -> None:
+    # Imports of parts of the operator, which other starts do without.
+    if wanted.database and wanted.database != known.database:
+        from cortex.state.database import check_address  # noqa: PLC0415
+
+        check_address(wanted.database)
+    if wanted.engine == "ray" and (wanted.ray_address, wanted.advertise) != (known.ray_address, known.advertise):
+        from cortex.operator.infrastructure import own_address  # noqa: PLC0415
+
+        own_address(wanted)
 
 
 def _certificate_files(arguments: argparse.Namespace) -> CertificateFiles | None:
