@@ -44,6 +44,7 @@ def enter_project(spec: ReplicaSpec, index: int) -> ReplicaSpec:
     spec = with_paths(spec, copy.enter())
     copy.drop_privileges()
     set_environment(spec, index)
+    set_python_path(spec)
     return spec
 
 
@@ -56,15 +57,19 @@ def end_with_parent(parent: int) -> None:
 
 def set_environment(spec: ReplicaSpec, index: int) -> None:
     """Set the environment variables of user code in process `index`."""
-    paths = [spec.project_dir]
-    if spec.python_path:
-        paths.append(str(Path(spec.project_dir) / spec.python_path))
-    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ["CORTEX_API_NAME"] = spec.api
     os.environ["CORTEX_REPLICA_ID"] = spec.id
     os.environ["CORTEX_PROCESS_INDEX"] = str(index)
     os.environ["CORTEX_LOG_LEVEL"] = spec.log_level
     os.environ |= process_environ(spec, index)
+
+
+def set_python_path(spec: ReplicaSpec) -> None:
+    """Let Python processes that user code starts import the project's modules."""
+    paths = [spec.project_dir]
+    if spec.python_path:
+        paths.append(str(Path(spec.project_dir) / spec.python_path))
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def open_metrics(spec: ReplicaSpec, index: int) -> MetricFile | None:

@@ -45,11 +45,17 @@ class JobWorker(ProcessSlot):
         self._interrupted_batch = ""
         self._name = ""  #: name of the running workload, if callers know it
         self._is_stop_sent = False
+        self._followed_pid = 0
         self._exit_until: float | None = None
 
     def run(self, channel: Channel) -> int:
         """Run the process: called in the fork, returns its exit code."""
         return run_job_worker(self._spec, self.index, channel, self._shared_state, self.models.start(self.is_standby))
+
+    @property
+    def user_pid(self) -> int | None:
+        """The process that runs user code: `pid`, or one that a fork server with this `pid` has forked."""
+        return None if self.pid is None else self._shared_state.pid or self.pid
 
     @property
     def is_busy(self) -> bool:
@@ -81,6 +87,7 @@ class JobWorker(ProcessSlot):
 
     def on_message(self, message: dict[str, Any]) -> None:
         """Handle a message of the process. Raises: KeyError, TypeError, ValueError if user code wrote it."""
+        self._follow_process()
         kind = message["kind"]
         if kind == "constructing":
             if self.state is ProcessState.READY:
@@ -94,6 +101,18 @@ class JobWorker(ProcessSlot):
             super().on_message(message)
 
     # Time.
+
+    def tick(self, now: float) -> None:
+        """Enforce deadlines and limits, start a process that is due, continue a stop."""
+        self._follow_process()
+        super().tick(now)
+
+    def _follow_process(self) -> None:
+        """Notice that the fork server has forked the process of the next job."""
+        if self._shared_state.pid not in (0, self._followed_pid):
+            self._followed_pid = self._shared_state.pid
+            self._is_stop_sent = False  # the previous process may have received it too late
+            self.models.on_start()
 
     def _tick_without_process(self) -> None:
         pass
@@ -109,11 +128,12 @@ class JobWorker(ProcessSlot):
         self._renewal.tick(now)
         lease_s = self._shared_state.lease_s
         unrenewed_s = (self._clock_ns() - self._shared_state.renewed_ns) / 1e9
-        if self.pid is None or not lease_s or unrenewed_s < lease_s * _UNRENEWED_SHARE:
+        pid = self.user_pid
+        if pid is None or not lease_s or unrenewed_s < lease_s * _UNRENEWED_SHARE:
             return
         tokens = self._shared_state.tokens
-        if tokens and self._renewal.is_due(now, lease_s) and _runs(self.pid):
-            self._renewal.begin(now, self.pid, tokens)
+        if tokens and self._renewal.is_due(now, lease_s) and _runs(pid):
+            self._renewal.begin(now, pid, tokens)
 
     # Stop and death.
 

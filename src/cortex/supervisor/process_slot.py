@@ -101,6 +101,11 @@ class ProcessSlot(ABC):
         """Run the process: called in the fork, returns its exit code."""
 
     @property
+    def user_pid(self) -> int | None:
+        """The process that runs user code: `pid`, or one that a fork server with this `pid` has forked."""
+        return self.pid
+
+    @property
     def inherited(self) -> tuple[int, ...]:
         """Descriptors of the supervisor that the process keeps open."""
         return ()
@@ -122,7 +127,7 @@ class ProcessSlot(ABC):
             index=self.index,
             socket=self._spec.sockets[self.index],
             state=ProcessState.STARTING if is_starting_again else self.state,
-            pid=self.pid,
+            pid=self.user_pid,
             restarts=self._restarts,
             failed_starts=self._failed_starts,
             aborted_starts=self._aborted_starts,
@@ -225,8 +230,8 @@ class ProcessSlot(ABC):
                 self.models.send_changes(self.channel)
         if self._channel_lost_at is not None and now - self._channel_lost_at > _CHANNEL_LOST_S:
             self.kill(Death(DeathCause.KILLED, "killed: it closed the socket to its supervisor", time.time()))
-        if self._spec.mem_limit_bytes and self.pid is not None:
-            used = resident_bytes(self.pid)
+        if self._spec.mem_limit_bytes and self.user_pid is not None:
+            used = resident_bytes(self.user_pid)
             if used > self._spec.mem_limit_bytes:
                 self.kill(over_memory_limit(used, self._spec.mem_limit_bytes))
         if self.state is ProcessState.STOPPING:
@@ -250,22 +255,27 @@ class ProcessSlot(ABC):
             self.kill()
 
     def kill(self, reason: Death | None = None) -> None:
-        """Kill the process and its process group. Its death is handled when the kernel reports it."""
+        """Kill the process and its process groups. Its death is handled when the kernel reports it."""
         if self.pid is None:
             return
         if self._killed_for is None:
             self._killed_for = reason
-        for kill in (os.killpg, os.kill):
-            with contextlib.suppress(OSError):  # gone already, or not yet the leader of its group
-                kill(self.pid, signal.SIGKILL)
+        self._kill_groups()
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)  # it may not lead its group yet
+
+    def _kill_groups(self) -> None:
+        for pid in (self.user_pid, self.pid):
+            if pid is not None:
+                with contextlib.suppress(OSError):
+                    os.killpg(pid, signal.SIGKILL)
 
     def on_death(self, wait_status: int) -> Death:
         """Determine the cause of a death, handle what was running, and schedule the next start."""
         assert self.pid is not None
-        with contextlib.suppress(OSError):
-            os.killpg(self.pid, signal.SIGKILL)  # processes of the user's code must not outlive it
+        self._kill_groups()  # processes of the user's code must not outlive it
         oom_kills = count_kernel_oom_kills() - self._oom_kills_before
-        death = replace(name_death(wait_status, oom_kills, self._killed_for), pid=self.pid)
+        death = replace(name_death(wait_status, oom_kills, self._killed_for), pid=self.user_pid or self.pid)
         self.pid = None
         if self.channel is not None:
             self.channel.close()

@@ -306,7 +306,7 @@ class Supervisor:
         self._housekeeping.remove(copies_folder(self._spec.run_dir, pid))
         inside = worker.take_interrupted()
         reason = f"{'stopped' if stopping else death.message}{', inside: ' if inside else ''}{inside}"
-        self._log.line(worker.index, SUPERVISOR, f"process {pid} {reason}")
+        self._log.line(worker.index, SUPERVISOR, f"process {death.pid} {reason}")
         if self._rollout is not None and not stopping:
             self._rollout.on_death(worker, starting)
         self._watch_worker(worker)

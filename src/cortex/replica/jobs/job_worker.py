@@ -1,22 +1,26 @@
-"""The process that runs jobs: construct the user's class for a job and run its batches, one job after another.
+"""The processes that run jobs: construct the user's class for a job and run its batches.
 
-The main thread runs user code; a second thread communicates with the operator (`operator_client`). The supervisor's
-side is `supervisor.job_worker`.
+Each job has a process of its own (`fork_server`); a replica of an AsyncAPI has one process. The main thread runs user
+code; a second thread communicates with the operator (`operator_client`). The supervisor's side is
+`supervisor.job_worker`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import sys
 import threading
+from collections.abc import Callable
 
 from cortex.jobs.spec import Assignment
 from cortex.lifecycle import ApiKind
 from cortex.predictor.batch import BatchCode, load_batch_code
 from cortex.processes.priority import enter_background
 from cortex.replica.channel import Channel
+from cortex.replica.jobs.fork_server import run_fork_server
 from cortex.replica.jobs.job_run import JobRun, WorkloadRun
 from cortex.replica.jobs.operator_client import LeaseClient
 from cortex.replica.jobs.shared_state import SharedJobState
@@ -37,16 +41,45 @@ _LOG_S = 2.0
 def run_job_worker(
     spec: ReplicaSpec, index: int, channel: Channel, shared_state: SharedJobState, models: ModelStart | None
 ) -> int:
-    """Run jobs until stopped; return the exit code."""
+    """Run jobs until stopped, each in a process of its own; return the exit code."""
+
+    def run_job(spec: ReplicaSpec, is_first: bool) -> int:
+        return _run_jobs(spec, index, channel, shared_state, models, loads_early=is_first or models is not None)
+
+    if spec.kind != ApiKind.ASYNC:
+        return run_fork_server(spec, index, channel, shared_state, run_job)
     try:
         spec = enter_project(spec, index)
+    except BaseException as error:  # the edge of the process
+        report_failure(channel, error)
+        return 1
+    return run_job(spec, is_first=True)
+
+
+def _run_jobs(
+    spec: ReplicaSpec,
+    index: int,
+    channel: Channel,
+    shared_state: SharedJobState,
+    models: ModelStart | None,
+    loads_early: bool,
+) -> int:
+    """Run one job, or the endless one of an AsyncAPI. `loads_early`: import the user's code before there is a job."""
+
+    @functools.cache
+    def load() -> BatchCode:
         code = _load(spec, channel, models, metrics_client(spec, index, open_metrics(spec, index)))
+        gc.freeze()  # models stay, so no collection has to traverse them
+        return code
+
+    try:
+        if loads_early:
+            load()
     except BaseException as error:  # the edge of the process: our exceptions, or those of user code beyond Exception
         report_failure(channel, error)
         return 1
-    gc.freeze()  # models stay, so no collection has to traverse them
     lease_client = LeaseClient(spec, shared_state)
-    loop = _JobLoop(channel, shared_state, lease_client, code, WorkloadRun if spec.kind == ApiKind.ASYNC else JobRun)
+    loop = _JobLoop(channel, shared_state, lease_client, load, is_endless=spec.kind == ApiKind.ASYNC)
     threading.Thread(
         target=_listen, args=(channel, lease_client, loop.has_log), name="cortex-channel", daemon=True
     ).start()
@@ -56,7 +89,8 @@ def run_job_worker(
     if lease_client.has_been_dismissed and exit_code == 0:
         channel.send("leaving")
     run_exit_hooks()
-    enter_background()  # freeing the memory of big models takes a while
+    if not shared_state.is_job_over:
+        enter_background()  # freeing the memory of big models takes a while
     return exit_code
 
 
@@ -87,21 +121,21 @@ def _listen(channel: Channel, lease_client: LeaseClient, has_log: threading.Even
 
 
 class _JobLoop:
-    """Runs one job after another."""
+    """Runs the job of this process; of an AsyncAPI, the endless one."""
 
     def __init__(
         self,
         channel: Channel,
         shared_state: SharedJobState,
         lease_client: LeaseClient,
-        code: BatchCode,
-        run: type[JobRun],
+        load: Callable[[], BatchCode],
+        is_endless: bool,
     ) -> None:
         self._channel = channel
         self._shared_state = shared_state
         self._lease_client = lease_client
-        self._code = code
-        self._run = run
+        self._load = load
+        self._is_endless = is_endless
         self.has_log = threading.Event()  #: the supervisor writes to the log of the job now
 
     def run(self) -> int:
@@ -109,15 +143,18 @@ class _JobLoop:
         while (job := self._lease_client.next_job()) is not None:
             self._enter(job)
             try:
-                bound = self._code.construct(job.config, job.job_spec, job.api_spec)
+                bound = self._load().construct(job.config, job.job_spec, job.api_spec)
             except BaseException as error:  # the edge of the user's code; another process will try again
                 report_failure(self._channel, error)
                 return 1
             self._channel.send("ready", slots=1, shares_loop=False)
             self._lease_client.open()
-            self._run(job, bound, self._shared_state, self._lease_client).run()
-            del bound  # free its memory before the next object is constructed
-            gc.collect()
+            run = WorkloadRun if self._is_endless else JobRun
+            run(job, bound, self._shared_state, self._lease_client).run()
+            if not self._is_endless:
+                if not self._lease_client.is_ending:
+                    self._shared_state.end_job()
+                break
         return 0
 
     def _enter(self, job: Assignment) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 HOOK = -1
 
 _BYTES = 4096
-_PHASE, _SEQ, _DEADLINE, _TIMEOUT, _JOB_BYTES, _TOKENS_BYTES, _LEASE, _RENEWED, _NAME_BYTES = range(9)
+_PHASE, _SEQ, _DEADLINE, _TIMEOUT, _JOB_BYTES, _TOKENS_BYTES, _LEASE, _RENEWED, _NAME_BYTES, _PID, _IS_OVER = range(11)
 _JOB_START, _JOB_MAX_BYTES = 128, 64
 _NAME_START, _NAME_MAX_BYTES = _JOB_START + _JOB_MAX_BYTES, 64
 _TOKENS_START = _NAME_START + _NAME_MAX_BYTES
@@ -35,6 +35,15 @@ class SharedJobState:
         self._bytes[:] = bytes(_BYTES)
 
     # Written by the worker.
+
+    def enter_process(self, pid: int) -> None:
+        """Reset the state for a process that a fork server has forked."""
+        self.clear()
+        self._words[_PID] = pid
+
+    def end_job(self) -> None:
+        """Mark the job as over for this process: another one may run the next job."""
+        self._words[_IS_OVER] = 1
 
     def enter_job(self, job_id: str, lease_s: float) -> None:
         """Set the job of the next batches."""
@@ -75,7 +84,17 @@ class SharedJobState:
         """Set the time at which leases were last renewed or granted."""
         self._words[_RENEWED] = now_ns
 
-    # Read by the supervisor.
+    # Read by the supervisor and the fork server.
+
+    @property
+    def pid(self) -> int:
+        """Return the process that a fork server has forked; 0 without one."""
+        return self._words[_PID]
+
+    @property
+    def is_job_over(self) -> bool:
+        """Return whether the process has ended its job in order."""
+        return bool(self._words[_IS_OVER])
 
     @property
     def running_batch(self) -> str:
