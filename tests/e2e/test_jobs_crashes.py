@@ -103,7 +103,7 @@ def test_killed_supervisors_of_workers_are_replaced(cortex: Installation, api: B
     job = api.submit(slow_items(), workers=2, max_attempts=10)
     progress(api, job, 20)
     for pid in cortex.pids(api.name):
-        os.kill(psutil.Process(pid).ppid(), signal.SIGKILL)
+        os.kill(os.getsid(pid), signal.SIGKILL)
     check_whole(api, job)
 
 

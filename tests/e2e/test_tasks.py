@@ -110,9 +110,9 @@ def test_a_task_survives_its_operator_and_is_not_run_again_after_a_power_cut(
     job = submit(cortex, do="wait", name="second")
     wait_until(lambda: "second" in (tmp_path / "began").read_text(), 30)
     processes = [psutil.Process(pid) for pid in cortex.pids("train")]
-    supervisors = [process.parent() for process in processes]
+    supervisors = [psutil.Process(os.getsid(process.pid)) for process in processes]
     kill_operator(cortex)
-    for process in filter(None, [*supervisors, *processes]):
+    for process in [*supervisors, *processes]:
         process.kill()
     cortex.up()
     found = ended(cortex, job)

@@ -19,8 +19,8 @@ from cortex.replica.spec import ReplicaSpec
 from cortex.replica.working_copy import (
     STRATEGY_VARIABLE,
     Strategy,
+    StrategyTest,
     WorkingCopy,
-    choose_strategy,
     remove_tree,
     with_paths,
 )
@@ -250,11 +250,18 @@ def test_a_copy_is_deleted_completely(strategy: Strategy, root: Path, user: int 
     assert not (root / "copy").exists()
 
 
+def chosen(root: Path) -> Strategy:
+    test = StrategyTest(root / "project", root / "copies")
+    test.start()
+    strategy = test.finish()
+    if test.pid is not None:
+        os.waitpid(test.pid, 0)
+    return strategy
+
+
 def test_the_chosen_strategy_works(root: Path, user: int | None) -> None:
     def work() -> None:
-        strategy, test = choose_strategy(root / "project", root / "copies")
-        if test is not None:
-            os.waitpid(test, 0)
+        strategy = chosen(root)
         assert WorkingCopy(root / "project", root / "copies" / "1", strategy).enter().is_dir()
 
     assert _run(user, work)
@@ -263,7 +270,7 @@ def test_the_chosen_strategy_works(root: Path, user: int | None) -> None:
 
 def test_the_environment_can_name_the_strategy(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STRATEGY_VARIABLE, "copy")
-    assert choose_strategy(root / "project", root / "copies") == (Strategy.COPY, None)
+    assert chosen(root) is Strategy.COPY
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="requires root, to create the files of another user")
@@ -273,7 +280,7 @@ def test_an_ordinary_user_has_no_overlay_of_the_files_of_others(root: Path) -> N
 
     def work() -> None:
         (root / "copies").mkdir(exist_ok=True)
-        assert choose_strategy(root / "project", root / "copies")[0] is not Strategy.OVERLAY
+        assert chosen(root) is not Strategy.OVERLAY
 
     root.chmod(0o777)
     assert _run(_NOBODY, work)

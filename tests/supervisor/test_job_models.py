@@ -74,7 +74,7 @@ def test_a_restarted_job_worker_has_the_same_models(agent: ScriptedAgent) -> Non
     with running_job_worker(SOURCE, **fields_of(agent)) as worker:
         worker.wait_over(worker.submit([[1.0]]), 30)
         agent.announce(catalogue(onnx_version(agent, "b", 5)))
-        os.kill(worker.replica.pid, signal.SIGKILL)
+        os.kill(worker.wait_for_next_process(), signal.SIGKILL)
         second = worker.submit([[1.0]], "job-2")
         worker.wait_over(second, 30)
         assert orjson.loads(second.results[0]) == [2.0]

@@ -118,13 +118,13 @@ def test_a_process_forked_by_a_batch_runs_no_batches() -> None:
         job = worker.submit([*[[0]] * 300, ["fork"], *[["who"]] * 20, *[[0]] * 300])  # many batches are in one lease
         worker.wait_over(job)
         pids = [line.split()[-1] for line in worker.log().splitlines() if " who " in line]
-        assert pids == [str(worker.replica.pid)] * 20
+        assert pids == [str(worker.operator.joins[0])] * 20
 
 
 def test_a_worker_killed_between_batches_names_no_batch() -> None:
     with running_job_worker(HANDLER) as worker:
         worker.wait_over(worker.submit([[1]]))
-        os.kill(worker.replica.pid, signal.SIGKILL)
+        os.kill(worker.wait_for_next_process(), signal.SIGKILL)
         death = wait_death(worker)
         assert death.message == "killed (SIGKILL)"
         assert death.inside == ""

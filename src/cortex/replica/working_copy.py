@@ -55,23 +55,61 @@ class Strategy(enum.Enum):
     COPY = "copy"
 
 
-def choose_strategy(project: Path, folder: Path) -> tuple[Strategy, int | None]:
-    """Return the best strategy for copies of `project` below `folder`, and a process that the caller has to reap.
+class StrategyTest:
+    """A test of the strategies for copies of `project` below `folder`, where it leaves files.
 
-    That process tests `overlay`: a process can't leave a namespace. Its end takes 10 ms, which the caller need not wait
-    for. The caller must be single-threaded. The tests leave files in `folder`.
+    It tests `overlay` in a fork, since a process can't leave a namespace, and while the caller does other things.
+    The caller must be single-threaded, and reaps the fork: its end takes 10 ms.
     """
-    with contextlib.suppress(ValueError):
-        return Strategy(os.environ.get(STRATEGY_VARIABLE, "")), None
-    pid = None
-    with contextlib.suppress(OSError):
-        pid, works = _test_overlay(project, folder / "test-overlay")
-        if works:
-            return Strategy.OVERLAY, pid
-    with contextlib.suppress(OSError):
-        _test_reflink(project, folder / "test-reflink")
-        return Strategy.REFLINK, pid
-    return Strategy.COPY, pid
+
+    def __init__(self, project: Path, folder: Path) -> None:
+        self.pid: int | None = None  #: the fork
+        self._project = project
+        self._folder = folder
+        self._result: int | None = None
+
+    def start(self) -> None:
+        """Start the test."""
+        if _configured_strategy() is None:
+            with contextlib.suppress(OSError):
+                self._result = self._fork()
+
+    def finish(self) -> Strategy:
+        """Wait for the result; return the best strategy that works."""
+        if (strategy := _configured_strategy()) is not None:
+            return strategy
+        if self._result is not None:
+            with open(self._result, "rb") as result:  # noqa: PTH123 - a descriptor
+                if result.read(1):
+                    return Strategy.OVERLAY
+        with contextlib.suppress(OSError):
+            _test_reflink(self._project, self._folder / "test-reflink")
+            return Strategy.REFLINK
+        return Strategy.COPY
+
+    def _fork(self) -> int:
+        folder = self._folder / "test-overlay"
+        folder.mkdir(parents=True)
+        read, write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                _mount_overlay(self._project, folder)
+                name = f".cortex-{os.getpid()}"
+                (self._project / name).touch()
+                if (folder / "upper" / name).exists():
+                    os.write(write, b"1")
+            finally:
+                os._exit(0)
+        os.close(write)
+        return read
+
+
+def _configured_strategy() -> Strategy | None:
+    try:
+        return Strategy(os.environ[STRATEGY_VARIABLE])
+    except (KeyError, ValueError):
+        return None
 
 
 @dataclass
@@ -156,24 +194,6 @@ def remove_tree(folder: Path) -> None:
 
 
 # Overlay.
-
-
-def _test_overlay(project: Path, folder: Path) -> tuple[int, bool]:
-    folder.mkdir(parents=True)
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            _mount_overlay(project, folder)
-            name = f".cortex-{os.getpid()}"
-            (project / name).touch()
-            if (folder / "upper" / name).exists():
-                os.write(write, b"1")
-        finally:
-            os._exit(0)
-    os.close(write)
-    with open(read, "rb") as result:  # noqa: PTH123 - a descriptor
-        return pid, result.read(1) == b"1"
 
 
 def _mount_overlay(project: Path, folder: Path) -> bool:

@@ -31,7 +31,7 @@ from cortex.replica.monitoring.metrics import SUPERVISOR as METRICS_FILE
 from cortex.replica.monitoring.metrics import MetricFile, SeriesKind, compact_ended, series_key
 from cortex.replica.shared_state import MAX_CONNECTIONS
 from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits
-from cortex.replica.working_copy import choose_strategy, copies_folder
+from cortex.replica.working_copy import StrategyTest, copies_folder
 from cortex.supervisor.housekeeping import Housekeeping
 from cortex.supervisor.listeners import ReplicaListeners, UnixListener
 from cortex.supervisor.process_slot import ProcessSlot, fork
@@ -96,17 +96,18 @@ class Supervisor:
             signal.signal(number, _ignore)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._watch(self._signals_read.fileno(), self._on_signal)
+        test = StrategyTest(Path(self._spec.project_dir), Path(self._spec.run_dir) / "copies")
+        test.start()
+        self._housekeeping.adopt(test.pid)
         self._control = UnixListener(self._spec.control_socket, self._on_control, self._watch, self._unwatch)
         try:
             self._spec = self._listeners.open()
         except OSError as error:
             self._refuse_start(f"can't listen on {error.filename or self._spec.listen_host}: {error.strerror or error}")
             return
-        strategy, test = choose_strategy(Path(self._spec.project_dir), Path(self._spec.run_dir) / "copies")
-        self._housekeeping.adopt(test)
-        self._spec = replace(self._spec, working_copies=strategy.value)
-        self._workers += [self._create_worker(index) for index in range(len(self._spec.sockets))]
         gc.collect()
+        self._spec = replace(self._spec, working_copies=test.finish().value)
+        self._workers += [self._create_worker(index) for index in range(len(self._spec.sockets))]
         gc.freeze()  # keeps these pages shared with the workers
         if self._spec.models is not None and self._spec.model_agent_socket is not None:
             # Lazy imports: replicas without models start sooner.

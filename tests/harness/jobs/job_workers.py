@@ -37,6 +37,12 @@ class JobReplica:
     def wait_for(self, condition: Any, timeout_s: float = 10.0) -> Any:
         return wait_until(condition, timeout_s, message=self.replica.log() + self.log())
 
+    def wait_for_next_process(self) -> int:
+        """Wait until the process of the second job asks for it; return its pid."""
+        joins = self.operator.joins
+        self.wait_for(lambda: len(set(joins)) == 2 and self.replica.status().processes[0].pid == joins[-1])
+        return joins[-1]
+
     def wait_over(self, job: ScriptedJob, timeout_s: float = 15.0) -> None:
         self.wait_for(lambda: job.is_over, timeout_s)
 
