@@ -274,7 +274,7 @@ def test_a_model_that_cannot_be_loaded_is_said_before_any_job(load: Load, tmp_pa
         load("predictor", ONNX, catalogue, type="onnx", models=source_of("onnx", "a"))
 
 
-def test_models_that_the_users_code_makes_are_made_for_each_job(load: Load, tmp_path: Path) -> None:
+def test_models_that_the_users_code_makes_are_made_with_the_config_of_the_job(load: Load, tmp_path: Path) -> None:
     catalogue = write_models(tmp_path / "content", {DEFAULT_MODEL: {"1": python_model(7)}})
     text = """
         import json
@@ -290,6 +290,6 @@ def test_models_that_the_users_code_makes_are_made_for_each_job(load: Load, tmp_
             def predict(self):
                 return self.client.get_model()
     """
-    code = load("predictor", text, catalogue, models=source_of("python"))
-    assert bound(code, {"factor": 1}).call([], "") == 7
-    assert bound(code, {"factor": 10}).call([], "") == 70
+    for factor in (1, 10):
+        code = load("predictor", text, catalogue, models=source_of("python"))
+        assert bound(code, {"factor": factor}).call([], "") == 7 * factor

@@ -1,4 +1,4 @@
-"""Load the user's class for jobs and tasks: code and models once per process, an object for each job.
+"""Load the user's class for jobs and tasks, and construct its object: once per process, since each job has its own.
 
 This module has no notion of where batches come from, nor of what happens to results.
 """
@@ -36,24 +36,17 @@ class BoundBatch:
 
 
 class BatchCode:
-    """The user's class, and its models if all jobs share them. Not thread-safe."""
+    """The user's class and its models, for one job. Not thread-safe."""
 
-    def __init__(
-        self, code: UserCode, build: Callable[[], Clients | None], clients: Clients | None, metrics: object
-    ) -> None:
+    def __init__(self, code: UserCode, clients: Clients | None, metrics: object) -> None:
         self._code = code
-        self._build = build
         self._clients = clients
         self._metrics = metrics
-        self._is_fresh = True
         self._loop = _Loop()
 
     def construct(self, config: dict[str, Any], job_spec: dict[str, Any], api_spec: dict[str, Any]) -> BoundBatch:
-        """Construct the object of a job; the object of the previous job must not be called any more.
-
-        `config` is the config of the API merged with that of the job. Raises: UserError; a later job may still succeed.
-        """
-        clients = self._clients_for_next_job()
+        """Construct the object of the job, with the API's config merged with that of the job. Raises: UserError."""
+        clients = self._clients
         values = {
             "config": copy.deepcopy(config),
             "job_spec": job_spec,
@@ -78,14 +71,6 @@ class BatchCode:
         if self._clients is not None:
             self._clients.close()
 
-    def _clients_for_next_job(self) -> Clients | None:
-        if self._clients is not None and self._clients.bind is not None and not self._is_fresh:
-            # The present models were loaded by `load_model` of another object, with the config of another job.
-            previous, self._clients = self._clients, self._build()
-            previous.close()
-        self._is_fresh = False
-        return self._clients
-
 
 def load_batch_code(
     spec: LoadSpec,
@@ -102,8 +87,7 @@ def load_batch_code(
     Raises: UserError as `loader.load` does.
     """
     code = import_code(spec)
-    build = functools.partial(build_clients, spec, catalogue, fetcher, events)
-    clients = build()
+    clients = build_clients(spec, catalogue, fetcher, events)
     try:
         if clients is not None and clients.registry is not None and clients.bind is None:
             clients.registry.load_latest()
@@ -111,7 +95,7 @@ def load_batch_code(
         assert clients is not None
         clients.close()
         raise
-    return BatchCode(code, build, clients, metrics)
+    return BatchCode(code, clients, metrics)
 
 
 def _bind_arguments(f: Any, names: tuple[str, ...]) -> BatchCall:

@@ -235,11 +235,19 @@ def _check_owner(project: Path, folder: Path) -> None:
 
 def _enter_user_namespace() -> None:
     """Get the capabilities for mounts in a user namespace in which this user and group keep their ids."""
+    _create_gpu_device()
     uid, gid = os.geteuid(), os.getegid()
     _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS)
     Path("/proc/self/setgroups").write_text("deny")  # required before gid_map
     Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+
+
+def _create_gpu_device() -> None:
+    """Create the device that CUDA needs: it would start a setuid program, which has no effect in a user namespace."""
+    if os.path.exists("/dev/nvidiactl") and not os.path.exists("/dev/nvidia-uvm"):  # noqa: PTH110 - each start
+        with contextlib.suppress(OSError):
+            os.waitpid(os.posix_spawnp("nvidia-modprobe", ["nvidia-modprobe", "-c", "0", "-u"], os.environ), 0)
 
 
 def _has_capabilities() -> bool:
