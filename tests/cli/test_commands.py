@@ -336,7 +336,23 @@ def test_check_calls_the_handler_with_a_sample_without_an_operator(tmp_path: Pat
     assert bad.returncode == 1
     assert "request sample failed:" in bad.stderr
     assert "KeyError: 'question'" in bad.stderr
+    assert "cortex logs" not in bad.stdout, "nothing is deployed, so there are no logs"
     assert not (tmp_path / "home" / "run").exists()
+
+
+def test_check_with_a_sample_shows_the_output_of_a_class_that_ends_its_process(tmp_path: Path) -> None:
+    source = (
+        "import os\nclass Handler:\n def __init__(self, config):\n  print('no licence', flush=True)\n  os._exit(3)\n"
+    )
+    folder = project(tmp_path / "p", "ends", f"{source} def handle_post(self): ...\n")
+
+    done = cortex(tmp_path / "home", "check", folder, "--sample", folder / "sample.json")
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-2:] == [
+        "no licence",
+        "error: ends failed to start: the process ended while it started: exited with code 3",
+    ]
 
 
 def test_check_sends_a_sample_only_to_apis_that_serve_requests(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ from cortex.home import Home
 from cortex.models.source import loads_models
 from cortex.operator.deploy.diagnose import Diagnosis
 from cortex.operator.replicas.replica_specs import replica_spec
-from cortex.replica.spec import ReplicaSpec, ReplicaStatus
+from cortex.replica.requests.calls import logs_hint
+from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, StartFailure
 from cortex.state.apis import Target
 from cortex.telemetry import Logger
 
@@ -57,8 +58,9 @@ class SampleResult:
     """Response of one API to the sample, and its log."""
 
     api: str
-    answer: Answer
-    log: tuple[str, ...]
+    status: int
+    body: str
+    log: tuple[str, ...]  #: with the tracebacks of the user's code
 
 
 def run_sample(
@@ -102,13 +104,26 @@ async def _run_one(
     spec = replace(spec, sockets=spec.sockets[:1])  # one process is enough for one request
     await engine.start(spec)
     while not (status := _status(engine, spec)).is_ready:
-        _check_started(api.name, status)
+        if failure := _failure(status.processes[0]):
+            details = failure.traceback or "\n".join(await _complete_log(engine, home, spec))
+            raise UserError(f"{api.name} failed to start: {failure.message}", details)
         await asyncio.sleep(_PAUSE_S)
     answer = await asyncio.to_thread(_send, spec, body, content_type)
-    await _stop(engine)  # after that, its log is complete
-    lines = read_logs(home.logs_dir / api.name, spec.id)
-    log = tuple(line.text for line in lines if line.stream != SUPERVISOR)
-    return SampleResult(api.name, answer, log)
+    # The log is in the temporary home, where `cortex logs` does not look.
+    text = answer.body.decode(errors="replace").rstrip().replace(logs_hint(api.name), "")
+    return SampleResult(api.name, answer.status, text, await _complete_log(engine, home, spec))
+
+
+def _failure(process: ProcessStatus) -> StartFailure | None:
+    if process.death and not process.failure:
+        return StartFailure(f"its process ended: {process.death.message}")
+    return process.failure
+
+
+async def _complete_log(engine: LocalEngine, home: Home, spec: ReplicaSpec) -> tuple[str, ...]:
+    """Stop a replica, after which its log is complete, and return the lines of its processes."""
+    await _stop(engine)
+    return tuple(line.text for line in read_logs(home.logs_dir / spec.api, spec.id) if line.stream != SUPERVISOR)
 
 
 async def _stop(engine: LocalEngine) -> None:
@@ -123,14 +138,6 @@ def _status(engine: LocalEngine, spec: ReplicaSpec) -> ReplicaStatus:
     if spec.id not in engine.replicas():
         raise CortexError(f"{spec.api}: the replica could not be started")
     return engine.replicas()[spec.id][1]
-
-
-def _check_started(api: str, status: ReplicaStatus) -> None:
-    process = status.processes[0]
-    if process.failure:
-        raise UserError(f"{api} failed to start: {process.failure.message}", process.failure.traceback)
-    if process.death:
-        raise UserError(f"{api} failed to start: its process ended: {process.death.message}")
 
 
 def _send(spec: ReplicaSpec, body: bytes, content_type: str) -> Answer:

@@ -439,7 +439,7 @@ def _prediction_error(api: str, answer: Answer) -> CortexError:
         return NotFoundError(text)
     if answer.status < 500:
         return InputError(text)
-    return UserError(f"{text}; `cortex logs {api}` has the traceback") if answer.status == 500 else CortexError(text)
+    return UserError(text) if answer.status == 500 else CortexError(text)
 
 
 def _feedback_parts(feedback: Feedback) -> Iterator[bytes]:

@@ -35,7 +35,7 @@ from cortex.config.generations import (
     is_within_unsupported,
     unsupported_key_fix,
 )
-from cortex.config.values import dashed, nearest, quote
+from cortex.config.values import NULL, dashed, nearest, quote
 from cortex.errors import Diagnostic
 from cortex.lifecycle import ApiKind
 
@@ -212,7 +212,9 @@ def _choose(document: Document, item: Node, kind: Node | None, *, in_deployment:
         return _Choice(by_shape or HANDLER, likely, _missing_kind(document, item, likely))
     if not isinstance(kind.value, str):
         likely = _kind_of(by_shape)
-        return _Choice(by_shape, likely, document.wrong_type(kind, "a string", f'write "{likely}"'))
+        fix = f'write "{likely}"'
+        null = document.at_value(kind, NULL[0], fix) if kind.value is None else None
+        return _Choice(by_shape, likely, null or document.wrong_type(kind, "a string", fix))
     meant = kind.value if kind.value in _WRITTEN else _nearest_kind(item, kind.value)
     generation = _generation_of(item, meant)
     served = ApiKind(meant) if meant in _KINDS else _kind_of(generation)
@@ -400,6 +402,10 @@ def _set_section(draft: Draft, written: str, node: Node) -> None:
         _set(draft, f"{written}.paths", node)
     else:
         draft.rejected |= {written, MODELS} if holds_models else {written}
+        if node.value is None and written == draft.generation.section:
+            fix = "write its keys below it, further to the right"
+            draft.problems.append(draft.document.at_value(node, NULL[0], fix))
+            return
         fix = _section_fix(node) if holds_models else 'write "key: value" lines below it'
         draft.problems.append(draft.document.wrong_type(node, "a map", fix))
 

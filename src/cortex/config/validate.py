@@ -24,6 +24,7 @@ from cortex.config.generations import TASK
 from cortex.config.project import ProjectFiles
 from cortex.config.project_rules import project_violations
 from cortex.config.schema import Api
+from cortex.config.values import NULL
 from cortex.config.violations import CheckedApi, Violation
 from cortex.errors import ConfigError, Diagnostic
 
@@ -182,6 +183,8 @@ def _diagnose(draft: Draft, detail: ErrorDetails, field: str) -> Diagnostic | No
         return None
     context = detail.get("ctx", {})
     message, fix = str(context.get("text", detail["msg"])), str(context.get("fix", ""))
+    if message == NULL[0] and field in _EXAMPLES:  # a required field has no default value to use
+        fix = f'write "{_example(draft, field, draft.last_key(field))}"'
     return draft.document.at_key(node, message, fix) if at_key else draft.document.at_value(node, message, fix)
 
 
@@ -202,10 +205,12 @@ def _diagnose_missing(draft: Draft, field: str) -> Diagnostic | None:
     if any(written == key or written.startswith(f"{key}.") for key in draft.rejected):
         return None
     holder, path = draft.missing(field)
-    section = "task" if draft.generation is TASK else draft.generation.section
     is_section = len(path) - 1 < len(written.split("."))
-    example = _EXAMPLES.get(field.split(".")[0] if is_section and len(path) == 2 else field, "").format(
-        section=section, key=path[-1]
-    )
+    example = _example(draft, field.split(".")[0] if is_section and len(path) == 2 else field, str(path[-1]))
     fix = f'write "{example}"' if example else ""
     return draft.document.diagnostic(holder.key_line, holder.key_column, path, "must be defined", fix)
+
+
+def _example(draft: Draft, field: str, key: str) -> str:
+    section = "task" if draft.generation is TASK else draft.generation.section
+    return _EXAMPLES.get(field, "").format(section=section, key=key)

@@ -59,9 +59,8 @@ def _send_sample(diagnosis: Diagnosis, sample: str, session: Session) -> int:
     session.console.progress("sending the sample")
     failed = False
     for result in run_sample(session.home, session.environ, diagnosis, body, content_type):
-        failed = failed or result.answer.status >= 400
-        for line in result.log if result.answer.status >= 400 else ():
+        failed = failed or result.status >= 400
+        for line in result.log if result.status >= 400 else ():
             session.console.note(line)
-        answer = result.answer.body.decode(errors="replace").rstrip()
-        session.console.line(f"{result.api} responds with status {result.answer.status}: {answer}")
+        session.console.line(f"{result.api} responds with status {result.status}: {result.body}")
     return 1 if failed else 0

@@ -143,13 +143,18 @@ class Caller:
             return FailedCall(500, f"internal server error: {error}")
         what = f"{type(error).__name__} in {name}()"
         hint = _content_type_hint(connection)
-        return FailedCall(500, f"internal server error: {what}; `cortex logs {self._api}` shows the traceback{hint}")
+        return FailedCall(500, f"internal server error: {what}{logs_hint(self._api)}{hint}")
 
     def log_error(self, connection: Connection, error: BaseException) -> None:
         """Log the frames of the user's code, or the message of an error about the result."""
         has_frames = isinstance(error, ModelError) or not isinstance(error, UserError)
         text = format_user_traceback(error) if has_frames else f"{error}\n"
         write_log(f"request {_id(connection)} failed:\n{text}")
+
+
+def logs_hint(api: str) -> str:
+    """Return the end of the message of a failed call, which says where its traceback is."""
+    return f"; `cortex logs {api}` shows the traceback"
 
 
 def _content_type_hint(connection: Connection) -> str:
