@@ -2,9 +2,31 @@ from __future__ import annotations
 
 import pytest
 
-from cortex.errors import with_article
+from cortex.errors import format_size, with_article
 
 
 @pytest.mark.parametrize("noun", ["a BatchAPI", "an AsyncAPI", "a list", "an int", "an OrderedDict"])
 def test_a_noun_has_the_article_of_its_first_letter(noun: str) -> None:
     assert with_article(noun.split()[1]) == noun
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "shown"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1024, "1 KiB"),
+        (100 * 1024**2, "100 MiB"),
+        (300 * 1024**2 + 7, "300 MiB"),
+        (1024**2 - 1, "1 MiB"),
+        (1023 * 1024**2, "1023 MiB"),
+        (10**9, "954 MiB"),
+        (int(1.5 * 1024**3), "1.5 GiB"),
+        (33_312_456_704, "31 GiB"),
+        (5000 * 1024**3, "4.88 TiB"),
+        (2**60, "1 EiB"),
+        (2**80, "1048576 EiB"),
+    ],
+)
+def test_a_size_has_a_readable_unit(size_bytes: int, shown: str) -> None:
+    assert format_size(size_bytes) == shown

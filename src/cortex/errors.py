@@ -41,6 +41,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+_KIB = 1024
+_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
 
 class CortexError(Exception):
     """Base of all errors shown to users; `str(error)` states what happened, where, and what to do."""
@@ -281,3 +284,15 @@ class TokenError(CortexError):
 def with_article(noun: str) -> str:
     """Return a noun with its indefinite article, for messages: `an AsyncAPI`, `a list`."""
     return f"{'an' if noun.lower().startswith(tuple('aeiou')) else 'a'} {noun}"
+
+
+def format_size(size_bytes: int) -> str:
+    """Return a size for messages, with three digits: `512 bytes`, `100 MiB`, `4.88 TiB`."""
+    if size_bytes < _KIB:
+        return f"{size_bytes} bytes"
+    size, unit = float(size_bytes), 0
+    while size >= _KIB - 0.5 and unit < len(_UNITS):  # 1023.9 KiB is 1 MiB
+        size, unit = size / _KIB, unit + 1
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2
+    number = f"{size:.{digits}f}"
+    return f"{number.rstrip('0').rstrip('.') if digits else number} {_UNITS[unit - 1]}"

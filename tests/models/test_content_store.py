@@ -272,9 +272,9 @@ def test_a_full_disk_is_an_error_with_the_path_and_leaves_nothing(tmp_path: Path
         contents = opened(tmp_path)
         full = StorageError("x")
         full.__cause__ = OSError(errno.ENOSPC, "No space left on device")
-        with pytest.raises(StorageError, match=rf"disk is full.*{tmp_path}.*bytes are free"):
+        with pytest.raises(StorageError, match=rf"disk is full.*{tmp_path}.*iB are free"):
             await contents.fetch(ContentRequest("aa", "iris", 5, Filler(error=full)))
-        with pytest.raises(StorageError, match=rf"disk is full: {2**60} bytes are needed in {tmp_path}"):
+        with pytest.raises(StorageError, match=rf"disk is full: 1 EiB are needed in {tmp_path}"):
             await contents.fetch(ContentRequest("bb", "iris", 2**60, Filler()))
         assert on_disk(tmp_path) == set()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cortex.config.project import ProjectFiles, pack
-from cortex.errors import InputError
+from cortex.errors import InputError, format_size
 
 DEFAULT_CONFIG = "cortex.yaml"
 #: The command line asks for confirmation before it uploads files of this size or number.
@@ -78,9 +78,9 @@ def _pack(project: ProjectFiles, config_name: str, content: bytes) -> Package:
 
 def _warnings(project: ProjectFiles, archive_bytes: int) -> list[str]:
     sizes = {name: (project.root / name).stat().st_size for name in project.files}
-    found = [f"{name} is {size / 1024**2:.0f} MiB" for name, size in sizes.items() if size >= BIG_BYTES]
+    found = [f"{name} is {format_size(size)}" for name, size in sizes.items() if size >= BIG_BYTES]
     if archive_bytes >= BIG_BYTES:
-        found.append(f"the packed project is {archive_bytes / 1024**2:.0f} MiB")
+        found.append(f"the packed project is {format_size(archive_bytes)}")
     if len(project.files) >= MANY_FILES:
         found.append(f"the project has {len(project.files):,} files")
     return found

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from cortex.errors import format_size
+
 #: Prefix of the names of placements that reserve nothing and only have an agent run on a node.
 AGENT_PREFIX = "cortex-agent-"
-_GIB = 1024**3
-_MIB = 1024**2
 #: Rounding tolerance: fractions of cores don't add up exactly.
 _TOLERANCE = 1e-6
 
@@ -190,7 +190,7 @@ def _format(wanted: Resources, amounts: Resources) -> str:
     if wanted.cpu or not (wanted.memory_bytes or wanted.gpu):
         parts.append(f"{amounts.cpu:.3g} {'core' if amounts.cpu == 1 else 'cores'}")
     if wanted.memory_bytes:
-        parts.append(f"{_format_size(amounts.memory_bytes)} of memory")
+        parts.append(f"{format_size(amounts.memory_bytes)} of memory")
     if wanted.gpu:
         parts.append(f"{amounts.gpu} {'GPU' if amounts.gpu == 1 else 'GPUs'}")
     return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
@@ -199,7 +199,3 @@ def _format(wanted: Resources, amounts: Resources) -> str:
 def _format_groups(wanted: Resources) -> str:
     kind = "group" if len(wanted.node_groups) == 1 else "groups"
     return f"node {kind} {' or '.join(wanted.node_groups)}"
-
-
-def _format_size(size_bytes: int) -> str:
-    return f"{size_bytes / _GIB:.3g} GiB" if size_bytes >= _GIB else f"{size_bytes / _MIB:.3g} MiB"

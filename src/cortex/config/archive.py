@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from cortex.errors import InputError
+from cortex.errors import InputError, format_size
 
 #: Total size of a project, unpacked.
 MAX_PROJECT_BYTES = 512 * 1024 * 1024
@@ -89,9 +89,7 @@ def name_problem(path: str) -> str | None:
 def too_big(where: str = "") -> str:
     """Return the message for a project over `MAX_PROJECT_BYTES`; `where` names its largest part."""
     hint = f"; most of it is in {where}" if where else ""
-    return (
-        f"the project has more than {MAX_PROJECT_BYTES // 1024**2} MiB{hint}; list what is not needed in {IGNORE_NAME}"
-    )
+    return f"the project has more than {format_size(MAX_PROJECT_BYTES)}{hint}; list what is not needed in {IGNORE_NAME}"
 
 
 def too_many(where: str = "") -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import orjson
 
-from cortex.errors import StorageError
+from cortex.errors import StorageError, format_size
 from cortex.telemetry import Logger
 
 _PART = ".part-"
@@ -294,10 +294,11 @@ class ContentStore:
 
     def _disk_full(self, size_bytes: int) -> str:
         try:
-            free = f"{shutil.disk_usage(self._folder).free} bytes are free"
+            free = f"{format_size(shutil.disk_usage(self._folder).free)} are free"
         except OSError as error:
             free = str(error)
-        return f"the disk is full: {size_bytes} bytes are needed in {self._folder}, {free}; free some space there"
+        needed = format_size(size_bytes)
+        return f"the disk is full: {needed} are needed in {self._folder}, {free}; free some space there"
 
     async def _remove(self, digest: str) -> None:
         stored = self._stored.pop(digest)

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Generic
 
-from cortex.errors import ModelError
+from cortex.errors import ModelError, format_size
 from cortex.models.loaded_models import CallHandle, LoadedModel, LoadedModels, T, choose_eviction, execution_context
 from cortex.models.spec import ModelSource, Version
 
@@ -293,8 +293,8 @@ class MemoryBudget(Generic[T]):
         if taken > self._budget:
             what = "has files of" if measured is None else "takes"
             raise TooBigError(
-                f"model {name} of version {version.number} {what} {_mib(taken)}, more than cache_memory: "
-                f"{_mib(self._budget)}; set cache_memory above that"
+                f"model {name} of version {version.number} {what} {format_size(taken)}, more than cache_memory: "
+                f"{format_size(self._budget)}; set cache_memory above that"
             )
 
     def evict_excess(self) -> None:
@@ -373,13 +373,9 @@ class MemoryBudget(Generic[T]):
         if self._count is not None:
             limits.append(f"cache_size: {self._count}")
         if self._budget is not None:
-            limits.append(f"cache_memory: {_mib(self._budget)}")
+            limits.append(f"cache_memory: {format_size(self._budget)}")
         in_use = f"in use: {', '.join(used)}" if used else "another model, which loads this one, uses all of it"
         return NoRoomError(
             f"there is no room to load model {name} of version {version.number} within {', '.join(limits)}; "
             f"{in_use}; raise the limit, or allow fewer concurrent requests"
         )
-
-
-def _mib(size_bytes: int) -> str:
-    return f"{size_bytes / _MIB:,.0f}Mi" if size_bytes >= 10 * _MIB else f"{size_bytes / _MIB:.2f}Mi"

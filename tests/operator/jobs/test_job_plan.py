@@ -88,7 +88,7 @@ def test_memory_that_replicas_hold_is_not_shared() -> None:
     assert plan_jobs([job("a", mem=3 * 1024**3)], [], full, NOW) == [
         SetMessage(
             "a",
-            "a worker needs 3 GiB, but 0 of this machine's 8 are free; it starts once there is capacity"
+            "a worker needs 3 GiB, but 0 bytes of this machine's 8 GiB are free; it starts once there is capacity"
             " (replicas of APIs hold 6 GiB: delete some, or lower their compute.mem)",
         )
     ]

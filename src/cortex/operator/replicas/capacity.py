@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from cortex.config.schema import Compute
 from cortex.engine.devices import Inventory
+from cortex.errors import format_size
 from cortex.replica.spec import ReplicaSpec
 
-_GIB = 1024**3
 #: Tolerance for comparing sums of fractions of cores.
 _EPSILON = 1e-6
 
@@ -120,10 +120,10 @@ class MachineCapacity:
             is_held = self.total_cores >= cpu > self.total_cores - self.replica_cores + _EPSILON
             return message + (_advice(f"{self.replica_cores:.3g} cores", "compute.cpu") if is_held else "")
         if mem > self.memory_bytes and mem:
-            left, total = max(self.memory_bytes, 0) / _GIB, self.total_memory_bytes / _GIB
-            message = _shortage(f"{mem / _GIB:.3g} GiB", f"{left:.3g}", f"{total:.3g}", mem > self.total_memory_bytes)
+            left, total = format_size(max(self.memory_bytes, 0)), format_size(self.total_memory_bytes)
+            message = _shortage(format_size(mem), left, total, mem > self.total_memory_bytes)
             is_held = self.total_memory_bytes >= mem > self.total_memory_bytes - self.replica_memory_bytes
-            return message + (_advice(f"{self.replica_memory_bytes / _GIB:.3g} GiB", "compute.mem") if is_held else "")
+            return message + (_advice(format_size(self.replica_memory_bytes), "compute.mem") if is_held else "")
         return self.devices.shortage(compute).replace("a replica", "a worker")
 
 
