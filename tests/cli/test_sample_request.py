@@ -38,7 +38,7 @@ def test_without_a_sample_it_says_what_to_send(tmp_path: Path) -> None:
         "cortex predict iris FILE.json",
         '  FILE.json is a JSON body with "a", "b"; with it as sample.json, the next deploy shows a command for curl',
     ]
-    assert "FILE.json is a JSON body; with it" in hint(tmp_path, "from model import Handler")[1]
+    assert hint(tmp_path, "from model import Handler")[0] == "cortex predict iris FILE"
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,10 @@ def sample_request(api: dict[str, Any], folder: Path, ca_file: str = "") -> list
         return [f"curl{_verb(method, default='POST')}{url} -H 'content-type: application/json' -d {body}"]
     if method.query_keys or method.verb != "POST":
         return [f"send {method.verb} with {' and '.join(_parts(method))}"]
+    file, body = ("FILE.json", _parts(method)[0]) if method.payload_keys else ("FILE", "the body, for example JSON")
     return [
-        f"cortex predict {spec['name']} FILE.json",
-        f"  FILE.json is {_parts(method)[0]}; with it as {_SAMPLE_NAME}, the next deploy shows a command for curl",
+        f"cortex predict {spec['name']} {file}",
+        f"  {file} is {body}; with it as {_SAMPLE_NAME}, the next deploy shows a command for curl",
     ]
 
 

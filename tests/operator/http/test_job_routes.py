@@ -139,6 +139,8 @@ def test_a_dry_run_stores_nothing(operator: OperatorClient) -> None:
         ("POST", "/sum/jobs/1/retry", None, 404, "not_found"),
         ("POST", "/sum/jobs/1/retry?workers=many", None, 400, "bad_input"),
         ("POST", "/sum/jobs/1/retry?workers=0", None, 400, "bad_submission"),
+        ("POST", "/sum/jobs/1/retry?worker=2", None, 400, "bad_submission"),
+        ("POST", "/sum/jobs?dryrun=true", SUBMISSION, 400, "bad_submission"),
         ("POST", "/sum/jobs/1/retry?workers=10001", None, 400, "bad_submission"),
         ("PUT", "/sum/jobs", None, 405, "method_not_allowed"),
     ],

@@ -273,7 +273,7 @@ def parse_upload(query: Mapping[str, str], limits: SubmissionLimits) -> Submissi
 
 
 def check_query(query: Mapping[str, str], known: tuple[str, ...] = (DRY_RUN,)) -> None:
-    """Refuse unknown parameters of a request whose body has the submission. Raises: SubmissionError."""
+    """Refuse parameters of a submission's or retry's query other than `known`. Raises: SubmissionError."""
     parameters = SubmissionFields(query, [])
     parameters.refuse_unknown(known)
     if parameters.problems:

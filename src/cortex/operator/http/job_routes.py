@@ -90,6 +90,7 @@ def job_routes(jobs: JobService, log_sources: Callable[[], Sequence[LogSource]])
     @router.post("/{job}/retry")
     async def retry_job(api: str, job: str, request: Request, workers: int | None = None) -> Response:
         """Submit the dead letters of a finished job as a new job."""
+        check_query(request.query_params, ("workers",))
         if workers is not None:
             check_workers(workers)
         retried = await jobs.retry_failed(api, job, workers)
