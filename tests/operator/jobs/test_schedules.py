@@ -52,6 +52,16 @@ def test_submits_a_due_run_once(home: Home) -> None:
     play(home, test)
 
 
+def test_a_stored_schedule_with_an_unknown_key_still_runs(home: Home) -> None:
+    async def test(made: ScheduleHarness, clock: Clock) -> None:
+        made.deploy(task_api(submission={"time_out": 60}))  # refused by a deploy since, but not when it was deployed
+        for clock.now in (NOON, NOON + 60):
+            await made.submit_due()
+        assert await made.runs() == [NOON + 60]
+
+    play(home, test)
+
+
 def test_submits_only_the_latest_missed_run(home: Home) -> None:
     async def test(made: ScheduleHarness, clock: Clock) -> None:
         made.deploy(task_api(cron="0 * * * *"))
