@@ -138,14 +138,19 @@ class ForbiddenError(InputError):
 
 
 class MethodNotAllowedError(InputError):
-    """A path does not support a method; `hint` follows the list of `allowed` methods."""
+    """A path does not support a method; `allowed` lists the methods that it supports."""
 
     code = "method_not_allowed"
     http_status = 405
 
-    def __init__(self, method: str, allowed: str, hint: str = "") -> None:
-        super().__init__(f"{method} is not a method of this path, which has {allowed}{hint}")
+    def __init__(self, message: str, allowed: str = "") -> None:
+        super().__init__(message)
         self.allowed = allowed
+
+    @classmethod
+    def of(cls, method: str, allowed: str, hint: str = "") -> MethodNotAllowedError:
+        """Return the error of a request; `hint` follows the list of `allowed` methods."""
+        return cls(f"{method} is not a method of this path, which has {allowed}{hint}", allowed)
 
 
 class WorkerMessageError(InputError):

@@ -43,8 +43,8 @@ class AsyncRoutes(GatewayRoutes):
         if request.method in ("GET", "HEAD") and name is not None:
             return _json(await self._get(request, api, name))
         if name is None:
-            raise MethodNotAllowedError(request.method, "POST", ", and GET with the id of a workload behind")
-        raise MethodNotAllowedError(request.method, "GET")
+            raise MethodNotAllowedError.of(request.method, "POST", ", and GET with the id of a workload behind")
+        raise MethodNotAllowedError.of(request.method, "GET")
 
     def _error_response(self, request: Request, error: CortexError) -> Response:
         return Response(f"error: {error}", error.http_status, media_type="text/plain")

@@ -158,7 +158,7 @@ class JobRoutes(GatewayRoutes):
                 job_id = job_id or _named_job(request)
                 await self._jobs.stop(api, job_id)
                 return answer({"message": f"stopped job {job_id}"})
-        raise MethodNotAllowedError(request.method, "GET, DELETE" if job_id else "POST, GET, DELETE")
+        raise MethodNotAllowedError.of(request.method, "GET, DELETE" if job_id else "POST, GET, DELETE")
 
     def _error_response(self, request: Request, error: CortexError) -> Response:
         body = {
