@@ -286,13 +286,15 @@ def test_history_and_rollback(running: Installation, tmp_path: Path) -> None:
 def test_a_new_project_of_each_kind_is_deployed_as_it_is(running: Installation, tmp_path: Path) -> None:
     for kind in ("RealtimeAPI", "AsyncAPI", "BatchAPI", "TaskAPI"):
         name = f"new-{kind.removesuffix('API').lower()}"
-        written = cortex(running.home, "init", name, "--kind", kind, cwd=tmp_path)
+        written = cortex(running.home, "init", name, "--kind", kind.removesuffix("API").lower(), cwd=tmp_path)
         assert written.returncode == 0, written.stderr
         first, deploy, use = [line.strip() for line in written.stdout.splitlines() if line.startswith("  ")]
         assert (first, deploy) == (f"cd {name}", "cortex deploy")
         for command in (deploy, use):
             done = cortex(running.home, *command.split()[1:], cwd=tmp_path / name)
             assert done.returncode == 0, (command, done.stderr)
+            if command == deploy and kind == "BatchAPI":
+                assert f"  {use}\n" in done.stdout
         if kind == "RealtimeAPI":
             assert json.loads(done.stdout) == {"predictions": [2, 4, 6]}
 

@@ -65,6 +65,14 @@ def test_help_lists_every_command(tmp_path: Path, words: list[str]) -> None:
     assert all(name in done.stdout for name in COMMANDS)
 
 
+def test_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["help", "deploy"])
+
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: cortex deploy")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -78,6 +86,14 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     ("words", "message"),
     [
         (["depoly"], "did you mean `cortex deploy`?"),
+        (["ls"], "ls: no such command; did you mean `cortex get`?"),
+        (["start"], "start: no such command; did you mean `cortex up`?"),
+        (
+            ["predict", "a", '{"b": 1}'],
+            "no such file or directory; to send this JSON, pipe it to the command and write `-`",
+        ),
+        (["submit", "a", '{"workers": 1}'], "; to send this JSON, pipe it to the command and write `-`"),
+        (["init", "a", "--kind", "job"], "(choose from 'RealtimeAPI', 'AsyncAPI', 'BatchAPI', 'TaskAPI')"),
         (["xyzzy"], "`cortex --help` lists the commands"),
         (["--what"], "no such option"),
         (["deploy", "--forse"], "did you mean --force?"),
@@ -89,7 +105,7 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
         (["logs"], "the following arguments are required: API"),
         (["logs", "a", "--tail", "-5"], "argument --tail: must be a number from 0 to 1,000,000 (got -5)"),
         (["logs", "a", "--tail", "all"], "argument --tail: must be a number from 0 to 1,000,000 (got all)"),
-        (["env"], "the following arguments are required: ACTION"),
+        (["env"], "the following arguments are required: ACTION (list, configure, default, delete, rename)"),
         (["up", "--gateway-port", "70000"], "70000 is not a valid port"),
         (["deploy", "nope.yaml"], "nope.yaml: does not exist"),
         (["deploy"], "cortex.yaml: does not exist; give the path of a configuration file or of its folder"),

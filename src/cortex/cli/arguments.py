@@ -30,7 +30,10 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Raise a UsageError with the usage of the command."""
+        """Raise a UsageError with the usage of the command, and the actions if one is missing."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction) and message.endswith(f"required: {action.metavar}"):
+                message = f"{message} ({', '.join(action.choices)})"
         raise UsageError(f"{message}\n{self.format_usage().strip()}")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -98,6 +101,12 @@ def seconds_of(option: str, text: str) -> float:
     return int(number) * unit
 
 
+def unreadable(path: str, error: OSError) -> InputError:
+    """Return the error for an input file; JSON in place of its name is a typical mistake."""
+    hint = "; to send this JSON, pipe it to the command and write `-`" if path.lstrip().startswith(("{", "[")) else ""
+    return InputError(f"{path}: can't be read: {(error.strerror or str(error)).lower()}{hint}")
+
+
 def read_sample(path: str) -> tuple[bytes, str]:
     """Return the content of a sample file and its content type; `-` is JSON from standard input. Raises: InputError."""
     if path == "-":
@@ -107,5 +116,5 @@ def read_sample(path: str) -> tuple[bytes, str]:
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise InputError(f"{path}: can't be read: {(error.strerror or str(error)).lower()}") from None
+        raise unreadable(path, error) from None
     return content, _CONTENT_TYPES.get(Path(path).suffix.lower(), _DEFAULT_CONTENT_TYPE)

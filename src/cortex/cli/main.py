@@ -46,6 +46,18 @@ COMMANDS = {
     "completion": "print a completion script for a shell",
 }
 
+#: Names of commands in other tools.
+_OTHER_NAMES = {
+    **dict.fromkeys(("list", "ls", "ps", "describe"), "get"),
+    **dict.fromkeys(("new", "create"), "init"),
+    **dict.fromkeys(("apply", "run", "serve"), "deploy"),
+    **dict.fromkeys(("remove", "rm", "undeploy"), "delete"),
+    **dict.fromkeys(("validate", "lint"), "check"),
+    **dict.fromkeys(("undo", "revert"), "rollback"),
+    "curl": "predict",
+    "start": "up",
+    "stop": "down",
+}
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 _PROLOGUE = "Serve Python classes as HTTP APIs."
@@ -77,6 +89,8 @@ def command_parser(name: str) -> Parser:
 def _run(words: list[str], console: Console) -> int:
     home = Home.from_environ(os.environ)
     try:
+        if words[:1] == ["help"] and len(words) > 1:
+            words = [*words[1:], "--help"]
         if not words or words[0] in ("-h", "--help", "help"):
             console.line(_overview())
             return 0
@@ -121,7 +135,7 @@ def _overview() -> str:
 def _unknown(name: str) -> str:
     if name.startswith("-"):
         return f"{name}: no such option; `cortex --help` lists the commands"
-    guess = nearest(name, COMMANDS)
+    guess = _OTHER_NAMES.get(name) or nearest(name, COMMANDS)
     hint = f"did you mean `cortex {guess}`?" if guess else "`cortex --help` lists the commands"
     return f"{name}: no such command; {hint}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from cortex.cli.arguments import add_config, add_env, add_output
@@ -18,6 +19,8 @@ from cortex.errors import ConfigError, InputError, OperatorUnavailableError
 from cortex.lifecycle import ApiKind
 
 #: Arguments of `cortex submit` in the hint for kinds that run jobs.
+#: File with a submission, as `cortex init` writes it.
+_JOB_NAME = "job.json"
 _SUBMISSIONS = {ApiKind.BATCH: " JOB.json", ApiKind.TASK: ""}
 
 
@@ -110,7 +113,9 @@ def _report_live(api: Json, folder: Path, seconds: float, ca_file: str, session:
     if note := shortage_note(api) or room_note(api):
         console.line(f"  {note}")
     if (submission := _SUBMISSIONS.get(api["spec"].get("kind"))) is not None:
-        console.line(f"  cortex submit {name}{submission} --watch")
+        job = folder / _JOB_NAME
+        given = f" {shlex.quote(str(job))}" if job.is_file() else submission
+        console.line(f"  cortex submit {name}{given} --watch")
         return
     for line in sample_request(api, folder, ca_file):
         console.line(f"  {line}")

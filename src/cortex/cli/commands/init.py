@@ -25,7 +25,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help="name of the API and of its new folder; default: the current folder"
     )
-    parser.add_argument("--kind", metavar="KIND", choices=KINDS, default=KINDS[0], help=f"kind: {', '.join(KINDS)}")
+    kinds = [kind.value for kind in KINDS]
+    parser.add_argument(
+        "--kind", metavar="KIND", type=_kind, choices=kinds, default=kinds[0], help=f"kind: {', '.join(kinds)}"
+    )
     parser.add_argument(
         "--framework",
         metavar="FRAMEWORK",
@@ -57,6 +60,12 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     for command in [*commands, _NEXT[kind].format(name=name)]:
         session.console.line(f"  {command}")
     return 0
+
+
+def _kind(text: str) -> str:
+    """Return the kind that is written in full or in short, such as `batch`."""
+    kinds = {kind.removesuffix("API").lower(): kind.value for kind in KINDS}
+    return kinds.get(text.lower().removesuffix("api"), text)
 
 
 def _api_name(written: str | None) -> str:

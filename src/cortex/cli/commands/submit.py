@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cortex.cli.arguments import add_api, add_env, add_output
+from cortex.cli.arguments import add_api, add_env, add_output, unreadable
 from cortex.cli.output import format_count, format_number
 from cortex.cli.progress import exit_code, report_outcome, watch
 from cortex.cli.session import Session
@@ -115,7 +115,7 @@ def _read(name: str) -> Job:
         text = (_stdin().read() if name == _STDIN else Path(name).read_bytes()).decode("utf-8-sig")
         spec = json.loads(text)
     except OSError as error:
-        raise InputError(f"{shown}: can't be read: {(error.strerror or str(error)).lower()}") from None
+        raise unreadable(shown, error) from None
     except json.JSONDecodeError as error:
         raise InputError(f"{shown}:{error.lineno}:{error.colno}: not JSON: {_lower(error.msg)}") from None
     except UnicodeDecodeError as error:
@@ -142,7 +142,7 @@ def _items(name: str | None, session: Session) -> Iterator[_UploadFile | None]:
     try:
         stream = _stdin() if name == _STDIN else Path(name).open("rb")  # noqa: SIM115 - closed below, stdin is not
     except OSError as error:
-        raise InputError(f"{name}: can't be read: {(error.strerror or str(error)).lower()}") from None
+        raise unreadable(name, error) from None
     try:
         yield _UploadFile(stream, "standard input" if name == _STDIN else name, session)
     except KeyboardInterrupt:
