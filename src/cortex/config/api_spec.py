@@ -15,7 +15,7 @@ from cortex.config.generations import HANDLER, IGNORED, NOT_YET, PREDICTOR, is_w
 from cortex.config.schema import Api
 
 #: Sections that are only there if the user wrote them.
-_OPTIONAL = (MODELS, "handler.server_side_batching", "schedule", "tracker")
+_OPTIONAL = (MODELS, "handler.server_side_batching", "networking.cors", "schedule", "tracker")
 
 
 def api_spec(api: Api, config: Mapping[str, Any] | None = None) -> dict[str, Any]:

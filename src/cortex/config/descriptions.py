@@ -89,6 +89,11 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "networking.auth": (
             "whether callers need an API key. A TrafficSplitter also requires one if one of its APIs does"
         ),
+        "networking.cors.origins": (
+            "the origins whose pages may read responses; every origin if the section `cors` is missing"
+        ),
+        "networking.cors.headers": "the headers that requests of these pages may have",
+        "networking.cors.credentials": "whether requests of these pages may have cookies",
         "networking.local_paths": (
             "BatchAPI only: folders on the operator's machine that submissions through the endpoint may read "
             "and write, because the endpoint requires no operator token. `cortex submit` and the Python "

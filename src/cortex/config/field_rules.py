@@ -30,6 +30,10 @@ def field_violations(api: Api) -> Iterator[Violation]:
     yield from _batching_violations(api)
     yield from _splitter_violations(api)
     yield from _schedule_violations(api)
+    cors = api.networking.cors
+    if cors is not None and cors.credentials and "*" in cors.origins:
+        message = 'with credentials, origins cannot be "*": browsers reject such responses'
+        yield Violation(("networking.cors.origins",), message, 'list each origin, such as "https://example.com"')
     strategy = api.update_strategy
     if {strategy.max_surge.rstrip("%"), strategy.max_unavailable.rstrip("%")} == {"0"}:
         fields = ("update_strategy.max_unavailable", "update_strategy.max_surge")

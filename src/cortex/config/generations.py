@@ -33,6 +33,7 @@ SHORT_FORMS = MappingProxyType({"schedule": "schedule.cron"})
 #: Sections that may be null → their fields.
 OPTIONAL_SECTIONS = MappingProxyType(
     {
+        "cors": "networking.cors",
         "monitoring": "tracker",
         "schedule": "schedule",
         "server_side_batching": "handler.server_side_batching",
@@ -96,6 +97,7 @@ _BOUNDS = {
     "networking.auth": "networking.auth",
     "compute.mem_limit": "compute.mem_limit",
 }
+_CORS = _rows("networking.cors", "origins headers credentials")  # extension
 _BATCHES = _rows("networking", "max_batch_size local_paths")  # extensions
 _COMPUTE = _rows("compute", "cpu mem gpu")
 _REPLICAS_IN_COMPUTE = _rows("compute", "min_replicas max_replicas init_replicas target_cpu_utilization", "autoscaling")
@@ -244,6 +246,7 @@ HANDLER = _generation(
     _AUTOSCALING,
     _UPDATE_STRATEGY,
     _BOUNDS,
+    _CORS,
     _BATCHES,
     _READINESS,
     _SCHEDULE,
@@ -257,13 +260,14 @@ TASK = _generation(
     _rows("definition", _DEFINITION, "handler"),
     _rows("definition", "image shm_size", IGNORED),
     _rows("networking", "endpoint max_body_size access_log auth"),
+    _CORS,
     _COMPUTE,
     _rows("compute", "inf node_groups mem_limit"),
     _SCHEDULE,
 )
 
 #: 0.19 to 0.35: `kind: TrafficSplitter`
-SPLITTER = _generation("handler", "apis", _NAMES, {"apis": "apis"}, _rows("networking", "endpoint auth"))
+SPLITTER = _generation("handler", "apis", _NAMES, {"apis": "apis"}, _rows("networking", "endpoint auth"), _CORS)
 
 GENERATIONS = (FUNCTIONS, DEPLOYED_CLASS, KINDLESS, PREDICTOR, HANDLER, TASK, SPLITTER)
 

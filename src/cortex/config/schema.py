@@ -302,10 +302,56 @@ def _local_folder(value: object) -> str:
 LocalFolder = Annotated[str, BeforeValidator(_local_folder)]
 
 
+_HOST = r"([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
+_ORIGIN = rf"[a-z][a-z0-9+.-]*://{_HOST}"
+
+
+@accepts(type="string", pattern=rf"^(\*|{_ORIGIN})$")
+def _origin(value: object) -> str:
+    """Validate an origin as browsers send it: a scheme, a host in lower case, and a port unless it is the default."""
+    origin = text(value)
+    if origin == "*" or (re.fullmatch(_ORIGIN, origin) and not _default_port(origin)):
+        return origin
+    written = origin.lower() if "://" in origin else f"https://{origin.lower()}"
+    found = re.match(_ORIGIN, written)
+    likely = found[0].removesuffix(_default_port(found[0])) if found else "https://example.com"
+    raise problem(
+        f'{quote(origin)} must be "*" or an origin: a scheme, a host, and a port unless it is the default one',
+        f"write {quote(likely)}",
+    )
+
+
+def _default_port(origin: str) -> str:
+    """Return the port of an origin that browsers leave out; "" if there is none."""
+    found = re.fullmatch(r"(?:http://.*(:80)|https://.*(:443))", origin)
+    return (found[1] or found[2]) if found else ""
+
+
+@accepts(type="string", pattern=r"^(\*|[A-Za-z0-9_-]+)$")
+def _header_name(value: object) -> str:
+    name = text(value)
+    if not re.fullmatch(r"\*|[A-Za-z0-9_-]{1,200}", name):
+        fix = 'write something like "Content-Type"'
+        raise problem(f'{quote(name)} must be "*" or the name of a header', fix)
+    return name
+
+
+Origin = Annotated[str, BeforeValidator(_origin)]
+HeaderName = Annotated[str, BeforeValidator(_header_name)]
+
+
+class CorsConfig(ConfigModel):
+    """The permissions of browser pages that another origin serves (CORS)."""
+
+    origins: Annotated[list[Origin], BeforeValidator(a_list)]
+    headers: Annotated[list[HeaderName], BeforeValidator(a_list)] = ["*"]
+    credentials: Annotated[bool, BeforeValidator(true_or_false)] = False
+
+
 class Networking(ConfigModel):
     """The endpoint of an API and the limits of a request."""
 
-    null_means_default = frozenset({"endpoint", "local_paths"})
+    null_means_default = frozenset({"endpoint", "local_paths", "cors"})
 
     endpoint: Annotated[str, BeforeValidator(_endpoint)]
     timeout_s: Annotated[float, BeforeValidator(duration_s(above=0))] = 60.0  #: WORKLOAD_S for an AsyncAPI
@@ -315,6 +361,7 @@ class Networking(ConfigModel):
     local_paths: Annotated[list[LocalFolder], BeforeValidator(a_list)] | None = None
     access_log: Annotated[bool, BeforeValidator(true_or_false)] = False  #: the gateway writes a line per request
     auth: Annotated[str, BeforeValidator(enum("none", "api_key"))] = "none"  #: the credential that the gateway requires
+    cors: CorsConfig | None = None  #: None: pages of every origin may read responses
 
     @property
     def needs_key(self) -> bool:

@@ -41,6 +41,7 @@ _EXAMPLES = MappingProxyType(
         "handler.models.paths.path": "path: s3://bucket/path",
         "handler.server_side_batching.max_batch_size": "max_batch_size: 32",
         "handler.server_side_batching.batch_interval_s": "batch_interval: 10ms",
+        "networking.cors.origins": 'origins: ["https://example.com"]',
         "apis.name": "name: my-api",
         "apis.weight": "weight: 100",
         "schedule": "{key}:",
@@ -56,6 +57,7 @@ _STAND_INS = MappingProxyType(
         "handler.path": "unknown.py",
         "handler.server_side_batching.max_batch_size": 2,
         "handler.server_side_batching.batch_interval_s": 1,
+        "networking.cors.origins": ["https://example.com"],
         "tracker.model_type": "classification",
         "schedule.cron": "0 0 * * *",
     }
@@ -199,7 +201,7 @@ def _missing_inside(draft: Draft, location: tuple[int | str, ...]) -> Diagnostic
 
 
 def _diagnose_missing(draft: Draft, field: str) -> Diagnostic | None:
-    if field.startswith("networking"):  # the endpoint is derived from the name
+    if field in ("networking", "networking.endpoint"):  # the endpoint is derived from the name
         return None
     written = draft.written_key(field)
     if any(written == key or written.startswith(f"{key}.") for key in draft.rejected):

@@ -70,6 +70,7 @@ from cortex.gateway.backends import (
     servers,
     splitter_key_rules,
 )
+from cortex.gateway.cors import request_rules, response_rules
 from cortex.gateway.maps import (
     DRAINING_KEY,
     DRAINING_MAP,
@@ -83,6 +84,7 @@ from cortex.gateway.maps import (
     SPLITS_MAP,
     UNKNOWN_BACKEND,
     Maps,
+    cors_by_key,
     fixed_maps,
     keys_map,
     live_maps,
@@ -111,6 +113,8 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _ENDPOINT = re.compile(r"/[!-~]{0,1000}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SECRET = re.compile(r"[A-Za-z0-9_-]{0,200}")
+_ORIGIN = re.compile(r"[!-~]{1,300}")
+_HEADER = re.compile(r"[A-Za-z0-9_-]{1,200}|[*]")
 _HOST = re.compile(r"[A-Za-z0-9_.:*-]{1,255}")
 
 
@@ -179,6 +183,11 @@ def _validate(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySo
     for split in table.splits:
         _check("splitter's name", _NAME, split.name)
         _check("endpoint", _ENDPOINT, split.endpoint)
+    for cors in cors_by_key(table).values():
+        for origin in cors.origins:
+            _check("origin", _ORIGIN, origin)
+        for header in cors.headers:
+            _check("header", _HEADER, header)
     for key in table.keys:
         for what, pattern, value in (("key's id", _NAME, key.id), ("key's hash", _DIGEST, key.digest)):
             _check(what, pattern, value)
@@ -266,10 +275,6 @@ defaults
 
 def _frontend(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySockets) -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    cors = (
-        "hdr access-control-allow-methods 'GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS'"
-        " hdr access-control-allow-headers '*, Authorization' hdr access-control-max-age 86400"
-    )
     routes = f"use_backend %[path,map({ROUTES_MAP})]"
     if any(backend.jobs_socket for backend in table.backends):
         # Without a condition, HAProxy ignores all rules after the first. A job's path is its endpoint and one segment.
@@ -282,13 +287,12 @@ frontend {FRONTEND}
   unique-id-format %[date(0,ms)]-%pid-%rt
   unique-id-header X-Cortex-Request-ID
 {frontend_log(table)}\
-  http-request return status 204 {cors} if {{ method OPTIONS }}
-  http-request deny deny_status 400 if {{ req.hdrs_bin,length gt {HEADERS_MAX_BYTES} }}
+{request_rules(table)}  http-request deny deny_status 400 if {{ req.hdrs_bin,length gt {HEADERS_MAX_BYTES} }}
   http-request del-header x-cortex- -m beg
   http-request set-header x-cortex-info 1 if {{ path_end /info }} {{ path,map({INFO_MAP}) -m found }}
 {_split_rules(table, sockets, settings.body_timeout_s)}\
   http-after-response set-header x-cortex-request-id %[unique-id] unless {{ be_name -m str cortex-successor }}
-  http-after-response set-header access-control-allow-origin *
+{response_rules(table)}\
   http-after-response set-header connection close if {{ str({DRAINING_KEY}),map({DRAINING_MAP}) -m str 1 }}
   # An old worker passes what still arrives on idle connections to the worker that replaced it.
   use_backend cortex-successor if {{ stopping }}

@@ -13,6 +13,7 @@ configuration, so that HAProxy never parses it as a directive.
 | `holds.map` | backend | 1 if requests wait for the first replica | command |
 | `slots.map` | splitter:0 to splitter:99 | backend | command |
 | `shadows.map` | splitter:0 to splitter:99 | backend that gets a copy, or `-` | command |
+| `cors.map` | backend or splitter; followed by `/` and an origin | see `cors` | command |
 | `keys.map` | hash of a key; hash/API | id of the key | command |
 | `draining.map` | `gateway` | 1 if responses close their connections, because the gateway ends soon | command |
 """
@@ -22,7 +23,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from cortex.gateway.routes import ApiBackend, RoutingTable, Share, Split
+from cortex.gateway.routes import ApiBackend, Cors, RoutingTable, Share, Split
 
 ROUTES_MAP = "routes.map"
 INFO_MAP = "info.map"
@@ -32,6 +33,7 @@ UNAVAILABLE_MAP = "unavailable.map"
 HOLDS_MAP = "holds.map"
 SLOTS_MAP = "slots.map"
 SHADOWS_MAP = "shadows.map"
+CORS_MAP = "cors.map"
 KEYS_MAP = "keys.map"
 DRAINING_MAP = "draining.map"
 
@@ -103,7 +105,7 @@ def fixed_maps(table: RoutingTable) -> Maps:
 
 
 def live_maps(table: RoutingTable) -> Maps:
-    """Return the maps whose values commands change. Their keys change only together with the fixed maps."""
+    """Return the maps that commands change. Except in `cors.map`, only values change; keys need a reload."""
     calls = [backend for backend in table.backends if not backend.jobs_socket]
     names = {backend.api: backend_name(backend) for backend in calls}
     slots: dict[str, str] = {}
@@ -117,7 +119,27 @@ def live_maps(table: RoutingTable) -> Maps:
         SLOTS_MAP: slots,
         SHADOWS_MAP: shadows,
         DRAINING_MAP: {DRAINING_KEY: "0"},
+        CORS_MAP: _cors_map(table),
     }
+
+
+def cors_by_key(table: RoutingTable) -> dict[str, Cors]:
+    """Return the permissions of each API and splitter that has them, by backend or name of the splitter."""
+    by_api = {backend.api: backend.cors for backend in table.backends}
+    found = {backend_name(backend): backend.cors for backend in table.backends}
+    for split in table.splits:
+        of_apis = (by_api.get(share.api) for share in split.shares)
+        found[split.name] = split.cors or next(filter(None, of_apis), None)
+    return {key: cors for key, cors in found.items() if cors is not None}
+
+
+def _cors_map(table: RoutingTable) -> dict[str, str]:
+    entries: dict[str, str] = {}
+    for key, cors in cors_by_key(table).items():
+        entries[key] = ", ".join(cors.headers)
+        mode = "credentials" if cors.credentials else "anonymous"
+        entries |= {f"{key}/{origin}": mode for origin in cors.origins}
+    return entries
 
 
 def keys_map(table: RoutingTable) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 from cortex.gateway.addresses import host_of, is_path
 
 Json = dict[str, Any]
+_NO_CORS = ("cors", None)
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,15 @@ class Server:
 
 
 @dataclass(frozen=True)
+class Cors:
+    """The permissions of browser pages that another origin serves."""
+
+    origins: tuple[str, ...]  #: that may read responses, such as `https://example.com`; `*`: every origin
+    headers: tuple[str, ...] = ("*",)  #: that their requests may have; `*`: all
+    credentials: bool = False  #: whether their requests may have cookies
+
+
+@dataclass(frozen=True)
 class ApiBackend:
     """The servers and limits of one API."""
 
@@ -45,6 +55,7 @@ class ApiBackend:
     holds: bool = False  #: while `servers` is empty, requests wait for a server instead of being refused
     access_log: bool = False  #: write one line per request to the access log
     needs_key: bool = False  #: require an API key
+    cors: Cors | None = None  #: None: pages of every origin may read responses
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,7 @@ class Split:
     shares: tuple[Share, ...]  #: the percentages add up to 100
     shadow: Share | None = None  #: receives copies of this percentage of requests; its responses are dropped
     needs_key: bool = False  #: require an API key here; the APIs then don't check it again
+    cors: Cors | None = None  #: None: those of the first of its APIs that has them
 
 
 @dataclass(frozen=True)
@@ -104,8 +116,11 @@ class RoutingTable:
 
 
 def table_to_json(table: RoutingTable) -> Json:
-    """Return the JSON form, which includes the gateway's secret."""
-    return asdict(table)
+    """Return the JSON form, which includes the gateway's secret.
+
+    It lacks `cors` where there are none: nodes of an older version refuse the field.
+    """
+    return asdict(table, dict_factory=lambda pairs: {name: value for name, value in pairs if (name, value) != _NO_CORS})
 
 
 def table_from_json(data: Mapping[str, Any]) -> RoutingTable:
@@ -119,13 +134,22 @@ def table_from_json(data: Mapping[str, Any]) -> RoutingTable:
 
 
 def _parse_backend(data: Mapping[str, Any]) -> ApiBackend:
-    return ApiBackend(**_parse(data, servers=_each(lambda server: Server(**server))))
+    return ApiBackend(**_parse(data, servers=_each(lambda server: Server(**server)), cors=_parse_cors))
 
 
 def _parse_split(data: Mapping[str, Any]) -> Split:
     return Split(
-        **_parse(data, shares=_each(_parse_share), shadow=lambda share: None if share is None else _parse_share(share))
+        **_parse(
+            data,
+            shares=_each(_parse_share),
+            shadow=lambda share: None if share is None else _parse_share(share),
+            cors=_parse_cors,
+        )
     )
+
+
+def _parse_cors(data: Mapping[str, Any] | None) -> Cors | None:
+    return None if data is None else Cors(**_parse(data, origins=tuple, headers=tuple))
 
 
 def _parse_share(data: Mapping[str, Any]) -> Share:

@@ -362,14 +362,17 @@ class LiveMaps:
         self._keys: dict[int, tuple[ApiKey, ...]] = {}  # keys that each worker has, by pid
 
     async def sync(self, pid: int, table: RoutingTable) -> None:
-        """Set the values of all maps but the keys in the current worker. Raises: Unresponsive."""
+        """Set the entries of all live maps in the current worker. Raises: Unresponsive."""
         commands = []
         for name, wanted in live_maps(table).items():
             if wanted:
                 entries = await self._runtime.map(pid, name)
-                commands += [
-                    set_map(name, key, value) for key, value in wanted.items() if entries.get(key, value) != value
-                ]
+                commands += [del_map(name, key) for key in entries.keys() - wanted.keys()]
+                for key, value in wanted.items():
+                    if key not in entries:
+                        commands.append(add_map(name, key, value))
+                    elif entries[key] != value:
+                        commands.append(set_map(name, key, value))
         await self._runtime.run(pid, commands)
 
     async def sync_keys(self, workers: HaproxyWorkers, table: RoutingTable) -> None:

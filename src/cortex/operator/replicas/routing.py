@@ -9,9 +9,10 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from cortex.config.schema import Networking
 from cortex.errors import GatewayError
 from cortex.gateway.base import Gateway
-from cortex.gateway.routes import ApiBackend, ApiKey, RoutingTable, Server, Share, Split
+from cortex.gateway.routes import ApiBackend, ApiKey, Cors, RoutingTable, Server, Share, Split
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.replicas.plan import Preparation, PreparationStates, Replica, is_restarting
 from cortex.operator.replicas.status import failure_of
@@ -127,6 +128,7 @@ def _backend(record: ApiRecord, replicas: Sequence[Replica], preparation: Prepar
         holds=spec.autoscaling.min_replicas == 0 and not unavailable,
         access_log=spec.networking.access_log,
         needs_key=spec.networking.needs_key,
+        cors=_cors(spec.networking),
     )
 
 
@@ -142,6 +144,7 @@ def _jobs_backend(record: ApiRecord, socket: str) -> ApiBackend:
         jobs_socket=socket,
         access_log=networking.access_log,
         needs_key=networking.needs_key,
+        cors=_cors(networking),
     )
 
 
@@ -149,7 +152,13 @@ def _split(record: ApiRecord) -> Split:
     targets = record.spec.apis or []
     shares = tuple(Share(target.name, target.weight) for target in targets if not target.shadow)
     shadow = next((Share(target.name, target.weight) for target in targets if target.shadow), None)
-    return Split(record.name, record.spec.networking.endpoint, shares, shadow, record.spec.networking.needs_key)
+    networking = record.spec.networking
+    return Split(record.name, networking.endpoint, shares, shadow, networking.needs_key, _cors(networking))
+
+
+def _cors(networking: Networking) -> Cors | None:
+    cors = networking.cors
+    return Cors(tuple(cors.origins), tuple(cors.headers), cors.credentials) if cors else None
 
 
 def _routed(replicas: Sequence[Replica]) -> list[tuple[Replica, ProcessStatus]]:

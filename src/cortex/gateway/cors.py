@@ -1,0 +1,68 @@
+"""CORS: the rules by which HAProxy permits pages of other origins to read responses (https://fetch.spec.whatwg.org).
+
+Every origin may read the responses of an API without rules of its own, also errors of the gateway. While no API has
+rules, no map is looked up. Otherwise the frontend looks up the API of each path, and its rules in `cors.map`, which
+commands change:
+
+| key | value |
+|---|---|
+| backend or splitter | request headers that pages may send: `content-type, x-tenant`, or `*` |
+| backend or splitter, `/`, origin | `credentials` if cookies may be sent, else `anonymous` |
+
+A splitter without rules has those of the first of its APIs that has any: otherwise it would bypass them.
+"""
+
+from __future__ import annotations
+
+from cortex.gateway.maps import CORS_MAP, JOBS_MAP, ROUTES_MAP, SPLITS_MAP, cors_by_key
+from cortex.gateway.routes import RoutingTable
+
+#: An old worker passes requests on to its successor, whose rules count; see `config`.
+_FOREIGN = "{ be_name -m str cortex-successor }"
+_METHODS = "hdr access-control-allow-methods 'GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS'"
+_MAX_AGE = "hdr access-control-max-age 86400"
+_PREFLIGHT = "{ method OPTIONS } ! { stopping }"
+_ANY_HEADER = "{ var(txn.cors_headers) -m str * }"
+_ALLOWED = "{ var(txn.cors_origin) -m found }"
+_RESTRICTED = "{ var(txn.cors_headers) -m found }"
+
+
+def request_rules(table: RoutingTable) -> str:
+    """Return the frontend's rules that find the permissions of a request, and answer preflight requests."""
+    if not cors_by_key(table):
+        headers = "hdr access-control-allow-headers '*, Authorization'"
+        return f"  http-request return status 204 {_METHODS} {headers} {_MAX_AGE} if {_PREFLIGHT}\n"
+    of_jobs = f"path,regsub('[^/]+$',''),map({JOBS_MAP})"
+    allowed = f"var(txn.cors),concat(/,txn.cors_asked),map({CORS_MAP})"
+    return f"""\
+  http-request set-var(txn.cors) path,map({ROUTES_MAP})
+  http-request set-var(txn.cors) path,map({SPLITS_MAP})
+  http-request set-var(txn.cors) {of_jobs} unless {{ var(txn.cors) -m found }}
+  http-request set-var(txn.cors_headers) var(txn.cors),map({CORS_MAP})
+  http-request set-var(txn.cors_asked) req.fhdr(origin)
+  http-request set-var(txn.cors_origin) str(*) unless {_RESTRICTED}
+  http-request set-var(txn.cors_origin) str(*) if {{ var(txn.cors),concat(/*),map({CORS_MAP}) -m found }}
+  http-request set-var(txn.cors_mode) {allowed}
+  http-request set-var(txn.cors_origin) var(txn.cors_asked) if {{ var(txn.cors_mode) -m found }}
+  # With credentials, browsers do not accept `*` as a list of headers: return those of the question.
+  http-request set-var-fmt(txn.cors_headers) '*, Authorization' unless {_RESTRICTED}
+  http-request set-var(txn.cors_headers) req.fhdr(access-control-request-headers) if {_ANY_HEADER}
+  http-request return status 204 {_METHODS} hdr access-control-allow-headers '%[var(txn.cors_headers)]' {_MAX_AGE} \
+if {_PREFLIGHT} {_ALLOWED}
+  http-request return status 204 if {_PREFLIGHT}
+"""
+
+
+def response_rules(table: RoutingTable) -> str:
+    """Return the frontend's rules for the headers of all responses, also of those that the gateway generates."""
+    if not cors_by_key(table):
+        return f"  http-after-response set-header access-control-allow-origin * unless {_FOREIGN}\n"
+    own = f"! {_FOREIGN}"
+    any_origin = "{ var(txn.cors_origin) -m str * }"
+    with_credentials = "{ var(txn.cors_mode) -m str credentials }"
+    return f"""\
+  http-after-response del-header access-control- -m beg if {own} ! {_ALLOWED}
+  http-after-response set-header access-control-allow-origin %[var(txn.cors_origin)] if {own} {_ALLOWED}
+  http-after-response set-header access-control-allow-credentials true if {own} {with_credentials}
+  http-after-response add-header vary Origin if {own} ! {any_origin}
+"""
