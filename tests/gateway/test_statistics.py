@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -183,11 +184,21 @@ def test_all_responses_are_counted_under_load_with_reloads(home: Home) -> None:
         async with world(home) as w:
             iris = backend("iris", await w.server("a"))
             await w.gateway.startup(table(iris))
+
+            async def read_statistics() -> None:
+                while True:
+                    with contextlib.suppress(Unresponsive):  # the master starts anew
+                        await w.gateway.stats()
+                    await asyncio.sleep(0.002)
+
+            reading = asyncio.create_task(read_statistics())
             async with Load(w.port, "/iris?sleep=0.005", pause_s=0) as load:
                 for number in range(6):
                     await w.gateway.apply(table(iris, backend(f"other{number}")))
                     await load.more(200)
                     await w.gateway.ensure_running()
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
             assert load.failures == []
 
             async def exact() -> bool:

@@ -96,7 +96,7 @@ class RuntimeApi:
 
     async def workers(self) -> HaproxyWorkers:
         """List the worker processes."""
-        return parse_workers(await self._send_command("show proc\n"))
+        return parse_workers(await self._read_table("show proc\n"))
 
     async def structure(self, pid: int) -> str:
         """Return the digest `structure` of the configuration that a worker runs."""
@@ -107,10 +107,7 @@ class RuntimeApi:
 
     async def backends(self, pid: int) -> dict[str, BackendState]:
         """Return the state of every backend and server of a worker."""
-        answer = await self._send_command(f"@!{pid} {_SERVERS_AND_BACKENDS}\n")
-        if not answer.startswith("#"):  # the master answers for a worker that has ended, or says nothing
-            raise Unresponsive(f"HAProxy's worker {pid} does not answer: {answer.strip()[:200] or 'it is ending'}")
-        return parse_stat(answer)
+        return parse_stat(await self._read_table(f"@!{pid} {_SERVERS_AND_BACKENDS}\n"))
 
     async def all_backends(self, workers: HaproxyWorkers) -> dict[int, dict[str, BackendState]]:
         """Return the state of each worker by pid, without old ones that end meanwhile."""
@@ -140,6 +137,17 @@ class RuntimeApi:
         answer = await self._send_command("reload\n", RELOAD_TIMEOUT_S)
         if not answer.startswith("Success=1"):
             raise GatewayError(f"HAProxy rejected its new configuration: {answer.strip()[-2000:]}")
+
+    async def _read_table(self, command: str) -> str:
+        """Return the complete table that a command prints.
+
+        While the master starts anew for a reload, or a worker is ending, they may close the connection without an
+        answer. An empty table would mean that there are no workers or no backends.
+        """
+        answer = await self._send_command(command)
+        if not (answer.startswith("#") and answer.endswith("\n\n")):
+            raise Unresponsive(f"HAProxy's answer to {command.strip()!r} is not complete: {answer.strip()[:200]!r}")
+        return answer
 
     async def _send_command(self, text: str, timeout_s: float = ANSWER_TIMEOUT_S) -> str:
         try:
