@@ -220,7 +220,8 @@ def test_settings_can_be_changed_while_apis_start_after_down(cortex: Installatio
     cortex.up()
     assert cortex.get("words")["status"]["status_code"] == "updating"
     write_project(project, SOURCE, CONFIG.format(gate=gate, word="two"))
-    assert cortex.cortex("deploy", "--no-wait", project).stdout == "updating words (RealtimeAPI)\n"
+    shown = cortex.cortex("deploy", "--no-wait", project).stdout.splitlines()
+    assert shown == ["updating words (RealtimeAPI)", "  handler.config.word: one → two"]
     write_project(project, SOURCE, CONFIG.format(gate=gate, word="three"))
     refused = cortex.cortex("deploy", "--no-wait", project, check=False)
     assert "words is updating" in refused.stderr
