@@ -82,8 +82,12 @@ def _role(pid: int, commands: dict[int, bytes], parents: dict[int, int]) -> str:
         return OPERATOR
     if b"cortex.supervisor.supervisor" not in commands[pid]:
         return OTHER
-    # A worker is forked by its supervisor and has its command line.
-    return WORKER if b"cortex.supervisor.supervisor" in commands.get(parents[pid], b"") else SUPERVISOR
+    # A worker is forked by its supervisor, or by a fork server, and has its command line.
+    if b"cortex.supervisor.supervisor" not in commands.get(parents[pid], b""):
+        return SUPERVISOR
+    with contextlib.suppress(ProcessLookupError):
+        return WORKER if os.getpgid(pid) == pid else OTHER  # housekeeping leads no group, and ends soon
+    return OTHER
 
 
 def _parent(pid: int) -> int:
