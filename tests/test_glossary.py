@@ -25,8 +25,8 @@ monitoring object onnx output packaging path policy postgresql prediction prepar
 protocol python query queue queueing ray reason record remote replica report request requirement reservation retry
 route routing rpc rule run runner sample scaling schema service serving session settings simulation socket source
 start state statistics status storage store stream streaming summary table task telemetry template tensor tensorflow
-theory timing tls total traceback tracking traffic transport unacknowledged user validate value view violation wire
-writer
+theory timing tls total traceback tracking traffic transport unacknowledged usage user validate value view violation
+wire writer
 """
 PLAIN = set(_PLAIN.split())
 

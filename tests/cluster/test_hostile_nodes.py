@@ -121,6 +121,7 @@ def test_addresses_outside_of_the_node_are_dropped(socket: str, is_kept: bool) -
         {"event": "replica", "id": "a-1-2"},
         {"event": "replica", "id": "a-1-2", "spec": "7", "status": "[]", "is_reserved": 1},
         {"event": "cores", "cores": 7},
+        {"event": "cores", "cores": {}, "usage": {"a-1-2": {"api": "a"}}},
         {"event": "needs_project", "project": "../.."},
     ],
     ids=lambda message: "-".join(sorted(message)),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from harness.installations.installation import Installation, write_project
-from harness.installations.number_chaos import NumberChaos, Plan
+from harness.installations.number_chaos import NumberChaos, Plan, read_metrics
 from harness.wait import wait_until
 
 PRINTING = """
@@ -41,7 +42,7 @@ def test_numbers_are_right_through_kills_updates_and_a_restart(cortex: Installat
     assert outcome.sent > 100
 
 
-def test_logs_are_joined_by_request(cortex: Installation, tmp_path: Path) -> None:
+def test_logs_are_joined_by_request_and_replicas_are_measured(cortex: Installation, tmp_path: Path) -> None:
     cortex.cortex("deploy", write_project(tmp_path / "project", PRINTING, CONFIG))
     failed, awaited = (cortex.post("/printing", {"x": 3}, method=method) for method in ("PUT", "PATCH"))
     assert (failed.status, awaited.status) == (500, 200)
@@ -56,6 +57,11 @@ def test_logs_are_joined_by_request(cortex: Installation, tmp_path: Path) -> Non
     assert found[-1]["message"] == "ValueError: bad x"
     assert {line["request_id"] for line in found} == {request_id}
     assert found[1]["level"] == "warning"
+    text = read_metrics(cortex)
+    assert re.search(
+        r'^cortex_replica_cpu_seconds_total\{api="printing",replica="printing-[^"]+"\} 0*[.1-9]', text, re.M
+    )
+    assert re.search(r'^cortex_replica_memory_bytes\{api="printing",replica="printing-[^"]+"\} \d', text, re.M)
     everything = lines()
     assert [line["request_id"] for line in everything if line["message"] == "awaited"] == [other_id]
     assert [line.get("request_id") for line in everything if line["message"] == "made"] == [None]

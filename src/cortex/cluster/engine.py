@@ -35,6 +35,7 @@ from cortex.cluster.remote_replica import (
 from cortex.cluster.transport import PeerError
 from cortex.engine.devices import Inventory
 from cortex.engine.local import first_status
+from cortex.engine.usage import ResourceUsage
 from cortex.errors import EngineError
 from cortex.home import Home
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus, RequestLimits
@@ -179,6 +180,11 @@ class ClusterEngine:
         return {
             api: sum(cores.get(api, 0.0) for cores in reports) for api in apis if any(api in cores for cores in reports)
         }
+
+    async def usage(self) -> Mapping[str, ResourceUsage]:
+        """Return what the nodes that answer last reported of their replicas, by id."""
+        reports = [node.usage for node in self._nodes.values() if node.is_up]
+        return {replica: usage for report in reports for replica, usage in report.items()}
 
     # The interface `node_client.NodeObserver`.
 

@@ -27,6 +27,7 @@ from cortex.cluster.node.start import RESERVE_SOCKET
 from cortex.cluster.placement import NodeAddress
 from cortex.cluster.transport import Json, PeerConnection, PeerError, PeerNotListeningError, connect
 from cortex.engine.logs import LogLine
+from cortex.engine.usage import ResourceUsage, usage_from_json
 from cortex.errors import CortexError
 from cortex.gateway.addresses import host_of, is_address, numeric
 from cortex.home import Home
@@ -99,6 +100,7 @@ class NodeClient:
         self.replicas: dict[str, NodeReplica] = {}
         self.ended: set[str] = set()  #: replicas that ended and whose metrics are still on the node
         self.cores: dict[str, float] = {}  #: recent CPU usage of the ready replicas of each API
+        self.usage: dict[str, ResourceUsage] = {}  #: recent use of each replica
         self.is_up = False
         self.local_sockets_dir: Path | None = None  #: its replicas' sockets, if the node is this machine
         self.problem = "it has not answered yet"  #: of the last failed connection
@@ -300,6 +302,7 @@ class NodeClient:
                     self._observer.node_is_up(self)
                 case "cores":
                     self.cores = {str(api): float(cores) for api, cores in message["cores"].items()}
+                    self.usage = usage_from_json(message.get("usage", {}))  # agents of older versions send none
                 case "needs_project":
                     self._upload(str(message["project"]))
                 case "refused":

@@ -29,7 +29,7 @@ class CpuMeter:
         return await asyncio.to_thread(self._measure, [status for status in replicas if status.is_ready])
 
     def _measure(self, replicas: Sequence[ReplicaStatus]) -> dict[str, float]:
-        children = _children() if replicas else {}
+        children = children_by_pid() if replicas else {}
         used: dict[str, float] = {}
         seen: dict[str, tuple[float, _Times]] = {}
         for status in replicas:
@@ -43,7 +43,7 @@ class CpuMeter:
         return used
 
 
-def _children() -> dict[int, list[int]]:
+def children_by_pid() -> dict[int, list[int]]:
     """Return the children of every process."""
     children: dict[int, list[int]] = {}
     for process in psutil.process_iter(["ppid"]):

@@ -65,8 +65,8 @@ async def find_devices(environ: Mapping[str, str], device_dir: Path = DEVICE_DIR
         chips=chips, cores=float(len(os.sched_getaffinity(0))), memory_bytes=psutil.virtual_memory().total
     )
     try:
-        found = parse_gpus(await _query(environ))
-    except _NoAnswerError as error:
+        found = parse_gpus(await query_gpus(environ, "index,uuid"))
+    except NoAnswerError as error:
         return replace(inventory, why_no_gpus=str(error))
     visible = visible_gpus(found, environ.get(CUDA_DEVICES))
     why = "" if visible else f"{CUDA_DEVICES} of the operator leaves none" if found else f"{_PROGRAM} lists none"
@@ -97,34 +97,35 @@ def _by_prefix(ids: Iterable[str], prefix: str) -> str | None:
     return matches[0] if len(matches) == 1 else None
 
 
-class _NoAnswerError(Exception):
+class NoAnswerError(Exception):
     """The GPUs can't be listed."""
 
 
-async def _query(environ: Mapping[str, str]) -> str:
+async def query_gpus(environ: Mapping[str, str], fields: str, timeout_s: float = _QUERY_TIMEOUT_S) -> str:
+    """Return the fields of each GPU, one line per GPU, numbers without units. Raises: NoAnswerError."""
     program = shutil.which(_PROGRAM, path=environ.get("PATH"))
     if program is None:
-        raise _NoAnswerError(f"{_PROGRAM} is not on PATH")
-    command = [program, "--query-gpu=index,uuid", "--format=csv,noheader"]
+        raise NoAnswerError(f"{_PROGRAM} is not on PATH")
+    command = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
-        code, output = await _run(command, environ)
+        code, output = await _run(command, environ, timeout_s)
     except TimeoutError:
-        raise _NoAnswerError(f"{_PROGRAM} did not answer within {_QUERY_TIMEOUT_S:.0f} s") from None
+        raise NoAnswerError(f"{_PROGRAM} did not answer within {timeout_s:.0f} s") from None
     except OSError as error:
-        raise _NoAnswerError(f"{_PROGRAM} can't be run: {error.strerror or error}") from None
+        raise NoAnswerError(f"{_PROGRAM} can't be run: {error.strerror or error}") from None
     if code:
         message = next(iter(output.split("\n")), "").strip() or f"it ended with exit code {code}"
-        raise _NoAnswerError(f"{_PROGRAM} failed: {message}")
+        raise NoAnswerError(f"{_PROGRAM} failed: {message}")
     return output
 
 
-async def _run(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, str]:
+async def _run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> tuple[int, str]:
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
         *command, env=dict(environ), stdin=null, stdout=pipe, stderr=asyncio.subprocess.STDOUT
     )
     try:
-        async with asyncio.timeout(_QUERY_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             output, _ = await process.communicate()
     except TimeoutError:
         process.kill()  # without waiting for its end, which a hanging driver prevents

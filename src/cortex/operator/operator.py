@@ -14,6 +14,7 @@ import uvicorn
 from cortex.config.schema import Api
 from cortex.engine.cpu import CpuMeter
 from cortex.engine.model_agent import ModelAgent
+from cortex.engine.usage import resource_usage
 from cortex.errors import GatewayError
 from cortex.gateway.config import GatewaySettings
 from cortex.home import Home
@@ -147,6 +148,7 @@ class Operator:
             self._job_store,
             self._job_store.workloads.counts,
             self._reconciler.state,
+            cluster.engine.usage if cluster else lambda: resource_usage(self._engine.replicas().values(), os.environ),
             _logger,
         )
         predictions = PredictionStore(self._database)

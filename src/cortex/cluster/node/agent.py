@@ -32,6 +32,7 @@ from cortex.engine.cpu import CpuMeter
 from cortex.engine.local import LocalEngine
 from cortex.engine.logs import LocalLogs
 from cortex.engine.model_agent import ModelAgent
+from cortex.engine.usage import resource_usage, usage_to_json
 from cortex.errors import CortexError
 from cortex.gateway.access_log import LocalAccess
 from cortex.home import Home, write_private
@@ -172,11 +173,13 @@ class NodeAgent:
     async def _measure(self) -> None:
         meter = CpuMeter()
         while True:
-            running = [status for _, status in self._hosting.replicas().values()]
+            running = list(self._hosting.replicas().values())
             try:
-                self._publish({"event": "cores", "cores": dict(await meter.cores(running))})
+                cores = dict(await meter.cores(status for _, status in running))
+                usage = usage_to_json(await resource_usage(running, os.environ))
+                self._publish({"event": "cores", "cores": cores, "usage": usage})
             except Exception as error:  # processes may end while they are measured
-                _logger.warning("CPU usage can't be measured", exc_info=error)
+                _logger.warning("CPU and memory usage can't be measured", exc_info=error)
             await asyncio.sleep(_MEASURE_S)
 
     async def _clean(self) -> None:

@@ -13,6 +13,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from cortex import __version__
+from cortex.engine.usage import ResourceUsage
 from cortex.errors import GatewayError
 from cortex.gateway.base import Gateway
 from cortex.gateway.statistics import BackendStats
@@ -32,6 +33,10 @@ HELP: Mapping[str, str] = {
     "cortex_queue_length": "Requests waiting in the gateway for a replica.",
     "cortex_replicas": "Replicas by state.",
     "cortex_replicas_wanted": "Desired replicas.",
+    "cortex_replica_cpu_seconds_total": "CPU time of a replica's processes.",
+    "cortex_replica_memory_bytes": "Resident memory of a replica's processes.",
+    "cortex_replica_gpu_memory_bytes": "Used memory of a replica's GPU.",
+    "cortex_replica_gpu_utilization": "Part of the time in which a replica's GPU ran a kernel, 0 to 1.",
     "cortex_replica_requests_total": "Responses of replicas by status code, including those for a process that died.",
     "cortex_request_queue_seconds": "Time from a request's arrival at the gateway to the start of its call.",
     "cortex_request_handler_seconds": "Time in the user's code.",
@@ -72,7 +77,10 @@ class MetricPoint(NamedTuple):
 
 
 class Metrics:
-    """All metrics of the installation. `open_workloads` counts unfinished workloads by AsyncAPI."""
+    """All metrics of the installation.
+
+    `open_workloads` counts unfinished workloads by AsyncAPI; `usage` measures the replicas by id.
+    """
 
     def __init__(
         self,
@@ -82,6 +90,7 @@ class Metrics:
         jobs: JobStore,
         open_workloads: Callable[[], Awaitable[Mapping[str, int]]],
         state_of: Callable[[ApiRecord], ApiState],
+        usage: Callable[[], Awaitable[Mapping[str, ResourceUsage]]],
         logger: Logger,
     ) -> None:
         self._store = store
@@ -90,6 +99,7 @@ class Metrics:
         self._jobs = jobs
         self._open_workloads = open_workloads
         self._state_of = state_of
+        self._usage = usage
         self._logger = logger
 
     async def text(self) -> bytes:
@@ -109,6 +119,10 @@ class Metrics:
                 points += [gauge("cortex_jobs", n, api=name, status=code) for code, n in jobs.get(name, {}).items()]
             if name in workloads:
                 points.append(gauge("cortex_async_queue_length", workloads[name], api=name))
+        names = {record.name for record in records}
+        for replica, usage in (await self._usage()).items():
+            if usage.api in names:
+                points += _usage_points(replica, usage)
         return await asyncio.to_thread(self._with_totals, [record.name for record in records], points)
 
     def _with_totals(self, apis: list[str], points: list[MetricPoint]) -> bytes:
@@ -149,6 +163,15 @@ def _replica_points(api: str, state: ApiState) -> Iterator[MetricPoint]:
     for name, number in asdict(state.updated).items():
         yield gauge("cortex_replicas", number + stale[name], api=api, state=name)
     yield gauge("cortex_replicas_wanted", state.requested, api=api)
+
+
+def _usage_points(replica: str, usage: ResourceUsage) -> Iterator[MetricPoint]:
+    labels = {"api": usage.api, "replica": replica}
+    yield counter("cortex_replica_cpu_seconds_total", usage.cpu_s, **labels)
+    yield gauge("cortex_replica_memory_bytes", usage.memory_bytes, **labels)
+    for gpu in usage.gpus:
+        yield gauge("cortex_replica_gpu_memory_bytes", gpu.memory_bytes, **labels, gpu=gpu.id)
+        yield gauge("cortex_replica_gpu_utilization", gpu.utilization, **labels, gpu=gpu.id)
 
 
 def series_points(api: str, numbers: Mapping[str, float]) -> Iterator[MetricPoint]:

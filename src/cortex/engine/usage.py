@@ -1,0 +1,107 @@
+"""CPU time, memory and GPU use of each replica, read from the kernel and the GPU driver for `/metrics`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psutil
+
+from cortex.engine.cpu import children_by_pid
+from cortex.engine.devices import NoAnswerError, query_gpus
+from cortex.replica.spec import ReplicaSpec, ReplicaStatus
+
+_GPU_FIELDS = "uuid,memory.used,utilization.gpu"
+#: A driver that hangs must not delay the page for long.
+_GPU_TIMEOUT_S = 5.0
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class GpuUsage:
+    """Use of one GPU, which a replica has for itself."""
+
+    id: str
+    memory_bytes: int
+    utilization: float  #: part of the driver's last sample period in which a kernel ran, 0 to 1
+
+
+@dataclass(frozen=True)
+class ResourceUsage:
+    """Use of a replica: its supervisor and all processes below it."""
+
+    api: str
+    cpu_s: float  #: since its start; includes processes that have ended
+    memory_bytes: int  #: resident; a page that processes share counts in each of them
+    gpus: tuple[GpuUsage, ...] = ()
+
+
+async def resource_usage(
+    replicas: Iterable[tuple[ReplicaSpec, ReplicaStatus]], environ: Mapping[str, str]
+) -> dict[str, ResourceUsage]:
+    """Return the use of each replica of this machine by id. GPUs are queried only if a replica has one."""
+    running = list(replicas)
+    gpus = await _gpus(environ) if any(spec.gpu_ids for spec, _ in running) else {}
+    return await asyncio.to_thread(_measure, running, gpus)
+
+
+def usage_to_json(usage: Mapping[str, ResourceUsage]) -> dict[str, Any]:
+    """Return the JSON form; `usage_from_json` is its inverse."""
+    return {replica: asdict(each) for replica, each in usage.items()}
+
+
+def usage_from_json(data: Mapping[str, Any]) -> dict[str, ResourceUsage]:
+    """Parse the JSON form. Raises: KeyError, TypeError or ValueError for anything else."""
+    return {
+        str(replica): ResourceUsage(
+            str(each["api"]),
+            float(each["cpu_s"]),
+            int(each["memory_bytes"]),
+            tuple(GpuUsage(str(g["id"]), int(g["memory_bytes"]), float(g["utilization"])) for g in each["gpus"]),
+        )
+        for replica, each in data.items()
+    }
+
+
+def _measure(
+    replicas: Sequence[tuple[ReplicaSpec, ReplicaStatus]], gpus: Mapping[str, GpuUsage]
+) -> dict[str, ResourceUsage]:
+    children = children_by_pid() if replicas else {}
+    found: dict[str, ResourceUsage] = {}
+    for spec, status in replicas:
+        cpu_s, memory_bytes = 0.0, 0
+        pending = [status.supervisor_pid]
+        while pending:
+            pid = pending.pop()
+            pending += children.get(pid, ())
+            try:
+                process = psutil.Process(pid)
+                times = process.cpu_times()
+                cpu_s += times.user + times.system + times.children_user + times.children_system
+                memory_bytes += process.memory_info().rss
+            except psutil.Error:
+                continue  # it ended meanwhile
+        if cpu_s or memory_bytes:
+            own = tuple(gpus[gpu] for gpu in spec.gpu_ids if gpu in gpus)
+            found[spec.id] = ResourceUsage(spec.api, cpu_s, memory_bytes, own)
+    return found
+
+
+async def _gpus(environ: Mapping[str, str]) -> dict[str, GpuUsage]:
+    """Return the use of the GPUs that the driver reports, by id; empty if it does not answer."""
+    try:
+        return parse_gpu_usage(await query_gpus(environ, _GPU_FIELDS, _GPU_TIMEOUT_S))
+    except NoAnswerError:
+        return {}
+
+
+def parse_gpu_usage(text: str) -> dict[str, GpuUsage]:
+    """Parse lines of id, MiB and percent; lines with `[N/A]`, as of a divided GPU, are left out."""
+    found: dict[str, GpuUsage] = {}
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 3 and fields[1].isdigit() and fields[2].isdigit():  # noqa: PLR2004
+            found[fields[0]] = GpuUsage(fields[0], int(fields[1]) * _MIB, int(fields[2]) / 100)
+    return found
