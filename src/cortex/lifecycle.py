@@ -115,11 +115,6 @@ class JobStatus(StrEnum):
         """The status as shown by the CLI."""
         return _JOB_MESSAGES.get(self, self.code.replace("_", " "))
 
-    @property
-    def sources(self) -> tuple[JobStatus, ...]:
-        """The statuses from which a job may change to this one."""
-        return tuple(status for status, allowed in JOB_TRANSITIONS.items() if self in allowed)
-
 
 _JOB_MESSAGES = {
     JobStatus.ENQUEUE_FAILED: "failed while enqueuing",

@@ -27,11 +27,11 @@ def start_schedule() -> partial[None]:
 def test_a_run_is_claimed_once_and_creates_one_job(where: Where, batches: int | None) -> None:
     async def scenario(harness: StoreHarness) -> None:
         await harness.store.write(start_schedule())
-        also = partial(schedule_state.claim, api="train", key="k", at=160.0)
+        extra_writes = partial(schedule_state.claim, api="train", key="k", at=160.0)
         made = None if batches is None else new_batches(batches)
-        job = await harness.store.create(ORIGIN, options(), {}, made, also)
+        job = await harness.store.create(ORIGIN, options(), {}, made, extra_writes)
         with pytest.raises(ConflictError, match="was submitted before"):
-            await harness.store.create(ORIGIN, options(), {}, made, also)
+            await harness.store.create(ORIGIN, options(), {}, made, extra_writes)
         await harness.reopen()
         assert [found.id for found in await harness.store.read(list_jobs, ORIGIN.api)] == [job.id]
         assert await harness.store.read(read_schedules) == {"train": ScheduleState("k", 160.0, 160.0, job.id)}
@@ -62,8 +62,8 @@ def test_a_run_that_must_not_overlap_is_skipped_or_rejected_while_another_is_act
         await store.write(partial(schedule_state.start, api=ORIGIN.api, key="k", at=100.0))
         by_hand = await store.create(ORIGIN, options(), {}, new_batches(1))
         assert await store.write(partial(skip, at=160.0)) is None  # a job that a user submitted is not a run
-        also = partial(schedule_state.claim, api=ORIGIN.api, key="k", at=160.0, may_overlap=False)
-        job = await store.create(ORIGIN, options(), {SCHEDULED_FOR: 160.0}, new_batches(1), also)
+        extra_writes = partial(schedule_state.claim, api=ORIGIN.api, key="k", at=160.0, may_overlap=False)
+        job = await store.create(ORIGIN, options(), {SCHEDULED_FOR: 160.0}, new_batches(1), extra_writes)
         with pytest.raises(ConflictError, match=f"is already running by its schedule, as job {job.id}"):
             later = partial(schedule_state.claim, api=ORIGIN.api, key="k", at=220.0, may_overlap=False)
             await store.create(ORIGIN, options(), {SCHEDULED_FOR: 220.0}, new_batches(1), later)

@@ -35,7 +35,7 @@ class TestWithoutCaching:
     def test_previously_requested_versions_are_loaded_if_they_still_exist(self, bench: Bench) -> None:
         bench.store.add("a", "1")
         bench.store.add("a", "2")
-        bench.registry.load_latest(also=[("a", "1"), ("a", "7"), ("x", "1")])
+        bench.registry.load_latest(extra_versions=[("a", "1"), ("a", "7"), ("x", "1")])
         assert bench.loaded() == {"a": ["1", "2"]}
 
     def test_other_versions_are_loaded_once_at_first_use_and_stay(self, bench: Bench) -> None:

@@ -24,7 +24,7 @@ MIB = 1024 * 1024
 class TestCaching:
     def test_nothing_is_loaded_before_the_first_call(self, cached: Callable[..., Bench]) -> None:
         bench = cached("a", "b", cache_size=2)
-        bench.registry.load_latest(also=[("a", "1")])
+        bench.registry.load_latest(extra_versions=[("a", "1")])
         assert not bench.loader.loads
 
     def test_concurrent_first_calls_fetch_and_load_once(self, cached: Callable[..., Bench]) -> None:

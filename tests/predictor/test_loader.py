@@ -200,7 +200,6 @@ def test_post_predict_gets_the_request_and_the_response(project):
     seen = method.call("P", "Q", "H")
     method.after(seen, "P", "Q", "H")
     assert seen == [("P", "H")]
-    assert not method.after_is_async
 
 
 def test_only_handlers_return_callbacks():

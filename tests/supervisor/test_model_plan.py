@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from cortex.models.spec import Catalogue, Model, ModelProblem, Version
 from cortex.supervisor.model_rollout import (
     LoadedVersion,
-    also_loaded,
     changed,
+    find_extra_versions,
     missing_model,
     needs_new_process,
     servable,
@@ -107,7 +107,7 @@ def test_changed_names_the_latest_versions_that_are_new() -> None:
 
 def test_versions_requested_by_calls_are_loaded_again_while_they_exist() -> None:
     target = catalogue(m={1: "a", 2: "b", 3: "c"})
-    assert also_loaded([("m", "3"), ("m", "2"), ("m", "9"), ("n", "1")], target) == (("m", "2"), ("m", "3"))
+    assert find_extra_versions([("m", "3"), ("m", "2"), ("m", "9"), ("n", "1")], target) == (("m", "2"), ("m", "3"))
 
 
 def test_missing_model_returns_the_reason() -> None:

@@ -52,8 +52,8 @@ from cortex.state.database import reading
 
 P = ParamSpec("P")
 T = TypeVar("T")
-#: A further change in the transaction that makes a job visible; it gets the job's id.
-Also = Callable[[Connection, str], None]
+#: Further changes in the transaction that makes a job visible; they get the job's id.
+ExtraWrites = Callable[[Connection, str], None]
 
 #: Batches and bytes that are stored in one transaction, while others wait.
 _CHUNK_BATCHES, _CHUNK_BYTES = 1000, 2**20
@@ -110,12 +110,13 @@ class JobStore:
         options: JobOptions,
         source: dict[str, Any],
         batches: Iterable[NewBatch] | None,
-        also: Also = lambda connection, job_id: None,
+        extra_writes: ExtraWrites = lambda connection, job_id: None,
     ) -> JobRecord:
         """Store a job and its batches, all or nothing. Without `batches` the job is enqueuing, and they follow.
 
-        `batches` is iterated on another thread. `also` runs in the transaction that makes the job visible: both or
-        neither take effect. Raises: InputError if there are no batches, and the errors of `batches` and `also`.
+        `batches` is iterated on another thread. `extra_writes` runs in the transaction that makes the job visible, so
+        both or neither take effect.
+        Raises: InputError if there are no batches, and the errors of `batches` and `extra_writes`.
         """
         job_id = self._new_id()
         insert = partial(insert_job, job_id=job_id, origin=origin, options=options, source=source)
@@ -123,7 +124,7 @@ class JobStore:
 
             def publish(connection: Connection) -> None:
                 insert(connection, now=self._clock())
-                also(connection, job_id)
+                extra_writes(connection, job_id)
 
             await self._writer.run(publish)
         else:
@@ -131,7 +132,7 @@ class JobStore:
             first = await asyncio.to_thread(next, chunks, None)
             if first is None:
                 raise InputError(batch_queue.NO_DATA_FOUND)
-            await self._store_with_batches(job_id, insert, first, chunks, also)
+            await self._store_with_batches(job_id, insert, first, chunks, extra_writes)
         return await self._require(job_id)
 
     async def add_batches(self, job_id: str, batches: Sequence[NewBatch]) -> None:
@@ -290,14 +291,14 @@ class JobStore:
         insert: Callable[..., int],
         first: Sequence[NewBatch],
         chunks: Iterator[Sequence[NewBatch]],
-        also: Also,
+        extra_writes: ExtraWrites,
     ) -> None:
         """Store a job's batches. If they take several transactions, the job is invisible until the last one."""
         following = await asyncio.to_thread(next, chunks, None)
 
         def publish(connection: Connection, number: int) -> None:
             batch_queue.publish_job(connection, number, job_id, self._clock())
-            also(connection, job_id)
+            extra_writes(connection, job_id)
 
         def begin(connection: Connection) -> int:
             number = insert(connection, now=self._clock(), presence=Presence.STORING)

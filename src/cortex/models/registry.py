@@ -52,10 +52,10 @@ class Registry(Generic[T]):
         # Resolved arguments of `get`. It is replaced, never cleared: a concurrent `get` then writes to the old one.
         self._keys: dict[tuple[Any, Any], VersionKey] = {}
 
-    def load_latest(self, also: Sequence[tuple[str, str]] = ()) -> None:
-        """Load the latest version of every model and those of `also` that still exist; with caching, do nothing.
+    def load_latest(self, extra_versions: Sequence[tuple[str, str]] = ()) -> None:
+        """Load the latest version of every model, and `extra_versions` that still exist; with caching, do nothing.
 
-        Raises: ModelError for the first latest version that can't be loaded. A failure of a version in `also` is only
+        Raises: ModelError for the first latest version that can't be loaded. A failure of an extra version is only
         reported; calls that request it retry.
         """
         if self._source.is_cached:
@@ -63,7 +63,7 @@ class Registry(Generic[T]):
         catalogue = self._catalogue
         for model in catalogue.models:
             self._loads.load(model, model.latest, None)
-        for name, number in also:
+        for name, number in extra_versions:
             version = catalogue.find(name, number)
             if version is not None:
                 self._note_requested(name, version)

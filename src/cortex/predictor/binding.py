@@ -42,7 +42,6 @@ class BoundMethod:
     call: Call  #: (payload, query_params, headers) → result of the user's method
     bodies: Bodies = Bodies.BY_TYPE
     after: AfterCall | None = None  #: (response, payload, query_params, headers), after the response is sent
-    after_is_async: bool = False
 
     def in_scope(self) -> BoundMethod:
         """Return a copy whose calls keep the models that they use loaded until they return."""
@@ -102,7 +101,6 @@ def bind_method(instance: object, name: str, generation: Generation) -> BoundMet
         call=_bind_arguments(method, names),
         bodies=bodies_of(method, generation),
         after=_bind_after(after, after_names) if after is not None else None,
-        after_is_async=after is not None and call_kind(after) == "async",
     )
 
 

@@ -111,13 +111,13 @@ def load(
     catalogue: Catalogue | None = None,
     fetcher: ModelFetcher | None = None,
     events: LoadEvents | None = None,
-    also: Sequence[tuple[str, str]] = (),
+    extra_versions: Sequence[tuple[str, str]] = (),
     metrics: object = None,
 ) -> BoundPredictor:
     """Import and construct the user's code, and load its models. The project must be the working directory.
 
-    `catalogue` lists the models. The latest version of each is loaded, and the versions in `also` (model, version),
-    which a previous process had loaded; with caching, models are loaded on first use. `metrics` is passed to
+    `catalogue` lists the models. The latest version of each is loaded, and `extra_versions` (model, version), which
+    calls asked a previous process for; with caching, models are loaded on first use. `metrics` is passed to
     constructors that declare `metrics_client`.
 
     Raises: UserError with the user's frames, or with `file:line`, the problem of a signature and its fix.
@@ -130,7 +130,7 @@ def load(
         _check_batching(code, spec.path)
     clients = build_clients(spec, catalogue, fetcher, events)
     try:
-        return _construct_predictor(spec, code, config, clients, also, metrics)
+        return _construct_predictor(spec, code, config, clients, extra_versions, metrics)
     except BaseException:
         if clients is not None:
             clients.close()
@@ -202,7 +202,7 @@ def _construct_predictor(
     code: UserCode,
     config: dict[str, Any],
     clients: Clients | None,
-    also: Sequence[tuple[str, str]],
+    extra_versions: Sequence[tuple[str, str]],
     metrics: object,
 ) -> BoundPredictor:
     values = {"config": config, "api_spec": copy.deepcopy(spec.api_spec), "job_spec": None, "metrics_client": metrics}
@@ -211,7 +211,7 @@ def _construct_predictor(
     if clients is None:
         return BoundPredictor(code.generation, spec.path, methods)
     if clients.registry is not None:
-        clients.registry.load_latest(also)
+        clients.registry.load_latest(extra_versions)
     if spec.models is not None and spec.models.is_cached:  # a model must not be unloaded while a call uses it
         methods = {verb: method.in_scope() for verb, method in methods.items()}
     return BoundPredictor(code.generation, spec.path, methods, clients)

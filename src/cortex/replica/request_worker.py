@@ -80,7 +80,7 @@ def _load(spec: ReplicaSpec, channel: Channel, start: ModelStart | None, metrics
     configure_allocator()
     fetcher = AgentFetcher(spec.model_agent_socket or "", spec.api, spec.models)
     with in_background(start.is_standby):
-        return load(spec, start.catalogue, fetcher, ModelEvents(channel), start.also, metrics)
+        return load(spec, start.catalogue, fetcher, ModelEvents(channel), start.extra_versions, metrics)
 
 
 def _serve(

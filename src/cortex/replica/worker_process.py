@@ -108,7 +108,7 @@ class ModelStart:
     """The models with which a process starts."""
 
     catalogue: Catalogue
-    also: tuple[tuple[str, str], ...]  #: (model, version) to load in addition to the latest versions
+    extra_versions: tuple[tuple[str, str], ...]  #: (model, version) to load in addition to the latest versions
     is_standby: bool  #: another process serves meanwhile, and must not be slowed down
 
 

@@ -30,7 +30,7 @@ from cortex.models.protocol import CatalogueUpdate
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, Model, ModelProblem, ModelSource, Version
 from cortex.replica.spec import ModelsStatus, ServedVersion
 from cortex.supervisor.process_slot import ProcessSlot
-from cortex.supervisor.worker_models import LoadedVersion, also_loaded
+from cortex.supervisor.worker_models import LoadedVersion, find_extra_versions
 
 #: Retry interval of content that could not be loaded: a missing resource (memory, a service) may be available then.
 RETRY_S = 300.0
@@ -228,11 +228,11 @@ class ModelRollout:
                 return
             self._drop_standbys()
         asked = frozenset[tuple[str, str]]().union(*(worker.models.asked for worker in self._workers))
-        also = also_loaded(asked, target)
+        extra_versions = find_extra_versions(asked, target)
         self._standby_since = time.time()
         for index in range(len(self._workers)):
             worker = self._factory.create_standby(index)
-            worker.models.catalogue, worker.models.also = target, also
+            worker.models.catalogue, worker.models.extra_versions = target, extra_versions
             self.standbys.append(worker)
             self._factory.start(worker)
 

@@ -362,7 +362,11 @@ class Supervisor:
         )
 
     def _process_status(self, worker: ProcessSlot) -> ProcessStatus:
-        """Return a status that counts requests of retiring processes as lent: they take no slot of the successor."""
+        """Return the status of a worker, with the requests that retiring processes of its slot still run.
+
+        They count as lent, like those of slow clients: the gateway opens as many connections more, because they occupy
+        none of the worker's own slots.
+        """
         retiring = [other for other in self._others if other.index == worker.index and not other.is_standby]
         lent = sum(other.busy_connections for other in retiring)
         return replace(worker.status, lent=worker.status.lent + lent) if lent else worker.status

@@ -21,7 +21,7 @@ class LoadedVersion(NamedTuple):
     digest: str
 
 
-def also_loaded(asked: Iterable[tuple[str, str]], target: Catalogue) -> tuple[tuple[str, str], ...]:
+def find_extra_versions(asked: Iterable[tuple[str, str]], target: Catalogue) -> tuple[tuple[str, str], ...]:
     """Return the versions of `target` besides the latest that a new process loads, because calls have named them."""
     return tuple(sorted((model, number) for model, number in asked if target.find(model, number) is not None))
 
@@ -31,20 +31,19 @@ class WorkerModels:
     """Updated by messages of the process; the supervisor sets `catalogue`."""
 
     catalogue: Catalogue | None = None  #: sent to the process at its start and after each change
-    also: tuple[tuple[str, str], ...] = ()  #: versions to load at the start besides the latest: (model, number)
+    extra_versions: tuple[tuple[str, str], ...] = ()  #: (model, number) to load at the start besides the latest ones
     file: Path | None = None  #: holds `catalogue` for a process that already runs
     loaded: frozenset[LoadedVersion] = frozenset()
     asked: frozenset[tuple[str, str]] = frozenset()  #: (model, number) named by calls
     loading: LoadedVersion | None = None  #: blamed if the process dies now
-    problems: dict[LoadedVersion, ModelProblem] = field(
-        default_factory=dict
-    )  #: versions that a serving process can't load
+    #: Versions that a serving process can't load.
+    problems: dict[LoadedVersion, ModelProblem] = field(default_factory=dict)
     _sent: Catalogue | None = None
 
     def on_start(self) -> None:
         """Reset the state for a new process, which starts with `catalogue` and the versions named by calls."""
         if self.asked and self.catalogue is not None:
-            self.also = also_loaded(self.asked, self.catalogue)
+            self.extra_versions = find_extra_versions(self.asked, self.catalogue)
         self.loaded = frozenset()
         self.loading = None
         self.problems.clear()
@@ -52,7 +51,7 @@ class WorkerModels:
 
     def start(self, is_standby: bool) -> ModelStart | None:
         """Return the models that a new process loads; None for an API without models."""
-        return ModelStart(self.catalogue, self.also, is_standby) if self.catalogue is not None else None
+        return ModelStart(self.catalogue, self.extra_versions, is_standby) if self.catalogue is not None else None
 
     def on_message(self, message: dict[str, Any]) -> None:
         """Handle a message about models. Raises: KeyError, TypeError, ValueError if user code wrote it."""

@@ -58,13 +58,15 @@ class UserProject:
         *,
         catalogue: Catalogue | None = None,
         events: LoadEvents | None = None,
-        also: Sequence[tuple[str, str]] = (),
+        extra_versions: Sequence[tuple[str, str]] = (),
         **fields: Any,
     ) -> BoundPredictor:
         """Write `text`, if any, to `path`, and load it."""
         if text is not None:
             self.write(path, text)
-        return load(Spec(str(self.root), interface, path, **fields), catalogue, events=events, also=also)
+        return load(
+            Spec(str(self.root), interface, path, **fields), catalogue, events=events, extra_versions=extra_versions
+        )
 
 
 @contextmanager

@@ -109,7 +109,9 @@ def test_a_version_is_loaded_once_from_a_folder_of_its_own(project, two):
 def test_what_the_process_before_had_loaded_is_loaded_too(project, two):
     log = Log()
     source = source_of("python", "a", "b")
-    project.load("predictor", PREDICTOR, models=source, catalogue=two, events=log, also=[("a", "9"), ("gone", "1")])
+    project.load(
+        "predictor", PREDICTOR, models=source, catalogue=two, events=log, extra_versions=[("a", "9"), ("gone", "1")]
+    )
     assert [line for line in log.lines if line.startswith("loading")] == ["loading a 10", "loading b 1", "loading a 9"]
     assert log.lines[-1] == "loaded a 10, b 1, a 9"
 

@@ -98,7 +98,8 @@ def find_route(method: str, path: str) -> RequestedRoute | None:
 def authorize(principal: Principal, method: str, path: str) -> None:
     """Check that a token permits a request.
 
-    Raises: ForbiddenError, with what it lacks; NotFoundError, unless it is an admin's, if the table has no such route.
+    Raises: ForbiddenError, with what the token lacks; NotFoundError if the table has no such route. An admin's token
+    permits everything.
     """
     if principal.scope is TokenScope.ADMIN:
         return

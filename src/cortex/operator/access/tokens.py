@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from cortex.errors import ConflictError, ForbiddenError, InputError, NotFoundError, UnauthorizedError
@@ -139,7 +139,8 @@ class Tokens:
 
     def _free_name(self, wanted: str) -> str:
         taken = {token.name for token in self._tokens.values()} | {ADMIN_NAME}
-        return next(name for n in count(1) if (name := wanted if n == 1 else f"{wanted}-{n}") not in taken)
+        numbered = (f"{wanted}-{number}" for number in count(2))
+        return next(name for name in chain((wanted,), numbered) if name not in taken)
 
     def _to_json(self, token: StoredToken) -> Json:
         return {

@@ -63,6 +63,7 @@ from cortex.telemetry import Logger
 TICK_S = 1.0
 #: Interval of the cleanup, which deletes the payloads of finished jobs, and the oldest finished jobs.
 _CLEAN_S = 60.0
+#: Interval of the check for leases that their workers no longer renew.
 _EXPIRE_S = 5.0
 #: An upload whose submission is gone is deleted after this time: a younger one may just have been stored.
 _ABANDONED_S = 60.0
@@ -205,7 +206,7 @@ class JobReconciler:
         await self._release_ended(jobs)
         self._jobs |= {job.id: job for job in jobs}
         await self._stop_jobs_of_deleted_apis()
-        planned = [plan for job in jobs if (plan := await self._planned(job))]
+        planned = [found for job in jobs if (found := await self._planned(job))]
         workers = [self._with_currency(worker) for worker in self.workers.all()]
         for action in plan_jobs(planned, workers, self._capacity(), self._clock()):
             try:
@@ -288,17 +289,18 @@ class JobReconciler:
         try:
             await self._engine.start(spec)
             self._logger.info("worker started", api=spec.api, job=job.id, worker=spec.id)
-        except ComputeUnavailableError:
-            await self.workers.forget(
-                spec.id
-            )  # a process that is being stopped still holds it; its end triggers the next pass
+        except ComputeUnavailableError:  # a process that is being stopped holds it; its end triggers the next pass
+            await self.workers.forget(spec.id)
         except EngineError as error:
             await self.workers.forget(spec.id)
             self._preparations.start_failed(target, error)
             self._logger.error("worker could not be started", api=spec.api, job=job.id, error=error)
 
     async def _enqueue(self, job: JobRecord) -> None:
-        """Cut a job's files into batches in the background; after a crash of the operator, start over."""
+        """Cut a job's files into batches in the background; after a crash of the operator, start over.
+
+        A job whose items are uploaded gets its batches from the submission; if that broke off, the job is deleted.
+        """
         source = source_from_json(job.source)
         is_old = self._clock() - job.created_at > _ABANDONED_S
         if isinstance(source, Upload) and job.id not in self._uploads and is_old:

@@ -162,9 +162,9 @@ class Schedules:
             self._logger.error("scheduled run can't be submitted", api=api, error=error)
             await self._change(partial(schedule_state.fail, api=api, key=cron.key, at=due, error=str(error)))
             return
-        also = partial(schedule_state.claim, api=api, key=cron.key, at=due, may_overlap=may_overlap)
+        extra_writes = partial(schedule_state.claim, api=api, key=cron.key, at=due, may_overlap=may_overlap)
         try:
-            job = await self._jobs.submit(api, submission, run=ScheduledRun(due, also), is_trusted=True)
+            job = await self._jobs.submit(api, submission, run=ScheduledRun(due, extra_writes), is_trusted=True)
             self._logger.info("job submitted by its schedule", api=api, job=job.id, due=_moment(due, schedule))
         except ConflictError as error:  # the check read a state that an earlier submission has changed
             self._logger.warning("scheduled run was not submitted", api=api, error=error)

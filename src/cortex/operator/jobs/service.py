@@ -36,7 +36,7 @@ from cortex.jobs.spec import (
     Upload,
     source_to_json,
 )
-from cortex.jobs.store import Also, JobStore
+from cortex.jobs.store import ExtraWrites, JobStore
 from cortex.lifecycle import ApiKind, JobStatus, ProcessState
 from cortex.operator.jobs.plan import JobWorkerState
 from cortex.operator.jobs.reconciler import JobReconciler
@@ -51,7 +51,7 @@ class ScheduledRun:
     """The run of a schedule that a job is submitted for."""
 
     at: float  #: due time, UNIX seconds
-    also: Also  #: writes in the same transaction
+    extra_writes: ExtraWrites  #: writes in the same transaction
 
 
 class JobService:
@@ -88,7 +88,8 @@ class JobService:
     ) -> JobRecord:
         """Store a job durably. `items` is the body of an upload. Trusted callers may name any local path.
 
-        Raises: NotFoundError, SubmissionError, StorageError if the output can't be written, and errors of `run.also`.
+        Raises: NotFoundError, SubmissionError, StorageError if the output can't be written, and the errors of
+        `run.extra_writes`.
         """
         record = self._require_api(api)
         if not is_trusted:
@@ -103,10 +104,10 @@ class JobService:
                 job = await self._upload(record, source, options, items)
             else:
                 batches = _batches(source, record.spec.networking.max_batch_size)
-                stored, also = source_to_json(source), _nothing
+                stored, extra_writes = source_to_json(source), _nothing
                 if run is not None:
-                    stored, also = {**stored, SCHEDULED_FOR: run.at}, run.also
-                job = await self._store.create(_origin(record), options, stored, batches, also)
+                    stored, extra_writes = {**stored, SCHEDULED_FOR: run.at}, run.extra_writes
+                job = await self._store.create(_origin(record), options, stored, batches, extra_writes)
                 await self._check_still_deployed(record, job)
             self._start_reconciling(job)
         return job

@@ -142,7 +142,7 @@ class ConnectionPool:
 
 
 class Connection:
-    """One connection from the gateway, and its current request. Its state machine is in the module's docstring."""
+    """One connection from the gateway, and its current request. `shared_state` has its states and transitions."""
 
     __slots__ = (
         "_abandoned",
@@ -227,16 +227,12 @@ class Connection:
         return self._body[0] if len(self._body) == 1 else b"".join(self._body)
 
     def gateway_wait_ns(self, now_ns: int) -> int:
-        """Return how long the request has been in the gateway, whose request id begins with the arrival time.
+        """Return how long the request has been in the gateway; `now_ns` is monotonic.
 
-        That is UNIX time in milliseconds (13 digits) or in microseconds (16 digits).
+        The request id begins with the time of arrival there: UNIX time in milliseconds, 13 digits.
         """
-        request_id = self.request_id
         try:
-            if request_id[13:14].isdigit():
-                came_ns = int(request_id[:16]) * 1000
-            else:
-                came_ns = int(request_id[:13]) * 1_000_000
+            came_ns = int(self.request_id[:13]) * 1_000_000
         except ValueError:
             return 0
         waited_ns = time.time_ns() - came_ns
