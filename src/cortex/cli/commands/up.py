@@ -13,7 +13,7 @@ from cortex.cli.commands.status import cluster_problem
 from cortex.cli.session import Session
 from cortex.client.environments import LOCAL, read_operator
 from cortex.client.local_operator import ListenOptions, foreground_command, leader_url, start
-from cortex.errors import ConflictError, CortexError, InputError
+from cortex.errors import ConflictError, CortexError, InputError, OperatorUnavailableError
 from cortex.installation import Installation
 from cortex.tls import CertificateFiles
 
@@ -160,7 +160,7 @@ def _warn_about_cluster(session: Session) -> None:
 def _store_installation(arguments: argparse.Namespace, options: ListenOptions, session: Session) -> Installation:
     """Store the options for later starts of the operator, and return those that were stored before.
 
-    Raises: InputError, if an operator could not start with them; ConflictError if one is running.
+    Raises: InputError; OperatorUnavailableError if one could not start with them; ConflictError if one is running.
     """
     session.home.check()
     known = Installation.read(session.home)
@@ -181,7 +181,12 @@ def _store_installation(arguments: argparse.Namespace, options: ListenOptions, s
         raise ConflictError(
             f"an operator is already running (pid {running.pid}) with other options; run `cortex down` first"
         )
-    _check_reachable(wanted, known)
+    try:
+        _check_reachable(wanted, known)
+    except InputError as error:
+        if arguments.foreground:
+            raise
+        raise OperatorUnavailableError(f"the operator did not start: {error}") from None
     session.home.prepare()
     wanted.write(session.home)
     return known
