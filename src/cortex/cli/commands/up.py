@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     try:
         operator, is_new = start(session.home, options)
     except CortexError:
-        if read_operator(session.home) is None:  # settings that failed must not become the defaults
+        if read_operator(session.home) is None and session.home.path.is_dir():  # failed settings are not the defaults
             before.write(session.home)
         raise
     session.console.line(
