@@ -272,6 +272,15 @@ def test_any_document_is_accepted_or_rejected_with_positions(tmp_path: Path, doc
     assert list(reading.problems) == sorted(set(reading.problems))
 
 
+def test_an_invalid_value_is_not_reported_again_at_a_default_derived_from_it(tmp_path: Path) -> None:
+    text = (CONFIGS / "0.15.yaml").read_text().replace("min_replicas: 1", "min_replicas:")
+    config = tmp_path / "cortex.yaml"
+    config.write_text(text)
+    files = ProjectFiles(tmp_path, ("predictor.py", "requirements.txt", "src/model.py"))
+    [problem] = check_file(config, "cortex.yaml", files).problems
+    assert (problem.path, problem.message) == ("iris.autoscaling.min_replicas", "cannot be null")
+
+
 @given(data=st.data())
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_file_is_accepted_or_rejected(tmp_path: Path, data: st.DataObject) -> None:

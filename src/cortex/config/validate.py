@@ -177,6 +177,8 @@ def _replace(data: dict[str, Any], field: str) -> None:
 
 
 def _diagnose(draft: Draft, detail: ErrorDetails, field: str) -> Diagnostic | None:
+    if detail["type"] == "default_factory_not_called":  # the value it derives from is invalid, and reported itself
+        return None
     if detail["type"] == "missing":
         return _diagnose_missing(draft, field) if field not in draft.fields else _missing_inside(draft, detail["loc"])
     at_key = detail["loc"][-1] == "[key]"
