@@ -35,7 +35,7 @@ from cortex.lifecycle import ProcessState
 from cortex.operator.replicas.plan import Preparation, Replica, Stage, plan
 from cortex.operator.replicas.routing import routes_of
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
-from cortex.state.apis import ApiRecord, Target
+from cortex.state.queries.apis import ApiRecord, Target
 from cortex.telemetry import Logger
 
 CREDENTIALS = ClusterCredentials("a secret", "127.0.0.1", 0)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.client.packaging import BIG_BYTES, dump_specs, find_config, pack_file, pack_specs
-from cortex.config.archive import unpack
 from cortex.errors import InputError
+from cortex.projects.archive import unpack
 
 
 def unpacked(archive: bytes, folder: Path) -> dict[str, str]:

@@ -19,14 +19,14 @@ import pytest
 from cortex.cluster.credentials import ClusterCredentials, derive_key
 from cortex.cluster.engine import ClusterEngine
 from cortex.cluster.known_nodes import nodes_in_file
-from cortex.config.project import ProjectFiles, content_hash
 from cortex.config.schema import Api
 from cortex.engine.environment import Prepared
 from cortex.home import Home
 from cortex.operator.replicas.replica_specs import replica_spec
+from cortex.projects.project import ProjectFiles, content_hash
 from cortex.replica.monitoring.metrics import read_folder
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
-from cortex.state.apis import Target
+from cortex.state.queries.apis import Target
 from cortex.telemetry import Logger
 from harness.cluster.local_nodes import SECRET, LocalNode, StaticPlacer, local_nodes
 from harness.wait import PATIENCE_S

@@ -16,7 +16,7 @@ from cortex.cluster.known_nodes import nodes_in_database, nodes_in_file
 from cortex.cluster.placement import NodeAddress
 from cortex.home import Home
 from cortex.state.database import open_state
-from cortex.state.key_values import KeyValueStore
+from cortex.state.queries.key_values import KeyValueStore
 from cortex.telemetry import Logger
 from harness.cluster.local_nodes import SECRET, LocalNode, StaticPlacer, local_nodes
 from harness.homes import temporary_home

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from cluster.test_cluster_engine import Cluster, ask, cluster, ready, run, stop
-from cortex.config.project import ProjectFiles, content_hash
 from cortex.config.schema import Api
 from cortex.engine.environment import Prepared
 from cortex.home import Home
 from cortex.operator.replicas.replica_specs import replica_spec
+from cortex.projects.project import ProjectFiles, content_hash
 from cortex.replica.spec import ReplicaSpec
-from cortex.state.apis import Target
+from cortex.state.queries.apis import Target
 from harness.cluster.local_nodes import LocalNode, local_nodes
 from harness.models.model_agents import RunningAgent
 from harness.servers.buckets import BUCKET

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cortex.config.project import ProjectFiles
 from cortex.config.schema import Api
 from cortex.config.validate import check_file
 from cortex.config.values import quote
+from cortex.projects.project import ProjectFiles
 from harness.config_files import examine_text, lines_of
 
 CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"

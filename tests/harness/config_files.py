@@ -12,9 +12,9 @@ from cortex.config.conversion import convert
 from cortex.config.document import parse
 from cortex.config.generations import FUNCTIONS
 from cortex.config.json_schema import FORMS, json_schema
-from cortex.config.project import ProjectFiles
 from cortex.config.schema import Api
 from cortex.config.validate import CheckedFile, check_file
+from cortex.projects.project import ProjectFiles
 
 FILES = ("predictor.py", "handler.py", "requirements.txt", "conda-packages.txt", "dependencies.sh", "src/model.py")
 

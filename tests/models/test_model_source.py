@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.config import schema
-from cortex.config.project import ProjectFiles
 from cortex.config.schema import Api
 from cortex.config.validate import check_file
 from cortex.models.source import model_source
 from cortex.models.spec import DEFAULT_MODEL, ModelPath, ModelSource
+from cortex.projects.project import ProjectFiles
 
 PROJECT = Path("/home/projects/1")
 

@@ -21,8 +21,8 @@ import pytest
 from cortex.errors import DatabaseAddressError
 from cortex.operator.leader_election import Leadership
 from cortex.state.database import open_state
-from cortex.state.key_values import KeyValueStore
-from cortex.state.leader_election import LeaderLock, LeaderRecord
+from cortex.state.queries.key_values import KeyValueStore
+from cortex.state.queries.leader_election import LeaderLock, LeaderRecord
 from cortex.telemetry import Logger
 from harness import HARNESS
 from harness.installations.leading import FAST

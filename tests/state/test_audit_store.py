@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import Engine
 
 from cortex.lifecycle import AuditResult
-from cortex.state.audit import AuditEntry, AuditStore
 from cortex.state.database import Where, open_state
+from cortex.state.queries.audit import AuditEntry, AuditStore
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -9,8 +9,8 @@ from sqlalchemy import Connection, Engine, insert, inspect, text, update
 
 from cortex.config.schema import Api
 from cortex.errors import DatabaseVersionError
-from cortex.state.apis import ApiStore
 from cortex.state.database import MIGRATIONS, open_jobs_sqlite, open_sqlite
+from cortex.state.queries.apis import ApiStore
 from cortex.state.tables import apis, metadata, schema_version, serving_revisions
 from harness import TESTS
 

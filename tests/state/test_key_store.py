@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from cortex.state.database import Where, open_state
-from cortex.state.keys import KeyStore, StoredKey
+from cortex.state.queries.keys import KeyStore, StoredKey
 
 
 @pytest.fixture

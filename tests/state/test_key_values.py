@@ -3,7 +3,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from cortex.state.database import Where, open_state
-from cortex.state.key_values import KeyValueStore
+from cortex.state.queries.key_values import KeyValueStore
 
 
 def test_a_value_is_set_once_by_the_first_caller(where: Where) -> None:

@@ -24,7 +24,7 @@ from cortex.state.database import (
     open_state,
     shown,
 )
-from cortex.state.key_values import KeyValueStore
+from cortex.state.queries.key_values import KeyValueStore
 from cortex.state.tables import facts, job_metadata, metadata, schema_version
 from harness.servers.postgres import Postgres
 

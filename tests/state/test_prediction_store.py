@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import Engine
 
 from cortex.config.schema import Api
-from cortex.state.apis import ApiChange, ApiStore, Target
 from cortex.state.database import Where, open_state
-from cortex.state.predictions import MAX_ERROR, ErrorSums, GroundTruth, PredictionStore
+from cortex.state.queries.apis import ApiChange, ApiStore, Target
+from cortex.state.queries.predictions import MAX_ERROR, ErrorSums, GroundTruth, PredictionStore
 
 NUMBERS = "regression"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cortex.state.database import Where, open_state
-from cortex.state.projects import ProjectStore
+from cortex.state.queries.projects import ProjectStore
 
 LARGE = bytes(range(256)) * 10_000  # stored in three parts
 

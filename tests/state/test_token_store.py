@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from cortex.lifecycle import TokenScope
 from cortex.state.database import Where, open_state
-from cortex.state.tokens import StoredToken, TokenStore
+from cortex.state.queries.tokens import StoredToken, TokenStore
 
 
 @pytest.fixture

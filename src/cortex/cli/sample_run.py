@@ -14,8 +14,6 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from cortex.client.transport import Answer, describe_error, read
-from cortex.config.archive import unpack
-from cortex.config.project import pack
 from cortex.config.schema import Api
 from cortex.engine.environment import prepare_revision
 from cortex.engine.local import LocalEngine
@@ -27,9 +25,11 @@ from cortex.home import Home
 from cortex.models.source import loads_models
 from cortex.operator.deploy.diagnose import Diagnosis
 from cortex.operator.replicas.replica_specs import replica_spec
+from cortex.projects.archive import unpack
+from cortex.projects.project import pack
 from cortex.replica.requests.calls import logs_hint
 from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, StartFailure
-from cortex.state.apis import Target
+from cortex.state.queries.apis import Target
 from cortex.telemetry import Logger
 
 _PROJECT = "project"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cortex.config.project import ProjectFiles, pack
 from cortex.errors import InputError, format_size
+from cortex.projects.project import ProjectFiles, pack
 
 DEFAULT_CONFIG = "cortex.yaml"
 #: The command line asks for confirmation before it uploads files of this size or number.

@@ -7,10 +7,10 @@ import os
 import re
 from pathlib import Path
 
-from cortex.config.archive import archive_hash
-from cortex.config.project import ProjectFiles, pack
 from cortex.errors import InputError
 from cortex.home import Home
+from cortex.projects.archive import archive_hash
+from cortex.projects.project import ProjectFiles, pack
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 

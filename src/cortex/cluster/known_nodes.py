@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cortex.cluster.placement import NodeAddress
 from cortex.errors import CortexError
-from cortex.state.key_values import KeyValueStore
+from cortex.state.queries.key_values import KeyValueStore
 
 #: Limit on the number of stored nodes; the oldest are dropped first.
 _MAX_NODES = 10_000

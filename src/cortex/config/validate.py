@@ -21,12 +21,12 @@ from cortex.config.cross_api_rules import clashes_between, clashes_with_deployed
 from cortex.config.document import Document, parse
 from cortex.config.field_rules import field_violations
 from cortex.config.generations import TASK
-from cortex.config.project import ProjectFiles
 from cortex.config.project_rules import project_violations
 from cortex.config.schema import Api
 from cortex.config.values import NULL
 from cortex.config.violations import CheckedApi, Violation
 from cortex.errors import ConfigError, Diagnostic
+from cortex.projects.project import ProjectFiles
 
 #: Examples for missing required fields.
 _EXAMPLES = MappingProxyType(

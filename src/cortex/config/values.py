@@ -20,7 +20,7 @@ from cronsim import CronSim, CronSimError
 from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from cortex.config.dotenv import RESERVED_PREFIX
+from cortex.projects.dotenv import RESERVED_PREFIX
 
 #: Attribute of a validator with the JSON Schema of what it accepts.
 ACCEPTED = "json_schema"

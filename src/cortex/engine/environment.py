@@ -24,15 +24,15 @@ import uv
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from cortex.config.dotenv import read_dotenv
 from cortex.engine.installer import Installer, InstallerFailedError, uv_settings
 from cortex.engine.local import replica_environ
 from cortex.engine.log_writer import STDOUT, LogWriter
 from cortex.errors import EnvironmentBuildError, StorageError
 from cortex.home import Home
 from cortex.processes.filelock import locked
+from cortex.projects.dotenv import read_dotenv
 from cortex.replica.spec import Setup
-from cortex.state.apis import Target
+from cortex.state.queries.apis import Target
 from cortex.storage.client import fetch, is_remote
 
 #: What replica processes import besides the standard library; a project's own versions must satisfy these.

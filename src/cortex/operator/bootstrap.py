@@ -19,7 +19,7 @@ from cortex.installation import Installation
 from cortex.operator.settings import OperatorSettings
 from cortex.processes.filelock import LockHeldError, hold_lock
 from cortex.processes.identity import Identity as ProcessIdentity
-from cortex.state.key_values import KeyValueStore
+from cortex.state.queries.key_values import KeyValueStore
 from cortex.telemetry import Logger
 
 

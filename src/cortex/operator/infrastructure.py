@@ -26,8 +26,8 @@ from cortex.gateway.config import GatewaySettings
 from cortex.gateway.haproxy import HaproxyGateway
 from cortex.home import Home
 from cortex.installation import Installation
-from cortex.state.apis import Target
-from cortex.state.key_values import KeyValueStore
+from cortex.state.queries.apis import Target
+from cortex.state.queries.key_values import KeyValueStore
 from cortex.telemetry import Logger
 
 

@@ -6,7 +6,7 @@
        ▼                     ▼
      exit              release(), exit
 
-The leader holds a session lock in PostgreSQL (`state/leader_election.py`). An operator that loses the leadership
+The leader holds a session lock in PostgreSQL (`state/queries/leader_election.py`). An operator that loses leadership
 replaces its process by a fresh one, because its memory is outdated. Meanwhile it can't write: its databases are opened
 with its epoch, and fencing rejects older epochs (`state/fencing.py`).
 """
@@ -30,7 +30,7 @@ from starlette.types import Receive, Scope, Send
 
 from cortex.errors import DatabaseAddressError, DatabaseUnreachableError
 from cortex.operator.http.server import create_server
-from cortex.state.leader_election import ANSWER_S, SESSION_S, LeaderLock, LeaderRecord
+from cortex.state.queries.leader_election import ANSWER_S, SESSION_S, LeaderLock, LeaderRecord
 from cortex.telemetry import Logger
 
 _RETRY_AFTER_S = "2"

@@ -18,7 +18,7 @@ from cortex.operator.leader_election import Leadership, consume_restart_mark, re
 from cortex.operator.operator import Operator
 from cortex.operator.settings import OperatorSettings
 from cortex.processes.sockets import allow_descriptors
-from cortex.state.leader_election import LeaderRecord
+from cortex.state.queries.leader_election import LeaderRecord
 from cortex.telemetry import Logger, configure
 
 #: Connections of clients, one socket per replica, log files that are followed.

@@ -50,15 +50,15 @@ from cortex.operator.replicas.preparations import Preparations
 from cortex.operator.replicas.reconciler import Reconciler
 from cortex.operator.settings import OperatorSettings
 from cortex.processes.sockets import replace_listener
-from cortex.state.apis import ApiRecord, ApiStore, Target
-from cortex.state.audit import AuditStore
 from cortex.state.database import open_jobs, open_state
-from cortex.state.key_values import KeyValueStore
-from cortex.state.keys import KeyStore
-from cortex.state.metrics import MetricStore
-from cortex.state.predictions import PredictionStore
-from cortex.state.projects import ProjectStore
-from cortex.state.tokens import TokenStore
+from cortex.state.queries.apis import ApiRecord, ApiStore, Target
+from cortex.state.queries.audit import AuditStore
+from cortex.state.queries.key_values import KeyValueStore
+from cortex.state.queries.keys import KeyStore
+from cortex.state.queries.metrics import MetricStore
+from cortex.state.queries.predictions import PredictionStore
+from cortex.state.queries.projects import ProjectStore
+from cortex.state.queries.tokens import TokenStore
 from cortex.telemetry import Logger
 
 #: Interval of the checks that the gateway runs.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from cortex.home import Home
 from cortex.operator.deploy.deployer import Deployer, DeployResult
 from cortex.operator.deploy.projects import ProjectFolders, SharedProjects
-from cortex.state.apis import ApiRecord, ApiStore
 from cortex.state.database import open_sqlite
+from cortex.state.queries.apis import ApiRecord, ApiStore
 from harness.installations.running import HANDLER, config, project
 
 

@@ -16,8 +16,8 @@ from dataclasses import replace
 from cortex.errors import CortexError
 from cortex.operator.leader_election import ElectionTiming, Leadership
 from cortex.state.database import open_state
-from cortex.state.key_values import KeyValueStore
-from cortex.state.leader_election import LeaderRecord
+from cortex.state.queries.key_values import KeyValueStore
+from cortex.state.queries.leader_election import LeaderRecord
 from cortex.telemetry import Logger, configure
 
 FAST = ElectionTiming(retry_s=0.1, check_s=0.2, answer_s=1.0, valid_s=1.5, session_s=2.0)

@@ -19,8 +19,8 @@ from cortex.operator.jobs.reconciler import JobReconciler
 from cortex.operator.jobs.schedules import Schedules
 from cortex.operator.jobs.service import JobService
 from cortex.operator.replicas.preparations import Preparations
-from cortex.state.apis import ApiChange, ApiStore, Target
 from cortex.state.database import open_jobs_sqlite, open_sqlite
+from cortex.state.queries.apis import ApiChange, ApiStore, Target
 from cortex.telemetry import Logger
 
 Clock = Callable[[], float]

@@ -10,7 +10,7 @@ from cortex.config.schema import Api
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.operator.replicas.plan import Replica
 from cortex.replica.spec import Death, ProcessStatus, ReplicaSpec, ReplicaStatus, StartFailure
-from cortex.state.apis import ApiRecord, Target
+from cortex.state.queries.apis import ApiRecord, Target
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BROKEN = StartFailure("ValueError: bad weights", 'File "handler.py", line 3')

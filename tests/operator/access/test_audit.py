@@ -18,9 +18,9 @@ from cortex.lifecycle import TokenScope
 from cortex.operator.access.audit import AuditLog, AuditMiddleware, record_change
 from cortex.operator.access.auth import AuthMiddleware
 from cortex.operator.access.tokens import Tokens
-from cortex.state.audit import AuditEntry, AuditStore
 from cortex.state.database import open_sqlite
-from cortex.state.tokens import TokenStore
+from cortex.state.queries.audit import AuditEntry, AuditStore
+from cortex.state.queries.tokens import TokenStore
 from cortex.telemetry import Logger
 
 LOGGER = Logger("test")

@@ -14,7 +14,7 @@ from cortex.errors import ConflictError, InputError, NotFoundError, Unauthorized
 from cortex.lifecycle import TokenScope
 from cortex.operator.access.tokens import Principal, Tokens
 from cortex.state.database import open_sqlite
-from cortex.state.tokens import TokenStore
+from cortex.state.queries.tokens import TokenStore
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 

@@ -17,8 +17,8 @@ from cortex.errors import GatewayError
 from cortex.operator.autoscaling.sampler import KEPT_DECISIONS, Autoscaler, AutoscalerIntervals, LoadSources
 from cortex.operator.replicas.plan import wanted_replicas
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
-from cortex.state.apis import ApiChange, ApiStore
 from cortex.state.database import open_sqlite
+from cortex.state.queries.apis import ApiChange, ApiStore
 from cortex.telemetry import Logger
 from harness.replicas.fleet import READY, api, replica, target
 

@@ -11,7 +11,7 @@ import pytest
 from cortex.errors import GatewayError, NotFoundError
 from cortex.operator.deploy.keys import Keys
 from cortex.state.database import open_sqlite
-from cortex.state.keys import KeyStore
+from cortex.state.queries.keys import KeyStore
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cortex.config.project import ProjectFiles
 from cortex.engine.devices import Inventory
 from cortex.errors import ConfigError, Diagnostic
 from cortex.operator.deploy import model_checks
 from cortex.operator.deploy.diagnose import Machine, diagnose
+from cortex.projects.project import ProjectFiles
 from harness.ports import free_port
 
 PREDICTORS = {

@@ -9,8 +9,8 @@ import pytest
 from cortex.errors import ConflictError, NotFoundError
 from cortex.operator.deploy.projects import SharedProjects
 from cortex.state.database import open_sqlite
-from cortex.state.history import KEPT_ENTRIES
-from cortex.state.projects import ProjectStore
+from cortex.state.queries.history import KEPT_ENTRIES
+from cortex.state.queries.projects import ProjectStore
 from cortex.telemetry import Logger
 from harness.installations.deploy_desk import Desk
 from harness.installations.running import HANDLER, config, project

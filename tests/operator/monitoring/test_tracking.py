@@ -21,10 +21,10 @@ from cortex.operator.monitoring.tracking import KEPT_HOURS, PredictionArchive, T
 from cortex.replica.monitoring.metrics import MetricFile, process_file
 from cortex.replica.monitoring.tracker import RELATIVE_ERROR, PredictionTracker, bucket_of, class_key
 from cortex.replica.spec import ReplicaSpec
-from cortex.state.apis import ApiChange, ApiRecord, ApiStore, Target
 from cortex.state.database import open_sqlite
-from cortex.state.metrics import MetricStore
-from cortex.state.predictions import MAX_ERROR, PredictionStore
+from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore, Target
+from cortex.state.queries.metrics import MetricStore
+from cortex.state.queries.predictions import MAX_ERROR, PredictionStore
 from cortex.telemetry import Logger
 
 HOUR = 487_000

@@ -20,7 +20,7 @@ from cortex.operator.replicas.plan import (
     plan,
     wanted_replicas,
 )
-from cortex.state.apis import ApiRecord, StoredFailure
+from cortex.state.queries.apis import ApiRecord, StoredFailure
 from harness.replicas.fleet import BROKEN, FAILED, READY, RESTARTING, STARTING, api, process, record, replica, target
 
 DONE = Preparation(Stage.DONE)

@@ -14,7 +14,7 @@ from cortex.operator.replicas.plan import Preparation, Promote, Replica, Replica
 from cortex.operator.replicas.routing import routes_of
 from cortex.operator.replicas.status import shortage_of, status_of
 from cortex.replica.spec import ProcessStatus
-from cortex.state.apis import ApiRecord, StoredFailure, Target
+from cortex.state.queries.apis import ApiRecord, StoredFailure, Target
 from harness.replicas.fleet import FAILED, READY, STARTING, api, record, replica, target
 
 DONE = Preparation(Stage.DONE)

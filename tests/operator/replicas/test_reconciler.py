@@ -22,8 +22,8 @@ from cortex.operator.replicas.preparations import Preparations
 from cortex.operator.replicas.reconciler import Reconciler
 from cortex.operator.replicas.routing import server_name
 from cortex.operator.replicas.status import ApiState
-from cortex.state.apis import ApiChange, ApiRecord, ApiStore, Target
 from cortex.state.database import open_jobs_sqlite, open_sqlite
+from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore, Target
 from cortex.telemetry import Logger
 from harness.replicas.fleet import api, target
 from harness.replicas.scripted import ScriptedEngine, ScriptedGateway, until

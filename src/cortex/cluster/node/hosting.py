@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Protocol
 
 from cortex.cluster.archives import validate_project_hash
-from cortex.config.archive import archive_hash, unpack
 from cortex.engine.base import Engine
 from cortex.engine.environment import install_log, prepare_setup
 from cortex.engine.local import first_status
@@ -29,6 +28,7 @@ from cortex.engine.logs import prune
 from cortex.errors import CortexError, EngineError, InputError
 from cortex.home import Home
 from cortex.processes.backoff import Backoff
+from cortex.projects.archive import archive_hash, unpack
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus, RequestLimits, StartFailure
 from cortex.telemetry import Logger
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cortex.lifecycle import AuditResult
 from cortex.operator.access.scopes import RequestedRoute, find_route
 from cortex.operator.access.tokens import Principal
-from cortex.state.audit import AuditEntry, AuditStore
+from cortex.state.queries.audit import AuditEntry, AuditStore
 from cortex.telemetry import Logger
 
 _MAX_DETAIL = 500

@@ -15,7 +15,7 @@ from typing import Any
 
 from cortex.errors import ConflictError, ForbiddenError, InputError, NotFoundError, UnauthorizedError
 from cortex.lifecycle import TokenScope
-from cortex.state.tokens import StoredToken, TokenStore
+from cortex.state.queries.tokens import StoredToken, TokenStore
 
 Json = dict[str, Any]
 

@@ -35,7 +35,7 @@ from cortex.operator.error_log import LoopErrorLog
 from cortex.operator.replicas.capacity import MachineCapacity
 from cortex.operator.replicas.plan import wanted_replicas
 from cortex.replica.spec import ReplicaStatus
-from cortex.state.apis import ApiRecord, ApiStore
+from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.telemetry import Logger
 
 #: Number of recent decisions kept for each API.

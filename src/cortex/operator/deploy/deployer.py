@@ -16,7 +16,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cortex.config.document import parse
-from cortex.config.project import ProjectFiles, content_hash
 from cortex.config.schema import Api
 from cortex.errors import ConfigError, ConflictError, Diagnostic, InputError, NotFoundError, with_article
 from cortex.lifecycle import ApiKind
@@ -24,8 +23,9 @@ from cortex.operator.access.tokens import Principal
 from cortex.operator.deploy.diagnose import Diagnosis, Machine, diagnose, diagnose_project
 from cortex.operator.deploy.history import describe_changes
 from cortex.operator.deploy.projects import ProjectFolders, SharedProjects
-from cortex.state.apis import ApiChange, ApiRecord, ApiStore, Target
-from cortex.state.history import HistoryEntry
+from cortex.projects.project import ProjectFiles, content_hash
+from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore, Target
+from cortex.state.queries.history import HistoryEntry
 
 _OVERRIDE = "(override with --force)"
 #: Name of the file in diagnostics of a patch.

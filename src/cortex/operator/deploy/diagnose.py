@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cortex.config.dotenv import check_dotenv
-from cortex.config.project import ProjectFiles
-from cortex.config.requirements import parse_requirements
 from cortex.config.schema import Api, Handler
 from cortex.config.validate import CheckedFile, check_file
 from cortex.config.violations import Violation
 from cortex.errors import ConfigError, Diagnostic, SubmissionError
 from cortex.lifecycle import ApiKind
 from cortex.predictor.source_checks import check_source
+from cortex.projects.dotenv import check_dotenv
+from cortex.projects.project import ProjectFiles
+from cortex.projects.requirements import parse_requirements
 
 if TYPE_CHECKING:
     from cortex.engine.devices import Inventory

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cortex.config.api_spec import api_spec
-from cortex.config.requirements import requirement_lines
 from cortex.config.schema import Api
+from cortex.projects.requirements import requirement_lines
 
 #: Longest value that is shown.
 _VALUE_CHARACTERS = 60

@@ -12,7 +12,7 @@ from typing import Any
 
 from cortex.errors import GatewayError, InputError, NotFoundError
 from cortex.gateway.routes import ApiKey
-from cortex.state.keys import KeyStore, StoredKey
+from cortex.state.queries.keys import KeyStore, StoredKey
 
 Json = dict[str, Any]
 

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from cortex.cluster.archives import ProjectArchives
-from cortex.config.archive import unpack
 from cortex.errors import CortexError
 from cortex.home import Home
-from cortex.state.projects import ProjectStore
+from cortex.projects.archive import unpack
+from cortex.state.queries.projects import ProjectStore
 from cortex.telemetry import Logger
 
 #: Prefix of folders that are being filled or deleted; hashes never start with a dot.

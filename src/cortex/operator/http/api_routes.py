@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
-from cortex.config.archive import MAX_PROJECT_BYTES
 from cortex.config.schema import Api
 from cortex.errors import GatewayError, InputError, NotFoundError, with_article
 from cortex.jobs.http.view import status_json
@@ -29,9 +28,10 @@ from cortex.operator.monitoring.feedback import MAX_FEEDBACK_BYTES, parse_feedba
 from cortex.operator.monitoring.tracking import require_tracker
 from cortex.operator.replicas.plan import wanted_replicas
 from cortex.operator.replicas.status import as_metadata, describe_models
+from cortex.projects.archive import MAX_PROJECT_BYTES
 from cortex.replica.monitoring.tracker import CLASSIFICATION
-from cortex.state.apis import ApiRecord
-from cortex.state.history import HistoryEntry
+from cortex.state.queries.apis import ApiRecord
+from cortex.state.queries.history import HistoryEntry
 from cortex.telemetry import Logger
 
 Json = dict[str, Any]

@@ -24,7 +24,7 @@ from cortex.operator.jobs.service import JobService
 from cortex.operator.monitoring.metrics import Metrics
 from cortex.operator.monitoring.tracking import Tracking
 from cortex.operator.replicas.reconciler import Reconciler
-from cortex.state.apis import ApiRecord, ApiStore
+from cortex.state.queries.apis import ApiRecord, ApiStore
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from cortex.lifecycle import ApiKind
 from cortex.operator.jobs.dispatcher import Dispatcher
 from cortex.operator.jobs.workers import JobWorkers
 from cortex.replica.spec import ReplicaSpec
-from cortex.state.apis import ApiRecord, ApiStore
+from cortex.state.queries.apis import ApiRecord, ApiStore
 
 #: Drain timeout of a replica whose API was deleted.
 _DELETED_DRAIN_S = 10.0

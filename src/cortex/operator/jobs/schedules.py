@@ -27,7 +27,7 @@ from cortex.jobs.schedule_state import ScheduleState, read_schedules
 from cortex.jobs.store import JobStore
 from cortex.operator.error_log import LoopErrorLog
 from cortex.operator.jobs.service import JobService, ScheduledRun
-from cortex.state.apis import ApiRecord, ApiStore
+from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.telemetry import Logger
 
 #: Interval between checks, and so the maximum delay of a submission. Schedules have a resolution of minutes.

@@ -40,7 +40,7 @@ from cortex.jobs.store import ExtraWrites, JobStore
 from cortex.lifecycle import ApiKind, JobStatus, ProcessState
 from cortex.operator.jobs.plan import JobWorkerState
 from cortex.operator.jobs.reconciler import JobReconciler
-from cortex.state.apis import ApiRecord, ApiStore
+from cortex.state.queries.apis import ApiRecord, ApiStore
 
 #: Summary of an API before its first job.
 NO_JOBS: dict[str, Any] = {"running_jobs": 0, "latest_job_id": None}

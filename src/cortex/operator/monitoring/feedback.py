@@ -10,7 +10,7 @@ from typing import Any
 from cortex.errors import InputError
 from cortex.replica.monitoring.metrics import escape_surrogates
 from cortex.replica.monitoring.tracker import class_hash
-from cortex.state.predictions import MAX_ERROR, GroundTruth
+from cortex.state.queries.predictions import MAX_ERROR, GroundTruth
 
 #: Maximum size of one body.
 MAX_FEEDBACK_BYTES = 32 * 1024 * 1024

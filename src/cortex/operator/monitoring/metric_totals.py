@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cortex.replica.monitoring.metrics import SeriesKind, merge_series, parse_key, read_folder
 from cortex.replica.spec import ReplicaSpec
-from cortex.state.metrics import MetricStore
+from cortex.state.queries.metrics import MetricStore
 from cortex.telemetry import Logger
 
 #: Maximum of stored series per API; newer ones are dropped.

@@ -22,7 +22,7 @@ from cortex.jobs.store import JobStore
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.replicas.status import ApiState
 from cortex.replica.monitoring.metrics import Series, SeriesKind, escape_surrogates, parse_key
-from cortex.state.apis import ApiRecord, ApiStore
+from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.telemetry import Logger
 
 #: Help texts of cortex's own metrics, in the order of the page. Users' metrics have none.

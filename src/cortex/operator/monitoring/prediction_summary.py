@@ -22,7 +22,7 @@ from cortex.replica.monitoring.tracker import (
     UNTRACKED_KEY,
     bucket_value,
 )
-from cortex.state.predictions import ErrorSums
+from cortex.state.queries.predictions import ErrorSums
 
 #: Maximum of classes shown, the most frequent first.
 SHOWN_CLASSES = 20

@@ -27,8 +27,8 @@ from cortex.replica.monitoring.tracker import (
     copy_predictions,
     find_predictions,
 )
-from cortex.state.apis import ApiRecord, ApiStore, Target
-from cortex.state.predictions import PredictionStore
+from cortex.state.queries.apis import ApiRecord, ApiStore, Target
+from cortex.state.queries.predictions import PredictionStore
 from cortex.telemetry import Logger
 
 #: Interval of drift detection.

@@ -29,7 +29,7 @@ from enum import StrEnum
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.replicas.capacity import DeviceCapacity, needs_devices
 from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits, StartFailure
-from cortex.state.apis import ApiRecord, Target
+from cortex.state.queries.apis import ApiRecord, Target
 
 
 @dataclass(frozen=True)

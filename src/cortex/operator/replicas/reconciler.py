@@ -49,7 +49,7 @@ from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.operator.replicas.routing import RoutePublisher, routes_of, server_name
 from cortex.operator.replicas.status import ApiState, failure_of, shortage_of, status_of, through_gateway
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
-from cortex.state.apis import ApiRecord, ApiStore, StoredFailure, Target
+from cortex.state.queries.apis import ApiRecord, ApiStore, StoredFailure, Target
 from cortex.telemetry import Logger
 
 #: Maximum time between two passes. Backoffs end without a notification.

@@ -11,7 +11,7 @@ from cortex.engine.environment import Prepared, setup_of
 from cortex.home import Home
 from cortex.models.source import loads_models, model_source
 from cortex.replica.spec import ReplicaSpec
-from cortex.state.apis import Target
+from cortex.state.queries.apis import Target
 
 
 def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:

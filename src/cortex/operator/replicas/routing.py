@@ -17,7 +17,7 @@ from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.replicas.plan import Preparation, PreparationStates, Replica, is_restarting
 from cortex.operator.replicas.status import failure_of
 from cortex.replica.spec import ProcessStatus
-from cortex.state.apis import ApiRecord
+from cortex.state.queries.apis import ApiRecord
 from cortex.telemetry import Logger
 
 #: Requests queued in the socket of an API's only process instead of in the gateway. Both then wake up once for many

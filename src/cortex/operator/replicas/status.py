@@ -12,7 +12,7 @@ from cortex.models.spec import ModelProblem
 from cortex.operator.replicas.capacity import DeviceCapacity
 from cortex.operator.replicas.plan import Preparation, Replica, Stage, is_proven, wanted_replicas
 from cortex.replica.spec import ModelsStatus, ProcessStatus, ReplicaStatus, ServedVersion, StartFailure
-from cortex.state.apis import ApiRecord
+from cortex.state.queries.apis import ApiRecord
 
 Json = dict[str, Any]
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from cortex.config.archive import (
+from cortex.errors import ConfigError, Diagnostic, InputError
+from cortex.projects.archive import (
     IGNORE_NAME,
     MAX_PROJECT_BYTES,
     MAX_PROJECT_FILES,
@@ -24,9 +25,8 @@ from cortex.config.archive import (
     too_big,
     too_many,
 )
-from cortex.config.dotenv import DOTENV_NAME
-from cortex.config.ignore_file import IgnoreFile, Pattern, parse_pattern
-from cortex.errors import ConfigError, Diagnostic, InputError
+from cortex.projects.dotenv import DOTENV_NAME
+from cortex.projects.ignore_file import IgnoreFile, Pattern, parse_pattern
 
 _CONFIG_NAME = "cortex.yaml"
 _BYTECODE_SUFFIXES = (".pyc", ".pyo", ".pyd")

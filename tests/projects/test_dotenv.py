@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortex.config.dotenv import check_dotenv, parse_dotenv, read_dotenv
 from cortex.errors import ConfigError
+from cortex.projects.dotenv import check_dotenv, parse_dotenv, read_dotenv
 
 AMBIENT = {"HOME": "/home/me", "WORD": "two words", "EMPTY": ""}
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 
 from sqlalchemy import Engine, bindparam, delete, insert, select, update
 
-from cortex.state.apis import revision_prefixes
 from cortex.state.database import reading
 from cortex.state.postgresql import DEADLINE
+from cortex.state.queries.apis import revision_prefixes
 from cortex.state.tables import folded_replicas, metric_totals
 
 Numbers = Mapping[str, float]

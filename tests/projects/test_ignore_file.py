@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cortex.config.ignore_file import IgnoreFile, parse_pattern
+from cortex.projects.ignore_file import IgnoreFile, parse_pattern
 
 # fmt: off
 _SEGMENTS = [

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.config.requirements import parse_requirements
+from cortex.projects.requirements import parse_requirements
 
 GOOD = r"""
 # a comment

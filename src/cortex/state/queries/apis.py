@@ -18,10 +18,10 @@ from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, up
 
 from cortex.config.schema import Api
 from cortex.errors import DatabaseUnavailableError
-from cortex.state import history
 from cortex.state.database import reading
-from cortex.state.history import HistoryEntry
 from cortex.state.postgresql import DEADLINE
+from cortex.state.queries import history
+from cortex.state.queries.history import HistoryEntry
 from cortex.state.tables import api_history, api_versions, apis, serving_revisions
 
 #: Milliseconds from which an api_id counts down, so that the newest sorts first (the year 2286).

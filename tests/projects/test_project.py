@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortex.config import project as project_module
-from cortex.config.archive import archive_hash, unpack
-from cortex.config.project import ProjectFiles, content_hash, pack
 from cortex.errors import ConfigError, InputError
+from cortex.projects import project as project_module
+from cortex.projects.archive import archive_hash, unpack
+from cortex.projects.project import ProjectFiles, content_hash, pack
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortex.config import archive as archive_module
-from cortex.config.archive import archive_hash, unpack
 from cortex.errors import InputError
+from cortex.projects import archive as archive_module
+from cortex.projects.archive import archive_hash, unpack
 
 
 def packed(*entries: tuple[str, bytes] | tuple[str, bytes, int], method: int = zipfile.ZIP_DEFLATED) -> bytes:
