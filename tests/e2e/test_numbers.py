@@ -67,3 +67,11 @@ def test_logs_are_joined_by_request_and_replicas_are_measured(cortex: Installati
     assert [line.get("request_id") for line in everything if line["message"] == "made"] == [None]
     access = wait_until(lambda: lines("--access", "--request", request_id)) or []
     assert [(line["method"], line["path"], line["status"]) for line in access] == [("PUT", "/printing", 500)]
+
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    traced = cortex.post("/printing", {}, method="PATCH", traceparent=f"00-{trace}-00f067aa0ba902b7-01")
+    request_id = traced.headers["x-cortex-request-id"]
+    (line,) = wait_until(lambda: lines("--request", request_id)) or []
+    assert (line["message"], line["trace_id"]) == ("awaited", trace)
+    (line,) = wait_until(lambda: lines("--access", "--request", request_id)) or []
+    assert line["trace_id"] == trace

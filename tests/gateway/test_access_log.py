@@ -13,6 +13,7 @@ from typing import Any
 from cortex.gateway.haproxy import ACCESS_LOG_MAX_BYTES, rotate
 from cortex.gateway.routes import RoutingTable, Share, Split
 from cortex.home import Home
+from cortex.replica.monitoring.request_log import log_id
 from harness.servers.upstream import Client, ask, backend, eventually, run, table, world
 
 
@@ -55,10 +56,33 @@ def test_each_request_is_logged_with_its_outcome(home: Home) -> None:
             assert first.pop("total_ms") >= 0 and first.pop("queue_ms") >= 0 and first.pop("bytes") > 100
             assert first == {
                 "request_id": answer.headers["x-cortex-request-id"], "api": "iris", "method": "POST", "path": "/iris/",
-                "status": 200, "client": "127.0.0.1", "termination": "--",
+                "status": 200, "client": "127.0.0.1", "termination": "--", "trace_id": "-",
             }  # fmt: skip
             assert (large["status"], through["path"], through["status"]) == (413, "/s", 200)
             assert gone["termination"].startswith("C")
+
+    run(scenario())
+
+
+def test_a_valid_traceparent_is_forwarded_and_its_trace_logged(home: Home) -> None:
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    valid = [f"00-{trace}-{parent}-01", f"01-{trace}-{parent}-00", f"0a-{trace}-{parent}-01-more"]
+    invalid = [
+        "", "x", f"00-{trace}-{parent}", f"00-{trace}-{parent}-01-more", f"ff-{trace}-{parent}-01",
+        f"00-{'0' * 32}-{parent}-01", f"00-{trace}-{'0' * 16}-01", f"00-{trace.upper()}-{parent}-01",
+    ]  # fmt: skip
+
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(backend("iris", await w.server("a"), access_log=True)))
+            for value in (*valid, *invalid):
+                answer = await ask(w.port, "/iris", traceparent=value)
+                assert answer.json()["headers"].get("traceparent", "") == value
+            logged = [line["trace_id"] for line in await lines(home, len(valid) + len(invalid))]
+            assert logged == [trace] * len(valid) + ["-"] * len(invalid)
+            for value in (*valid, *invalid):
+                traced = log_id(b"1-a", value.encode())
+                assert traced == (f"1-a:{trace}".encode() if value in valid else b"1-a")
 
     run(scenario())
 

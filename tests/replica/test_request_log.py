@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cortex.engine.log_writer import MAX_LINE_BYTES, LogWriter
 from cortex.engine.logs import read_logs
-from cortex.replica.monitoring.request_log import REQUEST, MarkedStream
+from cortex.replica.monitoring.request_log import REQUEST, MarkedStream, log_id
 
 Printed = list[tuple[bytes, str]]
 
@@ -133,3 +133,21 @@ def test_threads_that_print_concurrently_have_separate_lines(tmp_path: Path) -> 
     assert sorted(found) == sorted(
         (f"request-{thread}", f"request-{thread} {number}") for thread in range(4) for number in range(300)
     )
+
+
+def test_lines_have_the_trace_of_their_request(tmp_path: Path) -> None:
+    raw = io.BytesIO()
+    stream = MarkedStream(io.TextIOWrapper(raw, "utf-8"))
+    traceparent = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    for owner in (log_id(b"1763690000000-4711-12", traceparent), b"1763690000000-4711-13", b""):
+        REQUEST.set(owner)
+        stream.write("a\n")
+    stream.flush()
+    writer = LogWriter(tmp_path / "api" / "r1.log")
+    writer.feed(0, "o", raw.getvalue())
+    writer.close()
+    assert [(line.request_id, line.trace_id) for line in read_logs(tmp_path / "api")] == [
+        ("1763690000000-4711-12", "4bf92f3577b34da6a3ce929d0e0e4736"),
+        ("1763690000000-4711-13", ""),
+        ("", ""),
+    ]

@@ -2,8 +2,8 @@
 
 A line is `2026-11-21T01:32:46.123456Z 0 o text`: UTC, the index of the process, the stream (`o` standard output,
 `e` standard error, `s` the supervisor itself), the text. A line printed for a request has the request's id after the
-stream, `o:<id>`. Within a file, times never decrease. Supervisors and workers import this module: standard library
-only, and nothing here blocks.
+stream, `o:<id>`, and the id of its trace if it has one, `o:<id>:<trace id>`. Within a file, times never decrease.
+Supervisors and workers import this module: standard library only, and nothing here blocks.
 """
 
 from __future__ import annotations

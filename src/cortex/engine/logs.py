@@ -41,6 +41,7 @@ class LogLine:
     stream: str  #: STDOUT, STDERR or SUPERVISOR
     text: str
     request_id: str = ""  #: of the request that printed it; empty if unknown
+    trace_id: str = ""  #: of the trace that the request belongs to, by its header `traceparent`
 
     @property
     def time(self) -> datetime:
@@ -302,8 +303,9 @@ def parse_lines(replica: str, lines: Iterable[bytes]) -> Iterator[LogLine]:
         parts = text.split(" ", 3)
         if len(parts) == 4 and len(parts[0]) == 27 and parts[1].isdecimal():
             at = max(at, parts[0])
-            stream, _, request_id = parts[2].partition(":")
-            yield LogLine(at, replica, int(parts[1]), stream, parts[3], request_id)
+            stream, _, owner = parts[2].partition(":")
+            request_id, _, trace_id = owner.partition(":")
+            yield LogLine(at, replica, int(parts[1]), stream, parts[3], request_id, trace_id)
         elif at and text:
             yield LogLine(at, replica, 0, SUPERVISOR, text)
 

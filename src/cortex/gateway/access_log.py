@@ -26,6 +26,13 @@ _LINE = (
     '{"time":"' + _TIME + '","request_id":"%ID","api":"%[var(txn.api)]","method":"%HM","path":"%[var(txn.path)]",'
     '"status":%ST,"bytes":%B,"queue_ms":%Tw,"total_ms":%Ta,"client":"%ci","termination":"%ts"'
 )
+#: Id of the request's trace, from its header `traceparent` (https://www.w3.org/TR/trace-context/); `-` without one.
+_TRACE = ',"trace_id":"%[var(txn.trace_id)]"'
+_VERSION, _IDS = "([1-9a-f][0-9a-e]|0[1-9a-f]|[1-9a-e]f)", "-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"
+_VALID_TRACE = (
+    f"{{ req.fhdr(traceparent) -m reg '^(00{_IDS}|{_VERSION}{_IDS}(-.*)?)$' }}"
+    f" ! {{ req.fhdr(traceparent) -m sub -- -{'0' * 32}- }} ! {{ req.fhdr(traceparent) -m sub -- -{'0' * 16}- }}"
+)
 #: Id of the caller's key; `-` where no key is required.
 _KEY = ',"key":"%[var(txn.key_id)]"'
 
@@ -38,7 +45,7 @@ def frontend_log(table: RoutingTable) -> str:
         return ""
     return f"""\
   log stdout len {_LINE_MAX_BYTES} format raw local0 notice
-  log-format '{_LINE}{_KEY if table.requires_keys else ""}}}'
+  log-format '{_LINE}{_TRACE}{_KEY if table.requires_keys else ""}}}'
   http-request set-log-level silent
 """
 
@@ -51,6 +58,7 @@ def section_log(backend: ApiBackend) -> str:
   http-request set-log-level notice
   http-request set-var(txn.api) str({backend.api})
   http-request set-var(txn.path) path,json(utf8ps)
+  http-request set-var(txn.trace_id) req.fhdr(traceparent),field(2,-) if {_VALID_TRACE}
 """
 
 

@@ -30,7 +30,7 @@ from cortex.cluster.node.start import IDENTITY_FILE, PROTOCOL, RESERVE_SOCKET
 from cortex.cluster.transport import Json, PeerConnection, listen
 from cortex.engine.cpu import CpuMeter
 from cortex.engine.local import LocalEngine
-from cortex.engine.logs import LocalLogs
+from cortex.engine.logs import LocalLogs, LogLine
 from cortex.engine.model_agent import ModelAgent
 from cortex.engine.usage import resource_usage, usage_to_json
 from cortex.errors import CortexError
@@ -291,7 +291,7 @@ class NodeAgent:
         lines = LocalLogs(self._home.logs_dir).logs(
             str(request["folder"]), request.get("replica"), None if tail is None else int(tail), bool(request["follow"])
         )
-        await _send_lines(connection, lines, lambda part, more: {"lines": [asdict(line) for line in part]})
+        await _send_lines(connection, lines, lambda part, more: {"lines": [_line(line) for line in part]})
 
     # Its own description.
 
@@ -309,6 +309,11 @@ class NodeAgent:
 
     def _needs_model_agent(self) -> bool:
         return any(spec.model_agent_socket for spec, _ in self._hosting.replicas().values())
+
+
+def _line(line: LogLine) -> Json:
+    """Return the JSON form; without a trace id, which operators of older versions refuse, if there is none."""
+    return {name: value for name, value in asdict(line).items() if value or name != "trace_id"}
 
 
 async def _send_lines(

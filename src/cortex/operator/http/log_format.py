@@ -73,4 +73,6 @@ def line_fields(line: LogLine) -> dict[str, Any]:
     fields["message"] = line.text[level.end() :] if level else line.text
     if line.request_id:
         fields["request_id"] = line.request_id
+    if line.trace_id:
+        fields["trace_id"] = line.trace_id
     return fields

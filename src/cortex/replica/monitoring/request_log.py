@@ -22,9 +22,14 @@ REQUEST: ContextVar[bytes] = ContextVar("cortex_request", default=b"")
 #: Delimiters of the id at the start of a line. Random per supervisor; its workers inherit them by being forked.
 MARK, END = f"\x1e{secrets.token_hex(8)}:", "\x1f"
 
-#: Pattern of a request id; other ids are not written.
-ID = "[!-~]{1,64}"
+#: Pattern of a request id, which `:` and a trace id may follow; other ids are not written.
+ID = "[!-~]{1,64}(?::[0-9a-f]{32})?"
 _ID = re.compile(ID.encode())
+#: https://www.w3.org/TR/trace-context/: version, trace id, parent id, flags. Later versions may append fields.
+_TRACEPARENT = re.compile(
+    rb"(?:00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+    rb"|(?!00|ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?)"
+)
 #: Requests with an interrupted line that are tracked.
 _MAX_CUT = 1000
 
@@ -78,6 +83,12 @@ class MarkedStream(io.TextIOWrapper):
 
     def _renew_lock(self) -> None:
         self._lock = threading.RLock()  # a signal handler may print while its thread prints
+
+
+def log_id(request_id: bytes, traceparent: bytes) -> bytes:
+    """Return the value of `REQUEST` for a request: its id, and its trace id if the header `traceparent` is valid."""
+    found = _TRACEPARENT.fullmatch(traceparent)
+    return b"%b:%b" % (request_id, found[1] or found[2]) if found and request_id else request_id
 
 
 def write_log(text: str) -> None:

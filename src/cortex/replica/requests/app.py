@@ -186,7 +186,7 @@ class App:
         self._settle(connection, outcome, 0)
 
     def _stream_on_thread(self, connection: Connection, outcome: UnfinishedCall) -> None:
-        REQUEST.set(connection.request_id)
+        REQUEST.set(connection.log_id)
         self._stream(connection).run(outcome.value)
         self._runner.wake(partial(self._release, connection))
 

@@ -427,7 +427,7 @@ class BatchCaller:
     def _invoke(self, members: list[BatchMember]) -> Any:
         """Call the method with one list per parameter."""
         # Lines that a call prints for several requests belong to none of them.
-        REQUEST.set(members[0].connection.request_id if len(members) == 1 else b"")
+        REQUEST.set(members[0].connection.log_id if len(members) == 1 else b"")
         started_ns = time.monotonic_ns()
         for member in members:
             if not member.connection.started_ns:

@@ -79,7 +79,7 @@ class Caller:
 
     def call(self, connection: Connection, method: BoundMethod) -> Outcome:
         """Parse the arguments, call the method and encode its result. Never raises."""
-        REQUEST.set(connection.request_id)
+        REQUEST.set(connection.log_id)
         try:
             arguments = self.parse_arguments(connection, method)
             result = method.call(*arguments)

@@ -22,6 +22,7 @@ from http import HTTPStatus
 from httptools import HttpRequestParser
 
 from cortex.replica.monitoring.metrics import RequestRecorder
+from cortex.replica.monitoring.request_log import log_id
 from cortex.replica.shared_state import ConnectionState, SharedConnectionState
 
 Header = tuple[bytes, bytes]
@@ -173,6 +174,7 @@ class Connection:
         "content_type",
         "headers",
         "index",
+        "log_id",
         "open",
         "request_id",
         "requests_info",
@@ -380,7 +382,9 @@ class Connection:
         self._headers_read = True
         headers = dict(self.headers)
         self.content_type = headers.get(b"content-type")
-        self.request_id = headers.get(b"x-cortex-request-id", b"")
+        self.request_id = self.log_id = headers.get(b"x-cortex-request-id", b"")
+        if b"traceparent" in headers:
+            self.log_id = log_id(self.request_id, headers[b"traceparent"])
         self.requests_info = b"x-cortex-info" in headers
         if b"expect" in headers:
             self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -409,7 +413,7 @@ class Connection:
     def _reset(self) -> None:
         self.url = b""
         self.content_type = None
-        self.request_id = b""
+        self.request_id = self.log_id = b""
         self.requests_info = False
         self.headers: list[Header] = []
         self._body: list[bytes] = []
