@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 from cortex.home import Home
+from cortex.processes.sockets import allow_descriptors
 from harness.servers.buckets import swift, swift_server
 from harness.servers.databases import postgres, postgresql_url, where
 
@@ -22,6 +23,9 @@ __all__ = ["home", "postgres", "postgresql_url", "swift", "swift_server", "where
 
 # A shell makes background commands ignore interrupts, and with them every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests with a thousand clients need more open files than the usual limit of an ordinary user, 1,024.
+allow_descriptors(8192)
 
 #: Files of tests/cluster that need a Ray cluster.
 _ON_RAY = re.compile(r"(^|_)ray(_|$)")

@@ -80,9 +80,10 @@ def test_callers_with_a_key_are_served_over_https(secured: Installation, tmp_pat
     key.chmod(0o644)
     said = up(secured, certificate, key)
     assert "chmod 600" in said and f"https://localhost:{secured.gateway_port}" in said
-    sample = tmp_path / "sample.json"
+    project = write_project(tmp_path / "p", SOURCE, CONFIG)
+    sample = project / "sample.json"
     sample.write_text("{}")
-    deployed = secured.cortex("deploy", write_project(tmp_path / "p", SOURCE, CONFIG) / "cortex.yaml").stdout
+    deployed = secured.cortex("deploy", project / "cortex.yaml").stdout
     assert f'https://localhost:{secured.gateway_port}/iris -H "X-API-Key: $CORTEX_API_KEY"' in deployed
     made = json.loads(secured.cortex("keys", "create", "a shop", "--api", "iris", "-o", "json").stdout)
     answer = secured.cortex("predict", "iris", sample, "--api-key", made["key"]).stdout

@@ -35,7 +35,7 @@ GOOD_JOB, BAD_JOB, TASK, WORKLOAD = (
 def upgraded() -> Iterator[Installation]:
     home = Path(tempfile.mkdtemp(prefix="cx-"))
     with tarfile.open(OLD / "home.tar.gz") as archive:
-        archive.extractall(home, filter="data")
+        archive.extractall(home)
     made = Installation(home, free_port(), free_port())
     try:
         made.up()
