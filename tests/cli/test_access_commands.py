@@ -77,6 +77,7 @@ def test_the_audit_log_is_shown_from_a_time_on(operator: Operator, home: Path) -
         (("tokens", "create", "ci"), "--scope"),
         (("audit", "--since", "yesterday"), "--since yesterday: must be"),
         (("audit", "--limit", "many"), "--limit"),
+        (("audit", "--limit", "0"), "--limit: must be a number from 1 to 10,000 (got 0)"),
     ],
 )
 def test_wrong_arguments_are_errors(home: Path, words: tuple[str, ...], message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import shutil
@@ -15,12 +16,15 @@ from pathlib import Path
 
 import pytest
 
+from cortex.errors import UserError
+from cortex.replica import working_copy
 from cortex.replica.spec import ReplicaSpec
 from cortex.replica.working_copy import (
     STRATEGY_VARIABLE,
     Strategy,
     StrategyTest,
     WorkingCopy,
+    ignored_strategy,
     remove_tree,
     with_paths,
 )
@@ -271,6 +275,27 @@ def test_the_chosen_strategy_works(root: Path, user: int | None) -> None:
 def test_the_environment_can_name_the_strategy(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STRATEGY_VARIABLE, "copy")
     assert chosen(root) is Strategy.COPY
+
+
+def test_a_name_of_no_strategy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("", "copy"):
+        monkeypatch.setenv(STRATEGY_VARIABLE, name)
+        assert ignored_strategy() is None
+    monkeypatch.setenv(STRATEGY_VARIABLE, "hardlink")
+    assert ignored_strategy() == "CORTEX_WORKING_COPIES=hardlink is ignored: it is not one of overlay, reflink, copy"
+
+
+def test_a_failed_copy_names_one_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def clone(source: str, target: str) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(working_copy, "_clone", clone)
+    (root / "project" / "other.txt").touch()
+    files = [path for path in (root / "project").rglob("*") if path.is_file() and not path.is_symlink()]
+    with pytest.raises(UserError, match="Operation not supported, and [0-9]+ other files too$") as caught:
+        WorkingCopy(root / "project", root / "copies" / "1", Strategy.REFLINK).enter()
+    assert f"and {len(files) - 1} other" in str(caught.value)
+    assert sum(str(path) in str(caught.value) for path in files) == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="requires root, to create the files of another user")

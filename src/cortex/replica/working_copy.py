@@ -47,7 +47,7 @@ _ALL_RIGHTS = 0o700
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Strategy(enum.Enum):
+class Strategy(enum.StrEnum):
     """How working copies are created, the most capable first."""
 
     OVERLAY = "overlay"
@@ -110,6 +110,14 @@ def _configured_strategy() -> Strategy | None:
         return Strategy(os.environ[STRATEGY_VARIABLE])
     except (KeyError, ValueError):
         return None
+
+
+def ignored_strategy() -> str | None:
+    """Return why the strategy that the environment names is ignored; None if it is not."""
+    name = os.environ.get(STRATEGY_VARIABLE)
+    if not name or name in list(Strategy):
+        return None
+    return f"{STRATEGY_VARIABLE}={name} is ignored: it is not one of {', '.join(Strategy)}"
 
 
 @dataclass
@@ -282,7 +290,13 @@ def _copy_project(project: Path, target: Path, copy_file: Callable[[str, str], o
     import shutil  # noqa: PLC0415 - as above
 
     started = time.monotonic()
-    shutil.copytree(project, target, symlinks=True, copy_function=copy_file)
+    try:
+        shutil.copytree(project, target, symlinks=True, copy_function=copy_file)
+    except shutil.Error as error:
+        failures: list[tuple[str, str, str]] = error.args[0]  # one for each file
+        file, _, reason = failures[0]
+        others = f", and {len(failures) - 1:,} other files too" if len(failures) > 1 else ""
+        raise OSError(f"{file}: {reason}{others}") from None
     seconds = time.monotonic() - started
     if seconds > _NOTICEABLE_S:
         size_mb = sum(file.lstat().st_size for file in target.rglob("*")) / 1e6

@@ -31,7 +31,7 @@ from cortex.replica.monitoring.metrics import SUPERVISOR as METRICS_FILE
 from cortex.replica.monitoring.metrics import MetricFile, SeriesKind, compact_ended, series_key
 from cortex.replica.shared_state import MAX_CONNECTIONS
 from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits
-from cortex.replica.working_copy import StrategyTest, copies_folder
+from cortex.replica.working_copy import StrategyTest, copies_folder, ignored_strategy
 from cortex.supervisor.housekeeping import Housekeeping
 from cortex.supervisor.listeners import ReplicaListeners, UnixListener
 from cortex.supervisor.process_slot import ProcessSlot, fork
@@ -98,6 +98,8 @@ class Supervisor:
         self._watch(self._signals_read.fileno(), self._on_signal)
         test = StrategyTest(Path(self._spec.project_dir), Path(self._spec.run_dir) / "copies")
         test.start()
+        if (reason := ignored_strategy()) is not None:
+            self._log.line(0, SUPERVISOR, reason)
         self._housekeeping.adopt(test.pid)
         self._control = UnixListener(self._spec.control_socket, self._on_control, self._watch, self._unwatch)
         try:

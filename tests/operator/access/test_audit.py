@@ -139,6 +139,11 @@ def test_a_refused_change_is_recorded(served: Served) -> None:
     assert too_narrow["detail"].startswith("the token 'ci' has the scope read; DELETE /v1/apis/iris requires")
 
 
+def test_the_error_follows_what_was_to_be_changed(served: Served) -> None:
+    assert asyncio.run(served.call("DELETE", "/v1/tokens/ci", "wrong")) == 401
+    assert served.entries()[0]["detail"] == "ci: the operator's token is missing or wrong"
+
+
 def test_reads_are_not_recorded(served: Served) -> None:
     assert asyncio.run(served.call("GET", "/v1/apis/iris")) == 200
     assert asyncio.run(served.call("GET", "/v1/apis/iris", "wrong")) == 401

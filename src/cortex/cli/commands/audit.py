@@ -9,6 +9,8 @@ from cortex.cli.arguments import add_env, add_output, seconds_of
 from cortex.cli.session import Session
 from cortex.errors import InputError
 
+_MAX_LIMIT = 10_000
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
@@ -20,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " (UTC unless it has an offset)",
     )
     parser.add_argument(
-        "--limit", metavar="N", type=int, default=100, help="number of changes, 1 to 10000 (default: 100)"
+        "--limit", metavar="N", type=_limit, default=100, help="number of changes, 1 to 10000 (default: 100)"
     )
     add_env(parser)
     add_output(parser)
@@ -49,6 +51,12 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     if len(entries) == arguments.limit:
         session.console.note(f"only the last {arguments.limit:,} changes are shown; use --limit N for more")
     return 0
+
+
+def _limit(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= _MAX_LIMIT):
+        raise argparse.ArgumentTypeError(f"must be a number from 1 to {_MAX_LIMIT:,} (got {text})")
+    return int(text)
 
 
 def _time(text: str) -> datetime:

@@ -133,7 +133,7 @@ class AuditMiddleware:
         principal: Principal | None = state.get("principal")
         changes: list[_Change] = state.get("changes", [])
         if status >= 400 or not changes:
-            detail = " ".join(filter(None, (route.subject, _error(body) if status >= 400 else "")))
+            detail = ": ".join(filter(None, (route.subject, _error(body) if status >= 400 else "")))
             changes = [_Change(route.api, detail, status < 400)]
         return [
             AuditEntry(
