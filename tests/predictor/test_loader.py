@@ -1,5 +1,6 @@
 import asyncio
 import itertools
+import pathlib
 import sys
 
 import dill
@@ -306,3 +307,16 @@ def test_a_traceback_of_a_call_survives_a_broken_str_and_cyclic_causes(project):
     assert 'File "predictor.py", line 7, in predict' in shown
     assert "ValueError: b" in shown
     assert "predictor/loader.py" not in shown
+
+
+def test_a_traceback_is_formatted_in_a_folder_that_was_removed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "removed"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(ZeroDivisionError) as caught:
+        _ = 1 / 0
+    assert f'File "{__file__}"' in format_user_traceback(caught.value)
+    monkeypatch.undo()

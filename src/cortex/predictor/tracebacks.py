@@ -26,8 +26,15 @@ _MESSAGE_LIMIT = 1000
 def format_user_traceback(exc: BaseException) -> str:
     """Format an exception like Python, without frames of Cortex; paths in the project are relative to it."""
     shown = traceback.TracebackException.from_exception(exc, compact=True)
-    _strip(shown, str(Path.cwd()) + os.sep, set())
+    _strip(shown, _prefix(), set())
     return "".join(shown.format())
+
+
+def _prefix() -> str:
+    try:
+        return str(Path.cwd()) + os.sep
+    except FileNotFoundError:  # user code changed into a folder and removed it
+        return ""
 
 
 def describe(exc: BaseException) -> str:
