@@ -102,18 +102,35 @@ def test_dependency_files_can_be_elsewhere(home: Home, project: Path) -> None:
     assert run_python(second, "import six; print(six.__version__)") == "1.17.0"
 
 
+def write_package(project: Path, value: str) -> None:
+    package = project / "mine"
+    package.mkdir(parents=True)
+    (package / "pyproject.toml").write_text(
+        '[project]\nname = "mine"\nversion = "1"\n[build-system]\nrequires = ["setuptools"]\n'
+        'build-backend = "setuptools.build_meta"\n[tool.setuptools]\npy-modules = ["mine"]\n'
+    )
+    (package / "mine.py").write_text(f"VALUE = {value}\n")
+
+
 def test_a_local_package_is_rebuilt_when_it_changes(home: Home, tmp_path: Path) -> None:
     for value in ("1", "2"):
         # As in real projects, changed content is in another folder.
-        package = tmp_path / value / "mine"
-        package.mkdir(parents=True)
-        (package / "pyproject.toml").write_text(
-            '[project]\nname = "mine"\nversion = "1"\n[build-system]\nrequires = ["setuptools"]\n'
-            'build-backend = "setuptools.build_meta"\n[tool.setuptools]\npy-modules = ["mine"]\n'
-        )
-        (package / "mine.py").write_text(f"VALUE = {value}\n")
+        write_package(tmp_path / value, value)
         (tmp_path / value / "requirements.txt").write_text("./mine\n")
         assert run_python(build(home, tmp_path / value), "import mine; print(mine.VALUE)") == value
+
+
+@pytest.mark.parametrize("requirement", ["./mine", "-e ./mine"])
+def test_installing_a_package_of_the_project_leaves_the_project_unchanged(
+    home: Home, project: Path, requirement: str
+) -> None:
+    write_package(project, "1")
+    (project / "requirements.txt").write_text(f"{requirement}\n")
+    before = sorted(project.rglob("*"))
+    environment = build(home, project)
+    assert run_python(environment, "import mine; print(mine.VALUE)") == "1"
+    assert sorted(project.rglob("*")) == before
+    assert build(home, project) == environment
 
 
 @pytest.mark.parametrize(

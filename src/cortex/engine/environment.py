@@ -15,7 +15,7 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import distribution, requires
 from pathlib import Path
 from typing import Protocol
@@ -153,14 +153,15 @@ async def prepare_environment(
     if not files.names:
         return PreparedEnvironment(sys.executable, str(Path(sys.executable).parent), "")
     variables = variables or {}
-    key = await asyncio.to_thread(_key, project_dir, files, variables)
+    contents = await asyncio.to_thread(_contents, project_dir, files)
+    key = _key(contents, files, variables)
     folder = home.environments_dir / key
     environment = PreparedEnvironment(str(folder / "env/bin/python"), str(folder / "env/bin"), key)
     if _is_complete(folder):
         return environment
     async with locked(home.environments_dir / f"{key}.lock") as lock:
         if not _is_complete(folder):
-            build = _Build(folder, project_dir, files, environment)
+            build = _Build(folder, project_dir, files, environment, len(contents) > len(files.names))
             await build.run({**environ}, {**variables}, lock, on_line)
     return environment
 
@@ -191,11 +192,16 @@ def _has_content(file: Path) -> bool:
     return any(line.strip() and not line.lstrip().startswith("#") for line in lines)
 
 
-def _key(project_dir: Path, files: _Files, variables: Mapping[str, str]) -> str:
-    """Hash everything that an environment depends on. Only scripts can use variables."""
+def _contents(project_dir: Path, files: _Files) -> dict[str, str]:
+    """Return the hash of each project file that an environment depends on."""
     contents: dict[str, str] = {}
     for name in files.names:
         _add_content(project_dir, Path(name), contents)
+    return contents
+
+
+def _key(contents: Mapping[str, str], files: _Files, variables: Mapping[str, str]) -> str:
+    """Hash everything that an environment depends on. Only scripts can use variables."""
     identity = [
         _FORMAT,
         [files.shell, files.conda, files.pip],
@@ -275,6 +281,7 @@ class _Build:
     project_dir: Path
     files: _Files
     target: PreparedEnvironment
+    names_project_files: bool  #: in the dependency files, such as `./package` or `-r more.txt`
     constraints: list[str] = field(default_factory=replica_constraints)
 
     @property
@@ -330,7 +337,16 @@ class _Build:
         if self.files.pip:
             command = [uv.find_uv_bin(), "pip", "install", "--color=never", "--python", self.target.python]
             command += ["--compile-bytecode", "--constraint", str(self.folder / "constraints.txt")]
+            if self.names_project_files:
+                installer = replace(installer, folder=await asyncio.to_thread(self._copy_project))
             await self._step(installer, self.files.pip, [*command, "--requirement", self.files.pip])
+
+    def _copy_project(self) -> Path:
+        """Copy the project into the environment, for packages of the project.
+
+        Their builds write into their folders, and editable packages stay there.
+        """
+        return Path(shutil.copytree(self.project_dir, self.folder / "project", symlinks=True))
 
     def _conda(self, installer: Installer, action: str) -> list[str]:
         path = installer.environ.get("PATH")
