@@ -132,6 +132,10 @@ def test_invalid_yaml_is_one_mistake_with_its_position(text: str, place: tuple[i
     assert ((diagnostic.line, diagnostic.column), diagnostic.message) == (place, message)
 
 
+def test_names_a_manifest_of_kubernetes_as_such() -> None:
+    assert refusal("apiVersion: v1\nkind: Pod\n").fix == "this is a manifest of Kubernetes; pass a cortex.yaml"
+
+
 def test_suggests_that_plain_text_is_not_a_configuration_file() -> None:
     assert refusal("Hello\n").fix == 'is this a configuration file? write "- name: …" for each API'
 

@@ -109,6 +109,8 @@ def parse(data: bytes, file: str) -> Document:
         is_text = isinstance(root, yaml.ScalarNode)
         fix = 'put "- " before the first key and indent the others' if is_map else 'write "- name: …" for each API'
         fix = f"is this a configuration file? {fix}" if is_text else fix
+        if isinstance(root, yaml.MappingNode) and any(key.value == "apiVersion" for key, _ in root.value):
+            fix = "this is a manifest of Kubernetes; pass a cortex.yaml"
         raise _config_error(file, line, column, "must contain a list of maps", fix)
     conversion = _NodeBuilder(file)
     nodes = conversion.run(root)

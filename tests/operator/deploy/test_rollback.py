@@ -94,7 +94,7 @@ def test_a_rollback_without_an_earlier_live_revision_changes_nothing(desk: Desk)
         desk.rollback(7)
     with pytest.raises(NotFoundError, match="rose is not deployed"):
         desk.rollback(name="rose")
-    assert desk.rollback(2).message == "iris (RealtimeAPI) is at revision 2 already"
+    assert desk.rollback(2).message == "iris (RealtimeAPI) already has the files and configuration of revision 2"
     assert len(history(desk)) == 2
 
 

@@ -135,7 +135,7 @@ class Deployer:
             target = Target(entry.revision, entry.spec, entry.project_hash)
             label = _label(entry.spec)
             if target == record.target:
-                return DeployResult(name, f"{label} is at revision {entry.number} already")
+                return DeployResult(name, f"{label} already has the files and configuration of revision {entry.number}")
             if self._is_updating(record) and not force and target != record.serving:
                 raise ConflictError(f"{name} is updating {_OVERRIDE}")
             self._check_clashes(entry.spec)
