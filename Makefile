@@ -3,7 +3,7 @@
 VENV := .venv
 RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
-WORKERS ?= 3
+WORKERS ?= 4
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-stop test-fast test test-long check bench docs format clean

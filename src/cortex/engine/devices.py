@@ -65,7 +65,7 @@ async def find_devices(environ: Mapping[str, str], device_dir: Path = DEVICE_DIR
         chips=chips, cores=float(len(os.sched_getaffinity(0))), memory_bytes=psutil.virtual_memory().total
     )
     try:
-        found = parse_gpus(await query_gpus(environ, "index,uuid"))
+        found = parse_gpus(await query_gpus(environ, "index,uuid", _QUERY_TIMEOUT_S))
     except NoAnswerError as error:
         return replace(inventory, why_no_gpus=str(error))
     visible = visible_gpus(found, environ.get(CUDA_DEVICES))
@@ -101,7 +101,7 @@ class NoAnswerError(Exception):
     """The GPUs can't be listed."""
 
 
-async def query_gpus(environ: Mapping[str, str], fields: str, timeout_s: float = _QUERY_TIMEOUT_S) -> str:
+async def query_gpus(environ: Mapping[str, str], fields: str, timeout_s: float) -> str:
     """Return the fields of each GPU, one line per GPU, numbers without units. Raises: NoAnswerError."""
     program = shutil.which(_PROGRAM, path=environ.get("PATH"))
     if program is None:
