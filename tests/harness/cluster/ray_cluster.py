@@ -10,7 +10,9 @@ Every connection inside it requires a token. Deaths are detected fast: `HEALTH_C
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import secrets
@@ -46,6 +48,18 @@ _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 _START_TIMEOUT_S = 120
 
 
+@functools.cache
+def _ray() -> tuple[str, ...]:
+    """Return Ray's command, by a path without a blank: Ray starts its client server by a shell line without quotes."""
+    python = Path(sys.executable)
+    if " " in str(python):
+        folder = Path(tempfile.mkdtemp(prefix="cx-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        (folder / "venv").symlink_to(python.parent.parent)
+        python = folder / "venv" / "bin" / python.name
+    return (str(python), "-m", "ray.scripts.scripts")
+
+
 @dataclass
 class RayNode:
     """A machine with a node of the Ray cluster."""
@@ -63,10 +77,9 @@ class RayNode:
         """Start the machine if necessary, and Ray on it; on a busy machine Ray's start may need several attempts."""
         if not self.machine.is_up:
             self.machine.start()
-        ray = str(Path(sys.executable).parent / "ray")
         for is_last in (False, False, True):
             try:
-                self.machine.run([ray, "start", *self._arguments], self.environ, _START_TIMEOUT_S)
+                self.machine.run([*_ray(), "start", *self._arguments], self.environ, _START_TIMEOUT_S)
                 return
             except (AssertionError, subprocess.TimeoutExpired):
                 if is_last:
