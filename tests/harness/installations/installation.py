@@ -101,6 +101,8 @@ class Installation:
             return inspect_processes(Home(self.home))
 
     def get(self, api: str) -> Any:
+        if self.prefix:
+            return json.loads(self.cortex("get", api, "-o", "json").stdout)
         return self.client.get_api(api)
 
     def pids(self, api: str) -> set[int]:
