@@ -272,6 +272,15 @@ def test_any_document_is_accepted_or_rejected_with_positions(tmp_path: Path, doc
     assert list(reading.problems) == sorted(set(reading.problems))
 
 
+def test_a_misplaced_key_does_not_make_its_section_required(tmp_path: Path) -> None:
+    config = tmp_path / "cortex.yaml"
+    config.write_text(
+        "- name: a\n  kind: RealtimeAPI\n  handler:\n    type: python\n    path: predictor.py\n    credentials: null\n"
+    )
+    reading = check_file(config, "cortex.yaml", ProjectFiles(tmp_path, ("predictor.py",)))
+    assert reading.problems and all(problem.fix and problem.line == 6 for problem in reading.problems)
+
+
 def test_an_invalid_value_is_not_reported_again_at_a_default_derived_from_it(tmp_path: Path) -> None:
     text = (CONFIGS / "0.15.yaml").read_text().replace("min_replicas: 1", "min_replicas:")
     config = tmp_path / "cortex.yaml"

@@ -211,6 +211,8 @@ def _diagnose_missing(draft: Draft, field: str) -> Diagnostic | None:
     holder, path = draft.missing(field)
     is_section = len(path) - 1 < len(written.split("."))
     example = _example(draft, field.split(".")[0] if is_section and len(path) == 2 else field, str(path[-1]))
+    if is_section and not example:  # only misplaced keys name the section, and these are reported themselves
+        return None
     fix = f'write "{example}"' if example else ""
     return draft.document.diagnostic(holder.key_line, holder.key_column, path, "must be defined", fix)
 
