@@ -79,12 +79,12 @@ def _run_jobs(
         report_failure(channel, error)
         return 1
     lease_client = LeaseClient(spec, shared_state)
-    loop = _JobLoop(channel, shared_state, lease_client, load, is_endless=spec.kind == ApiKind.ASYNC)
+    runner = _JobRunner(channel, shared_state, lease_client, load, is_endless=spec.kind == ApiKind.ASYNC)
     threading.Thread(
-        target=_listen, args=(channel, lease_client, loop.has_log), name="cortex-channel", daemon=True
+        target=_listen, args=(channel, lease_client, runner.has_log), name="cortex-channel", daemon=True
     ).start()
     lease_client.start()
-    exit_code = loop.run()
+    exit_code = runner.run()
     lease_client.finish()
     if lease_client.has_been_dismissed and exit_code == 0:
         channel.send("leaving")
@@ -120,7 +120,7 @@ def _listen(channel: Channel, lease_client: LeaseClient, has_log: threading.Even
             has_log.set()
 
 
-class _JobLoop:
+class _JobRunner:
     """Runs the job of this process; of an AsyncAPI, the endless one."""
 
     def __init__(
@@ -139,22 +139,22 @@ class _JobLoop:
         self.has_log = threading.Event()  #: the supervisor writes to the log of the job now
 
     def run(self) -> int:
-        """Run jobs until none is left for this process; return the exit code."""
-        while (job := self._lease_client.next_job()) is not None:
-            self._enter(job)
-            try:
-                bound = self._load().construct(job.config, job.job_spec, job.api_spec)
-            except BaseException as error:  # the edge of the user's code; another process will try again
-                report_failure(self._channel, error)
-                return 1
-            self._channel.send("ready", slots=1, shares_loop=False)
-            self._lease_client.open()
-            run = WorkloadRun if self._is_endless else JobRun
-            run(job, bound, self._shared_state, self._lease_client).run()
-            if not self._is_endless:
-                if not self._lease_client.is_ending:
-                    self._shared_state.end_job()
-                break
+        """Wait for the job and run it; return the exit code."""
+        job = self._lease_client.wait_for_job()
+        if job is None:
+            return 0
+        self._enter(job)
+        try:
+            bound = self._load().construct(job.config, job.job_spec, job.api_spec)
+        except BaseException as error:  # the edge of the user's code; another process will try again
+            report_failure(self._channel, error)
+            return 1
+        self._channel.send("ready", slots=1, shares_loop=False)
+        self._lease_client.open()
+        run = WorkloadRun if self._is_endless else JobRun
+        run(job, bound, self._shared_state, self._lease_client).run()
+        if not self._is_endless and not self._lease_client.is_ending:
+            self._shared_state.end_job()
         return 0
 
     def _enter(self, job: Assignment) -> None:

@@ -78,7 +78,7 @@ class CompletionHook:
 
 
 class LeaseClient:
-    """Exchanges leases and reports with the operator, on a thread beside the main thread, which runs user code.
+    """Exchanges leases and reports of one job with the operator, on a thread beside the main thread.
 
     `stop` may be called from any thread, the other public methods from the main thread.
     """
@@ -97,11 +97,7 @@ class LeaseClient:
         self._main_is_done = False
         self._is_idle = False  #: the main thread waits for work
         self._job: Assignment | None = None
-        self._is_given = True  #: the main thread has received the job
         self._failures = 0  #: requests in a row that failed
-        self._enter_job()
-
-    def _enter_job(self) -> None:
         self._is_open = False  # the user's object has been constructed
         self._is_over = False
         self._lease_sizer = LeaseSizer()
@@ -127,15 +123,11 @@ class LeaseClient:
         """Return whether the current batch is the last one."""
         return self._is_ending
 
-    def next_job(self) -> Assignment | None:
-        """Wait for a job; return None if this process has to end."""
+    def wait_for_job(self) -> Assignment | None:
+        """Wait for the job; return None if this process has to end."""
         with self._changed:
-            self._is_idle = True
-            self._changed.notify_all()
-            while self._is_given and not self._is_ending:
+            while self._job is None and not self._is_ending:
                 self._changed.wait()
-            self._is_idle = False
-            self._is_given = True
             return None if self._is_ending else self._job
 
     def open(self) -> None:
@@ -186,7 +178,7 @@ class LeaseClient:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Make `next_job` and `next_task` return None, so that the process ends after the current batch."""
+        """Make `wait_for_job` and `next_task` return None, so that the process ends after the current batch."""
         with self._changed:
             self._is_ending = True
             self._changed.notify_all()
@@ -204,9 +196,8 @@ class LeaseClient:
 
     def _run(self) -> None:
         try:
-            while not self._is_ending:
-                self._join()
-                self._work()
+            self._join()
+            self._work()
             self._send_last_reports()
         except RequestRejectedError as error:
             self.has_been_dismissed = error.status in _UNKNOWN
@@ -237,9 +228,8 @@ class LeaseClient:
                 self._pause(asked_at + _PAUSE_S - self._clock())
             else:
                 with self._changed:
-                    self._enter_job()
                     self._shared_state.enter_job(answer.job_id, answer.lease_s)
-                    self._job, self._is_given = answer, False
+                    self._job = answer
                     self._changed.notify_all()
                 return
 
@@ -263,7 +253,7 @@ class LeaseClient:
                 if self._wants_lease(now) or (due_at is not None and (self._is_idle or now >= due_at)):
                     return self._exchange
                 is_finished = self._is_idle and not self._queue and self._reports.is_empty
-                if is_finished and (self._is_ending or self._is_over) and self._is_given:
+                if is_finished and (self._is_ending or self._is_over):
                     return None
                 times = [self._renew_at] if self._held else []
                 times += [] if due_at is None else [due_at]
