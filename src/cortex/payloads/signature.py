@@ -1,0 +1,83 @@
+"""The signature of an API: what its methods and models take and return.
+
+A worker process finds it out once, when it has loaded the user's code: from annotations, from the inputs and outputs of
+a model. Validation, OpenAPI documents, sample requests and the metadata of the Open Inference Protocol are views of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+Json = dict[str, Any]
+
+#: Datatypes of tensors in the Open Inference Protocol.
+DATATYPES = (
+    "BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "FP32", "FP64", "BYTES"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSignature:
+    """An input or output of a model."""
+
+    name: str
+    datatype: str  #: one of `DATATYPES`
+    shape: tuple[int, ...]  #: -1: any size
+    description: str = ""
+    labels: tuple[str, ...] = ()  #: of the entries of the last axis: the names of columns or classes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSignature:
+    """A model that the Open Inference Protocol offers."""
+
+    name: str
+    platform: str  #: `onnxruntime_onnx`, `tensorflow_savedmodel`, `sklearn`, `python`, …
+    inputs: tuple[TensorSignature, ...]
+    outputs: tuple[TensorSignature, ...]
+    description: str = ""  #: what was found in its files, and why it counts as this platform
+
+
+@dataclass(frozen=True, slots=True)
+class BodySignature:
+    """A body of requests or responses."""
+
+    schema: Json = field(default_factory=dict)  #: JSON Schema 2020-12, with its own `$defs`; {}: any value
+    media_type: str = "application/json"
+    is_typed: bool = False  #: the user's code annotates it; otherwise nothing is validated
+
+
+@dataclass(frozen=True, slots=True)
+class MethodSignature:
+    """A serving method."""
+
+    verb: str  #: HTTP verb; POST for methods of jobs
+    name: str
+    payload: BodySignature | None  #: None: it takes no body. Of a BatchAPI, one item of a job
+    result: BodySignature
+    summary: str = ""  #: first line of its docstring
+    description: str = ""  #: the rest
+    query_params: bool = False
+    headers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSignature:
+    """All methods and models of an API."""
+
+    methods: tuple[MethodSignature, ...] = ()
+    models: tuple[ModelSignature, ...] = ()
+
+    def to_json(self) -> bytes:
+        """Return its JSON form; `parse_signature` is the inverse."""
+        return orjson.dumps(self)
+
+
+def parse_signature(text: bytes | str) -> ApiSignature:
+    """Parse the JSON form of a signature; unknown keys, of a newer version, are ignored. Raises: ValueError."""
+    from pydantic import TypeAdapter  # noqa: PLC0415 - worker processes never parse signatures
+
+    return TypeAdapter(ApiSignature).validate_json(text)
