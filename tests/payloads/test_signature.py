@@ -12,7 +12,9 @@ from cortex.payloads.signature import (
 )
 
 IRIS = ApiSignature(
-    methods=(MethodSignature("POST", "handle_post", BodySignature({"type": "object"}, is_typed=True), BodySignature()),),
+    methods=(
+        MethodSignature("POST", "handle_post", BodySignature({"type": "object"}, is_typed=True), BodySignature()),
+    ),
     models=(ModelSignature("iris", "sklearn", (TensorSignature("x", "FP32", (-1, 4), labels=("a", "b")),), ()),),
 )
 

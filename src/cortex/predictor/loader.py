@@ -10,7 +10,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MethodWrapperType, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from cortex.models.loader import LoadEvents, ModelFetcher
     from cortex.models.registry import Registry
     from cortex.predictor.clients.python import Clients
+    from cortex.predictor.inference_model import InferenceModel
 
 
 class LoadSpec(Protocol):
@@ -82,6 +83,7 @@ class BoundPredictor:
     file: str
     methods: Mapping[str, BoundMethod]  #: by HTTP verb in upper case
     clients: Clients | None = None  #: None if the API has no models
+    inference_models: Mapping[str, InferenceModel] = field(default_factory=dict)  #: offered by V2 routes, by name
 
     @property
     def registry(self) -> Registry[Any] | None:
