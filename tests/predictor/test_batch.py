@@ -11,6 +11,7 @@ import pytest
 
 from cortex.errors import ModelError, UserError
 from cortex.models.spec import DEFAULT_MODEL, Catalogue
+from cortex.payloads.signature import BodySignature
 from cortex.predictor.batch import BatchCode, BoundBatch, load_batch_code
 from cortex.predictor.interface import GENERATIONS
 from cortex.predictor.tracebacks import format_user_traceback
@@ -87,6 +88,8 @@ def test_a_predictor_gets_the_job_and_each_batch(load: Load) -> None:
 def test_a_handler_has_a_method_of_its_own_for_batches(load: Load) -> None:
     batch = bound(load("handler", HANDLER), {"a": 1})
     assert batch.call(["x"], "id-1") == [["x"], "id-1", [{"a": 1}, JOB]]
+    (method,) = batch.signature.methods
+    assert (method.verb, method.name, method.payload) == ("POST", "handle_batch", BodySignature())
     assert batch.on_job_complete is None
 
 

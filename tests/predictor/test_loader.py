@@ -6,6 +6,7 @@ import sys
 import dill
 import pytest
 
+from cortex.payloads.signature import BodySignature, parse_signature
 from cortex.predictor.binding import result_kind, split_callback
 from cortex.predictor.interface import GENERATIONS
 from cortex.predictor.tracebacks import format_user_traceback
@@ -70,6 +71,34 @@ def test_every_generation_loads_and_answers(project, interface, text):
     assert not method.needs_headers
     assert method.call({"x": 2.0}, None, None) == "versicolor"
     assert bound.describe()["methods"]["POST"]["arguments"][0] in ("payload", "sample")
+
+
+def test_the_signature_lists_the_methods_with_their_docstrings(project):
+    bound = project.load(
+        "handler",
+        """
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload, headers):
+                '''Classify a flower.
+
+                Expects four lengths.
+                '''
+
+            def handle_get(self, query_params):
+                pass
+        """,
+    )
+    post, get = bound.signature.methods
+    assert (post.verb, post.name, post.summary, post.description) == (
+        "POST", "handle_post", "Classify a flower.", "Expects four lengths.",
+    )  # fmt: skip
+    assert post.payload == post.result == BodySignature()
+    assert (post.headers, post.query_params) == (True, False)
+    assert (get.verb, get.payload, get.summary, get.headers, get.query_params) == ("GET", None, "", False, True)
+    assert parse_signature(bound.signature.to_json()) == bound.signature
 
 
 def test_only_handlers_answer_other_verbs(project):

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cortex.models.spec import Catalogue
-from cortex.predictor.binding import Bodies, bodies_of, result_kind
+from cortex.payloads.signature import ApiSignature
+from cortex.predictor.binding import Bodies, bodies_of, method_signature, result_kind
 from cortex.predictor.interface import ON_JOB_COMPLETE, TASK
 from cortex.predictor.interface_rules import declared_names
 from cortex.predictor.loader import LoadSpec, UserCode, build_clients, import_code
@@ -32,6 +33,7 @@ class BoundBatch:
 
     call: BatchCall  #: (payload, batch id) → result of the user's method; a list for generators
     on_job_complete: Callable[[], Any] | None  #: None if the class does not define it
+    signature: ApiSignature
     bodies: Bodies = Bodies.BY_TYPE  #: of workloads
 
 
@@ -54,16 +56,25 @@ class BatchCode:
             "metrics_client": self._metrics,
         }
         if TASK in self._code.serving_methods.values():
-            return BoundBatch(_accept_exit(self._loop.synchronous(_task_call(self._code, values))), None)
+            return self._bind_task(values)
         instance = self._code.construct(values, clients)
         if clients is not None and clients.registry is not None:
             clients.registry.load_latest()  # reuses models that are loaded already
         (name,) = self._code.serving_methods
         method, generation = getattr(instance, name), self._code.generation
-        call = self._loop.synchronous(_bind_arguments(method, declared_names(method, generation.method_signature)))
+        names = declared_names(method, generation.method_signature)
+        call = self._loop.synchronous(_bind_arguments(method, names))
         hook = getattr(instance, ON_JOB_COMPLETE, None)
         on_job_complete = None if hook is None else self._loop.synchronous(hook)
-        return BoundBatch(call, on_job_complete, bodies_of(method, generation))
+        signature = ApiSignature((method_signature(method, name, "POST", names),))
+        return BoundBatch(call, on_job_complete, signature, bodies_of(method, generation))
+
+    def _bind_task(self, values: Mapping[str, Any]) -> BoundBatch:
+        """Bind the task, whose calls construct its object."""
+        (name,) = self._code.serving_methods
+        method = getattr(self._code.target, name)
+        call = _accept_exit(self._loop.synchronous(_task_call(self._code, values)))
+        return BoundBatch(call, None, ApiSignature((method_signature(method, name, "POST", ()),)))
 
     def close(self) -> None:
         """Unload the models and stop their backend; no object may be called afterwards."""

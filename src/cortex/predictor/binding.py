@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, Literal
 
 from cortex.models.loaded_models import with_call_scope
+from cortex.payloads.signature import BodySignature, MethodSignature
 from cortex.predictor.interface import Generation
 from cortex.predictor.interface_rules import declared_names
 
@@ -42,6 +43,7 @@ class BoundMethod:
     call: Call  #: (payload, query_params, headers) → result of the user's method
     bodies: Bodies = Bodies.BY_TYPE
     after: AfterCall | None = None  #: (response, payload, query_params, headers), after the response is sent
+    signature: MethodSignature = field(kw_only=True)
 
     def in_scope(self) -> BoundMethod:
         """Return a copy whose calls keep the models that they use loaded until they return."""
@@ -67,8 +69,8 @@ def result_kind(result: Any) -> Kind:
     return "async" if inspect.isawaitable(result) else "sync"
 
 
-def bind_function(function: Any, name: str, metadata: dict[str, Any]) -> BoundMethod:
-    """Bind a function of a module; each call passes `metadata`."""
+def bind_function(function: Any, name: str, verb: str, metadata: dict[str, Any]) -> BoundMethod:
+    """Bind a function of a module that answers requests with `verb`; each call passes `metadata`."""
     return BoundMethod(
         name=name,
         arguments=("sample", "metadata"),
@@ -78,11 +80,12 @@ def bind_function(function: Any, name: str, metadata: dict[str, Any]) -> BoundMe
         kind=call_kind(function),
         call=lambda payload, query_params, headers: function(payload, metadata),
         bodies=Bodies.JSON_ONLY,
+        signature=method_signature(function, name, verb, ("payload",)),
     )
 
 
-def bind_method(instance: object, name: str, generation: Generation) -> BoundMethod:
-    """Bind a method of the user's object and the hook that runs after it."""
+def bind_method(instance: object, name: str, verb: str, generation: Generation) -> BoundMethod:
+    """Bind a method of the user's object that answers requests with `verb`, and the hook that runs after it."""
     method = getattr(instance, name)
     names = declared_names(method, generation.method_signature)
     after = getattr(instance, generation.after_hook, None) if generation.after_hook else None
@@ -101,6 +104,23 @@ def bind_method(instance: object, name: str, generation: Generation) -> BoundMet
         call=_bind_arguments(method, names),
         bodies=bodies_of(method, generation),
         after=_bind_after(after, after_names) if after is not None else None,
+        signature=method_signature(method, name, verb, names),
+    )
+
+
+def method_signature(method: Any, name: str, verb: str, arguments: Container[str]) -> MethodSignature:
+    """Return what a method takes, `arguments` of a request, and what it returns."""
+    documentation = inspect.getdoc(method) if inspect.isroutine(method) else None  # not that of functools.partial
+    summary, _, description = (documentation or "").partition("\n")
+    return MethodSignature(
+        verb,
+        name,
+        payload=BodySignature() if "payload" in arguments else None,
+        result=BodySignature(),
+        summary=summary.strip(),
+        description=description.strip(),
+        query_params="query_params" in arguments,
+        headers="headers" in arguments,
     )
 
 

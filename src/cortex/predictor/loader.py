@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cortex.errors import UserError, with_article
 from cortex.models.loaded_models import call_scope
 from cortex.models.spec import Catalogue, ModelSource
+from cortex.payloads.signature import ApiSignature
 from cortex.predictor.binding import BoundMethod, bind_function, bind_method, call_kind
 from cortex.predictor.importing import import_user_file
 from cortex.predictor.interface import GENERATIONS, Generation, Signature
@@ -89,6 +90,11 @@ class BoundPredictor:
     def registry(self) -> Registry[Any] | None:
         """Return the registry of the API's models; None without models, or if an external server manages them."""
         return self.clients.registry if self.clients else None
+
+    @property
+    def signature(self) -> ApiSignature:
+        """Return what the methods take and return."""
+        return ApiSignature(tuple(method.signature for method in self.methods.values()))
 
     def close(self) -> None:
         """Unload the models and stop their backend; no method may be called afterwards."""
@@ -185,7 +191,8 @@ def _initialize_module(spec: LoadSpec, code: UserCode, config: dict[str, Any]) -
         with user_code(f"by {code.generation.constructor}()"):
             init(spec.model_path, config)
     functions = {
-        verb: bind_function(getattr(code.target, name), name, config) for name, verb in code.serving_methods.items()
+        verb: bind_function(getattr(code.target, name), name, verb, config)
+        for name, verb in code.serving_methods.items()
     }
     return BoundPredictor(code.generation, spec.path, functions)
 
@@ -209,7 +216,7 @@ def _construct_predictor(
 ) -> BoundPredictor:
     values = {"config": config, "api_spec": copy.deepcopy(spec.api_spec), "job_spec": None, "metrics_client": metrics}
     instance = code.construct(values, clients)
-    methods = {verb: bind_method(instance, name, code.generation) for name, verb in code.serving_methods.items()}
+    methods = {verb: bind_method(instance, name, verb, code.generation) for name, verb in code.serving_methods.items()}
     if clients is None:
         return BoundPredictor(code.generation, spec.path, methods)
     if clients.registry is not None:
