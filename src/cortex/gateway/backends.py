@@ -15,7 +15,16 @@ from dataclasses import dataclass
 
 from cortex.gateway.access_log import section_log
 from cortex.gateway.addresses import server_address
-from cortex.gateway.maps import HOLDS_MAP, KEYS_MAP, ROUTES_MAP, UNAVAILABLE_MAP, backend_name
+from cortex.gateway.maps import (
+    DOCS_BACKEND,
+    DOCS_MAP,
+    HOLDS_MAP,
+    KEYS_MAP,
+    ROUTES_MAP,
+    UNAVAILABLE_MAP,
+    backend_name,
+    fixed_maps,
+)
 from cortex.gateway.routes import ApiBackend, RoutingTable, Server
 
 #: The gateway waits this much longer than an API's timeout, so that the replica can end a late call and respond.
@@ -30,6 +39,9 @@ _JOBS_CONNECTIONS = 1000
 #: Time that further requests wait for one of these connections.
 _JOBS_QUEUE_S = 5.0
 _OPERATOR_UNAVAILABLE = "operator_unavailable"
+#: Timeout of documentation, and the maximum number of open requests for it.
+_DOCS_TIMEOUT_S = 30.0
+_DOCS_CONNECTIONS = 100
 
 #: Minimum limit of the requests held for an API's first replica; a larger queue limit of the API raises it.
 HELD_MIN = 1024
@@ -237,6 +249,24 @@ backend {name}
   http-error status 504 {_jobs_error(silent)}
   server operator 'unix@{backend.jobs_socket}' maxconn {_JOBS_CONNECTIONS}
 """
+
+
+def docs_section(table: RoutingTable) -> tuple[str, ...]:
+    """Return the section of the APIs' documentation, which the operator answers; none if there is no documentation."""
+    if not fixed_maps(table)[DOCS_MAP]:
+        return ()
+    away = json_error("the operator is not running, so the documentation cannot be shown now; the API is not affected")
+    return (
+        f"""\
+backend {DOCS_BACKEND}
+  timeout queue {milliseconds(_JOBS_QUEUE_S)}ms
+  timeout server {milliseconds(_DOCS_TIMEOUT_S)}ms
+  http-request set-header x-cortex-docs %[path,map({DOCS_MAP})]
+  http-error status 502 {away}
+  http-error status 503 {away} hdr Retry-After 1
+  server operator 'unix@{table.operator_socket}' maxconn {_DOCS_CONNECTIONS}
+""",
+    )
 
 
 def _jobs_error(message: str, kind: str = _OPERATOR_UNAVAILABLE) -> str:

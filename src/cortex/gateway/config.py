@@ -10,7 +10,7 @@ Path of a request (the names are HAProxy's sections):
 client ──TCP──▶ frontend gateway                     backend api:NAME ──unix/TCP──▶ replica process
                   request id, CORS, drop x-cortex-*    key, body, hold, queue
                   splitter: draw a slot, copy ──┐
-                  path in routes.map? ──────────┼──▶ backend jobs:NAME ──unix──▶ operator
+                  path in routes.map? ──────────┼──▶ backend jobs:NAME, cortex-docs ──unix──▶ operator
                   else ─────────────────────────┼──▶ backend cortex-unknown (404), cortex-health
                                                 └──▶ copy for a shadow, to the socket "inside"
 ```
@@ -62,6 +62,7 @@ from cortex.gateway.backends import (
     TIMEOUT_MARGIN_MS,
     TIMEOUT_MAX_MS,
     GatewaySockets,
+    docs_section,
     is_unix,
     json_error,
     keyed_splits,
@@ -160,6 +161,7 @@ def render(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySocke
         _frontend(table, settings, sockets),
         _inside(sockets),
         *_fixed_sections(sockets),
+        *docs_section(table),
     ]
     keyed = keyed_splits(table)
     sections = [section(backend, table, sockets, settings.body_timeout_s, keyed) for backend in table.backends]
@@ -174,7 +176,7 @@ def render(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySocke
 
 def _validate(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySockets) -> None:
     _check("host", _HOST, settings.host)
-    for path in (sockets.stats, sockets.successor, sockets.inside):
+    for path in (sockets.stats, sockets.successor, sockets.inside, *filter(None, [table.operator_socket])):
         _check_path(path)
     if not _SECRET.fullmatch(table.gateway_secret):
         raise GatewayError("the gateway's secret is too long or contains characters that HAProxy can't be given")

@@ -9,12 +9,13 @@ commands change:
 | backend or splitter | request headers that pages may send: `content-type, x-tenant`, or `*` |
 | backend or splitter, `/`, origin | `credentials` if cookies may be sent, else `anonymous` |
 
-A splitter without rules has those of the first of its APIs that has any: otherwise it would bypass them.
+Documentation has the rules of its API. A splitter without rules has those of the first of its APIs that has any:
+otherwise it would bypass them.
 """
 
 from __future__ import annotations
 
-from cortex.gateway.maps import CORS_MAP, JOBS_MAP, ROUTES_MAP, SPLITS_MAP, cors_by_key
+from cortex.gateway.maps import CORS_MAP, DOCS_MAP, JOBS_MAP, ROUTES_MAP, SPLITS_MAP, cors_by_key
 from cortex.gateway.routes import RoutingTable
 
 #: An old worker passes requests on to its successor, whose rules count; see `config`.
@@ -37,6 +38,7 @@ def request_rules(table: RoutingTable) -> str:
     return f"""\
   http-request set-var(txn.cors) path,map({ROUTES_MAP})
   http-request set-var(txn.cors) path,map({SPLITS_MAP})
+  http-request set-var(txn.cors) path,map({DOCS_MAP})
   http-request set-var(txn.cors) {of_jobs} unless {{ var(txn.cors) -m found }}
   http-request set-var(txn.cors_headers) var(txn.cors),map({CORS_MAP})
   http-request set-var(txn.cors_asked) req.fhdr(origin)

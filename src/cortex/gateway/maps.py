@@ -6,6 +6,7 @@ configuration, so that HAProxy never parses it as a directive.
 | map | key | value | changed by |
 |---|---|---|---|
 | `routes.map` | path | backend | reload |
+| `docs.map` | path of documentation | backend or splitter that it describes | reload |
 | `info.map` | path that ends in `/info` | backend or splitter | reload |
 | `jobs.map` | endpoint and `/` | backend of the API that runs jobs | reload |
 | `splits.map` | path | splitter | reload |
@@ -21,11 +22,12 @@ configuration, so that HAProxy never parses it as a directive.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from cortex.gateway.routes import ApiBackend, Cors, RoutingTable, Share, Split
 
 ROUTES_MAP = "routes.map"
+DOCS_MAP = "docs.map"
 INFO_MAP = "info.map"
 JOBS_MAP = "jobs.map"
 SPLITS_MAP = "splits.map"
@@ -42,12 +44,17 @@ DRAINING_KEY = "gateway"
 BACKEND_PREFIX = "api:"
 #: Backends of APIs that run jobs. Their only server is always the operator, so no command ever changes them.
 JOBS_PREFIX = "jobs:"
+#: The backend of documentation, whose only server is the operator.
+DOCS_BACKEND = "cortex-docs"
 UNKNOWN_BACKEND = "cortex-unknown"
 HEALTH_BACKEND = "cortex-health"
 NO_SHADOW = "-"
 
 UNAVAILABLE_MAX_LENGTH = 1000
 _HEALTH_PATHS = ("/livez", "/readyz", "/healthz")
+#: Files that the page at `<endpoint>/docs` refers to, by name.
+DOCS_ASSETS = ("docs.css", "docs.js", "swagger-ui-bundle.js", "swagger-ui.css")
+_DOCS_SUFFIXES = ("/openapi.json", "/docs", "/docs/", *(f"/docs/{name}" for name in DOCS_ASSETS))
 
 Maps = dict[str, dict[str, str]]
 
@@ -100,8 +107,24 @@ def fixed_maps(table: RoutingTable) -> Maps:
     for path in _HEALTH_PATHS:
         if path not in splits:
             routes.setdefault(path, HEALTH_BACKEND)
+    docs = _docs_map(table, {*routes, *splits})
+    routes |= dict.fromkeys(docs, DOCS_BACKEND)
     jobs = {f"{b.endpoint.rstrip('/')}/": backend_name(b) for b in table.backends if b.jobs_socket}
-    return {ROUTES_MAP: routes, INFO_MAP: info, JOBS_MAP: jobs, SPLITS_MAP: splits}
+    return {ROUTES_MAP: routes, DOCS_MAP: docs, INFO_MAP: info, JOBS_MAP: jobs, SPLITS_MAP: splits}
+
+
+def _docs_map(table: RoutingTable, taken: Collection[str]) -> dict[str, str]:
+    """Return the paths of documentation, without those that lead to an API."""
+    if not table.operator_socket:
+        return {}
+    found: dict[str, str] = {}
+    entries: tuple[ApiBackend | Split, ...] = (*table.backends, *table.splits)
+    for entry in entries:
+        if entry.has_docs:
+            key = entry.name if isinstance(entry, Split) else backend_name(entry)
+            paths = (entry.endpoint.rstrip("/") + suffix for suffix in _DOCS_SUFFIXES)
+            found |= {path: key for path in paths if path not in taken and path not in found}
+    return found
 
 
 def live_maps(table: RoutingTable) -> Maps:

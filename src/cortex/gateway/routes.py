@@ -13,7 +13,8 @@ from typing import Any
 from cortex.gateway.addresses import host_of, is_path
 
 Json = dict[str, Any]
-_NO_CORS = ("cors", None)
+#: Fields that the JSON form lacks at these values, because nodes of an older version refuse them.
+_LEFT_OUT = {"cors": None, "has_docs": False, "operator_socket": ""}
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class ApiBackend:
     access_log: bool = False  #: write one line per request to the access log
     needs_key: bool = False  #: require an API key
     cors: Cors | None = None  #: None: pages of every origin may read responses
+    has_docs: bool = False  #: the operator answers `openapi.json` and `docs` below the endpoint
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Split:
     shadow: Share | None = None  #: receives copies of this percentage of requests; its responses are dropped
     needs_key: bool = False  #: require an API key here; the APIs then don't check it again
     cors: Cors | None = None  #: None: those of the first of its APIs that has them
+    has_docs: bool = False  #: as that of an API
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ class RoutingTable:
     splits: tuple[Split, ...] = ()
     keys: tuple[ApiKey, ...] = ()
     gateway_secret: str = field(default="", repr=False)  #: sent to replicas over TCP; "": nothing is sent
+    operator_socket: str = ""  #: of the operator, which answers requests for documentation; "": nobody does
 
     def with_local_sockets(self, folders: Mapping[str, Path]) -> RoutingTable:
         """Return the table for the gateway of a machine whose sockets folder is given for each of its addresses.
@@ -116,11 +120,12 @@ class RoutingTable:
 
 
 def table_to_json(table: RoutingTable) -> Json:
-    """Return the JSON form, which includes the gateway's secret.
+    """Return the JSON form, which includes the gateway's secret."""
 
-    It lacks `cors` where there are none: nodes of an older version refuse the field.
-    """
-    return asdict(table, dict_factory=lambda pairs: {name: value for name, value in pairs if (name, value) != _NO_CORS})
+    def present(pairs: list[tuple[str, Any]]) -> Json:
+        return {name: value for name, value in pairs if name not in _LEFT_OUT or value != _LEFT_OUT[name]}
+
+    return asdict(table, dict_factory=present)
 
 
 def table_from_json(data: Mapping[str, Any]) -> RoutingTable:

@@ -251,6 +251,7 @@ def _localize(table: RoutingTable, host: str, home: Home) -> RoutingTable:
     table = table.with_local_sockets({numeric(host) or host: home.sockets_dir})
     return replace(
         table,
+        operator_socket=str(home.jobs_socket) if table.operator_socket else "",
         backends=tuple(
             replace(backend, jobs_socket=str(home.jobs_socket)) if backend.jobs_socket else backend
             for backend in table.backends
