@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from cortex.lifecycle import DeathCause, ProcessState
+from cortex.payloads.signature import parse_signature
 from harness.replicas.replicas import Replica, UnixConnection, new_request_id, read, running_replica
 from harness.wait import PATIENCE_S, wait_until
 
@@ -55,6 +56,12 @@ def in_background(pool: ThreadPoolExecutor, replica: Replica, payload: object, *
     future = pool.submit(replica.request, payload, **options)  # type: ignore[arg-type]
     wait_until(lambda: replica.log().count("begun") > before, message=replica.log())
     return future
+
+
+def test_a_ready_replica_reports_its_signature() -> None:
+    with running_replica(HANDLER) as replica:
+        (method,) = parse_signature(replica.wait_ready().signature).methods
+        assert (method.verb, method.name) == ("POST", "handle_post")
 
 
 @pytest.mark.parametrize(

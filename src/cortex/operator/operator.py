@@ -48,6 +48,7 @@ from cortex.operator.monitoring.metrics import Metrics
 from cortex.operator.monitoring.tracking import PredictionArchive, Tracking
 from cortex.operator.replicas.preparations import Preparations
 from cortex.operator.replicas.reconciler import Reconciler
+from cortex.operator.replicas.signatures import Signatures
 from cortex.operator.settings import OperatorSettings
 from cortex.processes.sockets import replace_listener
 from cortex.state.database import open_jobs, open_state
@@ -58,6 +59,7 @@ from cortex.state.queries.keys import KeyStore
 from cortex.state.queries.metrics import MetricStore
 from cortex.state.queries.predictions import PredictionStore
 from cortex.state.queries.projects import ProjectStore
+from cortex.state.queries.signatures import SignatureStore
 from cortex.state.queries.tokens import TokenStore
 from cortex.telemetry import Logger
 
@@ -123,6 +125,7 @@ class Operator:
 
         # Replicas of APIs. A new key is published by the reconciler, which reads all keys.
         self._keys = Keys(KeyStore(self._database), lambda: self._reconciler.publish_now())
+        self._signatures = Signatures(SignatureStore(self._database), _logger)
         self._reconciler = Reconciler(
             home,
             self._apis,
@@ -132,6 +135,7 @@ class Operator:
             self._async_apis,
             self._job_reconciler.targets,
             self._keys.active,
+            self._signatures,
             _logger,
             gateway_secret=infrastructure.gateway_secret,
             gateway_count=cluster.fleet.size if cluster else lambda: 1,

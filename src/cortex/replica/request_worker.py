@@ -38,6 +38,7 @@ from cortex.replica.worker_process import (
     open_metrics,
     report_failure,
     run_exit_hooks,
+    signature_text,
 )
 
 #: Delay before messages that the channel could not take are sent again.
@@ -108,7 +109,8 @@ def _serve(
     supervisor.start()
     # While a batch runs, the requests of the next batch have to arrive, so that its size is known in time.
     batch_slots = (spec.threads + 1) * spec.max_batch_size if batched_method(spec, predictor) else 0
-    channel.send("ready", slots=max(slots, batch_slots), shares_loop=shares_loop)
+    signature = signature_text(predictor.signature)
+    channel.send("ready", slots=max(slots, batch_slots), shares_loop=shares_loop, signature=signature)
     runner.run()
     app.shutdown()
     return orphan

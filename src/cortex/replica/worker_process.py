@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import json
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 from cortex.errors import UserError
 from cortex.models.spec import Catalogue, Version
+from cortex.payloads.signature import ApiSignature
 from cortex.replica.channel import Channel, replace_surrogates
 from cortex.replica.devices import process_environ
 from cortex.replica.monitoring.metrics import MetricFile, process_file
@@ -27,6 +29,8 @@ from cortex.replica.working_copy import with_paths, working_copy
 
 #: Versions per message to the supervisor.
 _VERSIONS_PER_MESSAGE = 200
+#: Maximum size of a signature in a message: each change of a replica's status repeats it.
+MAX_SIGNATURE_BYTES = 64 * 1024
 _MAX_DETAIL_CHARS = 8 * 1024
 _RETRY_S = 0.1
 _PR_SET_PDEATHSIG = 1
@@ -92,6 +96,19 @@ def report_failure(channel: Channel, error: BaseException) -> None:
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)
     channel.send_failure(f"{type(error).__name__}: {error}", text)
+
+
+def signature_text(signature: ApiSignature) -> str:
+    """Return the JSON form for the message `ready`; "" if it is too long, or if JSON can't represent it."""
+    try:
+        text = signature.to_json().decode()
+    except (TypeError, RecursionError) as error:  # user code can put anything into a schema
+        write_log(f"the schemas of this API can't be documented: {error}\n")
+        return ""
+    if len(json.dumps(text)) > MAX_SIGNATURE_BYTES:
+        write_log(f"the schemas of this API are longer than {MAX_SIGNATURE_BYTES} bytes, and are not documented\n")
+        return ""
+    return text
 
 
 def run_exit_hooks() -> None:

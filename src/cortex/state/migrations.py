@@ -21,6 +21,7 @@ from cortex.state.tables import (
     project_parts,
     schedules,
     serving_revisions,
+    signatures,
     truth_hours,
     truths,
     workloads,
@@ -109,6 +110,10 @@ def _create_history(connection: Connection) -> None:
         connection.execute(insert(api_history).values(**entry, **target, number=number, live_at=live_at))
 
 
+def _create_signatures(connection: Connection) -> None:
+    signatures.create(connection)
+
+
 Migration = Callable[[Connection], None]
 
 #: Migration N is item N-1. Append only: a released migration never changes.
@@ -122,5 +127,6 @@ MIGRATIONS: tuple[Migration, ...] = (
     _create_projects,
     _create_tokens,
     _create_history,
+    _create_signatures,
 )
 JOB_MIGRATIONS: tuple[Migration, ...] = (_create_jobs, _add_schedules, _add_workloads, _add_skipped_runs)

@@ -147,6 +147,15 @@ api_history = Table(
     Column("live_at", Float),  # NULL: it never became ready
 )
 
+#: Signatures of the APIs' revisions that became ready.
+signatures = Table(
+    "signatures",
+    metadata,
+    Column("api", PortableText(64), ForeignKey("apis.name", ondelete="CASCADE"), primary_key=True),
+    Column("revision", PortableText(64), primary_key=True),
+    Column("signature", PortableText, nullable=False),  # ApiSignature as JSON
+)
+
 #: API keys, only their hashes.
 api_keys = Table(
     "api_keys",

@@ -78,6 +78,7 @@ class ProcessSlot(ABC):
         self.state = ProcessState.BACKING_OFF
         self.pid: int | None = None
         self.slots = spec.threads
+        self.signature = ""  #: of the last process that was ready, as JSON
         self.channel: Channel | None = None
         self.outputs: dict[int, str] = {}  #: stream by the read end of its pipe
         self._spec = spec
@@ -178,6 +179,7 @@ class ProcessSlot(ABC):
 
     def _on_ready(self, message: dict[str, Any]) -> None:
         self.state = ProcessState.READY
+        self.signature = str(message.get("signature", ""))
         self.models.loading = None
         self._failed_starts = 0
         self._failure = None

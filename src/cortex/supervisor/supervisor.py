@@ -361,6 +361,7 @@ class Supervisor:
             processes=tuple(self._process_status(worker) for worker in self._workers),
             slots=min(worker.slots for worker in self._workers),
             models=self._rollout.status if self._rollout else None,
+            signature=next((worker.signature for worker in self._workers if worker.signature), ""),
         )
 
     def _process_status(self, worker: ProcessSlot) -> ProcessStatus:

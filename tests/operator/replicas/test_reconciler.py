@@ -21,9 +21,11 @@ from cortex.operator.jobs.workers import JobWorkers
 from cortex.operator.replicas.preparations import Preparations
 from cortex.operator.replicas.reconciler import Reconciler
 from cortex.operator.replicas.routing import server_name
+from cortex.operator.replicas.signatures import Signatures
 from cortex.operator.replicas.status import ApiState
 from cortex.state.database import open_jobs_sqlite, open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore, Target
+from cortex.state.queries.signatures import SignatureStore
 from cortex.telemetry import Logger
 from harness.replicas.fleet import api, target
 from harness.replicas.scripted import ScriptedEngine, ScriptedGateway, until
@@ -39,6 +41,7 @@ class Scene:
         self.now = 1_000_000.0
         self._databases = open_sqlite(home.database_file), open_jobs_sqlite(home.jobs_database_file)
         self.apis = ApiStore(self._databases[0], now=lambda: datetime.fromtimestamp(self.now, UTC))
+        self.signatures = SignatureStore(self._databases[0])
         self.jobs = JobStore(self._databases[1], self._clock)
         self.engine, self.gateway = ScriptedEngine(), ScriptedGateway()
         self.prepare_errors: list[Exception] = []
@@ -60,6 +63,7 @@ class Scene:
             ),
             lambda: self.job_targets,
             lambda: [KEY],
+            Signatures(self.signatures, logger),
             logger,
             gateway_secret="secret",
             was_lost_with_node=lambda replica_id: replica_id in self.lost_with_node,

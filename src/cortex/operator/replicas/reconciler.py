@@ -47,6 +47,7 @@ from cortex.operator.replicas.plan import (
 from cortex.operator.replicas.preparations import Preparations
 from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.operator.replicas.routing import RoutePublisher, routes_of, server_name
+from cortex.operator.replicas.signatures import Signatures
 from cortex.operator.replicas.status import ApiState, failure_of, shortage_of, status_of, through_gateway
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.state.queries.apis import ApiRecord, ApiStore, StoredFailure, Target
@@ -66,6 +67,7 @@ class Reconciler:
     Args:
         job_targets: Returns the revisions that jobs still need, besides those of the APIs.
         keys: Returns the API keys that the gateway accepts.
+        signatures: Stores the signatures that replicas and job workers report.
         gateway_secret: Authenticates the gateway at replicas that it reaches over TCP.
         gateway_count: Returns the number of gateways that serve the routes.
         was_lost_with_node: Returns whether a replica ended with its node, which its revision is not blamed for.
@@ -82,6 +84,7 @@ class Reconciler:
         async_apis: AsyncApis,
         job_targets: Callable[[], Iterable[Target]],
         keys: Callable[[], Iterable[ApiKey]],
+        signatures: Signatures,
         logger: Logger,
         *,
         gateway_secret: str = "",
@@ -97,6 +100,7 @@ class Reconciler:
         self._async_apis = async_apis
         self._job_targets = job_targets
         self._keys = keys
+        self._signatures = signatures
         self._logger = logger
         self._gateway_secret = gateway_secret
         self._gateway_count = gateway_count
@@ -243,6 +247,7 @@ class Reconciler:
             await self._apply(action)
         records = self._store.records()
         self._record_failures(records)
+        self._stored(partial(self._signatures.record, [status for _, status in self._engine.replicas().values()]))
         self._known = {replica.spec.id: replica for replica in self._active()}
         self._publisher.publish(self.routes())
         self._drain_retired()

@@ -33,6 +33,7 @@ from cortex.replica.worker_process import (
     open_metrics,
     report_failure,
     run_exit_hooks,
+    signature_text,
 )
 
 _LOG_S = 2.0
@@ -149,7 +150,7 @@ class _JobRunner:
         except BaseException as error:  # the edge of the user's code; another process will try again
             report_failure(self._channel, error)
             return 1
-        self._channel.send("ready", slots=1, shares_loop=False)
+        self._channel.send("ready", slots=1, shares_loop=False, signature=signature_text(bound.signature))
         self._lease_client.open()
         run = WorkloadRun if self._is_endless else JobRun
         run(job, bound, self._shared_state, self._lease_client).run()
