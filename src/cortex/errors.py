@@ -18,6 +18,7 @@ CortexError
 ├── StorageError                  an object store or a local path cannot be read or written
 ├── UserError                     the user's code raised; carries the user's frames only
 │   └── ModelError                a model does not exist, or cannot be fetched, loaded or run
+│       └── ModelFormatError      its files are unknown, damaged or unsafe, or need other libraries
 ├── EngineError                   a replica cannot be started, reached or stopped
 │   └── ComputeUnavailableError   the required devices are in use
 ├── GatewayError                  HAProxy cannot be started, reloaded or reached
@@ -210,6 +211,14 @@ class ModelError(UserError):
     """A model that the user's code requested does not exist, or cannot be fetched, loaded or run."""
 
     code = "model"
+
+
+class ModelFormatError(ModelError):
+    """A model that cortex itself should load is in no known format, damaged or unsafe, or needs other libraries."""
+
+    code = "model_format"
+    http_status = 400
+    exit_code = 2
 
 
 class EngineError(CortexError):

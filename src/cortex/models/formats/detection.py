@@ -1,0 +1,165 @@
+"""Detect the format of a model by the content of its files. Nothing is loaded or executed, and little is read.
+
+    path ──┬─ folder ──┬─ MLmodel ───────────── MLflow
+           │           ├─ saved_model.pb ────── SavedModel
+           │           ├─ 1/, 2/, … ─────────── versions: the highest one is detected
+           │           └─ files ─────────────── the only one that is a model
+           └─ file ────── its bytes ─────────── `content.recognize`
+
+File names have no influence: a pickle that is called `model.skops` is a pickle.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from cortex.errors import ModelFormatError
+from cortex.models.formats import protobuf
+from cortex.models.formats.content import ACCEPTED, ModelContent, ModelFormat, UnknownContentError, recognize
+from cortex.models.formats.requirements import ModelRequirement, tensorflow_requirement
+
+_MAX_FILES = 1000  #: of a folder in which the model is searched
+_MAX_ENTRIES = 10_000  #: of a folder that is checked for links to other places
+_VERSION = re.compile(r"-?\d{1,18}")
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """The format of a model, and what its files say about it."""
+
+    format: ModelFormat
+    path: str  #: the model's file or folder; below the given path if that is a folder of versions, or of one file
+    reason: str  #: one sentence: what was found, and why it counts as this format
+    code: str = ""  #: why loading it runs code from its files; "": it does not
+    requirements: tuple[ModelRequirement, ...] = ()
+    versions: tuple[str, ...] = ()  #: numbered folders of the given path, the newest last
+
+    @property
+    def needs_trust(self) -> bool:
+        """Return whether only somebody who trusts its files may load it."""
+        return bool(self.code)
+
+
+def detect(path: str | Path) -> Detection:
+    """Detect the format of a model: a file, a folder, or a folder of numbered versions.
+
+    Raises: ModelFormatError if it is in no known format, in one that cortex can't run, or damaged.
+    """
+    root = Path(path)
+    try:
+        if root.is_dir():
+            return _detect_folder(root)
+        if not root.exists():
+            raise ModelFormatError(f"there is no model at {root}")
+        if not root.is_file():
+            raise ModelFormatError(f"{root} is neither a file nor a folder")
+        return _detect_file(root)
+    except OSError as exc:
+        raise ModelFormatError(f"{root} can't be read: {exc.strerror or exc}") from exc
+
+
+def _detect_file(file: Path) -> Detection:
+    found: ModelContent = recognize(file)
+    return Detection(found.format, str(file), f"{file.name} is {found.description}", found.code, found.requirements)
+
+
+def _detect_folder(folder: Path, *, in_versions: bool = False) -> Detection:
+    entries = sorted(_entries(folder), key=lambda entry: entry.name)
+    names = {entry.name for entry in entries}
+    versions = sorted((e.name for e in entries if e.is_dir() and _VERSION.fullmatch(e.name)), key=int)
+    files = [Path(e.path) for e in entries if e.is_file() and not e.name.startswith(".")]
+    if versions and not files and not in_versions:
+        newest = _detect_folder(folder / versions[-1], in_versions=True)
+        reason = f"{folder.name} has {len(versions)} numbered versions; in the newest, {newest.reason}"
+        return replace(newest, versions=tuple(str(int(version)) for version in versions), reason=reason)
+    _refuse_links(folder)
+    if "MLmodel" in names:
+        from cortex.models.formats.mlflow_model import read_mlflow  # noqa: PLC0415 - needs PyYAML
+
+        return read_mlflow(folder)
+    if "saved_model.pb" in names:
+        return _saved_model(folder)
+    return _only_model(folder, files)
+
+
+def _only_model(folder: Path, files: list[Path]) -> Detection:
+    """Return the only file of a folder that is a model; the others may be its documentation or data."""
+    if len(files) == 1:
+        return _detect_file(files[0])
+    found: list[Detection] = []
+    refusals: list[ModelFormatError] = []
+    for file in files:
+        try:
+            found.append(_detect_file(file))
+        except UnknownContentError:
+            continue
+        except ModelFormatError as exc:
+            refusals.append(exc)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(Path(each.path).name for each in found[:10])
+        raise ModelFormatError(f"{folder} has {len(found)} models: {names}; keep one, or give the path of one")
+    if refusals:
+        raise refusals[0]
+    shown = ", ".join(file.name for file in files[:10]) or "no files"
+    raise UnknownContentError(f"{folder} has no model; it has {shown}; accepted: {ACCEPTED}")
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        found = [entry for entry, _ in zip(entries, range(_MAX_FILES + 1), strict=False)]
+    if len(found) > _MAX_FILES:
+        raise ModelFormatError(f"{folder} has more than {_MAX_FILES:,} entries; give the folder of one model")
+    return found
+
+
+def _refuse_links(folder: Path) -> None:
+    """Raise if a link in the folder, at any depth, leads out of it: what is behind it may not be meant to be read."""
+    root = folder.resolve()
+    count = 0
+    for parent, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            count += 1
+            if count > _MAX_ENTRIES:
+                raise ModelFormatError(f"{folder} has more than {_MAX_ENTRIES:,} files; give the folder of one model")
+            path = Path(parent, name)
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                raise ModelFormatError(
+                    f"{path.relative_to(root)} in {folder} is a link to a place outside of the folder; copy the file"
+                )
+
+
+def _saved_model(folder: Path) -> Detection:
+    file = folder / "saved_model.pb"
+    with file.open("rb") as stream:
+        try:
+            version = _tensorflow_version(stream, file.stat().st_size)
+        except protobuf.MessageError as exc:
+            raise ModelFormatError(f"{file} is truncated or damaged ({exc}); export the model again") from None
+    if version is None:
+        raise ModelFormatError(f"{file} is not a SavedModel: it has no graph; export the model again")
+    stated = f" of TensorFlow {version}" if version else ""
+    reason = f"{folder.name} is a SavedModel{stated}: a folder with the file saved_model.pb"
+    requirements: tuple[ModelRequirement, ...] = (tensorflow_requirement(version),) if version else ()
+    return Detection("tensorflow", str(folder), reason, requirements=requirements)
+
+
+def _tensorflow_version(stream: BinaryIO, size: int) -> str | None:
+    """Return `meta_graphs[].meta_info_def.tensorflow_version`, "" without it; None if there is no graph."""
+    version: str | None = None
+    for graph in protobuf.fields(stream, 0, size):
+        if graph.number != 2 or not graph.is_bytes:
+            continue
+        version = version or ""
+        for info in protobuf.fields(stream, graph.start, graph.end):
+            if info.number != 1 or not info.is_bytes:
+                continue
+            for each in protobuf.fields(stream, info.start, info.end):
+                if each.number == 5:
+                    version = protobuf.text(stream, each)
+    return version

@@ -1,0 +1,333 @@
+"""Files made by hand, so that no library is imported; `test_golden_files.py` detects those that the libraries write."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import pickle
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortex.errors import ModelFormatError
+from cortex.models.formats.detection import detect
+
+
+def varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def message(*fields: tuple[int, int | str | bytes]) -> bytes:
+    """Return a protobuf message."""
+    out = b""
+    for number, value in fields:
+        if isinstance(value, int):
+            out += varint(number << 3) + varint(value)
+        else:
+            data = value.encode() if isinstance(value, str) else value
+            out += varint(number << 3 | 2) + varint(len(data)) + data
+    return out
+
+
+def onnx(location: str = "") -> bytes:
+    """Return an ONNX model, whose only tensor is in another file if `location` is its name."""
+    tensor = message((2, 1), (13, message((1, "location"), (2, location)))) if location else message((2, 1))
+    return message((1, 9), (2, "maker"), (3, "1.0"), (7, message((2, "g"), (5, tensor))), (8, message((2, 17))))
+
+
+def saved_model(version: str = "2.21.0") -> bytes:
+    return message((1, 1), (2, message((1, message((4, "serve"), (5, version))), (2, b""))))
+
+
+def skops(path: Path, schema: Any = None, **files: bytes) -> None:
+    described = {"__class__": "Pipeline", "__module__": "sklearn.pipeline", "_skops_version": "0.16.0"}
+    state = {"content": {"_sklearn_version": {"__class__": "str", "content": '"1.9.1"'}}}
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("schema.json", json.dumps({**described, "content": state} if schema is None else schema))
+        for name, content in files.items():
+            archive.writestr(name, content)
+
+
+def archive(path: Path, *names: str) -> None:
+    with zipfile.ZipFile(path, "w") as made:
+        for name in names:
+            made.writestr(name, b"x")
+
+
+class Hostile:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch '{self.marker}'",)
+
+
+XGBOOST_UBJ = (
+    b"{L\0\0\0\0\0\0\0\x07learner{}L\0\0\0\0\0\0\0\x07version[#L\0\0\0\0\0\0\0\x03i\x03i\x02i\0}",
+    b"{L\0\0\0\0\0\0\0\x07learner{}L\0\0\0\0\0\0\0\x07version[$i#L\0\0\0\0\0\0\0\x03\x03\x02\0}",
+)
+LIGHTGBM = b"tree\nversion=v4\nnum_class=1\n\nTree=0\n\nend of trees\n\npandas_categorical:null\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "format_", "reason", "lines"),
+    [
+        (b'{"learner":{},"version":[3,2,0]}', "xgboost", "JSON with the key", ["xgboost==3.2.0"]),
+        (b'{ "version": [2, 1, 4],\n "learner": {} }\n', "xgboost", "saved by XGBoost 2.1.4", ["xgboost==2.1.4"]),
+        (XGBOOST_UBJ[0], "xgboost", "UBJ with the key", ["xgboost==3.2.0"]),
+        (XGBOOST_UBJ[1], "xgboost", "saved by XGBoost 3.2.0", ["xgboost==3.2.0"]),
+        (LIGHTGBM, "lightgbm", "the lines `tree` and `version=v4`", ["lightgbm"]),
+        (onnx(), "onnx", "opset 17, IR version 9, made by maker 1.0", ["onnxruntime>=1.12"]),
+        (pickle.dumps({"a": 1}, 2), "pickle", "a pickle (protocol 2)", []),
+        (pickle.dumps(Path("x"), 5), "pickle", "it names pathlib", []),
+        (gzip.compress(pickle.dumps([1])), "pickle", "compressed with gzip", []),
+        (zlib.compress(pickle.dumps([1]), 3), "pickle", "compressed with zlib", []),
+        (bz2.compress(pickle.dumps([1])), "pickle", "compressed with bzip2", []),
+        (lzma.compress(pickle.dumps([1])), "pickle", "compressed with xz", []),
+        (lzma.compress(pickle.dumps([1]), lzma.FORMAT_ALONE), "pickle", "compressed with LZMA", []),
+    ],
+)
+def test_a_file_is_detected_by_its_content(
+    tmp_path: Path, content: bytes, format_: str, reason: str, lines: list[str]
+) -> None:
+    (tmp_path / "m.anything").write_bytes(content)
+    for path in (tmp_path / "m.anything", tmp_path):
+        found = detect(path)
+        assert (found.format, found.path) == (format_, str(tmp_path / "m.anything"))
+        assert found.reason.startswith("m.anything is a") and reason in found.reason
+        assert [each.line for each in found.requirements] == lines
+        assert found.needs_trust == (format_ == "pickle")
+
+
+def test_a_skops_file_is_detected_with_the_version_of_scikit_learn(tmp_path: Path) -> None:
+    skops(tmp_path / "model.pkl")
+    found = detect(tmp_path)
+    assert found.format == "skops" and not found.needs_trust
+    assert "describes a sklearn.pipeline.Pipeline" in found.reason
+    assert [each.line for each in found.requirements] == ["scikit-learn==1.9.1", "skops"]
+
+
+def test_a_saved_model_is_detected_by_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "saved_model.pb").write_bytes(saved_model())
+    found = detect(tmp_path)
+    assert (found.format, found.path) == ("tensorflow", str(tmp_path))
+    assert [each.line for each in found.requirements] == ["tensorflow-cpu==2.21.0"]
+
+
+def test_numbered_folders_are_versions(tmp_path: Path) -> None:
+    for version in ("2", "10", "-1", "007"):
+        (tmp_path / "iris" / version).mkdir(parents=True)
+        (tmp_path / "iris" / version / "model.txt").write_bytes(LIGHTGBM)
+    found = detect(tmp_path / "iris")
+    assert found.versions == ("-1", "2", "7", "10")
+    assert found.path == str(tmp_path / "iris" / "10" / "model.txt")
+    assert found.reason.startswith("iris has 4 numbered versions; in the newest, model.txt is a LightGBM model")
+
+
+def test_other_files_next_to_the_model_are_ignored(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# Iris")
+    (tmp_path / "metadata.json").write_text("{}")
+    (tmp_path / ".hidden").write_bytes(pickle.dumps(1))
+    (tmp_path / "model.onnx").write_bytes(onnx())
+    assert detect(tmp_path).path == str(tmp_path / "model.onnx")
+
+
+def test_several_models_in_a_folder_are_an_error_that_names_them(tmp_path: Path) -> None:
+    (tmp_path / "a.onnx").write_bytes(onnx())
+    (tmp_path / "b.txt").write_bytes(LIGHTGBM)
+    with pytest.raises(ModelFormatError, match=r"has 2 models: a.onnx, b.txt; keep one"):
+        detect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "it is empty; accepted: ONNX, a SavedModel folder"),
+        (b"<html><body>Not found</body></html>", "it begins with the text '<html>"),
+        (b'{"a": 1}', "it begins with the text '{\"a\": 1}'"),
+        (b"\x00\x01\x02\xff", "it begins with the bytes 00 01 02 ff"),
+        (b"cos\nsystem\n(S'true'\ntR.", "it begins with the text .cos system"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "a pointer of Git LFS.*git lfs pull"),
+        (b"binf\0\0", "old binary format.*save_model"),
+        (b"CBM1\0", "a CatBoost model; save it as ONNX"),
+        (b"\x89HDF\r\n\x1a\n", "an HDF5 file, as of Keras"),
+        (b"GGUF\3", "a GGUF file"),
+        (b"\x1c\0\0\0TFL3", "a TensorFlow Lite model"),
+        (struct.pack("<Q", 20) + b'{"w":{"dtype":"F32"}}', "a safetensors file: it has weights.*export the model"),
+        (pickle.dumps(0x1950A86A20F9469CFC6C, 2), "a PyTorch checkpoint, which is a pickle; export"),
+        (b'{"learner":{', "truncated XGBoost model"),
+        (XGBOOST_UBJ[0][:-9], "truncated XGBoost model"),
+        (LIGHTGBM[:30], "truncated LightGBM model"),
+        (onnx()[:-3], "truncated or damaged ONNX file"),
+        (b"PK\x03\x04" + b"\0" * 40, "truncated or damaged ZIP archive"),
+    ],
+)
+def test_other_content_is_an_error_that_says_what_was_seen(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "model.onnx").write_bytes(content)
+    with pytest.raises(ModelFormatError, match=words) as caught:
+        detect(tmp_path / "model.onnx")
+    assert str(tmp_path / "model.onnx") in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("archive/data.pkl", "archive/version"), "a PyTorch checkpoint, which is a pickle; export the model to ONNX"),
+        (("m/data.pkl", "m/constants.pkl", "m/code/x.py"), "a TorchScript module; export the model to ONNX"),
+        (("config.json", "model.weights.h5"), "a Keras archive; write a SavedModel"),
+        (("m/MLmodel",), "an MLflow model in a ZIP archive; unpack it"),
+        (("1/saved_model.pb",), "a SavedModel in a ZIP archive; unpack it"),
+        (("a.npy",), "a ZIP archive without a model that cortex knows: it has a.npy"),
+        ((), "a ZIP archive without a model"),
+    ],
+)
+def test_other_archives_are_errors(tmp_path: Path, names: tuple[str, ...], words: str) -> None:
+    archive(tmp_path / "m.zip", *names)
+    with pytest.raises(ModelFormatError, match=words):
+        detect(tmp_path)
+
+
+@pytest.mark.parametrize(("schema", "words"), [([1], "not of skops"), ({"a": 1}, "not of skops")])
+def test_a_schema_of_another_program_is_an_error(tmp_path: Path, schema: Any, words: str) -> None:
+    skops(tmp_path / "m.skops", schema)
+    with pytest.raises(ModelFormatError, match=words):
+        detect(tmp_path / "m.skops")
+
+
+def test_a_zip_bomb_is_refused_before_anything_is_unpacked(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.skops", "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("schema.json", json.dumps({"__class__": "A", "__module__": "b", "_skops_version": "1"}))
+        with made.open("0.npy", "w", force_zip64=True) as entry:
+            for _ in range(1100):
+                entry.write(bytes(1024**2))
+    with pytest.raises(ModelFormatError, match=r"is a ZIP bomb: .* MiB that grow to 1.07 GiB"):
+        detect(tmp_path)
+
+
+def test_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(onnx())
+    folder = tmp_path / "model"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "model.onnx").write_bytes(onnx())
+    (folder / "inner").symlink_to(folder / "model.onnx")
+    (folder / "deep" / "link").symlink_to(tmp_path / "secret")
+    with pytest.raises(ModelFormatError, match="deep/link in .* is a link to a place outside of the folder"):
+        detect(folder)
+
+
+@pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "link", "a/../../secret"])
+def test_an_onnx_file_may_not_refer_to_data_outside_of_its_folder(tmp_path: Path, location: str) -> None:
+    (tmp_path / "secret").write_bytes(b"0")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "link").symlink_to(tmp_path / "secret")
+    file = tmp_path / "model" / "m.onnx"
+    file.write_bytes(onnx(location))
+    with pytest.raises(ModelFormatError, match="refers to data outside of its folder"):
+        detect(file)
+
+
+def test_external_data_of_an_onnx_file_must_be_there(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(onnx("weights.bin"))
+    with pytest.raises(ModelFormatError, match=r"refers to data in weights.bin, which is not there"):
+        detect(tmp_path)
+    (tmp_path / "weights.bin").write_bytes(b"\x80\x04N.")  # weights may look like anything
+    assert detect(tmp_path / "m.onnx").format == "onnx"
+
+
+def test_paths_that_are_no_models_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ModelFormatError, match="there is no model at"):
+        detect(tmp_path / "absent")
+    with pytest.raises(ModelFormatError, match="has no model; it has no files"):
+        detect(tmp_path)
+    (tmp_path / "a").write_text("x")
+    (tmp_path / "b").write_text("x")
+    with pytest.raises(ModelFormatError, match="has no model; it has a, b; accepted"):
+        detect(tmp_path)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ModelFormatError, match="neither a file nor a folder"):
+        detect(tmp_path / "fifo")
+    (tmp_path / "saved_model.pb").write_bytes(b"\xff\xff")
+    with pytest.raises(ModelFormatError, match=r"saved_model.pb is truncated or damaged"):
+        detect(tmp_path)
+    with pytest.raises(ModelFormatError, match=r"saved_model.pb is a part of a SavedModel; give its folder"):
+        detect(tmp_path / "saved_model.pb")
+
+
+def test_a_hostile_pickle_is_described_and_not_executed(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    for protocol in (2, 3, 4, 5):
+        (tmp_path / "m.skops").write_bytes(pickle.dumps(Hostile(marker), protocol))
+        found = detect(tmp_path / "m.skops")
+        assert found.needs_trust and "posix.system" in found.reason
+    assert not marker.exists()
+
+
+MLMODEL = "flavors:\n  python_function:\n    loader_module: {}\n    model_path: model.bin\n{}"
+
+
+def mlflow(folder: Path, module: str, more: str = "", data: bytes = LIGHTGBM) -> None:
+    (folder / "MLmodel").write_text(MLMODEL.format(module, more))
+    (folder / "model.bin").write_bytes(data)
+
+
+def test_an_mlflow_folder_has_the_requirements_of_its_file(tmp_path: Path) -> None:
+    mlflow(tmp_path, "mlflow.lightgbm")
+    (tmp_path / "requirements.txt").write_text("mlflow==3.17.2\nlightgbm>=4,<5\n# a comment\n-r other\n")
+    found = detect(tmp_path)
+    assert (found.format, found.code) == ("mlflow", "")
+    assert [(each.line, each.accepts) for each in found.requirements] == [
+        ("mlflow==3.17.2", "==3.17.*"),
+        ("lightgbm>=4,<5", "<5,>=4"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("module", "more", "data", "code"),
+    [
+        ("mlflow.pyfunc.model", "", b"", "mlflow imports mlflow.pyfunc.model to load it, which may run code"),
+        ("my_loader", "", LIGHTGBM, "mlflow imports my_loader to load it"),
+        ("mlflow.lightgbm", "    code: code\n", LIGHTGBM, "adds its folder of code to the import path"),
+        ("mlflow.lightgbm", "  lightgbm: {model_class: os.Popen}\n", LIGHTGBM, "constructs its class os.Popen"),
+        ("mlflow.lightgbm", "", pickle.dumps(1), "loading a pickle runs any code"),
+        ("mlflow.sklearn", "", pickle.dumps(1), "loading a pickle runs any code"),
+        ("mlflow.xgboost", "", LIGHTGBM, "its data is a LightGBM model"),
+        ("mlflow.xgboost", "", b"?", "its data is no file that cortex knows"),
+    ],
+)
+def test_an_mlflow_folder_that_may_run_code_needs_trust(
+    tmp_path: Path, module: str, more: str, data: bytes, code: str
+) -> None:
+    mlflow(tmp_path, module, more, data)
+    assert code in detect(tmp_path).code
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [", "is not YAML"),
+        ("- 1", "no flavor python_function"),
+        ("flavors: {sklearn: {}}", "no flavor python_function"),
+        ("flavors: {python_function: {}}", "names no loader_module"),
+        ("flavors: {python_function: {loader_module: mlflow.onnx, data: ../x}}", "data outside of its folder"),
+        ("flavors: {python_function: {loader_module: mlflow.onnx, data: x}}", "refers to x, which is not there"),
+        ("[" * 5000, "is not YAML"),
+        ("x: " + "y" * 2**20, "is too large"),
+    ],
+)
+def test_a_damaged_mlmodel_file_is_an_error(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "MLmodel").write_text(text)
+    with pytest.raises(ModelFormatError, match=words):
+        detect(tmp_path)
