@@ -312,7 +312,11 @@ def _hold(backend: ApiBackend, sockets: GatewaySockets, timeout_ms: int) -> str:
     limit = 2 * max(HELD_MIN, backend.max_queue)  # each held request is in this section twice
     reason = f"%[be_name,map({UNAVAILABLE_MAP})]"
     late = json_error(f"timed out after {backend.timeout_s:g} s, while no replica was ready: {reason}")
+    # A probe must neither wait nor start a replica.
+    probe = f'content-type application/json lf-string \'{{"ready":false,"error":"no replica is ready: {reason}"}}\''
+    is_probe = "{ path_end /ready } { path_sub /v2/ } { var(txn.prefix) -m found }"
     return f"""\
+  http-request return status 503 {probe} hdr Retry-After 1 if {{ nbsrv eq 0 }} {is_probe}
   # Second pass: wait here.
   http-request lua.cortex_hold {timeout_ms} if {{ nbsrv eq 0 }} {{ var(txn.held) -m found }}
   http-request return status 504 {late} if {{ nbsrv eq 0 }} {{ var(txn.held) -m str late }}

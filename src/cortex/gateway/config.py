@@ -11,6 +11,7 @@ client ──TCP──▶ frontend gateway                     backend api:NAME 
                   request id, CORS, drop x-cortex-*    key, body, hold, queue
                   splitter: draw a slot, copy ──┐
                   path in routes.map? ──────────┼──▶ backend jobs:NAME, cortex-docs ──unix──▶ operator
+                  begins as in prefixes.map? ───┤      (then the replica gets x-cortex-endpoint, see below)
                   else ─────────────────────────┼──▶ backend cortex-unknown (404), cortex-health
                                                 └──▶ copy for a shadow, to the socket "inside"
 ```
@@ -43,6 +44,10 @@ idle keep-alive connection ──▶ old worker: frontend gateway ──{ stoppi
 held request ──▶ old worker, 2nd pass: Lua returns ──▶ server cortex-hold ── "inside" ─▶ new worker, 3rd pass: Lua
 ```
 
+**Paths below an endpoint**: a path that no other map has leads to the API or splitter of its longest beginning in
+`prefixes.map`. Only such a request has the header `x-cortex-endpoint` with the endpoint before the rest of its path,
+and `x-cortex-splitter` with the name of the splitter that it was sent to. Other requests pay for one comparison.
+
 **Splitters**: a random number from 0 to 99 selects the API of a request in `slots.map`, and whether a shadow gets a
 copy in `shadows.map`, so weights change without a reload. Lua sends the copies to the socket "inside".
 """
@@ -50,10 +55,12 @@ copy in `shadows.map`, so weights change without a reload. Lua sends the copies 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from dataclasses import dataclass, field
 from importlib import resources
 
+from cortex import __version__
 from cortex.errors import GatewayError
 from cortex.gateway.access_log import frontend_log
 from cortex.gateway.addresses import is_address, is_path
@@ -73,25 +80,31 @@ from cortex.gateway.backends import (
 )
 from cortex.gateway.cors import request_rules, response_rules
 from cortex.gateway.maps import (
+    BACKEND_PREFIX,
     DRAINING_KEY,
     DRAINING_MAP,
     HEALTH_BACKEND,
     INFO_MAP,
     JOBS_MAP,
     KEYS_MAP,
+    PREFIXES_MAP,
     ROUTES_MAP,
     SHADOWS_MAP,
     SLOTS_MAP,
     SPLITS_MAP,
     UNKNOWN_BACKEND,
+    V2_BACKEND,
+    V2_PATH,
     Maps,
     cors_by_key,
     fixed_maps,
     keys_map,
     live_maps,
     map_text,
+    v2_names,
 )
 from cortex.gateway.routes import ApiBackend, RoutingTable
+from cortex.payloads.inference_protocol import EXTENSIONS
 
 CONFIG_FILE = "haproxy.cfg"
 CERTIFICATE_FILE = "certificate.pem"
@@ -162,6 +175,7 @@ def render(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySocke
         _inside(sockets),
         *_fixed_sections(sockets),
         *docs_section(table),
+        *([_v2_section(table)] if table.v2_at_root else []),
     ]
     keyed = keyed_splits(table)
     sections = [section(backend, table, sockets, settings.body_timeout_s, keyed) for backend in table.backends]
@@ -200,6 +214,8 @@ def _validate(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySo
 def _check_backend(backend: ApiBackend) -> None:
     _check("API name", _NAME, backend.api)
     _check("endpoint", _ENDPOINT, backend.endpoint)
+    for path in backend.subpaths:
+        _check("path", _ENDPOINT, path)
     if backend.jobs_socket:
         _check_path(backend.jobs_socket)
     for server in backend.servers:
@@ -277,6 +293,7 @@ defaults
 
 def _frontend(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySockets) -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    below = "http-request set-header x-cortex-endpoint %[var(txn.prefix),field(2,|,0)] if { var(txn.prefix) -m found }"
     routes = f"use_backend %[path,map({ROUTES_MAP})]"
     if any(backend.jobs_socket for backend in table.backends):
         # Without a condition, HAProxy ignores all rules after the first. A job's path is its endpoint and one segment.
@@ -289,9 +306,11 @@ frontend {FRONTEND}
   unique-id-format %[date(0,ms)]-%pid-%rt
   unique-id-header X-Cortex-Request-ID
 {frontend_log(table)}\
+{_prefix_rule(table)}\
 {request_rules(table)}  http-request deny deny_status 400 if {{ req.hdrs_bin,length gt {HEADERS_MAX_BYTES} }}
   http-request del-header x-cortex- -m beg
   http-request set-header x-cortex-info 1 if {{ path_end /info }} {{ path,map({INFO_MAP}) -m found }}
+  {below}
 {_split_rules(table, sockets, settings.body_timeout_s)}\
   http-after-response set-header x-cortex-request-id %[unique-id] unless {{ be_name -m str cortex-successor }}
 {response_rules(table)}\
@@ -299,9 +318,22 @@ frontend {FRONTEND}
   # An old worker passes what still arrives on idle connections to the worker that replaced it.
   use_backend cortex-successor if {{ stopping }}
 {_split_routes(table)}\
+  use_backend %[var(txn.prefix),field(1,|)] if {{ var(txn.prefix) -m beg {BACKEND_PREFIX} }}
   {routes}
   default_backend {UNKNOWN_BACKEND}
 """
+
+
+def _prefix_rule(table: RoutingTable) -> str:
+    """Return the rule that finds the longest beginning of a path that no map has as a whole."""
+    subpaths = {path.rstrip("/") for backend in table.backends for path in backend.subpaths}
+    # A cheap condition comes first: requests at exact paths must not pay for lookups.
+    first = f"{{ path_sub {V2_PATH} }} " if subpaths <= {V2_PATH} else ""
+    of_jobs = ""
+    if any(backend.jobs_socket for backend in table.backends):
+        of_jobs = f" ! {{ path,regsub('[^/]+$',''),map({JOBS_MAP}) -m found }}"
+    taken = f"! {{ path,map({ROUTES_MAP}) -m found }} ! {{ path,map({SPLITS_MAP}) -m found }}{of_jobs}"
+    return f"  http-request set-var(txn.prefix) path,concat(/),map_beg({PREFIXES_MAP}) if {first}{taken}\n"
 
 
 def _split_rules(table: RoutingTable, sockets: GatewaySockets, body_timeout_s: float) -> str:
@@ -309,10 +341,13 @@ def _split_rules(table: RoutingTable, sockets: GatewaySockets, body_timeout_s: f
     if not table.splits:
         return ""
     copied = "if { var(txn.copy) -m beg api: } ! { req.hdr(x-cortex-info) -m found } ! { stopping }"
+    below = "{ var(txn.prefix) -m found }"
     longest_ms = max((milliseconds(backend.timeout_s) for backend in table.backends), default=1000)
     copy_timeout_s = -(-(longest_ms + TIMEOUT_MARGIN_MS) // 1000)
     return f"""\
   http-request set-var(txn.split) path,map({SPLITS_MAP})
+  http-request set-var(txn.split) var(txn.prefix),field(1,|) if {below} ! {{ var(txn.prefix) -m beg {BACKEND_PREFIX} }}
+  http-request set-header x-cortex-splitter %[var(txn.split)] if {below} {{ var(txn.split) -m found }}
   http-request set-var-fmt(txn.slot) %[var(txn.split)]:%[rand(100)] if {{ var(txn.split) -m found }}
   http-request set-var-fmt(txn.copied) %[var(txn.split)]:%[rand(100)] if {{ var(txn.split) -m found }}
 {splitter_key_rules(keyed_splits(table))}\
@@ -360,3 +395,19 @@ backend cortex-successor
   server successor 'unix@{sockets.successor}'
 """,
     )
+
+
+def _v2_section(table: RoutingTable) -> str:
+    """Return the section of the Open Inference Protocol's paths at the root that name no API."""
+    answers = {
+        "/v2/health/live": '{"live":true}',
+        "/v2/health/ready": '{"ready":true}',
+        "/v2/models /v2/models/": json.dumps({"models": v2_names(table)}),
+        "/v2 /v2/": json.dumps({"name": "cortex", "version": __version__, "extensions": EXTENSIONS}),
+    }
+    lines = [f"  http-request return status 405 {json_error('use GET')} hdr Allow GET if ! {{ method GET HEAD }}"]
+    lines += [
+        f"  http-request return status 200 content-type application/json string '{body}' if {{ path -m str {paths} }}"
+        for paths, body in answers.items()
+    ]
+    return "\n".join([f"backend {V2_BACKEND}", *lines]) + "\n"

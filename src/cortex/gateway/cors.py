@@ -40,6 +40,7 @@ def request_rules(table: RoutingTable) -> str:
   http-request set-var(txn.cors) path,map({SPLITS_MAP})
   http-request set-var(txn.cors) path,map({DOCS_MAP})
   http-request set-var(txn.cors) {of_jobs} unless {{ var(txn.cors) -m found }}
+  http-request set-var(txn.cors) var(txn.prefix),field(1,|) if {{ var(txn.prefix) -m found }}
   http-request set-var(txn.cors_headers) var(txn.cors),map({CORS_MAP})
   http-request set-var(txn.cors_asked) req.fhdr(origin)
   http-request set-var(txn.cors_origin) str(*) unless {_RESTRICTED}

@@ -64,6 +64,11 @@ local function request_text(txn, body)
   lines[#lines + 1] = "x-cortex-backend: " .. txn:get_var("txn.copy")
   lines[#lines + 1] = "x-cortex-request-id: " .. txn.f:unique_id()
   lines[#lines + 1] = "x-cortex-shadow: 1"
+  local prefix = txn:get_var("txn.prefix")
+  if prefix then
+    lines[#lines + 1] = "x-cortex-endpoint: " .. string.match(prefix, "^[^|]*|(.*)$")
+    lines[#lines + 1] = "x-cortex-splitter: " .. txn:get_var("txn.split")
+  end
   return table.concat(lines, "\r\n") .. "\r\n\r\n" .. body
 end
 

@@ -10,6 +10,7 @@ configuration, so that HAProxy never parses it as a directive.
 | `info.map` | path that ends in `/info` | backend or splitter | reload |
 | `jobs.map` | endpoint and `/` | backend of the API that runs jobs | reload |
 | `splits.map` | path | splitter | reload |
+| `prefixes.map` | beginning of a path, such as `/iris/v2/` | backend or splitter, a vertical bar, endpoint | reload |
 | `unavailable.map` | backend | reason, as the inside of a JSON string | command |
 | `holds.map` | backend | 1 if requests wait for the first replica | command |
 | `slots.map` | splitter:0 to splitter:99 | backend | command |
@@ -31,6 +32,7 @@ DOCS_MAP = "docs.map"
 INFO_MAP = "info.map"
 JOBS_MAP = "jobs.map"
 SPLITS_MAP = "splits.map"
+PREFIXES_MAP = "prefixes.map"
 UNAVAILABLE_MAP = "unavailable.map"
 HOLDS_MAP = "holds.map"
 SLOTS_MAP = "slots.map"
@@ -48,10 +50,14 @@ JOBS_PREFIX = "jobs:"
 DOCS_BACKEND = "cortex-docs"
 UNKNOWN_BACKEND = "cortex-unknown"
 HEALTH_BACKEND = "cortex-health"
+#: The backend of the Open Inference Protocol's paths at the root that name no API.
+V2_BACKEND = "cortex-v2"
 NO_SHADOW = "-"
+V2_PATH = "/v2"
 
 UNAVAILABLE_MAX_LENGTH = 1000
 _HEALTH_PATHS = ("/livez", "/readyz", "/healthz")
+_V2_PATHS = ("/v2", "/v2/", "/v2/health/live", "/v2/health/ready", "/v2/models", "/v2/models/")
 #: Files that the page at `<endpoint>/docs` refers to, by name.
 DOCS_ASSETS = ("docs.css", "docs.js", "swagger-ui-bundle.js", "swagger-ui.css")
 _DOCS_SUFFIXES = ("/openapi.json", "/docs", "/docs/", *(f"/docs/{name}" for name in DOCS_ASSETS))
@@ -107,10 +113,45 @@ def fixed_maps(table: RoutingTable) -> Maps:
     for path in _HEALTH_PATHS:
         if path not in splits:
             routes.setdefault(path, HEALTH_BACKEND)
+    for path in _V2_PATHS if table.v2_at_root else ():
+        if path not in splits:
+            routes.setdefault(path, V2_BACKEND)
     docs = _docs_map(table, {*routes, *splits})
     routes |= dict.fromkeys(docs, DOCS_BACKEND)
     jobs = {f"{b.endpoint.rstrip('/')}/": backend_name(b) for b in table.backends if b.jobs_socket}
-    return {ROUTES_MAP: routes, DOCS_MAP: docs, INFO_MAP: info, JOBS_MAP: jobs, SPLITS_MAP: splits}
+    prefixes = _prefixes_map(table)
+    return {
+        ROUTES_MAP: routes, DOCS_MAP: docs, INFO_MAP: info, JOBS_MAP: jobs, SPLITS_MAP: splits, PREFIXES_MAP: prefixes
+    }  # fmt: skip
+
+
+def v2_names(table: RoutingTable) -> list[str]:
+    """Return the names of APIs and splitters that serve the Open Inference Protocol."""
+    apis = [backend.api for backend in table.backends if V2_PATH in _subpaths(table, backend)]
+    return sorted([*apis, *(split.name for split in table.splits if V2_PATH in _subpaths(table, split))])
+
+
+def _subpaths(table: RoutingTable, entry: ApiBackend | Split) -> list[str]:
+    if isinstance(entry, ApiBackend):
+        return [] if entry.jobs_socket else list(entry.subpaths)
+    apis = {share.api for share in entry.shares}
+    return sorted({path for backend in table.backends if backend.api in apis for path in _subpaths(table, backend)})
+
+
+def _prefixes_map(table: RoutingTable) -> dict[str, str]:
+    """Return the paths below which an API or splitter serves all; the longest match counts."""
+    found: dict[str, str] = {}
+    entries: tuple[ApiBackend | Split, ...] = (*table.backends, *table.splits)
+    for entry in entries:
+        name = entry.name if isinstance(entry, Split) else backend_name(entry)
+        endpoint = entry.endpoint.rstrip("/")
+        for subpath in _subpaths(table, entry):
+            found.setdefault(f"{endpoint}{subpath.rstrip('/')}/", f"{name}|{endpoint or '/'}")
+    names = v2_names(table) if table.v2_at_root else ()
+    splits = {split.name for split in table.splits}
+    return found | {
+        f"{V2_PATH}/models/{name}/": f"{name if name in splits else BACKEND_PREFIX + name}|/" for name in names
+    }
 
 
 def _docs_map(table: RoutingTable, taken: Collection[str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from cortex.gateway.addresses import host_of, is_path
 
 Json = dict[str, Any]
 #: Fields that the JSON form lacks at these values, because nodes of an older version refuse them.
-_LEFT_OUT = {"cors": None, "has_docs": False, "operator_socket": ""}
+_LEFT_OUT = {"cors": None, "has_docs": False, "operator_socket": "", "subpaths": ("/v2",), "v2_at_root": False}
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class ApiBackend:
     needs_key: bool = False  #: require an API key
     cors: Cors | None = None  #: None: pages of every origin may read responses
     has_docs: bool = False  #: the operator answers `openapi.json` and `docs` below the endpoint
+    subpaths: tuple[str, ...] = ("/v2",)  #: all paths below these, after the endpoint, lead to its replicas
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ class RoutingTable:
     keys: tuple[ApiKey, ...] = ()
     gateway_secret: str = field(default="", repr=False)  #: sent to replicas over TCP; "": nothing is sent
     operator_socket: str = ""  #: of the operator, which answers requests for documentation; "": nobody does
+    v2_at_root: bool = False  #: also serve the Open Inference Protocol at `/v2`, with the names of APIs as models
 
     def with_local_sockets(self, folders: Mapping[str, Path]) -> RoutingTable:
         """Return the table for the gateway of a machine whose sockets folder is given for each of its addresses.
@@ -139,7 +141,8 @@ def table_from_json(data: Mapping[str, Any]) -> RoutingTable:
 
 
 def _parse_backend(data: Mapping[str, Any]) -> ApiBackend:
-    return ApiBackend(**_parse(data, servers=_each(lambda server: Server(**server)), cors=_parse_cors))
+    servers = _each(lambda server: Server(**server))
+    return ApiBackend(**_parse(data, servers=servers, cors=_parse_cors, subpaths=tuple))
 
 
 def _parse_split(data: Mapping[str, Any]) -> Split:
