@@ -18,7 +18,8 @@ CortexError
 ├── StorageError                  an object store or a local path cannot be read or written
 ├── UserError                     the user's code raised; carries the user's frames only
 │   └── ModelError                a model does not exist, or cannot be fetched, loaded or run
-│       └── ModelFormatError      its files are unknown, damaged or unsafe, or need other libraries
+│       ├── ModelFormatError      its files are unknown, damaged or unsafe, or need other libraries
+│       └── ModelInputError       it cannot be run on this input
 ├── EngineError                   a replica cannot be started, reached or stopped
 │   └── ComputeUnavailableError   the required devices are in use
 ├── GatewayError                  HAProxy cannot be started, reloaded or reached
@@ -219,6 +220,13 @@ class ModelFormatError(ModelError):
     code = "model_format"
     http_status = 400
     exit_code = 2
+
+
+class ModelInputError(ModelError):
+    """A model cannot be run on this input: names, types or shapes differ, or the model itself rejects it."""
+
+    code = "model_input"
+    http_status = 400
 
 
 class EngineError(CortexError):

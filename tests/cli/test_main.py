@@ -115,7 +115,7 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
         (["init", "My API"], '; write "my-api"'),
         (["init", "b-x"], "must not begin with"),
         (["init", "a", "--framework", "torch"], "invalid choice: 'torch' (choose from 'python', 'sklearn', 'pytorch'"),
-        (["schema", "--generation", "0.36"], "argument --generation: must be a version from 0.10 to 0.35 (got 0.36)"),
+        (["schema", "--generation", "0.36"], "argument --generation: must be a version from 0.8 to 0.35 (got 0.36)"),
         (["completion", "tcsh"], "invalid choice: 'tcsh'"),
         (["env", "configure", "x", "--operator-endpoint", "nope", "--token", "t"], "is not a valid operator address"),
         (["env", "configure", "x"], "--operator-endpoint is required"),

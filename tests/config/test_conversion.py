@@ -12,6 +12,30 @@ CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"
 
 #: The values of a converted complete file that differ from the defaults.
 EXPECTED: dict[str, dict[str, Any]] = {
+    "0.9-models.yaml": {
+        "deployment": "iris",
+        "handler.interface": "older_request_handler",
+        "handler.type": "tensorflow",
+        "handler.path": "predictor.py",
+        "handler.models.path": "s3://my-bucket/iris/1560263532.zip",
+        "handler.signature_key": "predict",
+        "networking.endpoint": "/iris/tensorflow",
+        "autoscaling.target_cpu_utilization": 80,
+        "tracker.model_type": "classification",
+    },
+    "0.11-models.yaml": {
+        "deployment": "iris",
+        "handler.interface": "request_handler",
+        "handler.type": "tensorflow",
+        "handler.path": "predictor.py",
+        "handler.python_path": "src/",
+        "handler.models.path": "s3://my-bucket/iris/tensorflow/",
+        "handler.signature_key": "predict",
+        "handler.config": {"labels": ["setosa", "versicolor", "virginica"]},
+        "networking.endpoint": "/iris/tensorflow",
+        "autoscaling.min_replicas": 2,
+        "tracker.model_type": "classification",
+    },
     "0.11.yaml": {
         "deployment": "iris",
         "handler.interface": "functions",
@@ -173,6 +197,28 @@ def test_endpoints_of_a_deployment_start_with_its_name(tmp_path: Path) -> None:
         ("classifier", "iris", "/flowers/classify"),
         ("regressor", "iris", "/iris/regressor"),
     ]
+
+
+def test_models_of_a_deployment_may_have_no_code(tmp_path: Path) -> None:
+    reading = examine_text(tmp_path, (CONFIGS / "0.11-models.yaml").read_text())
+    found = [(api.handler.type, api.handler.path, api.networking.endpoint) for api in reading.apis[1:]]
+    assert found == [("onnx", "handler.py", "/iris/onnx"), ("onnx", None, "/iris/without-code")]
+
+
+def test_the_format_of_a_model_follows_from_its_name_unless_it_is_written(tmp_path: Path) -> None:
+    reading = examine_text(tmp_path, (CONFIGS / "0.9-models.yaml").read_text())
+    assert [api.handler.type for api in reading.apis] == ["tensorflow", "onnx", "onnx"]
+
+
+@pytest.mark.parametrize("type_", ["tensorflow", "onnx"])
+@pytest.mark.parametrize("section", ["handler", "predictor"])
+def test_models_can_be_served_without_code(tmp_path: Path, type_: str, section: str) -> None:
+    text = f"- name: iris\n  kind: RealtimeAPI\n  {section}: {{type: {type_}, models: {{path: s3://bucket/iris}}}}\n"
+    reading = examine_text(tmp_path, text)
+    assert lines_of(reading) == []
+    api = reading.apis[0]
+    assert api.handler.path is None
+    assert Api.read_stored(api.model_dump_json()) == api
 
 
 def test_a_file_may_mix_generations(tmp_path: Path) -> None:

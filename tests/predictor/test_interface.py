@@ -10,7 +10,13 @@ ROWS = pytest.mark.parametrize(
 
 
 def test_generations_are_named_as_replica_specs_name_them():
-    assert {interface for _, interface, _, _ in GENERATIONS} == {"functions", "predictor", "handler"}
+    assert {interface for _, interface, _, _ in GENERATIONS} == {
+        "functions",
+        "older_request_handler",
+        "request_handler",
+        "predictor",
+        "handler",
+    }
     for (kind, interface, type_, _), generation in GENERATIONS.items():
         assert (kind, interface, type_) == (generation.kind, generation.key, generation.type)
 

@@ -62,7 +62,7 @@ def _sample(spec: dict[str, Any], folder: Path) -> Path | None:
 
 def _arguments(spec: dict[str, Any], folder: Path) -> RequestArguments:
     handler = spec.get("handler")
-    if handler is None:  # a TrafficSplitter
+    if handler is None or handler["path"] is None:  # a TrafficSplitter, or a model without code
         return _DEFAULT
     try:
         text = (folder / handler["path"]).read_text(errors="replace")

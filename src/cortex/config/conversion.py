@@ -14,22 +14,26 @@ from typing import Any, NamedTuple
 
 from cortex.config.document import Document, Node, Path
 from cortex.config.generations import (
+    DEPLOYED,
     DEPLOYED_CLASS,
     FUNCTIONS,
     GENERATIONS,
     HANDLER,
     IGNORED,
     KINDLESS,
+    MODEL,
     MODEL_KEYS,
     MODEL_SECTIONS,
     NOT_YET,
     NOT_YET_KEYS,
     OLDER_MODEL_KEYS,
+    ONNX_MODEL,
     OPTIONAL_SECTIONS,
     PREDICTOR,
     SHORT_FORMS,
     SPLITTER,
     TASK,
+    TENSORFLOW_MODEL,
     UNSUPPORTED_KEYS,
     FileGeneration,
     is_within_unsupported,
@@ -66,9 +70,10 @@ class Draft:
 
     @property
     def type(self) -> str:
-        """The handler type as written; python if it is missing or not a string."""
+        """The handler type as written or implied; python if it is missing or not a string."""
         node = self.item.at(self.generation.section, "type")
-        return node.value if node is not None and isinstance(node.value, str) else "python"
+        written = node.value if node is not None else self.implied.get("handler.type")
+        return written if isinstance(written, str) else "python"
 
     def data(self) -> dict[str, Any]:
         """Return the current form as plain nested maps."""
@@ -143,6 +148,8 @@ def _inner(data: dict[str, Any], path: list[str]) -> dict[str, Any]:
 #: Keys of one target of a splitter.
 _TRAFFIC_KEYS = {key: key for key in ("name", "weight", "shadow")}
 _MEANT_IN_TRAFFIC = {"api": "name", "percent": "weight"}
+#: Keys of which an API in a deployment has exactly one.
+_SECTIONS_OF_DEPLOYMENTS = tuple(dict.fromkeys(quote(generation.section) for generation in reversed(DEPLOYED)))
 #: Keys that exist for a single kind.
 _KEYS_OF_KINDS = {"apis": ApiKind.SPLITTER, "definition": ApiKind.TASK}
 
@@ -170,7 +177,7 @@ def convert(document: Document) -> Conversion:
         problems += [chosen.problem] if chosen.problem else []
         if chosen.generation is None:
             continue
-        implied = _implied(chosen.generation, chosen.kind, deployment)
+        implied = _implied(chosen.generation, chosen.kind, deployment, item)
         draft = Draft(document, item, chosen.generation, chosen.kind, implied)
         _move(draft, item, "")
         instead = UNSUPPORTED_KEYS[draft.kind]
@@ -258,7 +265,10 @@ def _by_shape(item: Node) -> FileGeneration | None:
 
 def _api_generation(item: Node) -> FileGeneration:
     predictor = _find_key(item, "predictor")
-    keys = predictor.value if predictor is not None and isinstance(predictor.value, dict) else {}
+    if predictor is None:
+        models = (TENSORFLOW_MODEL, ONNX_MODEL, MODEL)
+        return next((one for one in models if _find_key(item, one.section) is not None), FUNCTIONS)
+    keys = predictor.value if isinstance(predictor.value, dict) else {}
     return DEPLOYED_CLASS if any(key in keys for key in ("type", "config", "env")) else FUNCTIONS
 
 
@@ -307,13 +317,19 @@ def _check_deployment(document: Document, kinds: list[Node | None], deployments:
     return []
 
 
-def _implied(generation: FileGeneration, kind: str, deployment: str | None) -> dict[str, object]:
+def _implied(generation: FileGeneration, kind: str, deployment: str | None, item: Node) -> dict[str, object]:
     implied: dict[str, object] = {"kind": kind}
     if generation is not SPLITTER:  # a splitter has no code
         implied["handler.interface"] = generation.interface
     if generation in (FUNCTIONS, TASK):
         implied["handler.type"] = "python"
-    if generation in (FUNCTIONS, DEPLOYED_CLASS):
+    if generation in (ONNX_MODEL, TENSORFLOW_MODEL):
+        implied["handler.type"] = generation.section
+    if generation is MODEL:
+        model = item.at("model")
+        is_onnx = model is not None and isinstance(model.value, str) and model.value.endswith(".onnx")
+        implied["handler.type"] = "onnx" if is_onnx else "tensorflow"
+    if generation in DEPLOYED:
         # A placeholder if the deployment's name is invalid: the file is rejected anyway.
         implied["deployment"] = deployment or "deployment"
     return implied
@@ -415,6 +431,8 @@ def _suggest(draft: Draft, section: str, key: str, node: Node) -> tuple[str, str
     generation = draft.generation
     if not section and key in _KEYS_OF_KINDS:
         return f"remove it: it belongs to {_KEYS_OF_KINDS[key]}", None
+    if not section and generation in DEPLOYED and key in {other.section for other in DEPLOYED}:
+        return f"remove it: an API has only one of {', '.join(_SECTIONS_OF_DEPLOYMENTS)}", None
     subsections = [inner for inner in MODEL_SECTIONS if f"{section}.{inner}" in generation.sections]
     near = nearest(key, [inner for inner in subsections if not draft.is_out_of_place(inner)])
     if near is not None and isinstance(node.value, dict):

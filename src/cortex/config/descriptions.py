@@ -21,7 +21,7 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         ),
         "deployment": ("only in files with `kind: deployment`, where it is an entry of its own with a `name`"),
         "handler.type": "`python`, or the type of the exported models that the code uses",
-        "handler.path": "the file with the class",
+        "handler.path": "the file with the class; without it, cortex itself answers requests with the models",
         "handler.python_path": "a folder to add to the Python path, in addition to the project's",
         "handler.config": "passed to `__init__` as `config` (to module functions as `metadata`)",
         "handler.env": "environment variables",

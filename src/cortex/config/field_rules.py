@@ -10,7 +10,16 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from cortex.config.schema import LOCAL_SERVING, MAX_NAME_LENGTH, MIN_CORES, MIN_MEMORY_BYTES, Api, ModelsConfig
+from cortex.config.schema import (
+    LOCAL_SERVING,
+    MAX_NAME_LENGTH,
+    MIN_CORES,
+    MIN_MEMORY_BYTES,
+    PYTHON,
+    REQUEST_HANDLERS,
+    Api,
+    ModelsConfig,
+)
 from cortex.config.values import quote
 from cortex.config.violations import Violation
 from cortex.lifecycle import ApiKind
@@ -119,10 +128,14 @@ def _model_violations(api: Api) -> Iterator[Violation]:
     if handler.models is not None:
         yield from _form_violations(handler.models)
         yield from _cache_violations(api, handler.models)
-    elif handler.type != "python":
+    elif handler.interface in REQUEST_HANDLERS:
+        yield Violation((f"{_MODELS}.path",), "must be defined", 'write "model: s3://bucket/path"')
+    elif handler.type != PYTHON:
         message = f"must be defined with type {handler.type}"
         yield Violation((_MODELS,), message, 'write "models:" with "path: s3://bucket/path"')
-    if handler.type != "tensorflow":
+    if handler.type == PYTHON and handler.interface in REQUEST_HANDLERS:
+        yield Violation(("handler.type",), 'must be "tensorflow" or "onnx"', "write one of them")
+    elif handler.type != "tensorflow":
         for field in _tensorflow_fields(api):
             message = f"cannot be used with type {handler.type}, only with tensorflow"
             yield Violation((field, "handler.type"), message, "remove it")

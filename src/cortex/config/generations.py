@@ -21,10 +21,8 @@ NOT_YET = "not yet"  #: rejected with the reason in `NOT_YET_KEYS`
 #: Subject of each rejected key, and the alternative.
 NOT_YET_KEYS = MappingProxyType(
     {
-        "onnx": ("ONNX request handlers", 'write "predictor:" with "type: onnx" and "model"'),
         "pod": ("containers", "write a Python handler"),
         "protobuf_path": ("gRPC", "answer JSON over HTTP"),
-        "tensorflow": ("TensorFlow request handlers", 'write "predictor:" with "type: tensorflow" and "model"'),
     }
 )
 #: Sections that may be written as a single value → the field that it sets.
@@ -149,9 +147,52 @@ FUNCTIONS = _generation(
     "functions",
     "predictor",
     _NAMES,
-    {"endpoint": "networking.endpoint", "tensorflow": NOT_YET, "onnx": NOT_YET},
+    {"endpoint": "networking.endpoint"},
     _rows("predictor", "path model python_path", "handler"),
     {"predictor.metadata": "handler.config"},
+    _TRACKER,
+    _REPLICAS_IN_COMPUTE,
+    _COMPUTE,
+    _BOUNDS,
+    _READINESS,
+)
+
+
+def _request_handler(section: str, *rows: dict[str, str]) -> FileGeneration:
+    """Return the generation of a model of one type, with functions that prepare its inputs and outputs."""
+    return _generation(
+        "request_handler",
+        section,
+        _NAMES,
+        {"endpoint": "networking.endpoint"},
+        {f"{section}.model": "handler.models.path", f"{section}.request_handler": "handler.path"},
+        _rows(section, "python_path", "handler"),
+        {f"{section}.metadata": "handler.config"},
+        *rows,
+        _TRACKER,
+        _REPLICAS_IN_COMPUTE,
+        _COMPUTE,
+        _BOUNDS,
+        _READINESS,
+    )
+
+
+#: 0.10 and 0.11: `kind: api`, an exported model with an optional request handler
+ONNX_MODEL = _request_handler("onnx")
+TENSORFLOW_MODEL = _request_handler("tensorflow", _rows("tensorflow", "signature_key", "handler"))
+
+#: 0.8 and 0.9: the same, without a section
+MODEL = _generation(
+    "older_request_handler",
+    "model",
+    _NAMES,
+    {
+        "model": "handler.models.path",
+        "model_format": "handler.type",
+        "request_handler": "handler.path",
+        "tf_signature_key": "handler.signature_key",
+        "tags": IGNORED,
+    },
     _TRACKER,
     _REPLICAS_IN_COMPUTE,
     _COMPUTE,
@@ -269,7 +310,20 @@ TASK = _generation(
 #: 0.19 to 0.35: `kind: TrafficSplitter`
 SPLITTER = _generation("handler", "apis", _NAMES, {"apis": "apis"}, _rows("networking", "endpoint auth"), _CORS)
 
-GENERATIONS = (FUNCTIONS, DEPLOYED_CLASS, KINDLESS, PREDICTOR, HANDLER, TASK, SPLITTER)
+GENERATIONS = (
+    MODEL,
+    FUNCTIONS,
+    ONNX_MODEL,
+    TENSORFLOW_MODEL,
+    DEPLOYED_CLASS,
+    KINDLESS,
+    PREDICTOR,
+    HANDLER,
+    TASK,
+    SPLITTER,
+)
+#: The generations of files with `kind: deployment`.
+DEPLOYED = (MODEL, FUNCTIONS, ONNX_MODEL, TENSORFLOW_MODEL, DEPLOYED_CLASS)
 
 
 _REMOVE = "remove it"

@@ -15,23 +15,27 @@ from pydantic.fields import FieldInfo
 
 from cortex.config.descriptions import DESCRIPTIONS
 from cortex.config.generations import (
+    DEPLOYED,
     DEPLOYED_CLASS,
     FUNCTIONS,
     HANDLER,
     IGNORED,
     KINDLESS,
+    MODEL,
     MODEL_SECTIONS,
     NOT_YET,
     OLDER_MODEL_KEYS,
+    ONNX_MODEL,
     OPTIONAL_SECTIONS,
     PREDICTOR,
     SHORT_FORMS,
     SPLITTER,
     TASK,
+    TENSORFLOW_MODEL,
     FileGeneration,
     is_within_unsupported,
 )
-from cortex.config.schema import Api, ConfigModel
+from cortex.config.schema import PYTHON, REQUEST_HANDLERS, Api, ConfigModel
 from cortex.config.values import ACCEPTED
 from cortex.lifecycle import ApiKind
 
@@ -40,7 +44,8 @@ Json = dict[str, Any]
 #: The last version of the original of each file generation → the forms of its resources. The last one is current.
 FORMS: Mapping[str, tuple[FileGeneration, ...]] = MappingProxyType(
     {
-        "0.11": (FUNCTIONS,),
+        "0.9": (MODEL,),
+        "0.11": (FUNCTIONS, ONNX_MODEL, TENSORFLOW_MODEL),
         "0.12": (DEPLOYED_CLASS,),
         "0.18": (KINDLESS,),
         "0.33": (PREDICTOR, TASK, SPLITTER),
@@ -87,11 +92,13 @@ def _reference(name: str) -> Json:
 
 def _resources(generation: str) -> Iterator[tuple[str, Json]]:
     """Yield the name and the schema of each kind of resource."""
-    for form in FORMS[generation]:
-        if form in (FUNCTIONS, DEPLOYED_CLASS):
-            yield "deployment", _deployment()
-            yield "api", _resource(form, ApiKind.REALTIME, {"const": "api"})
-        elif form is KINDLESS:
+    forms = FORMS[generation]
+    if all(form in DEPLOYED for form in forms):
+        yield "deployment", _deployment()
+        yield "api", _one_of([_resource(form, ApiKind.REALTIME, {"const": "api"}) for form in forms])
+        return
+    for form in forms:
+        if form is KINDLESS:
             resource = _resource(form, ApiKind.REALTIME, {"const": "SyncAPI"})
             yield "api", {**resource, "required": [key for key in resource["required"] if key != "kind"]}
         else:
@@ -102,6 +109,17 @@ def _resources(generation: str) -> Iterator[tuple[str, Json]]:
 def _deployment() -> Json:
     name = {"type": "string", "pattern": _NAME, "description": "the name of the deployment"}
     return _object({"name": name, "kind": {"const": "deployment"}}, ["name", "kind"])
+
+
+def _one_of(resources: Sequence[Json]) -> Json:
+    """Return the schema of a resource that has exactly one of several sections."""
+    first, *others = resources
+    if not others:
+        return first
+    shared = [key for key in first["required"] if all(key in other["required"] for other in others)]
+    sections = [key for resource in resources for key in resource["required"] if key not in shared]
+    properties = {key: value for resource in reversed(resources) for key, value in resource["properties"].items()}
+    return {**_object(properties, shared), "oneOf": [{"required": [section]} for section in sections]}
 
 
 def _resource(form: FileGeneration, kind: ApiKind, written_kind: Json) -> Json:
@@ -123,9 +141,23 @@ def _resource(form: FileGeneration, kind: ApiKind, written_kind: Json) -> Json:
             info = _field(field)
             section["properties"][leaf] = _property(form, field, info, defaults)
             is_alone = list(form.fields.values()).count(field) == 1
-            if info.is_required() and is_alone and field != "networking.endpoint" and leaf not in section["required"]:
+            is_derived = field == "networking.endpoint" or (field == "handler.type" and form is MODEL)
+            if info.is_required() and is_alone and not is_derived and leaf not in section["required"]:
                 section["required"].append(leaf)
+            elif field == "handler.path" and form.interface not in REQUEST_HANDLERS:
+                _require_code(section)
     return _with_short_forms(resource, form)
+
+
+def _require_code(section: Json) -> None:
+    """Require the user's file of Python code; models of other types can be served without code."""
+    if "type" not in section["properties"]:
+        section["required"].append("path")
+    else:
+        section |= {
+            "if": {"properties": {"type": {"const": PYTHON}}, "required": ["type"]},
+            "then": {"required": ["path"]},
+        }
 
 
 def _section(resource: Json, key: str) -> Json:
@@ -174,13 +206,13 @@ def _property(form: FileGeneration, field: str, info: FieldInfo, defaults: Api) 
 def _defaults(form: FileGeneration, kind: ApiKind) -> Api:
     """Return an API with all defaults of its kind."""
     code = {"interface": form.interface, "type": "python", "path": "handler.py"}
-    deployment = "deployment" if form in (FUNCTIONS, DEPLOYED_CLASS) else None
+    deployment = "deployment" if form in DEPLOYED else None
     return Api.model_validate({"name": "a", "kind": kind, "deployment": deployment, "handler": code})
 
 
 def _default(field: str, info: FieldInfo, defaults: Api) -> Any:
     """Return the default of a field as a user writes it; None if there is none, or if it depends on other fields."""
-    if info.is_required() or info.default_factory is not None:
+    if info.is_required() or info.default_factory is not None or info.validate_default:
         return None
     value: Any = defaults
     for part in field.split("."):

@@ -47,6 +47,8 @@ def project_violations(api: Api, project: ProjectFiles, named: frozenset[str]) -
 
 def _code_violations(api: Api, project: ProjectFiles) -> Iterator[Violation]:
     path = api.handler.path
+    if path is None:
+        return
     suffixes = (".py",) if api.handler.interface == "functions" else (".py", ".pickle")
     if not project.contains(path):
         yield Violation(("handler.path",), *_absent(path, project, suffixes))

@@ -10,7 +10,8 @@ import posixpath
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic_core import PydanticKnownError
 
 from cortex.config.values import (
     ACCEPTED,
@@ -72,6 +73,16 @@ def folder_on_path(value: object) -> str:
     return path + "/"
 
 
+@accepts(**getattr(_project_path, ACCEPTED))
+def _code_path(value: object, info: ValidationInfo) -> str | None:
+    """Validate the user's file, which only Python code requires: models of other types can be served without code."""
+    if value is not None:
+        return _project_path(value)
+    if info.data.get("type", PYTHON) == PYTHON and info.data.get("interface") not in REQUEST_HANDLERS:
+        raise PydanticKnownError("missing")
+    return None
+
+
 Text = Annotated[str, BeforeValidator(text)]
 Count = Annotated[int, BeforeValidator(integer(above=0))]
 Fraction = Annotated[float, BeforeValidator(number(at_least=0, below=1))]
@@ -83,6 +94,7 @@ ProjectPath = Annotated[str, BeforeValidator(_project_path)]
 STORES = ("s3://", "gs://")
 DEFAULT_MODEL = "_cortex_default"  #: internal name of the model given by `path`
 LOCAL_SERVING = "local"  #: a TensorFlow Serving process that the replica starts
+PYTHON = "python"  #: the handler type without models that cortex loads
 
 
 @accepts(type="string", pattern=f"^(?!{DEFAULT_MODEL}$)[A-Za-z0-9_-]+$")
@@ -187,7 +199,9 @@ class ModelsConfig(ConfigModel):
         return self.cache_size is not None or self.cache_memory is not None
 
 
-Interface = Literal["functions", "predictor", "handler"]
+Interface = Literal["functions", "older_request_handler", "request_handler", "predictor", "handler"]
+#: Interfaces whose code only prepares the inputs and outputs of a model.
+REQUEST_HANDLERS: frozenset[Interface] = frozenset({"older_request_handler", "request_handler"})
 
 MAX_NAME_LENGTH = 42
 MAX_ENDPOINT_LENGTH = 1000
@@ -272,7 +286,8 @@ class Handler(ConfigModel):
 
     interface: Interface
     type: Annotated[str, BeforeValidator(enum("python", "tensorflow", "onnx"))]
-    path: ProjectPath
+    #: The user's file; None: a built-in class serves the models.
+    path: Annotated[str | None, BeforeValidator(_code_path)] = Field(default=None, validate_default=True)
     python_path: Annotated[str, BeforeValidator(folder_on_path)] | None = None
     config: Annotated[dict[str, Any], BeforeValidator(a_map)] = {}
     env: Annotated[dict[EnvName, EnvValue], BeforeValidator(a_map)] = {}

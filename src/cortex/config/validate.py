@@ -179,14 +179,18 @@ def _replace(data: dict[str, Any], field: str) -> None:
 def _diagnose(draft: Draft, detail: ErrorDetails, field: str) -> Diagnostic | None:
     if detail["type"] == "default_factory_not_called":  # the value it derives from is invalid, and reported itself
         return None
-    if detail["type"] == "missing":
-        return _diagnose_missing(draft, field) if field not in draft.fields else _missing_inside(draft, detail["loc"])
+    if detail["type"] == "missing" and field not in draft.fields:
+        return _diagnose_missing(draft, field)
+    if detail["type"] == "missing" and detail["loc"][-1] != field.rpartition(".")[2]:
+        return _missing_inside(draft, detail["loc"])
     at_key = detail["loc"][-1] == "[key]"
     node = draft.find(*(detail["loc"][:-1] if at_key else detail["loc"]))
     if node is None:  # a default derived from another, invalid value
         return None
     context = detail.get("ctx", {})
     message, fix = str(context.get("text", detail["msg"])), str(context.get("fix", ""))
+    if detail["type"] == "missing":  # null, where the field is required
+        message, fix = NULL
     if message == NULL[0] and field in _EXAMPLES:  # a required field has no default value to use
         fix = f'write "{_example(draft, field, draft.last_key(field))}"'
     return draft.document.at_key(node, message, fix) if at_key else draft.document.at_value(node, message, fix)

@@ -71,5 +71,8 @@ class CheckedApi:
                 # Point at the key of a section; its value starts on the next line.
                 at = draft.document.at_key if isinstance(node.value, dict) else draft.document.at_value
                 return at(node, message, violation.fix)
+        written = draft.written_key(violation.fields[0])
+        if any(written.startswith(f"{key}.") for key in draft.rejected):
+            return None
         holder, path = draft.missing(violation.fields[0])
         return draft.document.diagnostic(holder.key_line, holder.key_column, path, violation.message, violation.fix)

@@ -43,6 +43,8 @@ class BoundMethod:
     call: Call  #: (payload, query_params, headers) → result of the user's method
     bodies: Bodies = Bodies.BY_TYPE
     after: AfterCall | None = None  #: (response, payload, query_params, headers), after the response is sent
+    #: Like `call`, but reports the value of each step to a function (name, value).
+    traced: Callable[[Any, Callable[[str, Any], None]], Any] | None = None
     signature: MethodSignature = field(kw_only=True)
 
     def in_scope(self) -> BoundMethod:

@@ -110,6 +110,42 @@ _FUNCTIONS = Generation(
     logs_on_demand=True,
 )
 
+#: Optional functions around a model, which cortex calls itself.
+PRE_INFERENCE, POST_INFERENCE = "pre_inference", "post_inference"
+
+
+def _request_handler(key: str, type_: str, yaml_form: str, *others: str) -> Generation:
+    """Return the row of a request handler: two functions, each of a sample or prediction and `others`."""
+    return Generation(
+        key=key,
+        class_name=None,
+        constructor="",
+        constructor_signature=Signature(),
+        constructor_required=False,
+        methods={},
+        method_signature=Signature(),
+        yaml_form=yaml_form,
+        summary="make a prediction by sending a post request to this endpoint with a json sample",
+        type=type_,
+        hooks={
+            PRE_INFERENCE: Signature(required=("sample", *others), positional=True),
+            POST_INFERENCE: Signature(required=("prediction", *others), positional=True),
+        },
+        json_only=True,
+        logs_on_demand=True,
+    )
+
+
+_REQUEST_HANDLERS = [
+    _request_handler("request_handler", type_, f"`kind: api` with `{type_}:`", "signature", "metadata")
+    for type_ in ("tensorflow", "onnx")
+]
+#: 0.8 and 0.9: the argument called `metadata` is the signature of the model.
+_OLDER_REQUEST_HANDLERS = [
+    _request_handler("older_request_handler", type_, "`kind: api` with `model:`", "metadata")
+    for type_ in ("tensorflow", "onnx")
+]
+
 _PREDICTOR = Generation(
     key="predictor",
     class_name="PythonPredictor",
@@ -275,6 +311,11 @@ def _handler_for_async(row: Generation) -> Generation:
 _REALTIME = {
     ("functions", "python", False): _FUNCTIONS,
     ("functions", "python", True): _FUNCTIONS,
+    **{
+        (row.key, row.type, has_models): row
+        for row in (*_REQUEST_HANDLERS, *_OLDER_REQUEST_HANDLERS)
+        for has_models in (False, True)
+    },
     ("predictor", "python", False): _PREDICTOR,
     ("predictor", "python", True): _PREDICTOR_WITH_MODELS,
     ("predictor", "tensorflow", False): _TENSORFLOW_PREDICTOR,

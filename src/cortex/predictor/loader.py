@@ -21,7 +21,7 @@ from cortex.models.spec import Catalogue, ModelSource
 from cortex.payloads.signature import ApiSignature
 from cortex.predictor.binding import BoundMethod, bind_function, bind_method, call_kind
 from cortex.predictor.importing import import_user_file
-from cortex.predictor.interface import GENERATIONS, Generation, Signature
+from cortex.predictor.interface import GENERATIONS, PRE_INFERENCE, Generation, Signature
 from cortex.predictor.interface_rules import (
     batched_method,
     batching_problem,
@@ -32,6 +32,7 @@ from cortex.predictor.interface_rules import (
     find_problems,
     nearest,
 )
+from cortex.predictor.request_handler import RequestHandler
 from cortex.predictor.tracebacks import user_code
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class BoundPredictor:
     methods: Mapping[str, BoundMethod]  #: by HTTP verb in upper case
     clients: Clients | None = None  #: None if the API has no models
     inference_models: Mapping[str, InferenceModel] = field(default_factory=dict)  #: offered by V2 routes, by name
+    request_handler: RequestHandler | None = None  #: the functions around the model, in interfaces that have them
 
     @property
     def registry(self) -> Registry[Any] | None:
@@ -103,6 +105,8 @@ class BoundPredictor:
 
     def describe(self) -> dict[str, Any]:
         """Return the JSON response to a GET that no method of the user handles: interface, methods and models."""
+        if self.request_handler is not None:
+            return {"message": self.generation.summary, "model_signature": self.request_handler.describe()}
         described: dict[str, Any] = {
             "message": self.generation.summary,
             "interface": self.generation.key,
@@ -132,12 +136,14 @@ def load(
     """
     code = import_code(spec)
     config = copy.deepcopy(spec.config)
-    if code.generation.class_name is None:
+    if code.generation.class_name is None and spec.models is None:
         return _initialize_module(spec, code, config)
     if spec.max_batch_size and spec.type == "python":
         _check_batching(code, spec.path)
     clients = build_clients(spec, catalogue, fetcher, events)
     try:
+        if not code.generation.methods:
+            return _wrap_model(spec, code, config, clients)
         return _construct_predictor(spec, code, config, clients, extra_versions, metrics)
     except BaseException:
         if clients is not None:
@@ -150,7 +156,7 @@ class UserCode:
     """The user's class or module, imported and checked."""
 
     generation: Generation
-    target: Any
+    target: Any  #: None: the API has no code
     serving_methods: Mapping[str, str]  #: name → HTTP verb, or BATCH, ASYNC or TASK
 
     def construct(self, values: Mapping[str, Any], clients: Clients | None) -> object:
@@ -165,6 +171,8 @@ class UserCode:
 def import_code(spec: LoadSpec) -> UserCode:
     """Import the user's file and check its members. Raises: UserError."""
     generation = GENERATIONS[spec.kind, spec.interface, spec.type, spec.models is not None]
+    if not spec.path:
+        return UserCode(generation, None, {})
     with user_code(f"while {spec.path} was being imported"):
         module = import_user_file(Path(spec.project_dir), spec.path, spec.python_path)
     target: Any = module if generation.class_name is None else _find_class(module, generation, spec.path)
@@ -195,6 +203,17 @@ def _initialize_module(spec: LoadSpec, code: UserCode, config: dict[str, Any]) -
         for name, verb in code.serving_methods.items()
     }
     return BoundPredictor(code.generation, spec.path, functions)
+
+
+def _wrap_model(spec: LoadSpec, code: UserCode, config: dict[str, Any], clients: Clients | None) -> BoundPredictor:
+    """Bind the functions around the model of an API, and load it. Raises: UserError."""
+    assert clients is not None
+    assert clients.registry is not None
+    functions = {name: function for name in code.generation.hooks if (function := getattr(code.target, name, None))}
+    metadata = (config,) if "metadata" in code.generation.hooks[PRE_INFERENCE].required[2:] else ()
+    handler = RequestHandler(functions, metadata, clients.registry)
+    clients.registry.load_latest()
+    return BoundPredictor(code.generation, spec.path, {"POST": handler.bind()}, clients, request_handler=handler)
 
 
 def _check_batching(code: UserCode, file: str) -> None:
@@ -275,12 +294,12 @@ def _is_defined(target: Any, name: str) -> bool:
 def _check_members(target: Any, generation: Generation, serving_methods: Mapping[str, str], file: str) -> None:
     """Check that `target` defines the required members with valid signatures. Raises: UserError."""
     where = f"{file}: " + (f"class {generation.class_name}: " if generation.class_name else "")
-    if not serving_methods:
+    if generation.methods and not serving_methods:
         wanted = " or ".join(f"{name}()" for name in generation.methods)
         other = find_method_of_kind(generation, dir(target))
         fix = f"; {other[0]}() belongs to `kind: {other[1]}`" if other else ""
         raise UserError(f"{where}{wanted} is not defined{fix}")
-    if generation.constructor_required or hasattr(target, generation.constructor):
+    if generation.constructor_required or (generation.constructor and hasattr(target, generation.constructor)):
         _check_signature(target, generation.constructor, generation.constructor_signature, generation, file)
     for name in serving_methods:
         _check_signature(target, name, generation.method_signature, generation, file)

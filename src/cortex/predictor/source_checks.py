@@ -69,13 +69,15 @@ class _Checker:
 
     def check_functions(self) -> Iterator[Diagnostic]:
         """Check a module that defines functions."""
-        name = next(iter(self._generation.methods))
-        if name not in self._scope.bindings and not self._scope.is_open:
-            yield self._missing_function(name)
-        yield from self._check_member(self._scope, name, self._generation.method_signature)
-        init = self._generation.constructor
-        yield from self._check_member(self._scope, init, self._generation.constructor_signature)
-        yield from self._check_misspelling(self._scope, init)
+        generation = self._generation
+        for name in generation.methods:
+            if name not in self._scope.bindings and not self._scope.is_open:
+                yield self._missing_function(name)
+            yield from self._check_member(self._scope, name, generation.method_signature)
+        optional = {generation.constructor: generation.constructor_signature, **generation.hooks}
+        for name, signature in optional.items():
+            yield from self._check_member(self._scope, name, signature)
+            yield from self._check_misspelling(self._scope, name)
 
     def check_class(self, name: str) -> Iterator[Diagnostic]:
         """Check the class `name`."""

@@ -44,7 +44,7 @@ class ReplicaSpec:
     revision: str  #: hash of everything that requires new processes when it changes
     interface: str  #: key of `predictor.interface.GENERATIONS`: "functions", "predictor" or "handler"
     project_dir: str = field(metadata=HOME_PATH)  #: the unpacked project; the process's working directory
-    path: str  #: the user's file, relative to `project_dir`
+    path: str  #: the user's file, relative to `project_dir`; "": a built-in class serves the models
     python: str = field(metadata=HOME_PATH)  #: interpreter of the project's environment
     run_dir: str = field(metadata=HOME_PATH)  #: this replica's folder under `run/replicas`: spec.json, supervisor.json
     sockets: tuple[str, ...] = field(metadata=HOME_PATH)  #: unix socket path of each process

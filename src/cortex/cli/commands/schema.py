@@ -8,7 +8,7 @@ import re
 from cortex.cli.session import Session
 
 #: The last version of each file generation, as in `config/json_schema.py`, which takes longer to import.
-GENERATIONS = ("0.11", "0.12", "0.18", "0.33", "0.35")
+GENERATIONS = ("0.9", "0.11", "0.12", "0.18", "0.33", "0.35")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=_generation,
         choices=GENERATIONS,
         default=GENERATIONS[-1],
-        help="version of the files: any from 0.10 to 0.35; default: 0.35, the current form",
+        help="version of the files: any from 0.8 to 0.35; default: 0.35, the current form",
     )
 
 
@@ -36,6 +36,6 @@ def _generation(text: str) -> str:
     found = re.fullmatch(r"0\.([0-9]{1,2})(\.[0-9]+)?", text)
     version = int(found[1]) if found else 0
     generation = next((name for name in GENERATIONS if version <= int(name.partition(".")[2])), None)
-    if version < 10 or generation is None:
-        raise argparse.ArgumentTypeError(f"must be a version from 0.10 to 0.35 (got {text})")
+    if version < 8 or generation is None:
+        raise argparse.ArgumentTypeError(f"must be a version from 0.8 to 0.35 (got {text})")
     return generation

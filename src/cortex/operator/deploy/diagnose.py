@@ -90,6 +90,7 @@ def _project_problems(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Di
         (api.kind, h.path, h.interface, h.type, h.models is not None, _has_batching(h))
         for api in apis
         for h in (api.handler,)
+        if h.path is not None
     )
     for kind, path, interface, type_, has_models, has_batching in dict.fromkeys(sources):
         if path.endswith(".py") and project.contains(path):

@@ -28,7 +28,7 @@ def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
         revision=target.revision,
         interface=handler.interface,
         project_dir=str(project_dir),
-        path=handler.path,
+        path=handler.path or "",
         python=prepared.python,
         run_dir=str(home.replicas_dir / replica_id),
         sockets=tuple(f"{sockets}-{index}" for index in range(processes)),

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from cortex.errors import ModelError
+from cortex.errors import ModelError, ModelInputError
 from cortex.models.loader import LoadRequest
 from cortex.predictor.clients.tensorflow import SignatureInfo, clean_message, read_signature
 from cortex.predictor.clients.tensors import DTYPES, Array
@@ -89,7 +89,8 @@ class EmbeddedModel:
         try:
             return call(inputs)
         except self._op_error as e:
-            raise ModelError(f"{self._request.label} failed: {clean_message(e)}") from None
+            failure = ModelInputError if type(e).__name__ == "InvalidArgumentError" else ModelError
+            raise failure(f"{self._request.label} failed: {clean_message(e)}") from None
         finally:
             with self._lock:
                 self._running -= 1

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import onnxruntime
 
-from cortex.errors import ModelError, with_article
+from cortex.errors import ModelError, ModelInputError, with_article
 from cortex.models.loaded_models import ensure_call_scope
 from cortex.models.loader import LoadRequest
 from cortex.models.registry import Registry
@@ -74,13 +74,18 @@ class OnnxModel:
         """Return the shape and type of each input; unspecified sizes are names or None."""
         return {given.name: {"shape": given.declared_shape, "type": given.type} for given in self.inputs.all}
 
+    @property
+    def handler_signatures(self) -> tuple[Any, Any]:
+        """Return the `signature` of request handlers: of their first and of their second function."""
+        return self.session.get_inputs(), self.session.get_outputs()
+
     def predict(self, model_input: Any) -> list[Any]:
-        """Run the model and return its outputs like `session.run`. Raises: ModelError."""
+        """Run the model and return its outputs like `session.run`. Raises: ModelInputError."""
         feed = self.inputs.feed(model_input)
         try:
             return self.session.run(None, feed)  # type: ignore[no-any-return]
         except Exception as exc:  # errors of ONNX Runtime have no common base class
-            raise ModelError(f"{self.request.label} can't be run on this input: {_error_text(exc)}") from exc
+            raise ModelInputError(f"{self.request.label} can't be run on this input: {_error_text(exc)}") from exc
 
     def warm_up(self) -> None:
         """Run the model once on zeros, so that the first request need not wait for lazy initialization."""
@@ -318,10 +323,9 @@ class OnnxInput:
             lifted = array.reshape((1, *array.shape))
             if self._fits(lifted):
                 return lifted
-        if len(self._known) < self._rank - 1:
-            raise TensorError(shown)
-        try:
-            return array.reshape([-1 if size is None else size for size in self.shape])
+        is_open = len(self._known) < self._rank - 1
+        try:  # if several sizes are open, they are 1
+            return array.reshape([(1 if is_open else -1) if size is None else size for size in self.shape])
         except ValueError:
             raise TensorError(shown if array.ndim else "the value is a scalar") from None
 
@@ -347,13 +351,13 @@ class OnnxInputs:
             return {only.name: self._convert(only, model_input)}
         if not isinstance(model_input, Mapping):
             kind = with_article(type(model_input).__name__)
-            raise ModelError(f"input for {self._model} is {kind}, not a dictionary; {self._expected()}")
+            raise ModelInputError(f"input for {self._model} is {kind}, not a dictionary; {self._expected()}")
         feed = {}
         for given in self.all:
             if given.name in model_input:
                 feed[given.name] = self._convert(given, model_input[given.name])
             elif given.is_required:
-                raise ModelError(f"missing key {given.name!r} for {self._model}; {self._expected()}")
+                raise ModelInputError(f"missing key {given.name!r} for {self._model}; {self._expected()}")
         if len(feed) != len(model_input):
             self._add_others(feed, model_input)
         return feed
@@ -363,13 +367,13 @@ class OnnxInputs:
             if name in self._optional:
                 feed[name] = self._convert(self._optional[name], value)
             elif name not in self._by_name:
-                raise ModelError(f"unknown key {name!r} for {self._model}; {self._expected()}")
+                raise ModelInputError(f"unknown key {name!r} for {self._model}; {self._expected()}")
 
     def _convert(self, given: OnnxInput, value: Any) -> Any:
         try:
             return given.convert(value)
         except (TensorError, ValueError, TypeError) as exc:
-            raise ModelError(f"input {given.name!r} of {self._model} must be {given}, but {exc}") from None
+            raise ModelInputError(f"input {given.name!r} of {self._model} must be {given}, but {exc}") from None
 
     def _expected(self) -> str:
         return "expected: " + ", ".join(f"{given.name!r} ({given})" for given in self.all)

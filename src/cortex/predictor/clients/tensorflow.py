@@ -13,10 +13,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from cortex.errors import ModelError, with_article
+from cortex.errors import ModelError, ModelInputError, with_article
 from cortex.models.loaded_models import ensure_call_scope
 from cortex.models.loader import LoadRequest
 from cortex.predictor.clients.tensors import DTYPES, Array, TensorError, TensorSpec, to_array, to_flat
@@ -113,39 +114,52 @@ class TensorFlowModel(Generic[S]):
 
     def describe(self, timestamp: int) -> dict[str, Any]:
         """Return the entry of the model in the response to GET."""
-        inputs = {
+        return {
+            "disk_path": self.request.path,
+            "signature_def": self._signature_def,
+            "signature_key": self.signature_key,
+            "input_signatures": self.input_signatures,
+            "timestamp": timestamp,
+        }
+
+    @property
+    def input_signatures(self) -> dict[str, dict[str, Any]]:
+        """Return the shape and type of each input; unspecified sizes are -1."""
+        return {
             name: {
                 "shape": None if spec.shape is None else [-1 if n is None else n for n in spec.shape],
                 "type": DTYPES[spec.dtype].plain if spec.dtype in DTYPES else spec.type_name,
             }
             for name, spec in self._signature.inputs.items()
         }
-        return {
-            "disk_path": self.request.path,
-            "signature_def": {key: value.to_data() for key, value in self.servable.signatures.items()},
-            "signature_key": self.signature_key,
-            "input_signatures": inputs,
-            "timestamp": timestamp,
-        }
+
+    @property
+    def handler_signatures(self) -> tuple[Any, Any]:
+        """Return the `signature` of request handlers, the same for both of their functions: all of the model's."""
+        return self._signature_def, self._signature_def
+
+    @cached_property
+    def _signature_def(self) -> dict[str, Any]:
+        return {key: value.to_data() for key, value in self.servable.signatures.items()}
 
     def _arrays(self, model_input: Any) -> dict[str, Array]:
         wanted = self._signature.inputs
         if not isinstance(model_input, Mapping):
             if len(wanted) != 1:
-                kind = with_article(type(model_input).__name__)
-                raise ModelError(f"input for {self.request.label} is {kind}, not a dictionary; {_expected(wanted)}")
+                found = f"{with_article(type(model_input).__name__)}, not a dictionary"
+                raise ModelInputError(f"input for {self.request.label} is {found}; {_expected(wanted)}")
             model_input = {next(iter(wanted)): model_input}
         for name in model_input:
             if name not in wanted:
-                raise ModelError(f"unknown key {name!r} for {self.request.label}; {_expected(wanted)}")
+                raise ModelInputError(f"unknown key {name!r} for {self.request.label}; {_expected(wanted)}")
         arrays = {}
         for name, spec in wanted.items():
             if name not in model_input:
-                raise ModelError(f"missing key {name!r} for {self.request.label}; {_expected(wanted)}")
+                raise ModelInputError(f"missing key {name!r} for {self.request.label}; {_expected(wanted)}")
             try:
                 arrays[name] = to_array(model_input[name], spec)
             except TensorError as e:
-                raise ModelError(f"input {name!r} of {self.request.label} must be {spec}, but {e}") from None
+                raise ModelInputError(f"input {name!r} of {self.request.label} must be {spec}, but {e}") from None
         return arrays
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from cortex.errors import ModelError
+from cortex.errors import ModelError, ModelInputError
 from cortex.models.loader import LoadRequest
 from cortex.models.registry import check_version, format_names
 from cortex.models.spec import DEFAULT_MODEL, LATEST, ModelSource
@@ -428,7 +428,7 @@ def raise_call_error(error: Any, target: str, request: LoadRequest) -> NoReturn:
     elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         message = f"{server} has no resources for a request to {request.label}: {details}"
     elif code is grpc.StatusCode.INVALID_ARGUMENT:
-        message = f"{request.label} failed: {details}"
+        raise ModelInputError(f"{request.label} failed: {details}") from None
     else:
         message = f"{server} failed to run {request.label}: {code.name}: {details}"
     raise ModelError(message) from None

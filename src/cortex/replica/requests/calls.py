@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,7 +83,10 @@ class Caller:
         REQUEST.set(connection.log_id)
         try:
             arguments = self.parse_arguments(connection, method)
-            result = method.call(*arguments)
+            if method.traced is not None and _requests_logging(connection):
+                result = method.traced(arguments[0], partial(_log_value, connection))
+            else:
+                result = method.call(*arguments)
             if method.kind != "sync":
                 return UnfinishedCall(method.kind, result, method, arguments)
             if type(result) not in _PLAIN and (kind := result_kind(result)) != "sync":
@@ -119,7 +123,7 @@ class Caller:
     def complete(self, connection: Connection, method: BoundMethod, result: Any, arguments: Arguments) -> CompletedCall:
         """Encode and track a result. Raises: UserError if it cannot be encoded."""
         result, background = split_callback(result, self._generation)
-        if self._logs_on_demand and _requests_logging(connection):
+        if self._logs_on_demand and method.traced is None and _requests_logging(connection):
             _log_value(connection, "prediction", result)
         if method.after is not None:
             background = partial(method.after, result, *arguments)
@@ -136,6 +140,9 @@ class Caller:
         """Return the outcome for an exception; the traceback is logged, not sent to the caller."""
         if isinstance(error, BadBody):
             return FailedCall(400, str(error))
+        exceptions = sys.modules.get("starlette.exceptions")  # if it is not imported, no error can be one of its
+        if exceptions is not None and isinstance(error, exceptions.HTTPException):
+            return FailedCall(error.status_code, str(error.detail))
         self.log_error(connection, error)
         if isinstance(
             error, UserError
