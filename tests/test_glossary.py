@@ -22,10 +22,10 @@ database deploy deployer description detection
 device diagnose document dotenv election embedded engine error fetcher field
 file filelock foreground format get glob haproxy hosting http identity ignore importing infrastructure installer
 interface json jsonl key known lifecycle loaded loader local location log main map mapping memory metric
-mlflow monitor
+lightgbm mlflow monitor
 monitoring object onnx output packaging path pickle
 policy postgresql prediction preparations priority process progress
-protobuf
+protobuf sklearn xgboost
 protocol python query queue queueing ray reason record remote replica report request requirement reservation retry
 route routing rpc rule run runner sample scaling schema service serving session settings simulation socket source
 start state statistics status storage store stream streaming summary table task telemetry template tensor tensorflow

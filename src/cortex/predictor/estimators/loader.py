@@ -1,14 +1,22 @@
-"""Load an estimator, or a model of any other format that `cortex.models.formats` detects, to run it without user code.
+"""Load a model of any format that `cortex.models.formats` detects, to run it without user code.
 
-LoadRequest ── detect ──► Detection ── trust, requirements ──► the loader of its format ──► RunnableModel
+LoadRequest ── detect ──► Detection ── trust, requirements ──► the module of its format ──► RunnableModel
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cortex.errors import ModelError, ModelFormatError
+from cortex.models.formats.detection import Detection, detect
+from cortex.models.formats.requirements import check_installed
+from cortex.models.loader import LoadRequest
 from cortex.payloads.signature import ModelSignature
+from cortex.predictor.importing import suggest_requirement
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,12 +32,99 @@ class RunnableModel(Protocol):
         """Return its inputs and outputs; `description` says what was found in its files."""
         ...
 
-    def infer(self, inputs: Arrays) -> Arrays:
-        """Return all outputs by name.
+    def infer(self, inputs: Arrays, outputs: Sequence[str] = ()) -> Arrays:
+        """Return at least the requested outputs, all if none is requested, by name.
 
-        `inputs` has the names, datatypes and shapes of the signature. Elements of `BYTES` are bytes or str; those of
-        outputs too. The first axis of all tensors is the batch.
+        `inputs` has the names, datatypes and shapes of the signature, see `cortex.payloads.inference_tensors`. Elements
+        of `BYTES` are bytes or str; those of outputs too. The first axis of all tensors of an estimator is the batch.
 
         Raises: ValueError with a message for callers (400), ModelError if the model fails.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadContext:
+    """What the modules of all formats get."""
+
+    request: LoadRequest  #: its path is that of the detection
+    detection: Detection
+    threads: int  #: of one call, for libraries that can limit them
+
+    def signature(self, platform: str, inputs: Any, outputs: Any) -> ModelSignature:
+        """Return the signature of the model, described by what was detected."""
+        return ModelSignature(self.request.model, platform, tuple(inputs), tuple(outputs), self.detection.reason)
+
+    def error(self, message: str) -> ModelFormatError:
+        """Return an error about the files of the model."""
+        return ModelFormatError(f"{self.detection.path}: {message}")
+
+
+#: Format → module with a function `load(LoadContext)`. Each imports the libraries of its format, and only those.
+_MODULES = {
+    "skops": "cortex.predictor.estimators.sklearn",
+    "pickle": "cortex.predictor.estimators.sklearn",
+    "xgboost": "cortex.predictor.estimators.xgboost",
+    "lightgbm": "cortex.predictor.estimators.lightgbm",
+    "mlflow": "cortex.predictor.estimators.mlflow",
+}
+
+
+class EstimatorLoader:
+    """The `ModelLoader` of models without code, except ONNX and SavedModel, which have loaders of their own.
+
+    `others` has the loaders of these formats: their models must be `RunnableModel`s too.
+    """
+
+    def __init__(
+        self,
+        trusts_pickle: bool = False,
+        threads: int = 1,
+        others: Mapping[str, Callable[[LoadRequest], RunnableModel]] | None = None,
+    ) -> None:
+        self._trusts_pickle = trusts_pickle
+        self._threads = threads
+        self._others = others or {}
+
+    def load(self, request: LoadRequest) -> RunnableModel:
+        """Detect and load the model in `request.path`. Raises: ModelError."""
+        detection = detect(request.path)
+        _log(f"{request.label}: {detection.reason}")
+        check_trust(detection, self._trusts_pickle)
+        found = replace(request, path=detection.path)
+        other = self._others.get(detection.format)
+        if other is not None:
+            return other(found)
+        check_installed(detection.requirements, detection.path)
+        if detection.format not in _MODULES:
+            raise ModelFormatError(f"{detection.reason}; it has type: {detection.format} in cortex.yaml")
+        try:
+            module = importlib.import_module(_MODULES[detection.format])
+            model: RunnableModel = module.load(LoadContext(found, detection, self._threads))
+        except ModelError:
+            raise
+        except ModuleNotFoundError as exc:
+            name = exc.name or ""
+            raise ModelFormatError(
+                f"{detection.path} needs {name}, which is not installed; {suggest_requirement(name)}"
+            ) from exc
+        except Exception as exc:  # damaged files make libraries raise anything
+            message = " ".join(str(exc).split())[:1000]
+            raise ModelFormatError(f"{detection.path} can't be loaded: {type(exc).__name__}: {message}") from exc
+        return model
+
+    def unload(self, model: RunnableModel) -> None:
+        """Do nothing: an estimator is freed with its last reference."""
+
+
+def check_trust(detection: Detection, trusts_pickle: bool) -> None:
+    """Raise ModelFormatError if loading the model runs code from its files, and nobody has said that it may."""
+    if detection.needs_trust and not trusts_pickle:
+        raise ModelFormatError(
+            f"{detection.reason}; {detection.code}; write `trust: pickle` if you trust it, or save the model as skops, "
+            "ONNX or in the format of its library"
+        )
+
+
+def _log(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
