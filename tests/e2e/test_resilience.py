@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ HANDLER = """
                 ctypes.string_at(0)
             elif do == "sleep":
                 time.sleep(payload["s"])
+            elif do == "wait":
+                open(payload["started"], "w").close()
+                while not os.path.exists(payload["end"]):
+                    time.sleep(0.01)
             elif do == "stuck in C":
                 ctypes.PyDLL(None).sleep(3600)
             elif do == "allocate":
@@ -109,6 +114,18 @@ def test_changed_timeout_reaches_running_replicas_without_a_restart(cortex: Inst
     all_answered(summary)
     reply = cortex.post("/patient", {"do": "sleep", "s": 30})
     assert (reply.status, reply.json["error"]) == (504, "timed out after 1 s")
+
+
+def test_no_call_waits_behind_a_long_one_while_another_replica_is_idle(cortex: Installation, tmp_path: Path) -> None:
+    deploy(cortex, tmp_path, "uneven", replicas=2)
+    started, end = tmp_path / "started", tmp_path / "end"
+    with ThreadPoolExecutor(9) as pool:
+        long = pool.submit(cortex.post, "/uneven", {"do": "wait", "started": str(started), "end": str(end)})
+        wait_until(started.exists)
+        answers = list(pool.map(lambda _: cortex.post("/uneven", {"do": "sleep", "s": 0.01}), range(40)))
+        assert {answer.status for answer in answers} == {200}
+        end.touch()
+        assert long.result().json["pid"] not in {answer.json["pid"] for answer in answers}
 
 
 def test_timeout_of_a_slow_upload_starts_at_its_end(cortex: Installation, tmp_path: Path) -> None:

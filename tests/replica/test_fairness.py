@@ -1,9 +1,10 @@
-"""Connections that wait for a busy worker are served in turn."""
+"""Connections that wait for a busy worker are served in turn, and long calls of a process don't delay others."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -46,3 +47,20 @@ def test_no_connection_is_starved(threads: int) -> None:
 
     assert len(served) == 10
     assert min(served.values()) > 5
+
+
+def test_the_first_calls_of_a_process_run_at_once_on_all_threads() -> None:
+    source = """
+        import threading
+
+        class Handler:
+            def __init__(self, config):
+                self.meeting = threading.Barrier(4)
+
+            def handle_post(self, payload):
+                self.meeting.wait(30)
+                return payload
+    """
+    with running_replica(source, "handler", threads=4) as replica, ThreadPoolExecutor(4) as pool:
+        replica.wait_ready()
+        assert {answer.status for answer in pool.map(lambda _: replica.request({}), range(4))} == {200}

@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 import uvloop
 
+from cortex.replica.requests.call_timing import DECAY_CALLS, CallDurations
 from cortex.replica.requests.runner import QUICK_CALLS, Runner
+from cortex.replica.shared_state import SharedConnectionState
 
 
 def drive(runner: Runner, loop: asyncio.AbstractEventLoop, pauses_s: list[float]) -> list[tuple[bool, int]]:
@@ -47,25 +49,40 @@ def drive(runner: Runner, loop: asyncio.AbstractEventLoop, pauses_s: list[float]
     return calls
 
 
-def test_slow_calls_move_to_a_thread_and_quick_calls_back_to_the_loop() -> None:
+def create_runner(loop: asyncio.AbstractEventLoop, threads: int, always_threads: bool = False) -> Runner:
+    return Runner(loop, threads, CallDurations(SharedConnectionState()), always_threads)
+
+
+def test_quick_calls_move_to_the_loop_and_slow_calls_back_to_a_thread() -> None:
     loop = uvloop.new_event_loop()
-    calls = drive(Runner(loop, 1), loop, [0.0] * 10 + [0.01] * 5 + [0.0] * (QUICK_CALLS * 3))
-    assert all(inline for inline, _ in calls[:10])
-    assert not any(inline for inline, _ in calls[12:20])
+    quick = [0.0] * (QUICK_CALLS * 3)
+    calls = drive(create_runner(loop, 1), loop, [*quick, *[0.01] * 5, *quick])
+    assert not any(inline for inline, _ in calls[:QUICK_CALLS])
+    assert calls[len(quick) - 1][0]
+    assert not any(inline for inline, _ in calls[len(quick) + 2 : len(quick) + 10])
     assert calls[-1][0]
     assert {thread for _, thread in calls} == {threading.get_ident()}
 
 
-def test_threads_are_used_from_the_start_if_required() -> None:
+def test_calls_of_several_threads_move_to_the_loop_only_if_none_is_long() -> None:
     loop = uvloop.new_event_loop()
-    calls = drive(Runner(loop, 2, always_threads=True), loop, [0.0] * 50)
+    calls = drive(create_runner(loop, 2), loop, [0.0] * DECAY_CALLS + [0.5] + [0.0] * (DECAY_CALLS * 2))
+    assert not any(inline for inline, _ in calls)
+    loop = uvloop.new_event_loop()
+    calls = drive(create_runner(loop, 2), loop, [0.0] * (DECAY_CALLS * 3))
+    assert calls[-1][0]
+
+
+def test_threads_are_always_used_if_required() -> None:
+    loop = uvloop.new_event_loop()
+    calls = drive(create_runner(loop, 2, always_threads=True), loop, [0.0] * DECAY_CALLS * 3)
     assert not any(inline for inline, _ in calls)
 
 
 def test_stop_ends_in_both_modes() -> None:
     for always_threads in (False, True):
         loop = uvloop.new_event_loop()
-        runner = Runner(loop, 3, always_threads)
+        runner = create_runner(loop, 3, always_threads)
         loop.call_later(0.01, runner.stop)
         runner.run()
         assert not any(thread.name.startswith(("event-loop", "handler-")) for thread in threading.enumerate())

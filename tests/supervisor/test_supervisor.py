@@ -13,6 +13,7 @@ import pytest
 
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.payloads.signature import parse_signature
+from cortex.replica.requests.call_timing import DECAY_CALLS
 from harness.replicas.replicas import Replica, UnixConnection, new_request_id, read, running_replica
 from harness.wait import PATIENCE_S, wait_until
 
@@ -263,6 +264,37 @@ def test_connections_of_slow_clients_are_reported_as_lent() -> None:
             wait_until(lambda: replica.status().processes[0].lent == 2)
             assert replica.request({}).status == 200  # lent connections hold no slot
         wait_until(lambda: replica.status().processes[0].lent == 1)
+
+
+def test_short_calls_are_reported_until_a_call_takes_long() -> None:
+    source = """
+        import os, pathlib, time
+
+        class Handler:
+            def __init__(self, config):
+                self.end = pathlib.Path(os.environ["SHARED_FOLDER"], "end")
+
+            def handle_post(self, payload):
+                time.sleep(0.001)
+                while payload == "long" and not self.end.exists():
+                    time.sleep(0.01)
+    """
+    with running_replica(source) as replica, ThreadPoolExecutor(1) as pool:
+        assert not replica.wait_ready().processes[0].has_short_calls
+        connection = replica.connection()
+
+        def has_short_calls() -> bool:
+            for _ in range(DECAY_CALLS):
+                connection.request("POST", "/", b"1", {"x-cortex-request-id": new_request_id()})
+                connection.getresponse().read()
+            return replica.status().processes[0].has_short_calls
+
+        wait_until(has_short_calls)
+        call = pool.submit(replica.request, "long")
+        wait_until(lambda: not replica.status().processes[0].has_short_calls)
+        (Path(replica.spec.run_dir) / "end").touch()
+        assert call.result(PATIENCE_S).status == 200
+        assert not replica.status().processes[0].has_short_calls
 
 
 def test_output_is_logged_per_process() -> None:

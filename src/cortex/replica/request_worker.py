@@ -25,6 +25,7 @@ from cortex.replica.monitoring.user_metrics import MetricsClient, metrics_client
 from cortex.replica.orphan import Inheritance, Orphan, outlive_supervisor
 from cortex.replica.requests.app import App
 from cortex.replica.requests.batching import batched_method
+from cortex.replica.requests.call_timing import CallDurations
 from cortex.replica.requests.http import Connection
 from cortex.replica.requests.payload import make_headers
 from cortex.replica.requests.readiness import check_readiness
@@ -100,7 +101,8 @@ def _serve(
     slots = max(spec.threads, spec.max_concurrency) if shares_loop else spec.threads
     # Any call may have to load its model first, and must not delay calls that other threads could run.
     waits_for_models = spec.threads > 1 and spec.models is not None
-    runner = Runner(loop, spec.threads, always_threads="generator" in kinds or waits_for_models)
+    always_threads = "generator" in kinds or waits_for_models
+    runner = Runner(loop, spec.threads, CallDurations(shared_state), always_threads)
     tracker = PredictionTracker(spec, file) if spec.tracker_type is not None and file is not None else None
     app = App(spec, predictor, runner, loop, shared_state, slots, file, tracker)
     orphan = Orphan(app, loop, inheritance, runner.stop)

@@ -63,6 +63,8 @@ _ROW_BYTES = 80
 _ROW_WORDS = _ROW_BYTES // _WORD
 _ID_OFFSET = 32
 _ID_MAX_BYTES = _ROW_BYTES - _ID_OFFSET
+#: The word after the rows.
+_SHORT_CALLS = MAX_CONNECTIONS * _ROW_WORDS
 #: Pages that are never written take no memory; MAP_NORESERVE keeps the kernel from reserving all of them.
 _MAP_NORESERVE = 0x4000
 
@@ -89,9 +91,18 @@ class SharedConnectionState:
     def __init__(self, has_journal: bool = False) -> None:
         """Allocate the memory; APIs that batch have a journal."""
         self.journal = RequestJournal(MAX_CONNECTIONS) if has_journal else None
-        self._memory = mmap.mmap(-1, MAX_CONNECTIONS * _ROW_BYTES)
+        self._memory = mmap.mmap(-1, MAX_CONNECTIONS * _ROW_BYTES + _WORD)
         self._bytes = memoryview(self._memory)
         self._words = self._bytes.cast("q")
+
+    @property
+    def has_short_calls(self) -> bool:
+        """Whether the calls of the process are short; see `replica/requests/call_timing.py`."""
+        return bool(self._words[_SHORT_CALLS])
+
+    @has_short_calls.setter
+    def has_short_calls(self, value: bool) -> None:
+        self._words[_SHORT_CALLS] = value
 
     def clear(self, index: int) -> None:
         """Initialize the row of a new connection."""

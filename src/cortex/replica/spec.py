@@ -177,6 +177,7 @@ class ProcessStatus:
     failure: StartFailure | None = None  #: of the last start, if it did not become ready
     deaths: tuple[Death, ...] = ()  #: the last `KEPT_DEATHS` of a job worker, including failed starts, oldest first
     near: str = ""  #: unix path on its own node, if `socket` is `host:port`
+    has_short_calls: bool = False  #: its calls take a few milliseconds at most: the gateway may send requests ahead
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,10 @@ from cortex.supervisor.batch_bisection import BatchBisection
 LINGER_S = 2.0
 #: States in which a request has a deadline.
 DEADLINE_STATES = (ConnectionState.RUNNING, ConnectionState.ANSWERING, ConnectionState.QUEUED)
+#: States in which user code runs.
+CALL_STATES = (ConnectionState.RUNNING, ConnectionState.ANSWERING)
+#: A call that takes longer is long, whatever the average is: nothing is sent to wait behind it.
+LONG_CALL_S = 0.1
 
 _NOT_RUN = (ConnectionState.READING, ConnectionState.QUEUED, ConnectionState.AGAIN)
 _SLOW_CLIENT_STATES = (ConnectionState.READING, ConnectionState.DRAINING)
@@ -36,6 +40,8 @@ class OpenConnection:
     sock: socket.socket
     was_slow: bool = False  #: at the last tick, only a slow client kept it busy
     slow: bool = False  #: and at the tick before as well: its call slot is lent
+    call: str = ""  #: request id of the call that ran at the last check
+    call_since: float = 0.0  #: monotonic; when that call was first seen
 
 
 class ConnectionTable:
@@ -98,6 +104,16 @@ class ConnectionTable:
         for index, connection in self.open.items():
             slow = self.shared_state.state(index) in _SLOW_CLIENT_STATES
             connection.slow, connection.was_slow = slow and connection.was_slow, slow
+
+    def has_long_call(self, now: float) -> bool:
+        """Return whether a call has been running for `LONG_CALL_S`; call it at each tick."""
+        found = False
+        for index, connection in self.open.items():
+            call = self.shared_state.request_id(index) if self.shared_state.state(index) in CALL_STATES else ""
+            if call != connection.call:
+                connection.call, connection.call_since = call, now
+            found = found or (call != "" and now - connection.call_since > LONG_CALL_S)
+        return found
 
     def on_closed(self, index: int) -> None:
         """Handle the process's message that it closed a connection."""

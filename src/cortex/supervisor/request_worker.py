@@ -26,7 +26,7 @@ from cortex.replica.request_worker import run_request_worker
 from cortex.replica.shared_state import ConnectionState
 from cortex.replica.spec import Death, ProcessStatus, ReplicaSpec
 from cortex.supervisor.batch_bisection import BatchBisection
-from cortex.supervisor.connection_table import DEADLINE_STATES, ConnectionTable, StallDetector
+from cortex.supervisor.connection_table import CALL_STATES, DEADLINE_STATES, ConnectionTable, StallDetector
 from cortex.supervisor.exit_reasons import timed_out
 from cortex.supervisor.listeners import ReplicaListeners
 from cortex.supervisor.process_slot import EXIT_S, Fork, ProcessSlot
@@ -37,7 +37,6 @@ IDLE_BEFORE_STOP_S = 0.2
 _READ_BYTES = 64 * 1024
 _POLL_MS = 50
 _FINISH_S = 1.0
-_CALL_STATES = (ConnectionState.RUNNING, ConnectionState.ANSWERING)
 
 
 class RequestWorker(ProcessSlot):
@@ -62,6 +61,7 @@ class RequestWorker(ProcessSlot):
         self._not_handed_over: list[int] = []
         self._shares_loop = False
         self._is_condemned = False
+        self._has_short_calls = False
         self._idle_since: float | None = None
         self._exit_until: float | None = None
         self._stall_detector = StallDetector()
@@ -98,7 +98,7 @@ class RequestWorker(ProcessSlot):
     @property
     def status(self) -> ProcessStatus:
         """The status reported to the engine."""
-        status = replace(super().status, lent=self._connections.lent)
+        status = replace(super().status, lent=self._connections.lent, has_short_calls=self._has_short_calls)
         address = self._listeners.address(self.index)
         return replace(status, socket=address, near=status.socket) if address else status
 
@@ -115,6 +115,7 @@ class RequestWorker(ProcessSlot):
         self._is_condemned = False
         self._stall_detector = StallDetector()
         self._not_handed_over.clear()
+        self._connections.shared_state.has_short_calls = self._has_short_calls = False
 
     def on_message(self, message: dict[str, Any]) -> None:
         """Handle a message of the process. Raises: KeyError, TypeError, ValueError if user code wrote it."""
@@ -208,6 +209,8 @@ class RequestWorker(ProcessSlot):
         if stalled_s > self._spec.timeout_s:
             self.kill(timed_out(self._spec.timeout_s))
         self._connections.mark_slow_clients()
+        has_short_calls = self._connections.shared_state.has_short_calls
+        self._has_short_calls = has_short_calls and not self._connections.has_long_call(now)
 
     def _enforce_deadlines(self) -> None:
         now_ns = time.monotonic_ns()
@@ -215,11 +218,11 @@ class RequestWorker(ProcessSlot):
         for index, state in self._connections.states():
             if state in DEADLINE_STATES and self._connections.shared_state.deadline_ns(index) < now_ns:
                 expired.append((index, state))
-            elif state in _CALL_STATES:
+            elif state in CALL_STATES:
                 running = True
         for index, _ in expired:
             self._connections.end_late(index, timed_out(self._spec.timeout_s).message)
-        if not self._is_condemned and not any(state in _CALL_STATES for _, state in expired):
+        if not self._is_condemned and not any(state in CALL_STATES for _, state in expired):
             return
         if running and not self._shares_loop and not self._connections.has_late_batch:
             # Calls on other threads may finish first; the process accepts nothing new until then.

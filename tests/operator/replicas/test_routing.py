@@ -8,7 +8,7 @@ from cortex.config.schema import Api
 from cortex.gateway.routes import ApiBackend, Share, Split
 from cortex.lifecycle import ProcessState
 from cortex.operator.replicas.plan import Preparation, Replica
-from cortex.operator.replicas.routing import routes_of, server_capacity
+from cortex.operator.replicas.routing import requests_ahead, routes_of, server_capacity
 from harness.replicas.fleet import BROKEN, FAILED, READY, RESTARTING, STARTING, api, process, record, replica, target
 
 BACKING_OFF = process(state=ProcessState.BACKING_OFF, restarts=3)
@@ -47,45 +47,68 @@ def test_the_backend_contains_the_reason_why_no_replica_is_ready() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slots", "lent", "limit", "expected"),
+    ("slots", "limit", "only_process", "expected"),
     [
-        (1, 0, 1024, 3),
-        (4, 0, 1024, 9),
-        (8, 0, 1024, 13),
-        (1, 0, 1, 1),
-        (1, 0, 2, 2),
-        (1, 1, 1024, 3 + 8),
-        (1, 4, 1024, 3 + 8),
-        (1, 5, 1024, 3 + 16),
-        (1, 200, 1024, 3 + 304),
+        (1, 1024, False, 2),
+        (4, 1024, False, 5),
+        (8, 1024, False, 5),
+        (1, 1024, True, 15),
+        (1, 128, True, 8),
+        (8, 64, False, 4),
+        (1, 16, False, 1),
+        (1, 15, True, 0),
     ],
 )
-def test_capacity_is_slots_plus_a_few_plus_lent_connections(slots: int, lent: int, limit: int, expected: int) -> None:
-    assert server_capacity(slots, lent, limit, only_process=False) == expected
-
-
-def test_the_only_process_gets_more_queued_requests() -> None:
-    assert server_capacity(1, 0, 1024, only_process=True) == 16
-    assert server_capacity(1, 0, 4, only_process=True) == 4
-    assert [server.capacity for server in backend([replica("a")]).servers] == [16]
+def test_requests_are_sent_ahead_of_short_calls_only(slots: int, limit: int, only_process: bool, expected: int) -> None:
+    assert requests_ahead(slots, limit, True, only_process) == expected
+    assert requests_ahead(slots, limit, False, only_process) == 0
 
 
 @pytest.mark.parametrize(
-    ("slots", "lent", "limit", "gateways", "expected"),
+    ("slots", "lent", "limit", "ahead", "expected"),
     [
-        (1, 0, 1024, 2, 2),
-        (1, 0, 1024, 50, 2),
-        (8, 0, 1024, 5, 9),
-        (8, 0, 8, 2, 4),
-        (8, 0, 3, 2, 2),
-        (8, 0, 1, 3, 1),
-        (1, 5, 1024, 2, 2 + 16),
+        (1, 0, 1024, 0, 1),
+        (4, 0, 1024, 0, 4),
+        (4, 0, 1024, 5, 9),
+        (8, 0, 4, 5, 4),
+        (1, 1, 1024, 0, 1 + 2),
+        (1, 4, 1024, 0, 1 + 6),
+        (1, 1, 1024, 2, 3 + 8),
+        (1, 4, 1024, 2, 3 + 8),
+        (1, 5, 1024, 2, 3 + 16),
+        (1, 200, 1024, 2, 3 + 304),
+    ],
+)
+def test_capacity_is_slots_plus_requests_ahead_plus_lent_connections(
+    slots: int, lent: int, limit: int, ahead: int, expected: int
+) -> None:
+    assert server_capacity(slots, lent, limit, ahead) == expected
+
+
+def test_each_process_with_short_calls_gets_requests_ahead() -> None:
+    quick = replace(READY, has_short_calls=True)
+    assert [server.capacity for server in backend([replica("a")]).servers] == [1]
+    assert [server.capacity for server in backend([replica("a", quick)]).servers] == [16]
+    assert [server.capacity for server in backend([replica("a", quick, READY)]).servers] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("slots", "lent", "limit", "ahead", "gateways", "expected"),
+    [
+        (1, 0, 1024, 2, 2, 2),
+        (1, 0, 1024, 2, 50, 2),
+        (1, 0, 1024, 0, 50, 1),
+        (8, 0, 1024, 5, 5, 9),
+        (8, 0, 8, 5, 2, 4),
+        (8, 0, 3, 5, 2, 2),
+        (8, 0, 1, 5, 3, 1),
+        (1, 5, 1024, 2, 2, 2 + 16),
     ],
 )
 def test_gateways_share_the_limit_of_a_process_and_each_may_fill_all_slots(
-    slots: int, lent: int, limit: int, gateways: int, expected: int
+    slots: int, lent: int, limit: int, ahead: int, gateways: int, expected: int
 ) -> None:
-    assert server_capacity(slots, lent, limit, False, gateways) == expected
+    assert server_capacity(slots, lent, limit, ahead, gateways) == expected
 
 
 @pytest.mark.parametrize("gateways", [1, 2, 3, 7])
@@ -96,15 +119,15 @@ def test_queue_and_capacity_of_all_gateways_add_up_to_the_limit(gateways: int) -
     assert 100 <= allowed < 100 + gateways
 
 
-def test_the_queue_is_the_limit_minus_the_capacity() -> None:
+def test_the_queue_is_the_limit_minus_the_slots() -> None:
     spec = {"processes": 4, "autoscaling": {"max_replica_concurrency": 100}}
-    assert backend([replica("a", *[READY] * 4, slots=5)], **spec).max_queue == 25 - 10
+    assert backend([replica("a", *[READY] * 4, slots=5)], **spec).max_queue == 25 - 5
     assert backend([replica("a")], autoscaling={"max_replica_concurrency": 1}).max_queue == 0
 
 
 def test_the_queue_is_the_same_for_any_number_of_replicas() -> None:
     bounds = {backend([replica(str(number)) for number in range(count)]).max_queue for count in range(4)}
-    assert bounds == {1024 - 16}
+    assert bounds == {1024 - 1}
 
 
 def test_changes_of_networking_reach_the_gateway() -> None:
@@ -114,7 +137,7 @@ def test_changes_of_networking_reach_the_gateway() -> None:
 
 def test_lent_connections_raise_the_capacity_of_their_process_only() -> None:
     replicas = [replica("a", replace(READY, lent=3), READY)]
-    assert [server.capacity for server in backend(replicas).servers] == [11, 3]
+    assert [server.capacity for server in backend(replicas).servers] == [1 + 4, 1]
 
 
 def test_an_api_at_zero_replicas_holds_requests_unless_none_can_start() -> None:

@@ -20,11 +20,11 @@ from cortex.replica.spec import ProcessStatus
 from cortex.state.queries.apis import ApiRecord
 from cortex.telemetry import Logger
 
-#: Requests queued in the socket of an API's only process instead of in the gateway. Both then wake up once for many
-#: requests, which saves a tenth of their CPU time.
+#: Requests sent ahead to an API's only process: both sides then wake up once for many requests, which saves a tenth of
+#: their CPU time.
 _AHEAD_OF_ONLY_PROCESS = 15
-#: Minimum concurrency limit per process for this: with a smaller limit, the gateway's queue would become too short.
-_AHEAD_MIN_LIMIT = 256
+#: They are at most this part of the concurrency limit, because they are admitted besides it.
+_AHEAD_PART = 16
 #: The number of slots lent to slow clients is rounded up to a multiple, so that one more client changes no route.
 _LENT_STEP = 8
 #: Response message while no replica is ready and there is no failure.
@@ -77,22 +77,34 @@ def server_name(replica_id: str, process: int) -> str:
     return f"{replica_id}-{process}"
 
 
-def server_capacity(slots: int, lent: int, limit: int, only_process: bool, gateways: int = 1) -> int:
+def server_capacity(slots: int, lent: int, limit: int, ahead: int = 0, gateways: int = 1) -> int:
     """Return the maximum number of requests that a gateway may have open at a process that runs `slots` at once.
 
-    It is slightly more than `slots`, so that the process does not idle for a round trip after each request. It is not
-    much more, because a queued request can't move to another process that becomes free earlier. Connections lent to
-    slow clients, which occupy no slot, are added. `limit` is the API's own limit of requests inside one process.
+    `ahead` requests more are sent ahead, so that the process does not idle for a round trip after each request.
+    Connections lent to slow clients, which occupy no slot, are added, and some in advance for more such clients.
+    `limit` is the API's own limit of requests inside one process.
 
     Several gateways share that limit and the requests ahead. Each one may fill all slots alone, because all callers may
     use the same gateway; for the same reason each one allows for all lent connections.
     """
-    ahead = _AHEAD_OF_ONLY_PROCESS if only_process else min(slots, 4) + 1
     running = min(slots + _share(ahead, gateways), max(_share(limit, gateways), 1))
     if not lent:
         return running
+    if not ahead:
+        return running + lent + max(1, lent // 2)
     spare = lent + max(4, lent // 2)
     return running + -(-spare // _LENT_STEP) * _LENT_STEP
+
+
+def requests_ahead(slots: int, limit: int, has_short_calls: bool, only_process: bool) -> int:
+    """Return the number of requests sent ahead to a process that runs `slots` calls at once.
+
+    A request sent ahead can't move to another process that becomes free earlier. So it is sent only where the calls
+    before it are short, and to the only process of an API, which it has to wait for anyway, more of them are sent.
+    """
+    if not has_short_calls:
+        return 0
+    return min(_AHEAD_OF_ONLY_PROCESS if only_process else min(slots, 4) + 1, limit // _AHEAD_PART)
 
 
 def _share(number: int, gateways: int) -> int:
@@ -104,10 +116,10 @@ def _backend(record: ApiRecord, replicas: Sequence[Replica], preparation: Prepar
     limit = max(1, spec.autoscaling.max_replica_concurrency // spec.handler.processes_per_replica)
     routed = _routed(replicas)
     unavailable = _unavailable(record, replicas, preparation)
-    only_process = len(routed) == 1 and limit >= _AHEAD_MIN_LIMIT
-    # Independent of the number of replicas: a change of the limit makes the gateway reload its configuration.
+    # Independent of the number of replicas and of requests ahead: a change of the limit makes the gateway reload its
+    # configuration.
     slots = max((replica.status.slots for replica, _ in routed), default=spec.handler.threads_per_process)
-    inside = server_capacity(slots, 0, limit, limit >= _AHEAD_MIN_LIMIT, gateways)
+    inside = server_capacity(slots, 0, limit, 0, gateways)
     return ApiBackend(
         api=record.name,
         endpoint=spec.networking.endpoint,
@@ -119,7 +131,13 @@ def _backend(record: ApiRecord, replicas: Sequence[Replica], preparation: Prepar
             Server(
                 name=server_name(replica.spec.id, process.index),
                 socket=process.socket,
-                capacity=server_capacity(replica.status.slots, process.lent, limit, only_process, gateways),
+                capacity=server_capacity(
+                    replica.status.slots,
+                    process.lent,
+                    limit,
+                    requests_ahead(replica.status.slots, limit, process.has_short_calls, len(routed) == 1),
+                    gateways,
+                ),
                 near=process.near,
             )
             for replica, process in routed

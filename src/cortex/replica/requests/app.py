@@ -4,9 +4,9 @@
         ^                     │ settle(outcome)
         └──── respond ────────┘
 
-A request runs at once if a slot is free, and is queued otherwise. The call runs inline on the event loop while calls
-are quick, on handler threads once they are slow (see `runner`), or as a task if the method is `async def`. APIs that
-batch pass their requests to a `RequestBatcher` instead, which makes one call for several.
+A request runs at once if a slot is free, and is queued otherwise. The call runs on a handler thread, inline on the
+event loop once calls have proved to be quick (see `runner`), or as a task if the method is `async def`. APIs that batch
+pass their requests to a `RequestBatcher` instead, which makes one call for several.
 """
 
 from __future__ import annotations
@@ -186,11 +186,18 @@ class App:
         self._settle(connection, outcome, 0)
 
     def _stream_on_thread(self, connection: Connection, outcome: UnfinishedCall) -> None:
+        started_ns = time.monotonic_ns()
         REQUEST.set(connection.log_id)
         self._stream(connection).run(outcome.value)
-        self._runner.wake(partial(self._release, connection))
+        duration_ns = time.monotonic_ns() - started_ns
+        self._runner.wake(partial(self._release_stream, connection, duration_ns))
+
+    def _release_stream(self, connection: Connection, duration_ns: int) -> None:
+        self._runner.durations.record(duration_ns)
+        self._release(connection)
 
     async def _finish(self, connection: Connection, outcome: Outcome, deadline_ns: int) -> None:
+        started_ns = time.monotonic_ns()
         try:
             if isinstance(outcome, UnfinishedCall) and outcome.kind == "async":
                 outcome = await self._await(connection, outcome, deadline_ns)
@@ -204,6 +211,7 @@ class App:
             pass  # the client has disconnected
         finally:
             connection.task = None
+            self._runner.durations.record(time.monotonic_ns() - started_ns)
             self._release(connection)
 
     async def _await(self, connection: Connection, unfinished: UnfinishedCall, deadline_ns: int) -> Outcome:

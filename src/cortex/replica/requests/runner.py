@@ -1,4 +1,4 @@
-"""Execution of synchronous user code: inline on the event loop while calls are quick, on threads once they are slow.
+"""Execution of synchronous user code: on threads, or inline on the event loop once calls have proved to be quick.
 
 User code stays on the main thread in both modes, because libraries keep state per thread; the event loop moves to a
 thread of its own instead.
@@ -12,11 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from cortex.replica.requests.call_timing import CallDurations
+
 #: Inline mode ends once the average call takes longer than this.
 SLOW_NS = 1_000_000
-#: Inline mode returns once the average call takes less than this, so that the mode does not flap …
+#: Inline mode begins once the average call takes less than this, so that the mode does not flap …
 QUICK_NS = 500_000
-#: … and after at least this many calls.
+#: … and after at least this many calls. So the first calls of a process, which may be slow, never block its event loop.
 QUICK_CALLS = 64
 #: Weight of the newest call in the average: 1/8.
 _AVERAGE_SHIFT = 3
@@ -30,8 +32,15 @@ class Runner:
     `submit` and `record` are for the event-loop thread; `wake` may be called from any thread.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, threads: int, always_threads: bool = False) -> None:
-        self.inline = not always_threads
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        threads: int,
+        durations: CallDurations,
+        always_threads: bool = False,
+    ) -> None:
+        self.inline = False
+        self.durations = durations
         self._may_inline = not always_threads
         self._loop = loop
         self._threads = threads
@@ -68,13 +77,19 @@ class Runner:
 
     def record(self, duration_ns: int, may_switch: bool) -> None:
         """Record the duration of a call; change the mode if the average requires it and `may_switch` allows it."""
+        self.durations.record(duration_ns)
         self._average_ns += (duration_ns - self._average_ns) >> _AVERAGE_SHIFT
         self._calls_in_mode += 1
         if self.inline:
             if self._average_ns > SLOW_NS:
                 self._leave()
-        elif may_switch and self._may_inline and self._average_ns < QUICK_NS and self._calls_in_mode > QUICK_CALLS:
+        elif may_switch and self._average_ns < QUICK_NS and self._calls_in_mode > QUICK_CALLS and self._is_inline_safe:
             self._leave()
+
+    @property
+    def _is_inline_safe(self) -> bool:
+        """Return whether calls may run inline; a long one would block those that other threads could run."""
+        return self._may_inline and (self._threads == 1 or self.durations.are_short)
 
     def require_threads(self) -> None:
         """Leave inline mode for good."""
