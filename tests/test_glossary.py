@@ -16,20 +16,24 @@ GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 #: Words of module names that need no definition. Add a word only if any programmer knows it in the meaning that it has
 #: here; otherwise name the module with a term of the glossary, or define a new term there.
 _PLAIN = """
-access address app archive argument arguments async auth autoscaling background base binding body bootstrap budget
+access address annotated annotation app archive argument arguments array
+async auth autoscaling background base binding body bootstrap budget
 certificate check cleanup cli client command commands config connection content conversion cpu credential cross
 database deploy deployer description detection
 device diagnose document dotenv election embedded engine error fetcher field
-file filelock foreground format get glob haproxy hosting http identity ignore importing infrastructure installer
+file filelock foreground format get glob haproxy
+hosting http exception identity ignore importing infrastructure installer
 interface json jsonl key known lifecycle loaded loader local location log main map mapping memory metric
 lightgbm mlflow monitor
 monitoring object onnx output packaging path pickle
 policy postgresql prediction preparations priority process progress
 protobuf sklearn xgboost
 protocol python query queue queueing ray reason record remote replica report request requirement reservation retry
-route routing rpc rule run runner sample scaling schema service serving session settings simulation socket source
+route routing rpc rule run runner sample scaling
+schema service serving session settings shape simulation socket source
 start state statistics status storage store stream streaming summary table task telemetry template tensor tensorflow
-theory timing tls total traceback tracking traffic transport unacknowledged usage user validate value view violation
+theory timing tls total traceback tracking traffic transport
+type unacknowledged usage user validate validation value view violation
 wire writer
 """
 PLAIN = set(_PLAIN.split())

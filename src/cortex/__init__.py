@@ -14,15 +14,18 @@ if TYPE_CHECKING:
     from cortex.client import env_delete as env_delete
     from cortex.client import env_list as env_list
     from cortex.client import new_client as new_client
+    from cortex.payloads.shape import Shape as Shape
 
 __version__ = "0.1.0"
 
-__all__ = ["Client", "__version__", "client", "env_delete", "env_list", "new_client"]
+__all__ = ["Client", "Shape", "__version__", "client", "env_delete", "env_list", "new_client"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'cortex' has no attribute {name!r}")
+    if name == "Shape":
+        return importlib.import_module("cortex.payloads.shape").Shape
     module = importlib.import_module("cortex.client")
     # `cortex.client` is both a package and a function: the package is callable.
     return module if name == "client" else getattr(module, name)

@@ -10,13 +10,15 @@ import contextvars
 import copy
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cortex.models.spec import Catalogue
-from cortex.payloads.signature import ApiSignature
-from cortex.predictor.binding import Bodies, bodies_of, method_signature, result_kind
-from cortex.predictor.interface import ON_JOB_COMPLETE, TASK
+from cortex.payloads.annotations import takes_list
+from cortex.payloads.payload_type import PayloadType
+from cortex.payloads.signature import ApiSignature, Json
+from cortex.predictor.binding import Bodies, bind_types, bodies_of, method_signature, result_kind
+from cortex.predictor.interface import BATCH, ON_JOB_COMPLETE, TASK
 from cortex.predictor.interface_rules import declared_names
 from cortex.predictor.loader import LoadSpec, UserCode, build_clients, import_code
 
@@ -35,6 +37,7 @@ class BoundBatch:
     on_job_complete: Callable[[], Any] | None  #: None if the class does not define it
     signature: ApiSignature
     bodies: Bodies = Bodies.BY_TYPE  #: of workloads
+    payload_type: PayloadType | None = None  #: of batches and workloads; None: they are not validated
 
 
 class BatchCode:
@@ -66,8 +69,13 @@ class BatchCode:
         call = self._loop.synchronous(_bind_arguments(method, names))
         hook = getattr(instance, ON_JOB_COMPLETE, None)
         on_job_complete = None if hook is None else self._loop.synchronous(hook)
-        signature = ApiSignature((method_signature(method, name, "POST", names),))
-        return BoundBatch(call, on_job_complete, signature, bodies_of(method, generation))
+        has_items = BATCH in generation.methods.values()
+        types = bind_types(method, name, generation, _list_of if has_items else None)
+        found = method_signature(method, name, "POST", names, types)
+        if has_items and found.payload is not None:
+            found = replace(found, payload=replace(found.payload, schema=_schema_of_item(found.payload.schema)))
+        signature = ApiSignature((found,))
+        return BoundBatch(call, on_job_complete, signature, bodies_of(method, generation), types.payload)
 
     def _bind_task(self, values: Mapping[str, Any]) -> BoundBatch:
         """Bind the task, whose calls construct its object."""
@@ -107,6 +115,22 @@ def load_batch_code(
         clients.close()
         raise
     return BatchCode(code, clients, metrics)
+
+
+def _list_of(annotation: Any) -> Any:
+    """Return the type of a batch, a list of items: the annotation itself, or a list of what it says about one item.
+
+    So a class can annotate `handle_post` for one request, and run jobs with it as well.
+    """
+    return annotation if takes_list(annotation) else list[annotation]
+
+
+def _schema_of_item(schema: Json) -> Json:
+    """Return the schema of an item from that of a list; {} if the list has none for all items."""
+    items = schema.get("items")
+    if not isinstance(items, dict):
+        return {}
+    return items if "$defs" not in schema else {**items, "$defs": schema["$defs"]}
 
 
 def _bind_arguments(f: Any, names: tuple[str, ...]) -> BatchCall:

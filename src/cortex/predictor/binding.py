@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
+import sys
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from pathlib import Path
 from typing import Any, Literal
 
 from cortex.models.loaded_models import with_call_scope
+from cortex.payloads.annotations import AnnotationProblem, element, payload_type, resolve, result_signature
+from cortex.payloads.payload_type import PayloadType
 from cortex.payloads.signature import BodySignature, MethodSignature
 from cortex.predictor.interface import Generation
 from cortex.predictor.interface_rules import declared_names
@@ -42,6 +47,7 @@ class BoundMethod:
     kind: Kind
     call: Call  #: (payload, query_params, headers) → result of the user's method
     bodies: Bodies = Bodies.BY_TYPE
+    payload_type: PayloadType | None = None  #: None: the payload is not annotated, and is what `bodies` says
     after: AfterCall | None = None  #: (response, payload, query_params, headers), after the response is sent
     #: Like `call`, but reports the value of each step to a function (name, value).
     traced: Callable[[Any, Callable[[str, Any], None]], Any] | None = None
@@ -86,8 +92,13 @@ def bind_function(function: Any, name: str, verb: str, metadata: dict[str, Any])
     )
 
 
-def bind_method(instance: object, name: str, verb: str, generation: Generation) -> BoundMethod:
-    """Bind a method of the user's object that answers requests with `verb`, and the hook that runs after it."""
+def bind_method(
+    instance: object, name: str, verb: str, generation: Generation, is_batched: bool = False
+) -> BoundMethod:
+    """Bind a method of the user's object that answers requests with `verb`, and the hook that runs after it.
+
+    With `is_batched`, it is called with a list of payloads, and returns a list of results.
+    """
     method = getattr(instance, name)
     names = declared_names(method, generation.method_signature)
     after = getattr(instance, generation.after_hook, None) if generation.after_hook else None
@@ -96,6 +107,9 @@ def bind_method(instance: object, name: str, verb: str, generation: Generation) 
         after_names = declared_names(after, generation.hooks[generation.after_hook])
     # Parts of the request that only the hook declares must be parsed as well.
     needed = {*names, *after_names}
+    bodies = bodies_of(method, generation)
+    of_one = element if is_batched else None
+    types = bind_types(method, name, generation, of_one, of_one)
     return BoundMethod(
         name=name,
         arguments=names,
@@ -104,21 +118,83 @@ def bind_method(instance: object, name: str, verb: str, generation: Generation) 
         needs_headers="headers" in needed,
         kind=call_kind(method),
         call=_bind_arguments(method, names),
-        bodies=bodies_of(method, generation),
+        bodies=bodies,
+        payload_type=types.payload,
         after=_bind_after(after, after_names) if after is not None else None,
-        signature=method_signature(method, name, verb, names),
+        signature=method_signature(method, name, verb, names, types),
     )
 
 
-def method_signature(method: Any, name: str, verb: str, arguments: Container[str]) -> MethodSignature:
+@dataclass(frozen=True, slots=True)
+class MethodTypes:
+    """What a method annotates."""
+
+    payload: PayloadType | None = None  #: None: its payload is not validated
+    takes_form: bool = False
+    result: BodySignature = field(default_factory=BodySignature)
+
+
+def bind_types(
+    method: Any,
+    name: str,
+    generation: Generation,
+    payload_of: Callable[[Any], Any] | None = None,
+    result_of: Callable[[Any], Any] | None = None,
+) -> MethodTypes:
+    """Return the types that a method annotates.
+
+    `payload_of` and `result_of` convert its annotations to those of one payload and one result.
+    An annotation that cannot be resolved is logged, and the method serves untyped: it may have worked so for years.
+    """
+    if not generation.is_typed:
+        return MethodTypes()
+    if _asks_for_form(method):
+        return MethodTypes(takes_form=True, result=_result_of(method, result_of))
+    payload = None
+    try:
+        annotation = resolve(method, "payload")
+        if annotation is not inspect.Parameter.empty:
+            payload = payload_type(payload_of(annotation) if payload_of else annotation)
+            default = inspect.signature(method).parameters["payload"].default
+            if payload is not None and default is not inspect.Parameter.empty:
+                payload.set_default(default)
+    except AnnotationProblem as problem:
+        code = getattr(inspect.unwrap(method), "__code__", None)
+        where = f"{_relative(code.co_filename)}:{code.co_firstlineno}: " if code else ""
+        sys.stderr.write(
+            f"warning: {where}{name}(): the annotation of payload can't be used, so payloads are not validated:"
+            f" {problem}\n"
+        )
+    return MethodTypes(payload, result=_result_of(method, result_of))
+
+
+def _result_of(method: Any, result_of: Callable[[Any], Any] | None) -> BodySignature:
+    try:
+        annotation = resolve(method, "return")
+    except AnnotationProblem:
+        return BodySignature()
+    return result_signature(result_of(annotation) if result_of else annotation)
+
+
+def _relative(path: str) -> str:
+    return os.path.relpath(path) if path.startswith(str(Path.cwd())) else path
+
+
+def method_signature(
+    method: Any, name: str, verb: str, arguments: Container[str], types: MethodTypes | None = None
+) -> MethodSignature:
     """Return what a method takes, `arguments` of a request, and what it returns."""
     documentation = inspect.getdoc(method) if inspect.isroutine(method) else None  # not that of functools.partial
     summary, _, description = (documentation or "").partition("\n")
+    types = types or MethodTypes()
+    payload = BodySignature(media_type="multipart/form-data") if types.takes_form else BodySignature()
+    if types.payload is not None:
+        payload = types.payload.signature
     return MethodSignature(
         verb,
         name,
-        payload=BodySignature() if "payload" in arguments else None,
-        result=BodySignature(),
+        payload=payload if "payload" in arguments else None,
+        result=types.result,
         summary=summary.strip(),
         description=description.strip(),
         query_params="query_params" in arguments,
@@ -127,9 +203,14 @@ def method_signature(method: Any, name: str, verb: str, arguments: Container[str
 
 
 def bodies_of(method: Any, generation: Generation) -> Bodies:
-    """Return how the payload of a method is parsed; a method asks for forms by annotating it with `FormData`."""
-    asks_for_form = "FormData" in str(getattr(method, "__annotations__", {}).get("payload"))
-    return Bodies.JSON_OVER_FORMS if generation.json_over_forms and not asks_for_form else Bodies.BY_TYPE
+    """Return how the payload of a method is parsed if its type does not say so."""
+    over_forms = generation.json_over_forms and not _asks_for_form(method)
+    return Bodies.JSON_OVER_FORMS if over_forms else Bodies.BY_TYPE
+
+
+def _asks_for_form(method: Any) -> bool:
+    """Return whether a method annotates its payload with `FormData`."""
+    return "FormData" in str(getattr(method, "__annotations__", {}).get("payload"))
 
 
 def _bind_arguments(f: Any, names: tuple[str, ...]) -> Call:

@@ -51,6 +51,7 @@ class Generation:
     json_only: bool = False  #: the payload is JSON or None; str results are JSON strings
     json_over_forms: bool = False  #: a form whose body is JSON is a forgotten content type: the payload is the JSON
     logs_on_demand: bool = False  #: `?debug=true` logs the payload and the result
+    is_typed: bool = False  #: payloads are validated against their annotations, which older generations ignore
 
     def select_serving(self, is_defined: Callable[[str], bool]) -> dict[str, str]:
         """Return the serving methods that a class or module defines, with the verb of each."""
@@ -210,6 +211,7 @@ _HANDLER = Generation(
     summary="send a request to this endpoint",
     returns_callback=True,
     json_over_forms=True,
+    is_typed=True,
 )
 _HANDLER_WITH_MODELS = replace(
     _HANDLER,

@@ -235,7 +235,11 @@ def _construct_predictor(
 ) -> BoundPredictor:
     values = {"config": config, "api_spec": copy.deepcopy(spec.api_spec), "job_spec": None, "metrics_client": metrics}
     instance = code.construct(values, clients)
-    methods = {verb: bind_method(instance, name, verb, code.generation) for name, verb in code.serving_methods.items()}
+    batched = batched_method(code.generation) if spec.max_batch_size and spec.type == "python" else None
+    methods = {
+        verb: bind_method(instance, name, verb, code.generation, is_batched=name == batched)
+        for name, verb in code.serving_methods.items()
+    }
     if clients is None:
         return BoundPredictor(code.generation, spec.path, methods)
     if clients.registry is not None:

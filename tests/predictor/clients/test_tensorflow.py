@@ -11,6 +11,7 @@ import pytest
 from cortex.errors import ModelError
 from cortex.models.loader import LoadRequest
 from cortex.models.spec import DEFAULT_MODEL
+from cortex.payloads.arrays import Array
 from cortex.predictor.clients.python import LOCAL, choose_backend, is_external
 from cortex.predictor.clients.tensorflow import (
     SignatureInfo,
@@ -20,7 +21,7 @@ from cortex.predictor.clients.tensorflow import (
     choose_signature,
     clean_message,
 )
-from cortex.predictor.clients.tensors import Array, TensorSpec
+from cortex.predictor.clients.tensors import TensorSpec
 
 FLOATS = TensorSpec(1, (None,), "x:0")
 MIXED = SignatureInfo(

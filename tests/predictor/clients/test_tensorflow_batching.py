@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from cortex.errors import ModelError
+from cortex.payloads.arrays import Array
 from cortex.predictor.clients.tensorflow import SignatureInfo
 from cortex.predictor.clients.tensorflow_batching import BatchingServable
-from cortex.predictor.clients.tensors import Array, TensorSpec
+from cortex.predictor.clients.tensors import TensorSpec
 from harness.wait import wait_until
 
 DEADLINE_S = 20.0

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from cortex.predictor.clients.tensors import DTYPES, TensorError, TensorSpec, to_array, to_flat
+from cortex.payloads.arrays import TensorError
+from cortex.predictor.clients.tensors import DTYPES, TensorSpec, to_array, to_flat
 
 FLOAT, DOUBLE, INT32, UINT8, STRING, INT64, BOOL, BFLOAT16, HALF, UINT64 = 1, 2, 3, 4, 7, 9, 10, 14, 19, 23
 ANY = None

@@ -18,8 +18,9 @@ import numpy as np
 
 from cortex.errors import ModelError, ModelInputError
 from cortex.models.loader import LoadRequest
+from cortex.payloads.arrays import Array
 from cortex.predictor.clients.tensorflow import SignatureInfo, clean_message, read_signature
-from cortex.predictor.clients.tensors import DTYPES, Array
+from cortex.predictor.clients.tensors import DTYPES
 
 #: Defaults of environment variables. Processes can share a GPU only if its memory is allocated on demand. Level 1 logs
 #: warnings and errors. oneDNN's allocator never returns memory; that of the C library is as fast. The number of threads

@@ -21,7 +21,8 @@ from cortex.errors import ModelError, ModelInputError, with_article
 from cortex.models.loaded_models import ensure_call_scope
 from cortex.models.loader import LoadRequest
 from cortex.models.registry import Registry
-from cortex.predictor.clients.tensors import Array, TensorError, TensorSpec, to_array
+from cortex.payloads.arrays import Array, TensorError
+from cortex.predictor.clients.tensors import TensorSpec, to_array
 
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 #: Maximum number of threads of all sessions together. Beyond it, a session uses only the calling thread.

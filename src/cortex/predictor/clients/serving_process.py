@@ -24,6 +24,7 @@ from google.protobuf import text_format
 
 from cortex.errors import ModelError
 from cortex.models.loader import LoadRequest
+from cortex.payloads.arrays import Array
 from cortex.predictor.clients.tensorflow import SignatureInfo, clean_message
 from cortex.predictor.clients.tensorflow_serving import (
     AVAILABLE,
@@ -37,7 +38,6 @@ from cortex.predictor.clients.tensorflow_serving import (
     metadata_request,
     model_spec,
 )
-from cortex.predictor.clients.tensors import Array
 from cortex.processes.backoff import Backoff
 
 _PREFIX = "cortex-serving-"

@@ -20,7 +20,8 @@ from weakref import WeakValueDictionary
 from cortex.errors import ModelError, ModelInputError, with_article
 from cortex.models.loaded_models import ensure_call_scope
 from cortex.models.loader import LoadRequest
-from cortex.predictor.clients.tensors import DTYPES, Array, TensorError, TensorSpec, to_array, to_flat
+from cortex.payloads.arrays import Array, TensorError
+from cortex.predictor.clients.tensors import DTYPES, TensorSpec, to_array, to_flat
 
 #: Signatures to use, in this order, if a model has several and none is configured. TensorFlow 2 and Keras export the
 #: second along with others, and it is the default of TensorFlow Serving.

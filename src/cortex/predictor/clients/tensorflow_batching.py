@@ -16,8 +16,8 @@ import numpy as np
 
 from cortex.errors import ModelError
 from cortex.models.loader import LoadRequest
+from cortex.payloads.arrays import Array
 from cortex.predictor.clients.tensorflow import Servable, SignatureInfo, TensorFlowBackend
-from cortex.predictor.clients.tensors import Array
 
 S = TypeVar("S", bound=Servable)
 

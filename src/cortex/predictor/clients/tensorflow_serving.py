@@ -20,8 +20,9 @@ from cortex.errors import ModelError, ModelInputError
 from cortex.models.loader import LoadRequest
 from cortex.models.registry import check_version, format_names
 from cortex.models.spec import DEFAULT_MODEL, LATEST, ModelSource
+from cortex.payloads.arrays import Array
 from cortex.predictor.clients.tensorflow import SignatureInfo, TensorFlowModel, clean_message, read_signature
-from cortex.predictor.clients.tensors import DTYPES, Array
+from cortex.predictor.clients.tensors import DTYPES
 
 #: Package → message → fields as "number name type"; `*` marks repeated fields, `map:` maps from strings. Enumerations
 #: are integers, as on the wire.

@@ -6,22 +6,13 @@ This module has the names and numbers of TensorFlow's types, but does not import
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
-
-#: Floats that JSON can't represent, as strings of protobuf's JSON mapping.
-_FLOAT_WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
-_MAX_EXACT_INTEGER = 2**53
-_SHOWN_CHARS = 60
-_SHOWN_BITS = 200
-_MAX_RANK = 64  #: of numpy's arrays
+from cortex.payloads.arrays import Array, TensorError, to_numbers, to_strings, utf8
 
 
 @dataclass(frozen=True)
@@ -76,10 +67,6 @@ class TensorSpec:
         return f"{self.type_name} of shape [{', '.join(map(str, self.shape))}]"
 
 
-class TensorError(ValueError):
-    """A value can't be converted to the required tensor; the message describes only the value."""
-
-
 def to_array(value: Any, spec: TensorSpec) -> Array:
     """Convert a value to an array of the type and shape of `spec`.
 
@@ -95,7 +82,7 @@ def to_array(value: Any, spec: TensorSpec) -> Array:
     dtype = DTYPES.get(spec.dtype)
     if dtype is None:
         raise TensorError("values of this type are not supported")
-    array = _strings(value) if dtype.name == "DT_STRING" else _numbers(value, dtype)
+    array = to_strings(value) if dtype.name == "DT_STRING" else to_numbers(value, dtype.numpy)
     return _fit(array, spec.shape)
 
 
@@ -113,7 +100,7 @@ def to_flat(array: Array) -> list[Any]:
     if kind == "c":
         flat = flat.view(np.float32 if flat.dtype.itemsize == 8 else np.float64)
     if kind in "OSU":
-        return [base64.b64encode(_utf8(item)).decode() for item in flat.tolist()]
+        return [base64.b64encode(utf8(item)).decode() for item in flat.tolist()]
     values: list[Any] = flat.tolist()
     return values
 
@@ -135,165 +122,3 @@ def _fit(array: Array, shape: tuple[int | None, ...] | None) -> Array:
     if not array.ndim:
         raise TensorError("the value is a scalar")
     raise TensorError(f"the value has shape [{', '.join(map(str, array.shape))}]")
-
-
-def _numbers(value: Any, dtype: DType) -> Array:
-    """Convert with numpy as a whole if all values are numbers, otherwise one by one."""
-    if isinstance(value, str | bytes | bytearray | memoryview | Mapping):
-        return _one_by_one(value, dtype)
-    if isinstance(value, list | tuple) and not _is_numeric(value):
-        return _one_by_one(value, dtype)
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, OverflowError):
-        return _one_by_one(value, dtype)
-    if array.dtype.kind not in "biufc":
-        # `asarray` converts [1, "a"] to text, and does not convert objects.
-        return _one_by_one(value, dtype)
-    target = dtype.numpy
-    if target.kind in "fc" and (array.dtype.kind != "c" or target.kind == "c"):
-        with np.errstate(over="ignore"):
-            return array.astype(target, copy=False)
-    if array.dtype == target or (
-        array.size and array.dtype.kind in "biu" and target.kind in "iu" and _holds(target, array)
-    ):
-        return array.astype(target, copy=False)
-    if not array.size:
-        return array.astype(target)
-    return _one_by_one(value if isinstance(value, list | tuple) else array, dtype)
-
-
-def _is_numeric(value: list[Any] | tuple[Any, ...]) -> bool:
-    """Return whether a list contains numbers only.
-
-    With a string among them, numpy would convert all values to strings of the size of the longest: perhaps gigabytes.
-    """
-    try:
-        kinds = set(map(type, np.array(value, object).ravel().tolist()))
-    except ValueError:  # ragged below the first level
-        return False
-    return all(issubclass(kind, int | float | complex | np.number | np.bool_) for kind in kinds)
-
-
-def _holds(target: np.dtype[Any], array: Array) -> bool:
-    limits = np.iinfo(target)
-    return int(array.min()) >= limits.min and int(array.max()) <= limits.max
-
-
-def _strings(value: Any) -> Array:
-    leaves, shape = _leaves(value)
-    array = np.empty(len(leaves), np.object_)
-    for index, (place, leaf) in enumerate(leaves):
-        array[index] = _string(leaf, place)
-    return array.reshape(shape)
-
-
-def _one_by_one(value: Any, dtype: DType) -> Array:
-    """Convert each value separately, so that an error can name the invalid one."""
-    leaves, shape = _leaves(value)
-    return np.array([_number(leaf, dtype, place) for place, leaf in leaves], dtype.numpy).reshape(shape)
-
-
-def _leaves(value: Any) -> tuple[list[tuple[str, Any]], tuple[int, ...]]:
-    """Return all values with their places (`[0][2]`), and the shape of the whole. Raises: TensorError."""
-    found: list[tuple[str, Any]] = []
-
-    def walk(item: Any, place: str) -> tuple[int, ...]:
-        if hasattr(item, "__array__"):
-            item = np.asarray(item).tolist()
-        if not isinstance(item, list | tuple):
-            found.append((place, item))
-            return ()
-        if place.count("[") == _MAX_RANK:
-            raise TensorError(f"the value is nested more than {_MAX_RANK} deep")
-        shapes = []
-        for index, part in enumerate(item):
-            shapes.append(walk(part, f"{place}[{index}]"))
-            if shapes[-1] != shapes[0]:
-                first, other = _size(shapes[0]), _size(shapes[-1])
-                raise TensorError(f"the value is ragged: {place}[0] {first}, but {place}[{index}] {other}")
-        return (len(item), *(shapes[0] if shapes else ()))
-
-    return found, walk(value, "")
-
-
-def _size(shape: tuple[int, ...]) -> str:
-    if not shape:
-        return "is a single value"
-    return f"has {shape[0]} values" if len(shape) == 1 else f"has shape [{', '.join(map(str, shape))}]"
-
-
-def _number(value: Any, dtype: DType, place: str) -> Any:
-    target = dtype.numpy
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, str):
-        value = _spelled(value, dtype, place)
-    if not isinstance(value, int | float | complex):
-        raise _wrong(value, dtype, place)
-    if target.kind == "c":
-        return value
-    if isinstance(value, complex):
-        raise _wrong(value, dtype, place)
-    if target.kind == "f":
-        try:
-            return float(value)
-        except OverflowError:
-            raise _wrong(value, dtype, place) from None
-    if isinstance(value, float) and not value.is_integer():  # also false for NaN and infinity
-        raise _wrong(value, dtype, place)
-    whole = int(value)
-    if target.kind == "b":
-        if whole not in (0, 1):
-            raise _wrong(value, dtype, place)
-        return bool(whole)
-    limits = np.iinfo(target)
-    if not limits.min <= whole <= limits.max:
-        raise TensorError(f"{_at(place)} is {_shown(value)}, which is out of the range of {dtype.plain}")
-    return whole
-
-
-def _spelled(text: str, dtype: DType, place: str) -> int | float:
-    """Parse a number that is a string in protobuf's JSON mapping."""
-    if dtype.numpy.kind in "fc" and text in _FLOAT_WORDS:
-        return _FLOAT_WORDS[text]
-    digits = text.removeprefix("-")
-    if dtype.numpy.itemsize == 8 and dtype.numpy.kind in "iu" and digits.isascii() and digits.isdigit():
-        return int(text) if len(digits) < 30 else _MAX_EXACT_INTEGER**3  # out of range, and slow to parse
-    raise _wrong(text, dtype, place)
-
-
-def _string(value: Any, place: str) -> bytes:
-    if isinstance(value, Mapping) and set(value) == {"b64"} and isinstance(value["b64"], str):
-        try:
-            return base64.b64decode(value["b64"], validate=True)
-        except binascii.Error:
-            raise TensorError(f"{_at(place)} is {_shown(value)}, which is not base64") from None
-    if not isinstance(value, str | bytes | bytearray | memoryview):
-        raise _wrong(value, DTYPES[7], place)
-    try:
-        return _utf8(value)
-    except UnicodeEncodeError:  # a lone surrogate, which JSON can contain
-        raise TensorError(f"{_at(place)} is {_shown(value)}, which can't be encoded as UTF-8") from None
-
-
-def _utf8(value: Any) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)
-
-
-def _wrong(value: Any, dtype: DType, place: str) -> TensorError:
-    wanted = {"i": "a whole number", "u": "a whole number", "f": "a number", "c": "a number", "b": "a boolean"}
-    return TensorError(f"{_at(place)} is {_shown(value)}, not {wanted.get(dtype.numpy.kind, 'a string')}")
-
-
-def _at(place: str) -> str:
-    return place or "the value"
-
-
-def _shown(value: Any) -> str:
-    if not isinstance(value, str | bytes | int | float | complex | Mapping | None):
-        return f"of type {type(value).__name__}"
-    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:  # Python limits the conversion of long integers
-        return f"an integer of {value.bit_length()} bits"
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"

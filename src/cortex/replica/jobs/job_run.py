@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
@@ -13,6 +14,8 @@ import orjson
 from cortex.errors import ModelError, UserError, with_article
 from cortex.jobs.spec import Assignment, BatchFailure, Workload, batch_id
 from cortex.lifecycle import ApiKind
+from cortex.payloads.payload_type import PayloadType
+from cortex.payloads.validation import PayloadError
 from cortex.predictor.batch import BoundBatch
 from cortex.predictor.binding import Bodies
 from cortex.predictor.tracebacks import describe, format_user_traceback
@@ -21,7 +24,8 @@ from cortex.replica.jobs.operator_client import CompletionHook, LeaseClient
 from cortex.replica.jobs.shared_state import HOOK, SharedJobState
 from cortex.replica.jobs.unacknowledged_reports import ActiveLease, BatchOutcome
 from cortex.replica.monitoring.request_log import REQUEST, write_log
-from cortex.replica.requests.payload import FORM, BadBody, encode_json, json_or, parse
+from cortex.replica.requests.http_exceptions import as_http_exception, describe_http_exception
+from cortex.replica.requests.payload import FORM, BadBody, encode_json, json_or, parse, parse_typed
 
 #: Larger results cannot be reported.
 MAX_RESULT_BYTES = 32 * 1024 * 1024
@@ -100,10 +104,11 @@ class JobRun:
     def _failure(self, seq: int, what: str, error: BaseException) -> BatchFailure:
         """Log an exception with the frames of user code, and return it for the report."""
         try:
-            is_ours = isinstance(error, UserError)
-            message = str(error) if is_ours else describe(error)
+            exception = as_http_exception(error)
+            is_ours = isinstance(error, UserError) or exception is not None
+            message = describe_http_exception(exception) if exception else str(error) if is_ours else describe(error)
             has_frames = isinstance(error, ModelError) or not is_ours
-            text = format_user_traceback(error) if has_frames else f"{error}\n"
+            text = format_user_traceback(error) if has_frames else f"{message}\n"
         except Exception:  # an exception that cannot be formatted is still a failure
             message, text = type(error).__name__, ""
         write_log(replace_surrogates(f"{what} failed:\n{text or message}"))
@@ -114,7 +119,7 @@ class JobRun:
 
     def _receive(self, seq: int, payload: bytes) -> tuple[str, Callable[[], Any]]:
         """Return the id of a batch for user code, and a function that parses its payload."""
-        return batch_id(self._job.job_id, seq), lambda: _parse(payload)
+        return batch_id(self._job.job_id, seq), lambda: _parse(payload, self._bound.payload_type)
 
     def _encode(self, result: Any) -> bytes | None:
         """Encode a result for the report; None if there is none."""
@@ -130,6 +135,11 @@ class JobRun:
             return None
 
 
+def _is_record(result: Any) -> bool:
+    """Return whether a result is a dataclass or a pydantic model, which JSON encodes as an object."""
+    return dataclasses.is_dataclass(result) or hasattr(type(result), "__pydantic_fields__")
+
+
 def encode_line(result: Any) -> bytes:
     """Return a result as JSON on one line. Raises: UserError if JSON can't hold it, or it is too large."""
     data = encode_json(result)
@@ -138,11 +148,18 @@ def encode_line(result: Any) -> bytes:
     return data.replace(b"\n", b" ")  # in JSON, line breaks only occur between values
 
 
-def _parse(payload: bytes) -> Any:
+def _parse(payload: bytes, payload_type: PayloadType | None) -> Any:
+    """Return the payload of a batch. Raises: UserError if it is not of the type that the user's method annotates."""
     try:
-        return orjson.loads(payload)
+        value = orjson.loads(payload)
     except orjson.JSONDecodeError:
-        return json.loads(payload)  # NaN, say
+        value = json.loads(payload)  # NaN, say
+    if payload_type is None:
+        return value
+    try:
+        return payload_type.from_json(value, payload)
+    except PayloadError as error:
+        raise UserError(str(error)) from None
 
 
 _PARSED = ("application/json", "text/plain")
@@ -157,18 +174,24 @@ class WorkloadRun(JobRun):
     def _receive(self, seq: int, payload: bytes) -> tuple[str, Callable[[], Any]]:
         workload = Workload.from_line(payload)
         self._shared_state.set_name(str(workload.id))
-        return str(workload.id), lambda: _parse_workload(workload, self._bound.bodies)
+        return str(workload.id), lambda: _parse_workload(workload, self._bound)
 
     def _encode(self, result: Any) -> bytes | None:
-        if not isinstance(result, dict):
+        if not isinstance(result, dict) and not _is_record(result):
             raise UserError(f"the result of a workload must be a dict, but it is {with_article(type(result).__name__)}")
         return encode_line(result)
 
 
-def _parse_workload(workload: Workload, bodies: Bodies) -> Any:
-    """Return JSON, text or bytes; forms are not parsed."""
+def _parse_workload(workload: Workload, bound: BoundBatch) -> Any:
+    """Return what the user's method annotates, or else JSON, text or bytes: then forms are not parsed."""
+    if bound.payload_type is not None:
+        content_type = workload.content_type.encode(errors="replace")
+        try:
+            return parse_typed(bound.payload_type, content_type, workload.body)
+        except (BadBody, PayloadError) as error:
+            raise UserError(str(error)) from None
     kind = workload.content_type.partition(";")[0].strip().lower()
-    if kind == FORM.decode() and bodies is Bodies.JSON_OVER_FORMS:
+    if kind == FORM.decode() and bound.bodies is Bodies.JSON_OVER_FORMS:
         return json_or(workload.body, workload.body)
     if kind not in _PARSED:
         return workload.body

@@ -10,6 +10,7 @@ Tracking never fails a request: a result that cannot be tracked is logged.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import itertools
@@ -121,6 +122,8 @@ class PredictionTracker:
                 self._warn(_reason(error), request_id)
 
     def _value_in(self, result: Any) -> Any:
+        if dataclasses.is_dataclass(result) or hasattr(type(result), "__pydantic_serializer__"):
+            result = {self._key: getattr(result, self._key or "", None)}
         if not isinstance(result, dict):
             raise Untrackable(
                 f"the result is {with_article(type(result).__name__)}, which has no key `{self._key}`: return a dict"

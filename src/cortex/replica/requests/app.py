@@ -172,7 +172,7 @@ class App:
                 self._background.run(outcome.background)
             self._release(connection)
         elif isinstance(outcome, FailedCall):
-            connection.respond_error(outcome.status, outcome.message)
+            _respond_failed(connection, outcome)
             self._release(connection)
         elif isinstance(outcome, UnfinishedCall) and outcome.kind == "generator":
             # Each step may block, so generators always run on a thread.
@@ -204,7 +204,7 @@ class App:
             if isinstance(outcome, UnfinishedCall):
                 await self._stream(connection).run_async(outcome.value)
             elif isinstance(outcome, FailedCall):
-                connection.respond_error(outcome.status, outcome.message)
+                _respond_failed(connection, outcome)
             else:
                 await self._respond(connection, outcome)
         except asyncio.CancelledError:
@@ -239,8 +239,7 @@ class App:
             try:
                 opened = await open_response(encoded.response, connection.headers, connection.method)
             except Exception as error:  # the edge of the user's code: a missing file, a stream that raises
-                failed = self._caller.fail(connection, type(encoded.response).__name__, error)
-                connection.respond_error(failed.status, failed.message)
+                _respond_failed(connection, self._caller.fail(connection, type(encoded.response).__name__, error))
                 return
             await self._stream(connection, opened.status, b"", opened.headers).run_async(opened.chunks)
             self._background.run(lambda: opened.done)
@@ -260,6 +259,7 @@ class App:
             self._loop,
             self._timeout_ns,
             partial(self._caller.log_error, connection),
+            partial(self._caller.refuse, connection),
             status,
             media_type,
             headers,
@@ -277,3 +277,7 @@ class App:
                 self._start(waiting, method, deadline_ns, time.monotonic_ns())
         if self.connections.is_paused and self._running < self._slots:
             self.connections.set_paused(False)
+
+
+def _respond_failed(connection: Connection, failed: FailedCall) -> None:
+    connection.respond_error(failed.status, failed.message, failed.headers, failed.fields)

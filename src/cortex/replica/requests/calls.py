@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from http import HTTPStatus
 from reprlib import Repr
 from typing import Any
 
+import orjson
+
 from cortex.errors import ModelError, UserError
+from cortex.payloads.validation import PayloadError
 from cortex.predictor.binding import BoundMethod, Kind, result_kind, split_callback
 from cortex.predictor.loader import BoundPredictor
-from cortex.predictor.tracebacks import format_user_traceback
+from cortex.predictor.tracebacks import describe, format_user_traceback
 from cortex.replica.monitoring.request_log import REQUEST, write_log
 from cortex.replica.monitoring.tracker import PredictionTracker
-from cortex.replica.requests.http import Connection
+from cortex.replica.requests.http import Connection, Header
+from cortex.replica.requests.http_exceptions import as_http_exception, describe_http_exception
 from cortex.replica.requests.payload import (
+    CONTENT_TYPE,
     JSON,
     BadBody,
     Encoded,
     encode,
+    encode_json,
     json_or,
     make_headers,
     make_query_params,
     parse,
+    parse_typed,
+    validate_head,
 )
 
 #: Limits of a logged value: items of each list and dict on each level, and characters in total.
@@ -45,6 +53,8 @@ class FailedCall:
 
     status: int
     message: str
+    headers: tuple[Header, ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)  #: of the JSON body, in addition to the message
 
 
 @dataclass(slots=True)
@@ -97,10 +107,14 @@ class Caller:
             return self.fail(connection, method.name, error)
 
     def parse_arguments(self, connection: Connection, method: BoundMethod) -> Arguments:
-        """Return the arguments that the method has parameters for. Raises: BadBody."""
+        """Return the arguments that the method has parameters for. Raises: BadBody, PayloadError."""
         payload = query_params = headers = None
         if method.needs_payload:
-            payload = parse(connection.content_type, connection.body, method.bodies)
+            payload_type = method.payload_type
+            if payload_type is None:
+                payload = parse(connection.content_type, connection.body, method.bodies)
+            else:
+                payload = parse_typed(payload_type, connection.content_type, connection.body)
         if method.needs_query_params:
             query_params = make_query_params(connection.url.partition(b"?")[2])
         if method.needs_headers:
@@ -140,9 +154,11 @@ class Caller:
         """Return the outcome for an exception; the traceback is logged, not sent to the caller."""
         if isinstance(error, BadBody):
             return FailedCall(400, str(error))
-        exceptions = sys.modules.get("starlette.exceptions")  # if it is not imported, no error can be one of its
-        if exceptions is not None and isinstance(error, exceptions.HTTPException):
-            return FailedCall(error.status_code, str(error.detail))
+        if isinstance(error, PayloadError):
+            return FailedCall(422, str(error), fields={"detail": error.detail})
+        refused = self.refuse(connection, error)
+        if refused is not None:
+            return refused
         self.log_error(connection, error)
         if isinstance(
             error, UserError
@@ -151,6 +167,24 @@ class Caller:
         what = f"{type(error).__name__} in {name}()"
         hint = _content_type_hint(connection)
         return FailedCall(500, f"internal server error: {what}{logs_hint(self._api)}{hint}")
+
+    def refuse(self, connection: Connection, error: BaseException) -> FailedCall | None:
+        """Return the response that an `HTTPException` of starlette or FastAPI asks for; None for other exceptions."""
+        exception = as_http_exception(error)
+        if exception is None:
+            return None
+        try:
+            headers = [(name.encode(), value.encode("latin-1")) for name, value in (exception.headers or {}).items()]
+            kept = tuple(
+                header for header in validate_head(exception.status_code, headers) if header[0] != CONTENT_TYPE
+            )
+            detail = orjson.loads(encode_json(exception.detail))
+        except Exception as invalid:  # statuses, headers and details of the user may be anything
+            write_log(f"request {_id(connection)} failed: its HTTPException is invalid: {describe(invalid)}\n")
+            return FailedCall(500, f"internal server error: invalid HTTPException{logs_hint(self._api)}")
+        write_log(f"request {_id(connection)} was refused: {describe_http_exception(exception)}\n")
+        message = detail if isinstance(detail, str) else HTTPStatus(exception.status_code).phrase
+        return FailedCall(int(exception.status_code), message, kept, {"detail": detail})
 
     def log_error(self, connection: Connection, error: BaseException) -> None:
         """Log the frames of the user's code, or the message of an error about the result."""

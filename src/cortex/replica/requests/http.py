@@ -15,9 +15,11 @@ import json
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from http import HTTPStatus
+from types import MappingProxyType
+from typing import Any
 
 from httptools import HttpRequestParser
 
@@ -37,6 +39,7 @@ _LINGER_S = 2.0
 _JOIN_BYTES = 64 * 1024
 #: Statuses whose responses have no body, whatever their headers are.
 _BODILESS = frozenset({204, 304})
+_NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 # Globals, because each access to a member of an enumeration takes time on the path of every request.
 _IDLE, _READING, _RUNNING = ConnectionState.IDLE, ConnectionState.READING, ConnectionState.RUNNING
@@ -443,9 +446,12 @@ class Connection:
             self._send(body)
         self._finish_response()
 
-    def respond_error(self, status: int, message: str, headers: tuple[Header, ...] = ()) -> None:
-        """Write a JSON error response."""
-        self.respond(status, b"application/json", error_body(message, self.request_id.decode("latin-1")), headers)
+    def respond_error(
+        self, status: int, message: str, headers: tuple[Header, ...] = (), fields: Mapping[str, Any] = _NO_FIELDS
+    ) -> None:
+        """Write a JSON error response, whose body also has `fields`."""
+        body = error_body(message, self.request_id.decode("latin-1"), fields)
+        self.respond(status, b"application/json", body, headers)
 
     def start_stream(self, status: int, media_type: bytes | None, headers: tuple[Header, ...] = ()) -> None:
         """Begin a response of unknown length."""
@@ -582,9 +588,9 @@ _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-def error_body(message: str, request_id: str) -> bytes:
-    """Return the JSON body of an error response, `{"error", "request_id"}`."""
-    return json.dumps({"error": message, "request_id": request_id}).encode()
+def error_body(message: str, request_id: str, fields: Mapping[str, Any] = _NO_FIELDS) -> bytes:
+    """Return the JSON body of an error response, `{"error", "request_id"}` and `fields`."""
+    return json.dumps({"error": message, **fields, "request_id": request_id}).encode()
 
 
 def error_response(status: int, message: str, request_id: str) -> bytes:

@@ -8,6 +8,7 @@ slow to import: numpy is never imported here, starlette only once a request or a
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import re
@@ -21,6 +22,7 @@ from uuid import UUID
 import orjson
 
 from cortex.errors import UserError
+from cortex.payloads.payload_type import PayloadType
 from cortex.predictor.binding import Bodies
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ JSON = b"application/json"
 TEXT = b"text/plain; charset=utf-8"
 BYTES = b"application/octet-stream"
 JSON_LINES = b"application/x-ndjson"
+PNG = b"image/png"
+CONTENT_TYPE = b"content-type"
 
 #: Maximum number of parts of a form, against attacks on the parser.
 MAX_FORM_PARTS = 1000
@@ -55,8 +59,6 @@ _FIXES = {
     "builtins.bytes": "decode it, or encode it with base64",
     "builtins.complex": "return its real and imaginary parts",
     "decimal.Decimal": "return float(value) or str(value)",
-    "pandas.DataFrame": 'return value.to_dict("records")',
-    "pandas.Series": "return value.tolist()",
     "torch.Tensor": "return value.tolist()",
     "tensorflow.EagerTensor": "return value.numpy()",
     "PIL.Image": "save it to bytes and return those",
@@ -106,6 +108,34 @@ def parse(content_type: bytes | None, body: bytes, bodies: Bodies = Bodies.BY_TY
     return body
 
 
+def parse_typed(payload_type: PayloadType, content_type: bytes | None, body: bytes) -> Any:
+    """Parse a body into the type that the user's method annotates. Raises: BadBody, PayloadError.
+
+    JSON needs no content type, because the annotation asks for it.
+    """
+    kind = content_type.partition(b";")[0].strip().lower() if content_type else b""
+    if payload_type.is_raw:
+        return body
+    if not body:
+        return payload_type.from_nothing()
+    if kind.startswith(_MULTIPART):
+        return payload_type.from_form(_parse_form(kind, content_type or b"", body))
+    if kind == JSON or kind.endswith(b"+json"):
+        return _parse_typed_json(payload_type, body)
+    if payload_type.reads_bytes:
+        if kind == b"text/plain":
+            body = _parse_text(content_type or b"", body).encode()
+        return payload_type.from_bytes(body, kind.decode("latin-1"))
+    if kind == FORM and json_or(body, _NOT_JSON) is _NOT_JSON:
+        return payload_type.from_form(_parse_form(kind, content_type or b"", body))
+    return _parse_typed_json(payload_type, body)
+
+
+def _parse_typed_json(payload_type: PayloadType, body: bytes) -> Any:
+    # First orjson, which refuses what is not JSON in the same words as for other methods: NaN, 1e999.
+    return payload_type.from_json(_parse_json(body), body.removeprefix(_UTF8_BOM))
+
+
 def json_or(body: bytes, otherwise: Any) -> Any:
     """Return the value of a body that is JSON, else `otherwise`."""
     try:
@@ -131,7 +161,8 @@ def make_headers(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
 def encode(result: Any, json_strings: bool = False) -> Encoded:
     """Encode a result of user code; with `json_strings`, a str becomes a JSON string instead of plain text.
 
-    numpy scalars and arrays become numbers and lists; NaN and infinities become null.
+    numpy scalars and arrays become numbers and lists; NaN and infinities become null; pydantic models become objects,
+    frames of pandas lists of records, and images of Pillow PNG.
     Raises: UserError, which names the path of a value that JSON cannot hold.
     """
     kind = type(result)
@@ -144,13 +175,16 @@ def encode(result: Any, json_strings: bool = False) -> Encoded:
     responses = sys.modules.get("starlette.responses")  # if it is not imported, no result can be a response
     if responses is not None and isinstance(result, responses.Response):
         return _encode_response(result, responses.Response)
+    images = sys.modules.get("PIL.Image")  # likewise
+    if images is not None and isinstance(result, images.Image):
+        return Encoded(200, PNG, _encode_image(result))
     return Encoded(200, JSON, encode_json(result))
 
 
 def encode_json(result: Any) -> bytes:
     """Encode a value as JSON: one call of orjson if possible, the slow way otherwise."""
     try:
-        return orjson.dumps(result, _encode_numpy)
+        return orjson.dumps(result, _encode_other)
     except TypeError:
         pass  # leave the handler first: exceptions of the slow way must not have this one as context
     return _encode_json_slowly(result)
@@ -266,13 +300,35 @@ def _encode_response(response: Response, plain: type[Response]) -> Encoded:
     return Encoded(response.status_code, media_type, bytes(response.body), tuple(headers), response.background)
 
 
-def _encode_numpy(value: Any) -> orjson.Fragment:
-    """Return the JSON of a plain numpy number or array; the `default` hook of orjson.
+def _encode_image(image: Any) -> bytes:
+    file = io.BytesIO()
+    try:
+        image.save(file, "PNG")
+    except OSError:  # a mode that PNG does not have, such as CMYK
+        image.convert("RGB").save(file, "PNG")
+    return file.getvalue()
+
+
+def _encode_model(model: Any) -> bytes:
+    """Return the JSON of a pydantic model, whose parts may also be values that only Cortex encodes."""
+    serializer = type(model).__pydantic_serializer__
+    json_text: bytes = serializer.to_json(model, by_alias=True, fallback=_plain_copy)
+    return json_text
+
+
+def _plain_copy(value: Any) -> Any:
+    return _PlainCopy().convert(value, "result")
+
+
+def _encode_other(value: Any) -> orjson.Fragment:
+    """Return the JSON of a pydantic model, or a plain numpy number or array; the `default` hook of orjson.
 
     `OPT_SERIALIZE_NUMPY` is not used for the whole result, because it writes wrong dates and invalid JSON for NaT in
     arrays of datetime64. Raises: TypeError for everything else, which `_encode_json_slowly` handles.
     """
     name = type(value).__name__
+    if hasattr(type(value), "__pydantic_serializer__"):
+        return orjson.Fragment(_encode_model(value))
     if type(value).__module__ != "numpy" or (name != "ndarray" and name not in _NUMBERS):
         raise TypeError
     if name == "ndarray":
@@ -288,7 +344,7 @@ def _encode_json_slowly(value: Any) -> bytes:
     Raises: UserError, which names the path of the first value that JSON cannot hold.
     """
     try:
-        return orjson.dumps(value, _encode_numpy, _KEYS)
+        return orjson.dumps(value, _encode_other, _KEYS)
     except TypeError:
         pass
     try:
@@ -349,11 +405,28 @@ class _PlainCopy:
         if self._numpy is not None and isinstance(value, self._numpy.ndarray | self._numpy.generic):
             return self._convert_numpy(value, path)
         if isinstance(value, datetime | date | time | UUID):
-            return str(value) if isinstance(value, UUID) else value.isoformat()
+            is_nat = type(value).__name__ == "NaTType"  # of pandas, which is a datetime
+            return None if is_nat else str(value) if isinstance(value, UUID) else value.isoformat()
+        if hasattr(type(value), "__pydantic_serializer__"):
+            return self._convert_model(value, path)
+        library_name = f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
+        if library_name in ("pandas.DataFrame", "pandas.Series"):
+            plain = value.astype(object).where(value.notna(), None)
+            rows = plain.to_dict("records") if library_name == "pandas.DataFrame" else plain.tolist()
+            return self._nested(rows, path, self._convert_list)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
             return self._nested(fields, path, self._convert_dict)
         raise _not_serializable(value, path)
+
+    def _convert_model(self, model: Any, path: str) -> Any:
+        try:
+            return orjson.loads(_encode_model(model))
+        except UserError as error:
+            reason = str(error)
+        except ValueError as error:  # PydanticSerializationError
+            reason = str(error)
+        raise UserError(f"{path}: {_describe_type(model)} can't be encoded as JSON: {reason}")
 
     def _convert_numpy(self, value: Any, path: str) -> Any:
         numpy = self._numpy

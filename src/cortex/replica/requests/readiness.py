@@ -15,12 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from cortex.errors import UserError
+from cortex.payloads.validation import PayloadError
 from cortex.predictor.binding import BoundMethod, result_kind, split_callback
 from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import describe, format_user_traceback
 from cortex.replica.channel import Channel
 from cortex.replica.requests.batching import batched_method, for_one
-from cortex.replica.requests.payload import JSON, BadBody, encode, encode_chunk, make_headers, make_query_params, parse
+from cortex.replica.requests.payload import (
+    JSON,
+    BadBody,
+    encode,
+    encode_chunk,
+    make_headers,
+    make_query_params,
+    parse,
+    parse_typed,
+)
 from cortex.replica.spec import ReplicaSpec
 
 
@@ -43,7 +53,7 @@ def check_readiness(
     try:
         _call(spec, predictor, method, loop)
     except BaseException as error:  # the edge of the user's code
-        is_ours = isinstance(error, UserError | BadBody)
+        is_ours = isinstance(error, UserError | BadBody | PayloadError)
         text = error.traceback if isinstance(error, UserError) else "" if is_ours else format_user_traceback(error)
         raise UserError(_message(spec, str(error) if is_ours else describe(error)), text) from error
     finally:
@@ -51,7 +61,8 @@ def check_readiness(
 
 
 def _call(spec: ReplicaSpec, predictor: BoundPredictor, method: BoundMethod, loop: asyncio.AbstractEventLoop) -> None:
-    payload = parse(JSON, Path(spec.readiness or "").read_bytes())
+    body = Path(spec.readiness or "").read_bytes()
+    payload = parse(JSON, body) if method.payload_type is None else parse_typed(method.payload_type, JSON, body)
     query_params = make_query_params(b"") if method.needs_query_params else None
     headers = make_headers([(b"content-type", JSON)]) if method.needs_headers else None
     if batched_method(spec, predictor) is not None:

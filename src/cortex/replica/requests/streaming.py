@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cortex.errors import UserError
 from cortex.replica.requests.background_tasks import contain_exit
+from cortex.replica.requests.calls import FailedCall
 from cortex.replica.requests.http import Connection, Header
 from cortex.replica.requests.payload import encode_chunk, stream_media_type, validate_head
 from cortex.replica.requests.runner import Runner
@@ -36,6 +37,7 @@ class ResponseStream:
         loop: asyncio.AbstractEventLoop,
         timeout_ns: int,
         log_error: Callable[[BaseException], None],
+        refuse: Callable[[BaseException], FailedCall | None],
         status: int = 200,
         media_type: bytes | None = None,  # None: determined by the first chunk; empty: one of `headers`
         headers: tuple[Header, ...] = (),
@@ -46,6 +48,7 @@ class ResponseStream:
         self._timeout_ns = timeout_ns
         self._timeout_s = timeout_ns / _NS_PER_S
         self._log_error = log_error
+        self._refuse = refuse
         self._status = status
         self._media_type = media_type
         self._headers = headers
@@ -67,8 +70,7 @@ class ResponseStream:
             self._runner.wake(self._connection.close)
             _close(chunks)
         except BaseException as error:  # the edge of the user's code
-            self._log_error(error)
-            self._runner.wake(partial(self._abort, error))
+            self._runner.wake(partial(self._abort, error, self._refuse_or_log(error)))
 
     async def run_async(self, chunks: AsyncIterable[Any] | Iterator[Any]) -> None:
         """Iterate on the event loop."""
@@ -89,8 +91,7 @@ class ResponseStream:
         except BaseException as error:  # the edge of the user's code
             if isinstance(error, asyncio.CancelledError) and not self._connection.open:
                 return  # the client has disconnected
-            self._log_error(error)
-            self._abort(error)
+            self._abort(error, self._refuse_or_log(error))
         finally:
             if isinstance(iterator, AsyncGenerator):
                 await iterator.aclose()
@@ -121,10 +122,18 @@ class ResponseStream:
             self._start(self._media_type)
         self._connection.end_stream()
 
-    def _abort(self, error: BaseException) -> None:
+    def _refuse_or_log(self, error: BaseException) -> FailedCall | None:
+        refused = self._refuse(error)
+        if refused is None:
+            self._log_error(error)
+        return refused
+
+    def _abort(self, error: BaseException, refused: FailedCall | None) -> None:
         """Respond with an error if the response has not begun; disconnect otherwise."""
         if self._started:
             self._connection.close()
+        elif refused is not None:
+            self._connection.respond_error(refused.status, refused.message, refused.headers, refused.fields)
         else:
             message = f"{type(error).__name__} before the first chunk; the logs have the traceback"
             self._connection.respond_error(500, f"internal server error: {message}")

@@ -1,0 +1,210 @@
+"""Payloads that are numpy arrays and pandas frames. Imported only if a user's method annotates one."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Annotated, Any, get_args, get_origin
+
+import numpy as np
+import orjson
+
+from cortex.payloads.annotated_files import only_file
+from cortex.payloads.arrays import Array, TensorError, is_numeric, leaves_of, to_numbers
+from cortex.payloads.payload_type import PayloadType
+from cortex.payloads.shape import Shape
+from cortex.payloads.signature import Json
+from cortex.payloads.validation import PayloadError, payload_error
+
+#: A frame may have that many cells, or as many as `_CELLS_PER_VALUE` for each value in the body: records that have no
+#: columns in common would need memory for rows × columns.
+_MIN_CELLS = 1_000_000
+_CELLS_PER_VALUE = 20
+
+_SUPPORTED_KINDS = "biufcOU"
+_JSON_TYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "number", "O": "string", "U": "string"}
+
+
+def array_type(annotation: Any) -> ArrayType:
+    """Return the type of `numpy.ndarray`, `NDArray[numpy.float32]` or `Annotated[numpy.ndarray, Shape(-1, 4)]`.
+
+    Raises: TypeError for a datatype that no JSON can hold.
+    """
+    metadata: tuple[Any, ...] = ()
+    if get_origin(annotation) is Annotated:
+        annotation, metadata = annotation.__origin__, annotation.__metadata__
+    sizes, dtype = None, _dtype_of(annotation)
+    for item in metadata:
+        if isinstance(item, Shape):
+            sizes, dtype = item.sizes, item.dtype or dtype
+        elif isinstance(item, str | np.dtype) or (isinstance(item, type) and issubclass(item, np.generic)):
+            dtype = item
+    found = None if dtype is None else np.dtype(dtype)
+    if found is not None and found.kind not in _SUPPORTED_KINDS:
+        raise TypeError(f"arrays of {found} can't be read from JSON")
+    return ArrayType(sizes, found)
+
+
+def _dtype_of(annotation: Any) -> Any:
+    """Return `float32` of `NDArray[float32]`; None if the annotation names no datatype."""
+    arguments = get_args(annotation)
+    scalar = get_args(arguments[1])[0] if len(arguments) == 2 and get_args(arguments[1]) else None
+    return scalar if isinstance(scalar, type) and issubclass(scalar, np.generic) else None
+
+
+class ArrayType(PayloadType):
+    """An array of numbers, booleans or strings, from nested lists."""
+
+    def __init__(self, shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None) -> None:
+        super().__init__(_array_schema(shape, dtype))
+        self.shape = shape  #: None: any; -1: any size
+        self.dtype = dtype  #: None: that of the values
+
+    def from_json(self, value: Any, text: bytes) -> Any:
+        if self.is_none(value):
+            return None
+        try:
+            array = _to_array(value, self.dtype)
+        except TensorError as error:
+            place = tuple(map(int, re.findall(r"\[(\d+)\]", error.place)))
+            raise payload_error("array_type", f"Input should be {error.wanted}", place) from None
+        if self.shape is not None and not _fits(array, self.shape):
+            wanted, has = _shown(self.shape), _shown(array.shape)
+            raise payload_error("array_shape", f"Input should have the shape {wanted}, but has {has}")
+        return array
+
+
+def _to_array(value: Any, dtype: np.dtype[Any] | None) -> Array:
+    """Convert JSON to an array. Raises: TensorError."""
+    if dtype is not None and dtype.kind == "f" and isinstance(value, list):
+        try:
+            with np.errstate(over="ignore"):
+                array = np.array(value, dtype)
+        except (ValueError, TypeError, OverflowError):
+            pass
+        else:
+            if np.isinf(array).any():
+                raise TensorError("", wanted=f"in the range of {dtype.name}")
+            return array
+    if dtype is not None and dtype.kind not in "OU":
+        return to_numbers(value, dtype)
+    if dtype is None and (is_numeric(value) if isinstance(value, list) else isinstance(value, int | float)):
+        return np.asarray(value)
+    leaves, shape = leaves_of(value)
+    for place, leaf in leaves:
+        if not isinstance(leaf, str):
+            raise TensorError("", place, "a string" if dtype is not None else "numbers only, or strings only")
+    strings = np.empty(len(leaves), object)
+    strings[:] = [leaf for _, leaf in leaves]
+    return strings.reshape(shape)
+
+
+def _fits(array: Array, shape: tuple[int, ...]) -> bool:
+    return array.ndim == len(shape) and all(want in (-1, have) for want, have in zip(shape, array.shape, strict=True))
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def _array_schema(shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None) -> Json:
+    kind = _JSON_TYPES.get(dtype.kind) if dtype is not None else None
+    schema: Json = {"type": kind} if kind else {}
+    if shape is None:
+        return {"type": "array"}
+    for size in reversed(shape):
+        limits = {} if size == -1 else {"minItems": size, "maxItems": size}
+        schema = {"type": "array", "items": schema, **limits}
+    return schema
+
+
+class FrameType(PayloadType):
+    """A pandas frame: from records, from columns, from `{"columns": …, "data": …}`, or from CSV."""
+
+    reads_bytes = True
+
+    def __init__(self) -> None:
+        records = {"type": "array", "items": {"type": "object"}}
+        columns = {"type": "object", "additionalProperties": {"type": "array"}}
+        super().__init__({"anyOf": [records, columns]})
+
+    def from_json(self, value: Any, text: bytes) -> Any:
+        import pandas as pd  # noqa: PLC0415 - only for what is annotated
+
+        if self.is_none(value):
+            return None
+        if isinstance(value, list):
+            _check_records(value)
+            return pd.DataFrame(value)
+        if not isinstance(value, dict):
+            raise payload_error("frame_type", "Input should be a list of records, or lists by the name of a column")
+        if value.keys() - {"index"} == {"columns", "data"} and _is_rows(value["data"]):
+            return _from_rows(value)
+        for name, column in value.items():
+            if not isinstance(column, list):
+                raise payload_error("list_type", "Input should be a list, the values of a column", (name,))
+        if len({len(column) for column in value.values()}) > 1:
+            raise payload_error("frame_type", "Input should have columns of the same length")
+        return pd.DataFrame(value)
+
+    def from_bytes(self, body: bytes, media_type: str) -> Any:
+        if "csv" not in media_type and body.lstrip()[:1] in (b"[", b"{"):
+            try:
+                value = orjson.loads(body)
+            except orjson.JSONDecodeError as error:
+                raise payload_error("json_invalid", f"Input should be JSON or CSV: {error}") from None
+            return self.from_json(value, body)
+        return _read_csv(body)
+
+    def from_form(self, form: Any) -> Any:
+        file = only_file(form)
+        return self.from_bytes(file.file.read(), file.content_type or "text/csv")
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(row, list) for row in value)
+
+
+def _check_records(records: list[Any]) -> None:
+    columns: set[str] = set()
+    values = 0
+    for index, record in enumerate(records):
+        if not isinstance(record, dict):
+            raise payload_error("dict_type", "Input should be a record: values by the name of a column", (index,))
+        columns.update(record)
+        values += len(record)
+    if len(records) * len(columns) > max(_MIN_CELLS, _CELLS_PER_VALUE * values):
+        raise payload_error("frame_type", "Input should have records with the same columns")
+
+
+def _from_rows(value: dict[str, Any]) -> Any:
+    """Convert `{"columns": […], "data": [[…], …]}`."""
+    import pandas as pd  # noqa: PLC0415 - as above
+
+    columns, rows = value["columns"], value["data"]
+    if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
+        raise payload_error("list_type", "Input should be a list of names", ("columns",))
+    for index, row in enumerate(rows):
+        if len(row) != len(columns):
+            message = f"Input should have {len(columns)} values, one per column, but has {len(row)}"
+            raise payload_error("frame_type", message, ("data", index))
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _read_csv(body: bytes) -> Any:
+    import pandas as pd  # noqa: PLC0415 - as above
+
+    try:
+        columns = len(pd.read_csv(io.BytesIO(body), nrows=0).columns)
+        if columns * body.count(b"\n") > max(_MIN_CELLS, _CELLS_PER_VALUE * len(body)):
+            raise payload_error("csv_invalid", "Input should have rows with as many values as the first line has names")
+        return pd.read_csv(io.BytesIO(body))
+    except PayloadError:
+        raise
+    except pd.errors.ParserError as error:
+        reason = str(error).removeprefix("Error tokenizing data. C error: ").strip()
+        raise payload_error("csv_invalid", f"Input should be CSV: {reason}") from None
+    except ValueError:  # no columns, or not UTF-8
+        raise payload_error(
+            "csv_invalid", "Input should be CSV in UTF-8, with the names of columns in its first line"
+        ) from None

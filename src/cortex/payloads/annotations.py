@@ -1,0 +1,303 @@
+"""Annotations of the user's methods: from `payload: Iris` to the type of the payload and its JSON Schema.
+
+    annotation                                    read by
+    none, Any, object, FormData                   nothing: the payload is what the content type says
+    dict, list, str, bytes                        `payload_type`: no import
+    numpy.ndarray, pandas.DataFrame, PIL images,  `annotated_arrays`, `annotated_files`: what the user's code has
+    UploadFile                                    imported itself
+    everything else                               pydantic, as FastAPI does: models, dataclasses, TypedDict, generics
+
+Arrays, frames and images may also be parts of a type that pydantic reads: `list[numpy.ndarray]`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+import typing
+from collections import abc
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from cortex.payloads.payload_type import BytesType, ListType, ObjectType, PayloadType, TextType
+from cortex.payloads.signature import BodySignature, Json
+from cortex.payloads.validation import PayloadError, from_pydantic
+
+if typing.TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+    from pydantic_core import SchemaValidator
+
+#: In a larger body, each list is read up to its first mistake: pydantic needs about 300 bytes of memory per mistake,
+#: and a body of 100 MiB can have 30 million.
+LARGE_BYTES = 64 * 1024
+
+_UNIONS = (Union, types.UnionType)
+_LISTS = (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection)
+_ITERATORS = (abc.Iterator, abc.Generator, abc.AsyncIterator, abc.AsyncGenerator, abc.AsyncIterable)
+_UNTYPED = (inspect.Parameter.empty, Any, object)
+
+
+class AnnotationProblem(Exception):
+    """An annotation that cannot be resolved, or that no payload can be read as; `str(error)` is the reason."""
+
+
+def resolve(function: Any, name: str) -> Any:
+    """Return the annotation of an argument, or of `return`; `Parameter.empty` if there is none.
+
+    Raises: AnnotationProblem, for a name that exists only for type checkers, say.
+    """
+    function = inspect.unwrap(function)
+    annotation = getattr(function, "__annotations__", {}).get(name, inspect.Parameter.empty)
+    if annotation is inspect.Parameter.empty:
+        return annotation
+    owner = type(function.__self__) if inspect.ismethod(function) else None
+    scope = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__globals__", {})
+    try:
+        holder = types.SimpleNamespace(__annotations__={name: annotation})
+        return typing.get_type_hints(holder, scope, dict(vars(owner)) if owner else None, include_extras=True)[name]
+    except Exception as error:  # evaluates code of the user, which may be any text
+        raise AnnotationProblem(_reason(error)) from error
+
+
+def payload_type(annotation: Any) -> PayloadType | None:
+    """Return the type of a payload; None if anything is allowed. Raises: AnnotationProblem."""
+    bare, is_optional = _without_none(annotation)
+    if isinstance(bare, typing.TypeVar) or any(bare is untyped for untyped in _UNTYPED) or is_form(bare):
+        return None
+    try:
+        found = _special(bare) or _plain(bare) or JsonType(annotation)
+    except Exception as error:  # the user's types run code of their own
+        raise AnnotationProblem(_reason(error)) from error
+    if is_optional:
+        found.set_default(None)
+    return found
+
+
+def is_form(annotation: Any) -> bool:
+    """Return whether an annotation is starlette's `FormData`: the method asks for a form, which nothing validates."""
+    return getattr(annotation, "__name__", "") == "FormData"
+
+
+def element(annotation: Any) -> Any:
+    """Return T of `list[T]`; any other annotation unchanged."""
+    return (get_args(annotation) or (Any,))[0] if is_list(annotation) else annotation
+
+
+def is_list(annotation: Any) -> bool:
+    """Return whether an annotation is a list or a sequence of any kind."""
+    return annotation in _LISTS or get_origin(annotation) in _LISTS
+
+
+def takes_list(annotation: Any) -> bool:
+    """Return whether a list of items can be of the annotated type: lists, arrays, frames, and anything."""
+    bare, _ = _without_none(annotation)
+    if is_list(bare) or isinstance(bare, typing.TypeVar) or any(bare is untyped for untyped in _UNTYPED):
+        return True
+    return _library_name(_class_of(bare)) in ("numpy.ndarray", "pandas.DataFrame")
+
+
+def result_signature(annotation: Any) -> BodySignature:
+    """Return what is known about the responses of a method with this return annotation. Never raises."""
+    try:
+        return _result_signature(annotation)
+    except Exception:  # the annotation of a result changes nothing, so it may be anything
+        return BodySignature()
+
+
+def _result_signature(annotation: Any) -> BodySignature:
+    origin = get_origin(annotation)
+    if origin is tuple and len(get_args(annotation)) == 2 and _is_callable(get_args(annotation)[1]):
+        return _result_signature(get_args(annotation)[0])
+    if origin in _ITERATORS:
+        item = _result_signature(get_args(annotation)[0])
+        is_json = item.media_type == "application/json"
+        return BodySignature(item.schema, "application/x-ndjson" if is_json else item.media_type, item.is_typed)
+    bare, is_optional = _without_none(annotation)
+    if bare is None or bare in _UNTYPED or isinstance(bare, typing.TypeVar):
+        return BodySignature()
+    if isinstance(bare, type) and any(base.__module__ == "starlette.responses" for base in bare.__mro__):
+        return BodySignature()
+    found = None if is_optional else _special(bare) or _plain(bare)
+    if found is not None:
+        return BodySignature(found.schema, found.result_media_type, is_typed=True)
+    from pydantic import TypeAdapter  # noqa: PLC0415 - only for what is annotated
+
+    return BodySignature(TypeAdapter(_for_pydantic(annotation)).json_schema(mode="serialization"), is_typed=True)
+
+
+def _is_callable(annotation: Any) -> bool:
+    return (get_origin(annotation) or annotation) is abc.Callable
+
+
+def _without_none(annotation: Any) -> tuple[Any, bool]:
+    """Return X of `X | None`, and whether None is allowed."""
+    if get_origin(annotation) not in _UNIONS:
+        return annotation, False
+    members = [member for member in get_args(annotation) if member is not types.NoneType]
+    is_optional = len(members) < len(get_args(annotation))
+    return (members[0] if len(members) == 1 else annotation), is_optional
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+def _plain(annotation: Any) -> PayloadType | None:
+    """Return the type of a built-in that nothing has to be imported for; None for all others."""
+    origin, arguments = get_origin(annotation) or annotation, get_args(annotation)
+    if origin in (dict, abc.Mapping, abc.MutableMapping) and arguments in ((), (str, Any), (Any, Any)):
+        return ObjectType({"type": "object"})
+    if origin is list and arguments in ((), (Any,)):
+        return ListType({"type": "array"})
+    if annotation is str:
+        return TextType({"type": "string"})
+    return BytesType({"type": "string", "format": "binary"}) if annotation is bytes else None
+
+
+def _class_of(annotation: Any) -> Any:
+    """Return the class of `numpy.ndarray`, `NDArray[…]` and `Annotated[numpy.ndarray, …]`."""
+    if get_origin(annotation) is Annotated:
+        annotation = annotation.__origin__
+    return get_origin(annotation) or annotation
+
+
+def _library_name(cls: Any) -> str:
+    """Return `<package>.<class>` of a class; "" for all else."""
+    return f"{cls.__module__.partition('.')[0]}.{cls.__name__}" if isinstance(cls, type) else ""
+
+
+def _special(annotation: Any) -> PayloadType | None:
+    """Return the type of an array, frame, image or upload; None for all others."""
+    cls = _class_of(annotation)
+    if not isinstance(cls, type):
+        return None
+    name = _library_name(cls)
+    if name in ("numpy.ndarray", "pandas.DataFrame"):
+        from cortex.payloads import annotated_arrays  # noqa: PLC0415 - imports numpy
+
+        is_array = name == "numpy.ndarray"
+        return annotated_arrays.array_type(annotation) if is_array else annotated_arrays.FrameType()
+    names = [f"{base.__module__}.{base.__name__}" for base in cls.__mro__]
+    if "PIL.Image.Image" in names or "starlette.datastructures.UploadFile" in names:
+        from cortex.payloads import annotated_files  # noqa: PLC0415 - few payloads are files
+
+        return annotated_files.ImageType() if "PIL.Image.Image" in names else annotated_files.UploadType()
+    return None
+
+
+# Types that pydantic reads.
+
+
+class JsonType(PayloadType):
+    """A type that pydantic reads from JSON."""
+
+    def __init__(self, annotation: Any) -> None:
+        from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - only for what is annotated
+        from pydantic.errors import PydanticInvalidForJsonSchema  # noqa: PLC0415 - as above
+
+        self._error: type[ValidationError] = ValidationError
+        self.annotation = annotation
+        self._adapter: TypeAdapter[Any] = TypeAdapter(_for_pydantic(annotation))
+        self._adapter.rebuild(raise_errors=True)
+        try:
+            schema = self._adapter.json_schema()
+        except PydanticInvalidForJsonSchema:
+            schema = {}
+        super().__init__(schema)
+
+    def from_json(self, value: Any, text: bytes) -> Any:
+        validator = self._adapter.validator if len(text) <= LARGE_BYTES else self._fail_fast
+        try:
+            # Not of `value`: as JSON, dates and the like are also read by types that are declared strict.
+            return validator.validate_json(text)
+        except self._error as error:
+            raise from_pydantic(error, value) from None
+
+    def from_form(self, form: Any) -> Any:
+        fields = _fields(form)
+        try:
+            return self._adapter.validator.validate_python(fields)
+        except self._error as error:
+            raise from_pydantic(error, fields) from None
+
+    @functools.cached_property
+    def _fail_fast(self) -> SchemaValidator:
+        from pydantic_core import SchemaValidator  # noqa: PLC0415 - as above
+
+        return SchemaValidator(_failing_fast(self._adapter.core_schema), _use_prebuilt=False)
+
+
+def _fields(form: Any) -> dict[str, Any]:
+    """Return the fields of a form as a JSON object; one that occurs more than once is a list."""
+    values = {name: form.getlist(name) for name in form}
+    return {name: found[0] if len(found) == 1 else found for name, found in values.items()}
+
+
+def _failing_fast(schema: Any) -> Any:
+    """Return a copy of pydantic's core schema that reads each list up to its first mistake."""
+    if isinstance(schema, dict):
+        copy = {key: _failing_fast(value) for key, value in schema.items()}
+        return copy | {"fail_fast": True} if copy.get("type") in ("list", "tuple", "set", "frozenset") else copy
+    return type(schema)(map(_failing_fast, schema)) if type(schema) in (list, tuple) else schema
+
+
+class Part:
+    """Metadata that lets pydantic read a part of a type as an array, frame or image, which it does not know."""
+
+    def __init__(self, part: PayloadType) -> None:
+        self._part = part
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema  # noqa: PLC0415 - only pydantic calls this
+
+        return core_schema.no_info_plain_validator_function(self._read)
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> Json:
+        return dict(self._part.schema)
+
+    def _read(self, value: Any) -> Any:
+        from pydantic_core import PydanticCustomError  # noqa: PLC0415 - as above
+
+        try:
+            return self._part.from_json(value, b"")
+        except PayloadError as error:
+            (problem,) = error.detail
+            raise PydanticCustomError(problem["type"], "{text}", {"text": problem["msg"]}) from None
+
+
+def _for_pydantic(annotation: Any) -> Any:
+    """Return an annotation whose arrays, frames and images pydantic can read, at any depth of generics."""
+    special = _special(annotation)
+    if special is not None:
+        return Annotated[Any, Part(special)]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return Annotated[(_for_pydantic(arguments[0]), *arguments[1:])]
+    if origin in _UNIONS:
+        return Union[tuple(map(_for_pydantic, arguments))]  # noqa: UP007 - not known before
+    if origin is not None and origin is not typing.Literal:
+        converted = tuple(map(_for_pydantic, arguments))
+        return annotation if converted == arguments else origin[converted]
+    if sys.version_info < (3, 12) and type(annotation) is type(_Example):
+        return _extended_typed_dict(annotation)
+    return annotation
+
+
+class _Example(typing.TypedDict):
+    """A class for the type of such classes, which `typing` does not name."""
+
+
+def _extended_typed_dict(annotation: Any) -> Any:
+    """Return a TypedDict of `typing` as one of `typing_extensions`, which pydantic requires before Python 3.12."""
+    from typing_extensions import TypedDict  # noqa: PLC0415 - comes with pydantic
+
+    fields: Json = {}
+    for name, hint in typing.get_type_hints(annotation, include_extras=True).items():
+        is_marked = get_origin(hint) in (typing.Required, typing.NotRequired)
+        inner = get_args(hint)[0] if is_marked else hint
+        is_required = get_origin(hint) is typing.Required if is_marked else name in annotation.__required_keys__
+        marker: Any = typing.Required if is_required else typing.NotRequired
+        fields[name] = marker[_for_pydantic(inner)]
+    return TypedDict(annotation.__name__, fields)  # type: ignore[operator]

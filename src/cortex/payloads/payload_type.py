@@ -1,0 +1,111 @@
+"""The type of a payload: reads a body, in whatever form it arrives, as what the user's method annotates."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from cortex.payloads.signature import BodySignature, Json
+from cortex.payloads.validation import payload_error
+
+_REQUIRED: Final = object()
+
+
+class PayloadType:
+    """Base of the types of payloads: a type whose values are JSON only.
+
+    All methods raise PayloadError for a value that is not of this type.
+    """
+
+    #: The payload is the body itself, whatever its content type.
+    is_raw = False
+    #: Bodies that are neither JSON nor a multipart form are read by `from_bytes`; otherwise they must be JSON.
+    reads_bytes = False
+    media_type = "application/json"
+    #: Content type of a result of this type.
+    result_media_type = "application/json"
+
+    def __init__(self, schema: Json) -> None:
+        self.schema = schema  #: JSON Schema 2020-12, with its own `$defs`
+        self._default: Any = _REQUIRED
+
+    @property
+    def signature(self) -> BodySignature:
+        """Return what the body has to be."""
+        return BodySignature(self.schema, self.media_type, is_typed=True)
+
+    def set_default(self, value: Any) -> None:
+        """Let an empty body be `value`."""
+        self._default = value
+
+    def is_none(self, value: Any) -> bool:
+        """Return whether a JSON value is null, where the type allows it."""
+        return value is None and self._default is None
+
+    def from_json(self, value: Any, text: bytes) -> Any:
+        """Convert a JSON value; `text` is the JSON that it was parsed from."""
+        raise NotImplementedError
+
+    def from_bytes(self, body: bytes, media_type: str) -> Any:
+        """Convert a body that is neither JSON nor a multipart form."""
+        raise NotImplementedError
+
+    def from_form(self, form: Any) -> Any:
+        """Convert starlette's `FormData`."""
+        raise payload_error("form", "Input should not be a form")
+
+    def from_nothing(self) -> Any:
+        """Return the payload of an empty body."""
+        if self._default is _REQUIRED:
+            raise payload_error("missing", "the body is empty")
+        return self._default
+
+
+class ObjectType(PayloadType):
+    """`dict`: any JSON object, or a form as it is."""
+
+    def from_json(self, value: Any, text: bytes) -> Any:
+        return value if isinstance(value, dict) or self.is_none(value) else _refuse("dict_type", "dictionary")
+
+    def from_form(self, form: Any) -> Any:
+        return form
+
+
+class ListType(PayloadType):
+    """`list`: any JSON array."""
+
+    def from_json(self, value: Any, text: bytes) -> Any:
+        return value if isinstance(value, list) or self.is_none(value) else _refuse("list_type", "list")
+
+
+class TextType(PayloadType):
+    """`str`: a text, or a JSON string."""
+
+    reads_bytes = True
+    media_type = result_media_type = "text/plain"
+
+    def __init__(self, schema: Json) -> None:
+        super().__init__(schema)
+        self.set_default("")
+
+    def from_json(self, value: Any, text: bytes) -> Any:
+        return value if isinstance(value, str) or self.is_none(value) else _refuse("string_type", "string")
+
+    def from_bytes(self, body: bytes, media_type: str) -> Any:
+        try:
+            return body.decode()
+        except UnicodeDecodeError:
+            raise payload_error("string_unicode", "Input should be a text in UTF-8") from None
+
+
+class BytesType(PayloadType):
+    """`bytes`: the body."""
+
+    is_raw = reads_bytes = True
+    media_type = result_media_type = "application/octet-stream"
+
+    def from_json(self, value: Any, text: bytes) -> Any:
+        return text
+
+
+def _refuse(kind: str, wanted: str) -> Any:
+    raise payload_error(kind, f"Input should be a valid {wanted}")

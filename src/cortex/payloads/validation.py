@@ -1,0 +1,90 @@
+"""Problems of a payload: one sentence for people, and the list that FastAPI answers with, without the input itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+#: Problems in the list of one response.
+MAX_PROBLEMS = 100
+#: Problems that are worth listing at all: pydantic needs about a kilobyte of memory for each.
+_MAX_LISTED = 20_000
+_MAX_MESSAGE_CHARS = 500
+_MAX_KEY_CHARS = 100
+
+Place = tuple[str | int, ...]
+
+
+class PayloadError(Exception):
+    """A payload that is not of the annotated type: status 422. `str(error)` names the first place that is wrong."""
+
+    def __init__(self, message: str, detail: Sequence[dict[str, Any]]) -> None:
+        super().__init__(message)
+        self.detail = list(detail)  #: problems in the form of FastAPI: `type`, `loc`, `msg`, perhaps `ctx`
+
+
+def payload_error(kind: str, message: str, place: Place = ()) -> PayloadError:
+    """Return an error about one place of a payload; `kind` is the `type` of its problem."""
+    return PayloadError(f"{_path(place)}: {message}", [{"type": kind, "loc": ["body", *place], "msg": message}])
+
+
+def from_pydantic(error: ValidationError, value: Any) -> PayloadError:
+    """Return the problems that pydantic found in `value`, a parsed JSON value."""
+    count = error.error_count()
+    if count > _MAX_LISTED:
+        return PayloadError(f"payload: {count} values are not of the annotated type", [])
+    problems = error.errors(include_url=False, include_input=False)
+    first = problems[0]
+    message = _truncate(first["msg"], _MAX_MESSAGE_CHARS)
+    others = f" (and {count - 1} more problem{'s' if count > 2 else ''})" if count > 1 else ""
+    place = _existing_place(first["loc"], value, is_missing=first["type"] == "missing")
+    return PayloadError(
+        f"{_path(place)}: {message}{others}", [_problem(problem) for problem in problems[:MAX_PROBLEMS]]
+    )
+
+
+def _problem(problem: Any) -> dict[str, Any]:
+    shown = {
+        "type": problem["type"],
+        "loc": ["body", *map(_key, problem["loc"])],
+        "msg": _truncate(problem["msg"], _MAX_MESSAGE_CHARS),
+    }
+    if "ctx" in problem:
+        shown["ctx"] = {name: _context(value) for name, value in problem["ctx"].items()}
+    return shown
+
+
+def _context(value: Any) -> Any:
+    """Return a limit as it is; exceptions, dates and so on as text."""
+    if value is None or isinstance(value, bool | float) or (isinstance(value, int) and value.bit_length() < 64):
+        return value
+    return _truncate(str(value), _MAX_MESSAGE_CHARS)
+
+
+def _existing_place(place: Place, value: Any, is_missing: bool) -> Place:
+    """Return a place without the names of union members and validators, which pydantic adds to it."""
+    kept: list[str | int] = []
+    for number, key in enumerate(place):
+        in_list = isinstance(value, list) and isinstance(key, int) and key < len(value)
+        if in_list or (isinstance(value, dict) and key in value):
+            value = value[key]
+        elif not (is_missing and number == len(place) - 1):
+            continue
+        kept.append(key)
+    return tuple(kept)
+
+
+def _path(place: Place) -> str:
+    """Return a place as Python would write it: `payload.flowers[3].sepal_length`."""
+    return "payload" + "".join(f"[{key}]" if isinstance(key, int) else f".{_key(key)}" for key in place)
+
+
+def _key(key: str | int) -> str | int:
+    return key if isinstance(key, int) else _truncate(key, _MAX_KEY_CHARS)
+
+
+def _truncate(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
