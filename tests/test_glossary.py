@@ -21,7 +21,7 @@ async auth autoscaling background base binding body bootstrap budget
 certificate check cleanup cli client command commands config connection content conversion cpu credential cross
 database deploy deployer description detection
 device diagnose document dotenv election embedded engine error fetcher field
-file filelock foreground format get glob haproxy
+file filelock foreground form format get glob haproxy
 hosting http exception identity ignore importing infrastructure installer
 interface json jsonl key known lifecycle loaded loader local location log main map mapping memory metric
 lightgbm mlflow monitor
