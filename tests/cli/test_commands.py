@@ -342,6 +342,19 @@ def test_check_calls_the_handler_with_a_sample_without_an_operator(tmp_path: Pat
     assert not (tmp_path / "home" / "run").exists()
 
 
+def test_check_warns_of_annotations_that_replicas_cannot_resolve(tmp_path: Path) -> None:
+    folder = project(tmp_path / "p", "typed")
+    (file,) = folder.glob("*.py")
+    file.write_text(
+        "class Handler:\n    def __init__(self, config): ...\n    def handle_post(self, payload: 'Iris'): ...\n"
+    )
+
+    checked = cortex(tmp_path / "home", "check", folder)
+
+    assert checked.returncode == 0
+    assert f'warning: {file}:3:36: handle_post(): "Iris" in the annotation of payload is not defined' in checked.stderr
+
+
 def test_check_with_a_sample_shows_the_output_of_a_class_that_ends_its_process(tmp_path: Path) -> None:
     source = (
         "import os\nclass Handler:\n def __init__(self, config):\n  print('no licence', flush=True)\n  os._exit(3)\n"

@@ -35,6 +35,8 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
         diagnosis = diagnose(file, file.name, machine=Machine(session.environ))
     except ConfigError as error:
         raise located(error, file.parent) from None
+    for warning in diagnosis.warnings:
+        session.console.note(f"warning: {replace(warning, file=str(file.parent / warning.file))}")
     if arguments.sample:
         return _send_sample(diagnosis, arguments.sample, session)
     for api in diagnosis.apis:

@@ -16,6 +16,7 @@ from cortex.config.validate import CheckedFile, check_file
 from cortex.config.violations import Violation
 from cortex.errors import ConfigError, Diagnostic, SubmissionError
 from cortex.lifecycle import ApiKind
+from cortex.predictor.annotation_checks import check_annotations
 from cortex.predictor.source_checks import check_source
 from cortex.projects.dotenv import check_dotenv
 from cortex.projects.project import ProjectFiles
@@ -34,6 +35,7 @@ class Diagnosis:
 
     apis: tuple[Api, ...]
     project: ProjectFiles
+    warnings: tuple[Diagnostic, ...] = ()  #: what works, but probably not as intended
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def diagnose_project(
         problems += _machine_problems(project, checked, machine)
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
-    return Diagnosis(checked.apis, project)
+    return Diagnosis(checked.apis, project, tuple(_warnings(project, checked.apis)))
 
 
 def _project_problems(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Diagnostic]:
@@ -86,16 +88,25 @@ def _project_problems(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Di
     for path in dict.fromkeys(["requirements.txt", *(api.handler.dependencies.pip for api in apis)]):
         if project.contains(path):
             yield from parse_requirements((project.root / path).read_text(errors="replace"), path)
-    sources = (
-        (api.kind, h.path, h.interface, h.type, h.models is not None, _has_batching(h))
-        for api in apis
-        for h in (api.handler,)
-        if h.path is not None
-    )
-    for kind, path, interface, type_, has_models, has_batching in dict.fromkeys(sources):
-        if path.endswith(".py") and project.contains(path):
-            text = (project.root / path).read_text(errors="replace")
-            yield from check_source(text, path, interface, type_, has_models, kind, has_batching)
+    for api, path, text in _sources(project, apis):
+        h = api.handler
+        yield from check_source(text, path, h.interface, h.type, h.models is not None, api.kind, _has_batching(h))
+
+
+def _warnings(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Diagnostic]:
+    found: list[Diagnostic] = []
+    for api, path, text in _sources(project, apis):
+        h = api.handler
+        found += check_annotations(text, path, h.interface, h.type, h.models is not None, api.kind)
+    return iter(dict.fromkeys(found))
+
+
+def _sources(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[tuple[Api, str, str]]:
+    """Yield each API with its Python file, the path and the text."""
+    for api in apis:
+        path = api.handler.path
+        if path is not None and path.endswith(".py") and project.contains(path):
+            yield api, path, (project.root / path).read_text(errors="replace")
 
 
 def _has_batching(handler: Handler) -> bool:
