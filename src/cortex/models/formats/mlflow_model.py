@@ -6,6 +6,7 @@ folder needs trust, unless its flavor is one of a few whose data file can't hold
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,25 @@ from cortex.models.formats.detection import Detection
 from cortex.models.formats.requirements import ModelRequirement, required_by_file
 
 _MAX_FILE_BYTES = 1024**2
-#: Loader modules of mlflow that load a file of one format: the format, and the flavor's key of the file.
+#: Keys of the data file, in the flavor python_function and in the others.
+_DATA_KEYS = ("data", "model_path", "pickled_model")
+#: Loader modules of mlflow that read one file, and the format that it must have.
 _DATA_FLAVORS = {
     "mlflow.sklearn": "skops",
     "mlflow.xgboost": "xgboost",
     "mlflow.lightgbm": "lightgbm",
     "mlflow.onnx": "onnx",
 }
-_MODEL_CLASSES = {"mlflow.xgboost": "xgboost.", "mlflow.lightgbm": "lightgbm."}
+#: Settings of these flavors → the values that make mlflow run nothing else; None: it is absent.
+_SAFE_SETTINGS: dict[str, dict[str, re.Pattern[str]]] = {
+    "mlflow.sklearn": {"serialization_format": re.compile("skops")},
+    "mlflow.xgboost": {"model_class": re.compile(r"None|xgboost\.core\.Booster|xgboost\.sklearn\.XGB[A-Za-z]+")},
+    "mlflow.lightgbm": {"model_class": re.compile(r"None|lightgbm\.basic\.Booster")},
+    "mlflow.onnx": {
+        "providers": re.compile(r"None|\[('(CPU|CUDA)ExecutionProvider'(, )?)*\]"),
+        "onnx_session_options": re.compile("None"),
+    },
+}
 
 
 def read_mlflow(folder: Path) -> Detection:
@@ -55,28 +67,25 @@ def _code(folder: Path, module: str, pyfunc: dict[str, Any], flavors: dict[str, 
     """Return why loading the folder runs code from it; "" if it does not."""
     wanted = _DATA_FLAVORS.get(module)
     if wanted is None:
-        return f"mlflow imports {module} to load it, which may run code from the folder"
+        return f"mlflow imports {module[:100]} to load it, which may run code from the folder"
     if pyfunc.get("code"):
         return "mlflow adds its folder of code to the import path"
     flavor = flavors.get(module.removeprefix("mlflow."))
-    model_class = flavor.get("model_class") if isinstance(flavor, dict) else None
-    if model_class is not None and not str(model_class).startswith(_MODEL_CLASSES.get(module, " ")):
-        return f"mlflow constructs its class {str(model_class)[:100]}"
-    content = _data_content(folder, pyfunc)
+    settings = flavor if isinstance(flavor, dict) else {}
+    for name, safe in _SAFE_SETTINGS[module].items():
+        if not safe.fullmatch(str(settings.get(name))):
+            return f"mlflow loads it with {name}: {str(settings.get(name))[:100]}"
+    names = {str(given) for each in (pyfunc, settings) for key in _DATA_KEYS if (given := each.get(key))}
+    if len(names) != 1 or "/" in (name := names.pop()):
+        return "its data is not one file next to MLmodel"
+    content = _content(folder, name)
     if content is None or content.format != wanted:
-        found = content.description if content else "no file that cortex knows"
-        return content.code if content and content.code else f"its data is {found}"
+        return (content.code or f"its data is {content.description}") if content else "its data is in an unknown format"
     return ""
 
 
-def _data_content(folder: Path, pyfunc: dict[str, Any]) -> ModelContent | None:
-    name = pyfunc.get("model_path") or pyfunc.get("data")
-    path = (folder / str(name or "")).resolve()
-    if not name or not path.is_relative_to(folder.resolve()):
-        raise ModelFormatError(f"{folder / 'MLmodel'} refers to data outside of its folder ({name})")
-    if path.is_dir():
-        files = sorted(path.glob("*.onnx"))
-        path = files[0] if len(files) == 1 else path / "model.onnx"
+def _content(folder: Path, name: str) -> ModelContent | None:
+    path = folder / name
     if not path.is_file():
         raise ModelFormatError(f"{folder / 'MLmodel'} refers to {name}, which is not there; copy the whole folder")
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -80,11 +80,21 @@ class Matrix:
 class Columns:
     """One input for each column, of shape [-1, 1] or [-1]: columns of several types."""
 
-    def __init__(self, columns: Sequence[TensorSignature], samples: Mapping[str, Any], convert: Callable[..., Any]):
-        """`samples` has a valid value of columns that don't take 0 or ""; `convert` takes a dictionary of arrays."""
+    def __init__(
+        self,
+        columns: Sequence[TensorSignature],
+        samples: Mapping[str, Any],
+        convert: Callable[[dict[str, Array]], Any],
+        binary: Collection[str] = (),
+    ) -> None:
+        """`samples` has a valid value of columns that don't take 0 or ""; `convert` takes arrays by name.
+
+        Columns in `binary` hold bytes, not texts.
+        """
         self.tensors = tuple(columns)
         self._samples = samples
         self._convert = convert
+        self._binary = binary
 
     def read(self, inputs: Mapping[str, Array]) -> Any:
         """Return the converted columns. Raises: ValueError."""
@@ -102,7 +112,7 @@ class Columns:
             rows = len(array)
             given[tensor.name] = (
                 texts(array, tensor.name)
-                if tensor.datatype == "BYTES"
+                if tensor.datatype == "BYTES" and tensor.name not in self._binary
                 else array.astype(DTYPES[tensor.datatype], copy=False)
             )
         return self._convert(given)
@@ -155,16 +165,18 @@ class Estimator:
         table: Table,
         functions: Functions,
         classes: Sequence[Any] = (),
+        declared: Sequence[TensorSignature] = (),
     ) -> None:
         """Run the model once, to learn its outputs.
 
-        `classes` are the classes of a classifier, in the order of probabilities. Raises: ModelError.
+        `classes` are the classes of a classifier, in the order of probabilities; `declared` are the outputs, if the
+        model rejects the sample of its table. Raises: ModelError.
         """
         self._table = table
         self._functions = functions
         self._label = name
         self._classes = tuple(str(each) for each in np.asarray(classes).tolist()) if len(classes) else ()
-        self.signature = ModelSignature(name, platform, table.tensors, self._outputs(classes), description)
+        self.signature = ModelSignature(name, platform, table.tensors, self._outputs(classes, declared), description)
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] = ()) -> dict[str, Array]:
         """Compute the requested outputs, all if none is requested. Raises: ValueError, ModelError."""
@@ -189,10 +201,12 @@ class Estimator:
                 found[name] = tensor_of(function(argument))
         return found
 
-    def _outputs(self, classes: Sequence[Any]) -> tuple[TensorSignature, ...]:
+    def _outputs(self, classes: Sequence[Any], declared: Sequence[TensorSignature]) -> tuple[TensorSignature, ...]:
         found: dict[str, Array] = {}
         with contextlib.suppress(ValueError):  # a model may reject the sample
             found = self.infer(self._table.sample())
+        if not found and declared:
+            return tuple(declared)
         if not found:
             kinds = {LABEL: datatype_of(tensor_of(classes).dtype) or "BYTES"} if len(classes) else {}
             return tuple(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cortex.errors import ModelError, ModelFormatError
 from cortex.models.formats.detection import Detection, detect
-from cortex.models.formats.requirements import check_installed
+from cortex.models.formats.requirements import check_installed, installed_version
 from cortex.models.loader import LoadRequest
 from cortex.payloads.signature import ModelSignature
 from cortex.predictor.importing import suggest_requirement
@@ -91,11 +91,11 @@ class EstimatorLoader:
         detection = detect(request.path)
         _log(f"{request.label}: {detection.reason}")
         check_trust(detection, self._trusts_pickle)
+        check_requirements(detection)
         found = replace(request, path=detection.path)
         other = self._others.get(detection.format)
         if other is not None:
             return other(found)
-        check_installed(detection.requirements, detection.path)
         if detection.format not in _MODULES:
             raise ModelFormatError(f"{detection.reason}; it has type: {detection.format} in cortex.yaml")
         try:
@@ -124,6 +124,14 @@ def check_trust(detection: Detection, trusts_pickle: bool) -> None:
             f"{detection.reason}; {detection.code}; write `trust: pickle` if you trust it, or save the model as skops, "
             "ONNX or in the format of its library"
         )
+
+
+def check_requirements(detection: Detection) -> None:
+    """Check the installed packages; a server may run a SavedModel without any. Raises: ModelFormatError."""
+    required = detection.requirements
+    if detection.format == "tensorflow":
+        required = tuple(each for each in required if installed_version(each.package) is not None)
+    check_installed(required, detection.path)
 
 
 def _log(text: str) -> None:

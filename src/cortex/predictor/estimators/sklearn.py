@@ -83,6 +83,16 @@ def untrusted_types(path: str) -> list[str]:
     return sorted(set(skops.io.get_untrusted_types(file=path)) - TRUSTED_TYPES)
 
 
+def check_types(context: LoadContext, path: str) -> None:
+    """Raise ModelFormatError if a skops file contains types that neither skops nor cortex trusts."""
+    if unknown := untrusted_types(path):
+        shown = ", ".join(unknown[:_SHOWN_TYPES]) + (", …" if len(unknown) > _SHOWN_TYPES else "")
+        raise context.error(
+            f"it contains types that are not scikit-learn's own: {shown}; nothing was loaded; "
+            "write a class that loads it with skops.io.load(path, trusted=[…]) if you trust them"
+        )
+
+
 def wrap(context: LoadContext, estimator: Any) -> Estimator:
     """Return the model of an object with the interface of scikit-learn. Raises: ModelFormatError."""
     functions = _functions(estimator)
@@ -104,12 +114,7 @@ def wrap(context: LoadContext, estimator: Any) -> Estimator:
 def _load_skops(context: LoadContext, path: str) -> Any:
     import skops.io  # noqa: PLC0415 - only for skops
 
-    if unknown := untrusted_types(path):
-        shown = ", ".join(unknown[:_SHOWN_TYPES]) + (", …" if len(unknown) > _SHOWN_TYPES else "")
-        raise context.error(
-            f"it contains types that are not scikit-learn's own: {shown}; nothing was loaded; "
-            "write a class that loads it with skops.io.load(path, trusted=[…]) if you trust them"
-        )
+    check_types(context, path)
     return skops.io.load(path, trusted=sorted(TRUSTED_TYPES))
 
 

@@ -1,0 +1,171 @@
+"""MLflow models with the flavor python_function. Imports mlflow, which takes seconds.
+
+mlflow loads the model, so that its answers are those of `mlflow models serve`. Inputs are those of its schema: one for
+each column, or its tensors.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlflow.pyfunc
+import numpy as np
+from mlflow.exceptions import MlflowException
+
+from cortex.payloads.inference_tensors import datatype_of
+from cortex.payloads.signature import TensorSignature
+from cortex.predictor.estimators.estimator import PREDICTION, Array, Columns, Estimator, Matrix, Table, texts
+from cortex.predictor.estimators.loader import LoadContext
+
+_DATATYPES = {
+    "boolean": "BOOL",
+    "integer": "INT32",
+    "long": "INT64",
+    "float": "FP32",
+    "double": "FP64",
+    "string": "BYTES",
+    "binary": "BYTES",
+    "datetime": "BYTES",
+}
+_SAMPLES = {"datetime": "2000-01-01T00:00:00", "binary": b""}
+
+
+def load(context: LoadContext) -> Estimator:
+    """Load a folder that the caller trusts, or that runs no code. Raises: ModelFormatError, MlflowException."""
+    folder = context.detection.path
+    if not context.detection.needs_trust:
+        _check_types(context, Path(folder))
+    model = mlflow.pyfunc.load_model(folder, suppress_warnings=True)
+    inputs, outputs = model.metadata.get_input_schema(), model.metadata.get_output_schema()
+    if inputs is None or not inputs.inputs:
+        raise context.error("it has no signature; save it with `signature=infer_signature(inputs, predictions)`")
+    table = _tensors(inputs) if inputs.is_tensor_spec() else _columns(context, inputs)
+    declared = _declared(outputs)
+    name = declared[0].name if len(declared) == 1 else PREDICTION
+    functions = {"": _predict(model, name)}
+    return Estimator(context.request.model, "mlflow", context.detection.reason, table, functions, (), declared)
+
+
+def _check_types(context: LoadContext, folder: Path) -> None:
+    """Check the types in a skops file: mlflow itself trusts those that the folder lists. Raises: ModelFormatError."""
+    from cortex.predictor.estimators.sklearn import check_types  # noqa: PLC0415 - needs scikit-learn
+
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and zipfile.is_zipfile(file):
+            check_types(context, str(file))
+
+
+def _predict(model: Any, name: str) -> Callable[[Any], dict[str, Any]]:
+    def predict(argument: Any) -> dict[str, Any]:
+        try:
+            found = model.predict(argument)
+        except MlflowException as exc:  # the input does not fit the schema
+            raise ValueError(str(exc)) from exc
+        if hasattr(found, "columns"):  # a data frame
+            return {str(column): found[column].to_numpy() for column in found.columns}
+        return dict(found) if isinstance(found, Mapping) else {name: found}
+
+    return predict
+
+
+# Columns.
+
+
+def _columns(context: LoadContext, schema: Any) -> Table:
+    kinds = [getattr(column.type, "name", None) or str(column.type) for column in schema.inputs]
+    unknown = next((kind for kind in kinds if kind not in _DATATYPES), None)
+    if unknown:
+        raise context.error(f"its signature has a column of type {unknown}; write a class that loads it with mlflow")
+    names = [str(column.name) if column.name is not None else "" for column in schema.inputs]
+    if not all(names) and len(set(kinds)) == 1 and _DATATYPES[kinds[0]] != "BYTES":
+        return Matrix((), len(names), _DATATYPES[kinds[0]], _frame_of_rows)
+    has_names = all(names)
+    shown = names if has_names else [f"input-{index}" for index in range(len(names))]
+    tensors = [TensorSignature(name, _DATATYPES[kind], (-1, 1)) for name, kind in zip(shown, kinds, strict=True)]
+    samples = {name: _SAMPLES[kind] for name, kind in zip(shown, kinds, strict=True) if kind in _SAMPLES}
+    dates = {name for name, kind in zip(shown, kinds, strict=True) if kind == "datetime"}
+    binary = {name for name, kind in zip(shown, kinds, strict=True) if kind == "binary"}
+
+    def frame(columns: dict[str, Array]) -> Any:
+        import pandas as pd  # noqa: PLC0415 - slow to import; mlflow has done so already
+
+        try:
+            found = {name: pd.to_datetime(array) if name in dates else array for name, array in columns.items()}
+        except (ValueError, TypeError) as exc:
+            raise ValueError(f"a column of dates: {exc}") from None
+        made = pd.DataFrame(found)
+        return made if has_names else made.set_axis(range(len(names)), axis=1)
+
+    return Columns(tensors, samples, frame, binary)
+
+
+def _frame_of_rows(array: Array) -> Any:
+    import pandas as pd  # noqa: PLC0415 - slow to import; mlflow has done so already
+
+    return pd.DataFrame(array)
+
+
+# Tensors.
+
+
+class _Tensors:
+    """Inputs of a schema of tensors: one array without a name, or arrays by name."""
+
+    def __init__(self, tensors: tuple[TensorSignature, ...], dtypes: Mapping[str, Any], is_named: bool) -> None:
+        self.tensors = tensors
+        self._dtypes = dtypes
+        self._is_named = is_named
+
+    def read(self, inputs: Mapping[str, Array]) -> Any:
+        """Return the array, or a dictionary. Raises: ValueError."""
+        given = {
+            name: texts(inputs[name], name).astype(dtype) if dtype.kind in "OU" else inputs[name].astype(dtype)
+            for name, dtype in self._dtypes.items()
+        }
+        return given if self._is_named else next(iter(given.values()))
+
+    def sample(self) -> dict[str, Array]:
+        """Return zeros and "", with 1 for open sizes."""
+        return {
+            each.name: np.full([max(size, 1) for size in each.shape], "" if each.datatype == "BYTES" else 0, dtype)
+            for each, dtype in zip(self.tensors, self._dtypes.values(), strict=True)
+        }
+
+    def explain(self, inputs: Mapping[str, Array]) -> str:
+        """Return "": mlflow names the tensor."""
+        return ""
+
+
+def _tensors(schema: Any) -> Table:
+    tensors = _tensor_signatures(schema)
+    dtypes = {each.name: np.dtype(spec.type) for each, spec in zip(tensors, schema.inputs, strict=True)}
+    return _Tensors(tensors, dtypes, all(spec.name is not None for spec in schema.inputs))
+
+
+def _tensor_signatures(schema: Any, otherwise: str = "input") -> tuple[TensorSignature, ...]:
+    return tuple(
+        TensorSignature(
+            str(spec.name if spec.name is not None else otherwise),
+            datatype_of(np.dtype(spec.type)) or "BYTES",
+            tuple(spec.shape),
+        )
+        for spec in schema.inputs
+    )
+
+
+def _declared(schema: Any) -> tuple[TensorSignature, ...]:
+    """Return the outputs of a schema; () without one, or with types that are no tensors."""
+    if schema is None:
+        return ()
+    if schema.is_tensor_spec():
+        return _tensor_signatures(schema, PREDICTION)
+    kinds = [getattr(column.type, "name", "") for column in schema.inputs]
+    if not all(kind in _DATATYPES for kind in kinds):
+        return ()
+    return tuple(
+        TensorSignature(str(column.name if column.name is not None else PREDICTION), _DATATYPES[kind], (-1,))
+        for column, kind in zip(schema.inputs, kinds, strict=True)
+    )

@@ -1,0 +1,171 @@
+"""MLflow folders that mlflow writes, loaded by cortex and by mlflow itself."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cortex.errors import ModelFormatError
+from cortex.models.formats.detection import detect
+from cortex.models.loader import LoadRequest
+from cortex.payloads.request_forms import read_request
+from cortex.payloads.signature import TensorSignature
+from cortex.predictor.estimators.loader import EstimatorLoader, RunnableModel
+
+pytestmark = pytest.mark.heavy  # mlflow takes seconds to import
+
+ROWS = np.random.default_rng(0).normal(size=(60, 2))
+TARGET = (ROWS[:, 0] > 0).astype(int)
+
+
+def frame() -> Any:
+    import pandas as pd
+
+    return pd.DataFrame(ROWS, columns=["a", "b"])
+
+
+def load(folder: Path, *, trusts_pickle: bool = False) -> RunnableModel:
+    return EstimatorLoader(trusts_pickle).load(LoadRequest("m", "1", str(folder), "", 0, None))
+
+
+def save(flavor: str, model: Any, folder: Path, inputs: Any, outputs: Any, **options: Any) -> None:
+    import importlib
+
+    from mlflow.models import infer_signature
+
+    signature = infer_signature(inputs, outputs) if inputs is not None else None
+    made = importlib.import_module(f"mlflow.{flavor}")
+    made.save_model(model, folder, signature=signature, pip_requirements=["mlflow", "numpy"], **options)
+
+
+def by_mlflow(folder: Path, inputs: Any) -> Any:
+    import mlflow.pyfunc
+
+    return mlflow.pyfunc.load_model(str(folder)).predict(inputs)
+
+
+def columns() -> dict[str, Any]:
+    return {"a": ROWS[:, :1], "b": ROWS[:, 1:]}
+
+
+def test_a_scikit_learn_model_in_skops_needs_no_trust(tmp_path: Path) -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    trained = LogisticRegression().fit(frame(), TARGET)
+    folder = tmp_path / "model"
+    save("sklearn", trained, folder, frame(), trained.predict(frame()), serialization_format="skops")
+    model = load(folder)
+    assert model.signature.inputs == (TensorSignature("a", "FP64", (-1, 1)), TensorSignature("b", "FP64", (-1, 1)))
+    assert model.signature.outputs == (TensorSignature("prediction", "INT64", (-1,)),)
+    assert np.array_equal(model.infer(columns())["prediction"], by_mlflow(folder, frame()))
+    request = read_request({"dataframe_records": [{"b": 1, "a": 2}]}, model.signature)
+    assert request.answer(model.infer(request.inputs)) == {"predictions": trained.predict([[2.0, 1.0]]).tolist()}
+    assert [each.line for each in detect(folder).requirements] == ["mlflow", "numpy"]
+
+
+def test_a_pickled_model_needs_trust(tmp_path: Path) -> None:
+    from sklearn.linear_model import LinearRegression
+
+    trained = LinearRegression().fit(ROWS, ROWS)
+    folder = tmp_path / "model"
+    save("sklearn", trained, folder, ROWS, ROWS, serialization_format="cloudpickle")
+    with pytest.raises(ModelFormatError, match="serialization_format: cloudpickle; write `trust: pickle`"):
+        load(folder)
+    model = load(folder, trusts_pickle=True)
+    assert model.signature.inputs == (TensorSignature("input", "FP64", (-1, 2)),)
+    assert np.array_equal(model.infer({"input": ROWS})["prediction"], trained.predict(ROWS))
+
+
+def test_an_xgboost_and_a_lightgbm_model_need_no_trust(tmp_path: Path) -> None:
+    import lightgbm
+    import xgboost
+
+    trained = xgboost.XGBClassifier(n_estimators=3, n_jobs=1).fit(frame(), TARGET)
+    save("xgboost", trained, tmp_path / "x", frame(), trained.predict(frame()))
+    assert np.array_equal(load(tmp_path / "x").infer(columns())["prediction"], by_mlflow(tmp_path / "x", frame()))
+    booster = lightgbm.train({"verbose": -1, "num_threads": 1}, lightgbm.Dataset(frame(), TARGET), 3)
+    save("lightgbm", booster, tmp_path / "l", frame(), booster.predict(frame()))
+    assert np.array_equal(load(tmp_path / "l").infer(columns())["prediction"], by_mlflow(tmp_path / "l", frame()))
+
+
+def test_a_folder_with_code_needs_trust_and_has_columns_of_all_types(tmp_path: Path) -> None:
+    import mlflow.pyfunc
+    import pandas as pd
+    from mlflow.models import infer_signature
+
+    class Model(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+        def predict(self, context: Any, model_input: Any, params: Any = None) -> Any:
+            return pd.DataFrame(
+                {"text": model_input["s"] + "!", "year": model_input["d"].dt.year, "n": model_input["n"]}
+            )
+
+    inputs = pd.DataFrame(
+        {"s": ["x"], "d": pd.to_datetime(["2020-02-03"]), "n": np.array([1], np.int64), "f": np.array([1], np.float32)}
+    )
+    signature = infer_signature(inputs, None)
+    mlflow.pyfunc.save_model(
+        str(tmp_path / "m"), python_model=Model(), signature=signature, pip_requirements=["mlflow"]
+    )
+    with pytest.raises(ModelFormatError, match="mlflow imports mlflow.pyfunc.model to load it, which may run code"):
+        load(tmp_path / "m")
+    model = load(tmp_path / "m", trusts_pickle=True)
+    assert [(each.name, each.datatype) for each in model.signature.inputs] == [
+        ("s", "BYTES"),
+        ("d", "BYTES"),
+        ("n", "INT64"),
+        ("f", "FP32"),
+    ]
+    record = {"s": "a", "d": "2021-01-01", "n": 7, "f": 1.5}
+    request = read_request({"dataframe_records": [record]}, model.signature)
+    assert request.answer(model.infer(request.inputs)) == {"predictions": [{"text": "a!", "year": 2021, "n": 7}]}
+    request = read_request({"dataframe_records": [{**record, "d": "?"}]}, model.signature)
+    with pytest.raises(ValueError, match="a column of dates"):
+        model.infer(request.inputs)
+
+
+def test_a_model_without_a_signature_is_an_error(tmp_path: Path) -> None:
+    from sklearn.linear_model import LinearRegression
+
+    save("sklearn", LinearRegression().fit(ROWS, ROWS), tmp_path / "m", None, None, serialization_format="skops")
+    with pytest.raises(ModelFormatError, match="it has no signature; save it with `signature=infer_signature"):
+        load(tmp_path / "m")
+
+
+def test_types_that_a_folder_itself_trusts_are_not_loaded(tmp_path: Path) -> None:
+    import skops.io
+    from sklearn.linear_model import LinearRegression
+    from sklearn.preprocessing import FunctionTransformer
+
+    save("sklearn", LinearRegression().fit(ROWS, ROWS), tmp_path / "m", ROWS, ROWS, serialization_format="skops")
+    skops.io.dump(FunctionTransformer(os.system), tmp_path / "m" / "model.skops")
+    file = tmp_path / "m" / "MLmodel"
+    file.write_text(file.read_text().replace("skops_trusted_types: null", "skops_trusted_types: [posix.system]"))
+    assert "[posix.system]" in file.read_text()
+    with pytest.raises(ModelFormatError, match=r"types that are not scikit-learn's own: posix.system"):
+        load(tmp_path / "m")
+
+
+def test_no_hostile_folder_runs_anything(tmp_path: Path) -> None:
+    class Hostile:
+        def __reduce__(self) -> Any:
+            return os.system, (f"touch '{tmp_path / 'marker'}'",)
+
+    pyfunc = "flavors:\n  python_function: {{loader_module: {}, model_path: model.bin, code: {}}}\n{}"
+    for module, code, more in (
+        ("mlflow.sklearn", "null", "  sklearn: {pickled_model: model.bin, serialization_format: skops}"),
+        ("mlflow.sklearn", "null", "  sklearn: {pickled_model: model.bin, serialization_format: pickle}"),
+        ("hostile", ".", ""),
+    ):
+        folder = tmp_path / "model"
+        folder.mkdir(exist_ok=True)
+        (folder / "MLmodel").write_text(pyfunc.format(module, code, more))
+        (folder / "model.bin").write_bytes(pickle.dumps(Hostile()))
+        (folder / "hostile.py").write_text(f"import os; os.system(\"touch '{tmp_path / 'marker'}'\")")
+        with pytest.raises(ModelFormatError, match="write `trust: pickle` if you trust it"):
+            load(folder)
+    assert not (tmp_path / "marker").exists()
