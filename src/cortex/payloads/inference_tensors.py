@@ -137,6 +137,19 @@ def encode_response(
     return (b"".join([text, *binary]), len(text)) if binary else (text, None)
 
 
+def rows(outputs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the outputs of each row, for the tracker; outputs that differ in their rows count as one."""
+    columns = {name: np.asarray(value) for name, value in outputs.items()}
+    lengths = {column.shape[:1] for column in columns.values()}
+    if () in lengths or len(lengths) != 1:
+        return [{name: column.tolist() for name, column in columns.items()}]
+    lists = [column.reshape(len(column), -1).tolist() for column in columns.values()]
+    return [
+        {name: cell[0] if len(cell) == 1 else cell for name, cell in zip(columns, cells, strict=True)}
+        for cells in zip(*lists, strict=True)
+    ]
+
+
 # Requests.
 
 

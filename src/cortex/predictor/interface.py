@@ -47,6 +47,7 @@ class Generation:
     hooks: Mapping[str, Signature] = field(default_factory=dict)  #: optional methods that Cortex calls
     required_hooks: frozenset[str] = frozenset()
     after_hook: str | None = None  #: the hook that runs after each response
+    inference_method: str | None = None  #: the hook that answers the Open Inference Protocol; it may be the only method
     returns_callback: bool = False  #: for `(result, callback)`, respond with `result`, then run `callback()`
     json_only: bool = False  #: the payload is JSON or None; str results are JSON strings
     json_over_forms: bool = False  #: a form whose body is JSON is a forgotten content type: the payload is the JSON
@@ -59,6 +60,10 @@ class Generation:
         if not found and self.fallback is not None and is_defined(self.fallback):
             return {self.fallback: next(iter(self.methods.values()))}
         return found
+
+    def is_inference_only(self, is_defined: Callable[[str], bool]) -> bool:
+        """Return whether a class without serving methods answers the Open Inference Protocol."""
+        return self.inference_method is not None and is_defined(self.inference_method)
 
 
 #: Pseudo-verbs of methods that process batches, workloads and tasks instead of HTTP requests.
@@ -73,6 +78,8 @@ UNAVAILABLE_ARGUMENTS: Mapping[str, str] = {
 
 #: The hook that loads a model from the files at a path.
 LOAD_MODEL = "load_model"
+#: The hook that answers requests of the Open Inference Protocol.
+HANDLE_V2 = "handle_v2"
 #: The hook that runs once, after the last batch of a job.
 ON_JOB_COMPLETE = "on_job_complete"
 
@@ -209,6 +216,8 @@ _HANDLER = Generation(
     method_signature=Signature(optional=_REQUEST, refused={**_OF_JOBS, **_OF_ASYNC}),
     yaml_form="`kind: RealtimeAPI` with `handler:`",
     summary="send a request to this endpoint",
+    hooks={HANDLE_V2: Signature(required=("inputs",), optional=("parameters",))},
+    inference_method=HANDLE_V2,
     returns_callback=True,
     json_over_forms=True,
     is_typed=True,
@@ -221,7 +230,7 @@ _HANDLER_WITH_MODELS = replace(
         optional=_METRICS,
         refused={**UNAVAILABLE_ARGUMENTS, **_CLIENTS_OF_TYPES, **_OF_JOBS},
     ),
-    hooks=_WITH_LOAD_MODEL,
+    hooks={**_HANDLER.hooks, **_WITH_LOAD_MODEL},
     required_hooks=frozenset(_WITH_LOAD_MODEL),
 )
 _TENSORFLOW_HANDLER = replace(
@@ -263,7 +272,7 @@ def _for_kind(row: Generation, kind: ApiKind, verb: str) -> Generation:
     """Derive the row of a kind without HTTP requests from one for requests: no responses, so no `post_predict`."""
     signature = row.constructor_signature
     no_clients = dict.fromkeys(signature.refused.keys() & {"python_client", "model_client"}, _NO_CLIENT)
-    hooks = {name: hook for name, hook in row.hooks.items() if name != row.after_hook}
+    hooks = {name: hook for name, hook in row.hooks.items() if name not in (row.after_hook, row.inference_method)}
     return replace(
         row,
         kind=kind,
@@ -272,6 +281,7 @@ def _for_kind(row: Generation, kind: ApiKind, verb: str) -> Generation:
         yaml_form=row.yaml_form.replace(ApiKind.REALTIME, kind),
         hooks=hooks,
         after_hook=None,
+        inference_method=None,
         returns_callback=False,
         logs_on_demand=False,
     )

@@ -46,6 +46,8 @@ class LoadSpec(Protocol):
     """The fields of a replica's spec that the loader reads."""
 
     @property
+    def api(self) -> str: ...
+    @property
     def kind(self) -> str: ...
     @property
     def interface(self) -> str: ...
@@ -95,8 +97,9 @@ class BoundPredictor:
 
     @property
     def signature(self) -> ApiSignature:
-        """Return what the methods take and return."""
-        return ApiSignature(tuple(method.signature for method in self.methods.values()))
+        """Return what the methods and models take and return."""
+        methods = tuple(method.signature for method in self.methods.values())
+        return ApiSignature(methods, tuple(model.signature() for model in self.inference_models.values()))
 
     def close(self) -> None:
         """Unload the models and stop their backend; no method may be called afterwards."""
@@ -240,13 +243,26 @@ def _construct_predictor(
         verb: bind_method(instance, name, verb, code.generation, is_batched=name == batched)
         for name, verb in code.serving_methods.items()
     }
-    if clients is None:
-        return BoundPredictor(code.generation, spec.path, methods)
-    if clients.registry is not None:
+    if clients is not None and clients.registry is not None:
         clients.registry.load_latest(extra_versions)
-    if spec.models is not None and spec.models.is_cached:  # a model must not be unloaded while a call uses it
+    is_cached = spec.models is not None and spec.models.is_cached  # a model must not be unloaded while a call uses it
+    if is_cached:
         methods = {verb: method.in_scope() for verb, method in methods.items()}
-    return BoundPredictor(code.generation, spec.path, methods, clients)
+    inference_models = _inference_models(spec, code.generation, instance, is_cached)
+    return BoundPredictor(code.generation, spec.path, methods, clients, inference_models)
+
+
+def _inference_models(
+    spec: LoadSpec, generation: Generation, instance: object, in_scope: bool
+) -> Mapping[str, InferenceModel]:
+    """Bind the method that answers the Open Inference Protocol, if the class has one. Raises: UserError."""
+    name = generation.inference_method
+    method = getattr(instance, name, None) if name is not None else None
+    if name is None or method is None:
+        return {}
+    from cortex.predictor.inference_model import MethodModel  # noqa: PLC0415 - few classes have the method
+
+    return {spec.api: MethodModel(spec.api, method, generation.hooks[name], in_scope)}
 
 
 def _construct(
@@ -298,7 +314,8 @@ def _is_defined(target: Any, name: str) -> bool:
 def _check_members(target: Any, generation: Generation, serving_methods: Mapping[str, str], file: str) -> None:
     """Check that `target` defines the required members with valid signatures. Raises: UserError."""
     where = f"{file}: " + (f"class {generation.class_name}: " if generation.class_name else "")
-    if generation.methods and not serving_methods:
+    is_complete = serving_methods or generation.is_inference_only(lambda name: _is_defined(target, name))
+    if generation.methods and not is_complete:
         wanted = " or ".join(f"{name}()" for name in generation.methods)
         other = find_method_of_kind(generation, dir(target))
         fix = f"; {other[0]}() belongs to `kind: {other[1]}`" if other else ""

@@ -107,7 +107,7 @@ class _Checker:
             shown = ", ".join(("self", *generation.constructor_signature.required))
             yield self._at_name(scope, at, node, f"{self._of_class}__init__({shown}) is not defined", fix)
         serving = generation.select_serving(scope.bindings.__contains__)
-        if is_complete and not serving:
+        if is_complete and not serving and not generation.is_inference_only(scope.bindings.__contains__):
             yield self._missing_method(scope, node)
         elif is_complete:  # otherwise it may override a method of an unknown base
             for name in sorted({*generation.methods, *generation.hooks} - generation.required_hooks):

@@ -27,6 +27,7 @@ from cortex.replica.requests.app import App
 from cortex.replica.requests.batching import batched_method
 from cortex.replica.requests.call_timing import CallDurations
 from cortex.replica.requests.http import Connection
+from cortex.replica.requests.inference_routes import inference_kinds
 from cortex.replica.requests.payload import make_headers
 from cortex.replica.requests.readiness import check_readiness
 from cortex.replica.requests.runner import Runner
@@ -94,7 +95,7 @@ def _serve(
     file: MetricFile | None,
     inheritance: Inheritance,
 ) -> Orphan:
-    kinds = {method.kind for method in predictor.methods.values()}
+    kinds = {method.kind for method in predictor.methods.values()} | inference_kinds(predictor.inference_models)
     if any(method.needs_headers or method.needs_query_params for method in predictor.methods.values()):
         make_headers(())  # imports starlette, which would delay the first request
     shares_loop = bool(kinds & {"async", "async_generator"})

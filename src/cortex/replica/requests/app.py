@@ -6,7 +6,8 @@
 
 A request runs at once if a slot is free, and is queued otherwise. The call runs on a handler thread, inline on the
 event loop once calls have proved to be quick (see `runner`), or as a task if the method is `async def`. APIs that batch
-pass their requests to a `RequestBatcher` instead, which makes one call for several.
+pass their requests to a `RequestBatcher` instead, which makes one call for several. `inference_routes` provides the
+methods of requests at paths below the endpoint.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from cortex.replica.requests.background_tasks import BackgroundTasks
 from cortex.replica.requests.batching import ASYNC_GRACE_NS, BatchCaller, RequestBatcher, batched_method, for_one
 from cortex.replica.requests.calls import Caller, CompletedCall, FailedCall, Outcome, UnfinishedCall
 from cortex.replica.requests.http import Connection, ConnectionPool, Header
+from cortex.replica.requests.inference_routes import InferenceRoutes
 from cortex.replica.requests.payload import JSON, encode_json
 from cortex.replica.requests.runner import Runner
 from cortex.replica.requests.streaming import ResponseStream, open_response
@@ -55,6 +57,9 @@ class App:
         self._predictor = predictor
         self._methods = predictor.methods
         self._caller = Caller(spec.api, predictor, tracker)
+        self._inference = InferenceRoutes(
+            spec, predictor.inference_models, tracker, lambda: self.connections.max_body_bytes
+        )
         self._runner = runner
         self._loop = loop
         self._slots = slots
@@ -97,7 +102,11 @@ class App:
         connection.arrived_ns = arrived_ns = now_ns - min(connection.gateway_wait_ns(now_ns), self._timeout_ns)
         verb = connection.method
         method = self._methods.get(verb)
-        if method is None or connection.requests_info:
+        if connection.endpoint is not None:
+            method = self._inference.accept(connection)
+            if method is None:
+                return
+        elif method is None or connection.requests_info:
             self._respond_without_method(connection, verb)
             return
         deadline_ns = arrived_ns + self._timeout_ns
@@ -122,7 +131,8 @@ class App:
             connection.respond(200, JSON, b"")
         else:
             allowed = ", ".join(self._methods)
-            message = f"{verb} is not supported by this API; it answers {allowed}"
+            answers = allowed or "the Open Inference Protocol at /v2 below this path"
+            message = f"{verb} is not supported by this API; it answers {answers}"
             connection.respond_error(405, message, ((b"allow", allowed.encode()),))
 
     def _start(self, connection: Connection, method: BoundMethod, deadline_ns: int, now_ns: int) -> None:

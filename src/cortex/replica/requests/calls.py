@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from cortex.errors import ModelError, UserError
+from cortex.payloads.inference_protocol import V2Error
 from cortex.payloads.validation import PayloadError
 from cortex.predictor.binding import BoundMethod, Kind, result_kind, split_callback
 from cortex.predictor.loader import BoundPredictor
@@ -142,7 +143,7 @@ class Caller:
         if method.after is not None:
             background = partial(method.after, result, *arguments)
         encoded = encode(result, self._json_only)
-        if self._tracker is not None:
+        if self._tracker is not None and encoded is not result:  # V2 routes track for themselves
             self._tracker.track(result, connection.request_id)
         if encoded.background is not None:
             background = (
@@ -154,6 +155,8 @@ class Caller:
         """Return the outcome for an exception; the traceback is logged, not sent to the caller."""
         if isinstance(error, BadBody):
             return FailedCall(400, str(error))
+        if isinstance(error, V2Error):
+            return FailedCall(error.status, str(error))
         if isinstance(error, PayloadError):
             return FailedCall(422, str(error), fields={"detail": error.detail})
         refused = self.refuse(connection, error)
@@ -200,6 +203,8 @@ def logs_hint(api: str) -> str:
 
 def _content_type_hint(connection: Connection) -> str:
     """Return a hint for the caller of a failed call whose body is JSON with another content type."""
+    if connection.endpoint is not None:  # V2 requests need no content type
+        return ""
     content_type, body = connection.content_type, connection.body
     kind = content_type.partition(b";")[0].strip().lower() if content_type else b""
     if kind == JSON or not isinstance(json_or(body, None), dict | list):

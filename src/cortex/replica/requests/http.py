@@ -175,6 +175,7 @@ class Connection:
         "arrived_ns",
         "batched_ns",
         "content_type",
+        "endpoint",
         "headers",
         "index",
         "log_id",
@@ -389,6 +390,7 @@ class Connection:
         if b"traceparent" in headers:
             self.log_id = log_id(self.request_id, headers[b"traceparent"])
         self.requests_info = b"x-cortex-info" in headers
+        self.endpoint = headers.get(b"x-cortex-endpoint")  # set by the gateway for paths below the endpoint
         if b"expect" in headers:
             self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -418,6 +420,7 @@ class Connection:
         self.content_type = None
         self.request_id = self.log_id = b""
         self.requests_info = False
+        self.endpoint = None
         self.headers: list[Header] = []
         self._body: list[bytes] = []
         self._body_bytes = 0

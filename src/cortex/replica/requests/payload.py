@@ -178,6 +178,8 @@ def encode(result: Any, json_strings: bool = False) -> Encoded:
     images = sys.modules.get("PIL.Image")  # likewise
     if images is not None and isinstance(result, images.Image):
         return Encoded(200, PNG, _encode_image(result))
+    if isinstance(result, Encoded):
+        return result
     return Encoded(200, JSON, encode_json(result))
 
 

@@ -1,0 +1,195 @@
+"""Routes of the Open Inference Protocol: `<endpoint>/v2/…`, which the gateway marks with `x-cortex-endpoint`.
+
+    Connection ──▶ App ── accept ──▶ InferenceRoutes ──▶ health, lists: respond at once
+                    │                      └──▶ the rest: a BoundMethod, whose call returns the encoded response
+                    └── slot, deadline, thread: as for any other method ──▶ decode ─▶ InferenceModel ─▶ encode
+
+Requests for a model pass through the slots, because its code may block. Errors are `{"error", "request_id"}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any
+
+from cortex import __version__
+from cortex.payloads.inference_protocol import (
+    JSON_LENGTH_HEADER,
+    InferenceRoute,
+    RequestHeader,
+    V2Error,
+    decompress,
+    model_document,
+    parse_json_length,
+    parse_route,
+    server_document,
+    shorten,
+)
+from cortex.payloads.signature import BodySignature, MethodSignature, ModelSignature
+from cortex.predictor.binding import BoundMethod, Kind
+from cortex.predictor.inference_model import MethodModel
+from cortex.predictor.interface import HANDLE_V2
+from cortex.replica.monitoring.tracker import PredictionTracker
+from cortex.replica.requests.http import Connection
+from cortex.replica.requests.payload import BYTES, JSON, Encoded, encode_json
+from cortex.replica.spec import ReplicaSpec
+
+if TYPE_CHECKING:
+    from cortex.predictor.inference_model import Arrays, InferenceModel
+
+_SPLITTER_HEADER = b"x-cortex-splitter"
+#: Only its verb and name are used: OpenAPI documents describe models by their own signatures.
+_SIGNATURE = MethodSignature("POST", "infer", BodySignature(), BodySignature())
+
+
+class InferenceRoutes:
+    """The models of one process, by route. Stateless; `accept` is for the event-loop thread."""
+
+    def __init__(
+        self,
+        spec: ReplicaSpec,
+        models: Mapping[str, InferenceModel],
+        tracker: PredictionTracker | None,
+        max_body_bytes: Callable[[], int],
+    ) -> None:
+        """Serve the models of an API; `max_body_bytes` returns the limit of decompressed bodies."""
+        self._api = spec.api
+        self._tracks_key = spec.tracker_key is not None
+        self._models = models
+        self._tracker = tracker
+        self._max_body_bytes = max_body_bytes
+        if models:
+            import cortex.payloads.inference_tensors  # noqa: PLC0415 - imports numpy, which delays the first request
+
+            self._tensors = cortex.payloads.inference_tensors
+
+    def accept(self, connection: Connection) -> BoundMethod | None:
+        """Respond at once and return None, or return the method whose call answers."""
+        try:
+            return self._accept(connection)
+        except V2Error as error:
+            connection.respond_error(error.status, str(error))
+            return None
+
+    def _accept(self, connection: Connection) -> BoundMethod | None:
+        path = connection.url.partition(b"?")[0]
+        route = parse_route(path.removeprefix((connection.endpoint or b"").rstrip(b"/")))
+        verb = connection.method
+        if verb != route.verb and (verb != "HEAD" or route.verb != "GET"):
+            message = f"{verb} is not supported at this path; it answers {route.verb}"
+            connection.respond_error(405, message, ((b"allow", route.verb.encode()),))
+            return None
+        splitter = _header(connection, _SPLITTER_HEADER).decode("latin-1")
+        if route.model:
+            model = self._find(route.model, splitter)
+            return self._method_for(connection, route, model)
+        documents: dict[str, Any] = {
+            "server": server_document(__version__),
+            "live": {"live": True},
+            "ready": {"ready": True},
+            "models": {"models": [splitter] if splitter and len(self._models) == 1 else list(self._models)},
+        }
+        encoded = _json(connection, documents[route.kind])
+        connection.respond(encoded.status, encoded.media_type, encoded.body)
+        return None
+
+    def _find(self, name: str, splitter: str) -> InferenceModel:
+        """Return a model by its name; an only model also has the name of the API, and of the splitter called."""
+        model = self._models.get(name)
+        if model is None and len(self._models) == 1 and name in (self._api, splitter):
+            model = next(iter(self._models.values()))
+        if model is not None:
+            return model
+        if not self._models:
+            raise V2Error(404, f"the API {self._api} has no model of the Open Inference Protocol; define {HANDLE_V2}()")
+        known = ", ".join(list(self._models)[:20])
+        raise V2Error(404, f"the API {self._api} has no model {shorten(name)}; its models are {known}")
+
+    def _method_for(self, connection: Connection, route: InferenceRoute, model: InferenceModel) -> BoundMethod:
+        is_infer = route.kind == "infer"
+        kind: Kind = model.kind if isinstance(model, MethodModel) and is_infer else "sync"
+        call: Callable[..., Any] = self._infer if is_infer else self._describe
+        return BoundMethod(
+            name=HANDLE_V2 if isinstance(model, MethodModel) else "infer",
+            arguments=(),
+            needs_payload=False,
+            needs_query_params=False,
+            needs_headers=False,
+            kind=kind,
+            call=partial(_ignore_arguments, partial(call, connection, route, model)),
+            signature=_SIGNATURE,
+        )
+
+    # Calls, on any thread.
+
+    def _describe(self, connection: Connection, route: InferenceRoute, model: InferenceModel) -> Encoded:
+        signature = _signature(model, route)
+        if route.kind == "model_ready":
+            return _json(connection, {"name": route.model, "ready": True})
+        return _json(connection, model_document(route.model, signature, model.versions()))
+
+    def _infer(
+        self, connection: Connection, route: InferenceRoute, model: InferenceModel
+    ) -> Encoded | Awaitable[Encoded]:
+        signature = _signature(model, route)
+        body = decompress(connection.body, _header(connection, b"content-encoding"), self._max_body_bytes())
+        json_length = parse_json_length(_header(connection, JSON_LENGTH_HEADER) or None, len(body))
+        header, inputs = self._tensors.decode_request(body, json_length, signature)
+        if isinstance(model, MethodModel):
+            outputs = model.call(inputs, header.parameters)
+        else:
+            outputs = model.infer(inputs, route.version, header.outputs)
+        finish = partial(self._encode, connection, route, model, header, signature)
+        return _finish_later(outputs, finish) if isawaitable(outputs) else finish(outputs)
+
+    def _encode(
+        self,
+        connection: Connection,
+        route: InferenceRoute,
+        model: InferenceModel,
+        header: RequestHeader,
+        signature: ModelSignature,
+        outputs: Arrays,
+    ) -> Encoded:
+        version = route.version or next(reversed(model.versions()), None)
+        body, json_length = self._tensors.encode_response(header, outputs, signature, route.model, version)
+        if self._tracker is not None:
+            for row in self._tensors.rows(outputs):
+                only = next(iter(row.values())) if len(row) == 1 and not self._tracks_key else row
+                self._tracker.track(only, connection.request_id)
+        if json_length is None:
+            return Encoded(200, JSON, body)
+        return Encoded(200, BYTES, body, ((JSON_LENGTH_HEADER, b"%d" % json_length),))
+
+
+def inference_kinds(models: Mapping[str, InferenceModel]) -> set[Kind]:
+    """Return the kinds of the methods of a class among the models."""
+    return {model.kind for model in models.values() if isinstance(model, MethodModel)}
+
+
+async def _finish_later(outputs: Awaitable[Arrays], finish: Callable[[Arrays], Encoded]) -> Encoded:
+    return finish(await outputs)
+
+
+def _ignore_arguments(call: Callable[[], Any], *_: Any) -> Any:
+    return call()
+
+
+def _signature(model: InferenceModel, route: InferenceRoute) -> ModelSignature:
+    try:
+        return model.signature(route.version)
+    except KeyError:
+        versions = ", ".join(model.versions())
+        has = f"its versions are {versions}" if versions else "it has no versions"
+        message = f"the model {shorten(route.model)} has no version {shorten(route.version or '')}; {has}"
+        raise V2Error(404, message) from None
+
+
+def _json(connection: Connection, document: Any) -> Encoded:
+    return Encoded(200, JSON, b"" if connection.method == "HEAD" else encode_json(document))
+
+
+def _header(connection: Connection, name: bytes) -> bytes:
+    return next((value for key, value in connection.headers if key == name), b"")
