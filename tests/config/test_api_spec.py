@@ -62,6 +62,7 @@ def test_a_batch_api_of_0_18_keeps_its_keys_and_gets_the_defaults_of_its_generat
             "local_paths": None,
             "access_log": False,
             "auth": "none",
+            "docs": True,
         },
         "compute": {"cpu": 0.2, "mem": "1Gi", "gpu": 0, "inf": 0, "mem_limit": None},
     }

@@ -287,7 +287,11 @@ def test_mistakes_use_the_keys_of_the_file(text: str, expected: list[str], tmp_p
         ("compute", "min_replicas", 'move it to "autoscaling.min_replicas"'),
         ("autoscaling", "workers_per_replica", 'move it to "handler.processes_per_replica"'),
         ("autoscaling", "windows", 'did you mean "window"?'),
-        ("networking", "port", "remove it; supported keys: endpoint, timeout, max_body_size, access_log, auth, cors"),
+        (
+            "networking",
+            "port",
+            "remove it; supported keys: endpoint, timeout, max_body_size, access_log, auth, docs, cors",
+        ),
     ],
 )
 def test_suggests_the_intended_key_for_an_unknown_key(section: str, key: str, fix: str, tmp_path: Path) -> None:
@@ -301,7 +305,8 @@ def test_suggests_the_intended_key_for_an_unknown_key(section: str, key: str, fi
         ("", "autoscalings", "remove it; supported keys: name, kind, handler, networking, compute, schedule"),
         ("", "max_batch_size", 'move it to "networking.max_batch_size"'),
         ("networking", "timeouts",
-         "remove it; supported keys: endpoint, max_body_size, access_log, auth, cors, max_batch_size, local_paths"),
+         "remove it; supported keys: endpoint, max_body_size, access_log, auth, docs, cors, max_batch_size, "
+         "local_paths"),
         ("networking", "max_batches_size", 'did you mean "max_batch_size"?'),
     ],
 )  # fmt: skip

@@ -89,6 +89,9 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "networking.auth": (
             "whether callers need an API key. A TrafficSplitter also requires one if one of its APIs does"
         ),
+        "networking.docs": (
+            "whether `<endpoint>/openapi.json` and the page `<endpoint>/docs` describe the API. They need no API key"
+        ),
         "networking.cors.origins": (
             "the origins whose pages may read responses; every origin if the section `cors` is missing"
         ),

@@ -93,6 +93,7 @@ _BOUNDS = {
     "networking.max_body_size": "networking.max_body_size",
     "networking.access_log": "networking.access_log",
     "networking.auth": "networking.auth",
+    "networking.docs": "networking.docs",
     "compute.mem_limit": "compute.mem_limit",
 }
 _CORS = _rows("networking.cors", "origins headers credentials")  # extension
@@ -300,7 +301,7 @@ TASK = _generation(
     _NAMES,
     _rows("definition", _DEFINITION, "handler"),
     _rows("definition", "image shm_size", IGNORED),
-    _rows("networking", "endpoint max_body_size access_log auth"),
+    _rows("networking", "endpoint max_body_size access_log auth docs"),
     _CORS,
     _COMPUTE,
     _rows("compute", "inf node_groups mem_limit"),
@@ -308,7 +309,7 @@ TASK = _generation(
 )
 
 #: 0.19 to 0.35: `kind: TrafficSplitter`
-SPLITTER = _generation("handler", "apis", _NAMES, {"apis": "apis"}, _rows("networking", "endpoint auth"), _CORS)
+SPLITTER = _generation("handler", "apis", _NAMES, {"apis": "apis"}, _rows("networking", "endpoint auth docs"), _CORS)
 
 GENERATIONS = (
     MODEL,

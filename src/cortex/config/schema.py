@@ -376,6 +376,7 @@ class Networking(ConfigModel):
     local_paths: Annotated[list[LocalFolder], BeforeValidator(a_list)] | None = None
     access_log: Annotated[bool, BeforeValidator(true_or_false)] = False  #: the gateway writes a line per request
     auth: Annotated[str, BeforeValidator(enum("none", "api_key"))] = "none"  #: the credential that the gateway requires
+    docs: Annotated[bool, BeforeValidator(true_or_false)] = True  #: serve `openapi.json` and `docs` below the endpoint
     cors: CorsConfig | None = None  #: None: pages of every origin may read responses
 
     @property

@@ -31,8 +31,10 @@ from cortex.operator.deploy.deployer import Deployer
 from cortex.operator.deploy.diagnose import Machine
 from cortex.operator.deploy.keys import Keys
 from cortex.operator.deploy.projects import ProjectFolders, SharedProjects
+from cortex.operator.documentation import Documentation
 from cortex.operator.http.app import create_app
 from cortex.operator.http.async_routes import AsyncRoutes
+from cortex.operator.http.documentation_routes import DocumentationRoutes
 from cortex.operator.http.gateway_routes import create_jobs_app
 from cortex.operator.http.job_routes import JobRoutes
 from cortex.operator.http.server import create_jobs_server, create_server
@@ -141,6 +143,8 @@ class Operator:
             gateway_count=cluster.fleet.size if cluster else lambda: 1,
             was_lost_with_node=cluster.engine.was_lost_with_node if cluster else lambda replica_id: False,
         )
+
+        self._documentation = Documentation(self._apis, self._signatures, self._projects)
 
         # Metrics, predictions, autoscaling.
         archive = PredictionArchive(home, _logger)
@@ -274,6 +278,7 @@ class Operator:
             scaling=self._scaling,
             metrics=self._metrics,
             tracking=self._tracking,
+            documentation=self._documentation,
             shut_down=self._shut_down,
         )
         app = create_app(services, self._settings.host, self._certificate.has_name, _logger)
@@ -283,8 +288,10 @@ class Operator:
         """Return the server of the private socket for the gateway and the workers."""
         jobs = JobRoutes(self._jobs, _logger)
         workloads = AsyncRoutes(self._async_apis, _logger)
+        documentation = DocumentationRoutes(self._documentation, _logger)
         workers = WorkerRoutes(self._job_reconciler.dispatcher, self._worker_token, _logger)
-        return create_jobs_server(create_jobs_app(jobs, workloads, workers, self._async_apis.is_async))
+        app = create_jobs_app(jobs, workloads, documentation, workers, self._async_apis.is_async)
+        return create_jobs_server(app)
 
     async def _keep_gateway_running(self) -> None:
         while True:

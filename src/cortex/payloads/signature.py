@@ -62,6 +62,7 @@ class MethodSignature:
     description: str = ""  #: the rest
     query_params: bool = False
     headers: bool = False
+    streams: bool = False  #: it is a generator, whose items are sent as they are made
 
 
 @dataclass(frozen=True, slots=True)

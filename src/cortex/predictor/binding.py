@@ -199,6 +199,7 @@ def method_signature(
         description=description.strip(),
         query_params="query_params" in arguments,
         headers="headers" in arguments,
+        streams=call_kind(method) in ("generator", "async_generator"),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from cortex.errors import ConflictError, NotFoundError
@@ -249,6 +250,7 @@ def jobs_server() -> Iterator[JobsServer]:
     app = create_jobs_app(
         JobRoutes(jobs, logger),
         AsyncRoutes(workloads, logger),
+        Response(status_code=404),
         WorkerRoutes(workers, lambda worker: worker_token("secret", worker), logger),
         workloads.is_async,
     )

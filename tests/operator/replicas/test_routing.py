@@ -149,6 +149,14 @@ def test_an_api_at_zero_replicas_holds_requests_unless_none_can_start() -> None:
     assert not backend([], Preparation(shortage="no GPU"), **idle).holds
 
 
+def test_documentation_follows_the_configuration() -> None:
+    assert backend([]).has_docs
+    assert not backend([], networking={"docs": False}).has_docs
+    hidden = record(target(spec=api(networking={"docs": False})))
+    assert routes_of([hidden], [], {}, "/s/jobs").operator_socket == ""
+    assert routes_of([record(target())], [], {}, "/s/jobs").operator_socket == "/s/jobs"
+
+
 def test_access_log_follows_the_configuration() -> None:
     assert not backend([]).access_log
     assert backend([], networking={"access_log": True}).access_log
@@ -163,4 +171,5 @@ def test_a_splitter_has_shares_and_a_shadow() -> None:
     split = Api.model_validate({"name": "iris", "kind": "TrafficSplitter", "apis": shares})
     table = routes_of([record(target(spec=split))], [], {})
     assert table.backends == ()
-    assert table.splits == (Split("iris", "/iris", (Share("one", 30), Share("two", 70)), Share("dark", 5)),)
+    shares = (Share("one", 30), Share("two", 70))
+    assert table.splits == (Split("iris", "/iris", shares, Share("dark", 5), has_docs=True),)

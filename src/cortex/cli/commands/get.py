@@ -125,6 +125,8 @@ def _show_one(client: Client, api: Json, session: Session) -> None:
         console.line()
         console.table(*targets_table(env, api, client.list_apis(), now))
     console.line(f"\nendpoint: {api['endpoint']}")
+    if docs := api.get("docs"):  # operators of an older version have none
+        console.line(f"docs:     {docs}")
     if number := api.get("revision_number"):  # older operators send none
         console.line(f"revision: {number}{_live_revision(number, api['live_revision_number'])}")
     if note := shortage_note(api):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from starlette.routing import compile_path
 
 from cortex.errors import ForbiddenError, NotFoundError
+from cortex.gateway.maps import DOCS_ASSETS
 from cortex.lifecycle import TokenScope
 from cortex.operator.access.tokens import Principal
 
@@ -36,7 +37,9 @@ def _deploy(change: str, limits_itself: bool = False) -> Access:
 
 
 #: Paths that need no token, so that a browser opens the documentation. They disclose nothing about this installation.
-OPEN_PATHS = frozenset({"/livez", "/docs", "/openapi.json"})
+OPEN_PATHS = frozenset(
+    {"/livez", "/docs", "/openapi.json", "/apis/docs", *(f"/apis/docs/{name}" for name in DOCS_ASSETS)}
+)
 
 ROUTES: Mapping[str, Access] = {
     "GET /metrics": Access(TokenScope.METRICS),
@@ -44,6 +47,7 @@ ROUTES: Mapping[str, Access] = {
     "POST /v1/shutdown": Access(TokenScope.ADMIN, "shut down"),
     "POST /v1/deploy": _deploy("deploy", limits_itself=True),
     "POST /v1/patch": _deploy("patch", limits_itself=True),
+    "GET /apis/openapi.json": Access(TokenScope.READ, limits_itself=True),
     "GET /v1/apis": Access(TokenScope.READ, limits_itself=True),
     "GET /v1/apis/{api}": _READ,
     "DELETE /v1/apis/{api}": _deploy("delete"),

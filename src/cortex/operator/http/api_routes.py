@@ -222,12 +222,14 @@ async def _gateway_metrics(services: Services) -> dict[str, Json]:
 def _describe(services: Services, record: ApiRecord, metrics: dict[str, Json]) -> Json:
     versions = services.apis.versions(record.name)
     models = describe_models(services.reconciler.statuses(record.name))
+    endpoint = services.identity.gateway_url + record.spec.networking.endpoint
     return {
         "spec": _without_secrets(record.spec),
         "status": services.reconciler.state(record).to_json(),
         "metrics": metrics.get(record.name, {}),
         "open_workloads": services.jobs.open_workloads(record.name),
-        "endpoint": services.identity.gateway_url + record.spec.networking.endpoint,
+        "endpoint": endpoint,
+        "docs": f"{endpoint}/docs" if record.spec.networking.docs else None,
         "deployment": record.deployment,
         "api_id": record.api_id,
         "revision": record.revision,

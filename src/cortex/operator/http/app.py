@@ -18,6 +18,7 @@ from cortex.operator.access.audit import AuditMiddleware
 from cortex.operator.access.auth import AuthMiddleware, HostCheck
 from cortex.operator.access.routes import audit_routes, key_routes, token_routes
 from cortex.operator.http.api_routes import api_routes, deploy_routes
+from cortex.operator.http.documentation_routes import documentation_routes
 from cortex.operator.http.job_routes import job_routes
 from cortex.operator.http.services import Services
 from cortex.telemetry import Logger
@@ -41,6 +42,7 @@ def create_app(services: Services, host: str, is_own_name: HostCheck, logger: Lo
     app.include_router(key_routes(services.keys))
     app.include_router(token_routes(services.tokens))
     app.include_router(audit_routes(services.audit_log))
+    app.include_router(documentation_routes(services.documentation, services.identity.gateway_url))
     app.add_middleware(AuthMiddleware, tokens=services.tokens, host=host, is_own_name=is_own_name)
     app.add_middleware(AuditMiddleware, log=services.audit_log)  # around the other, so that it records refusals
 
@@ -95,7 +97,8 @@ def docs_page(description: dict[str, Any]) -> str:
         f"<h1>{title}</h1><p>Every route except <code>/livez</code> and this page requires the header "
         "<code>Authorization: Bearer TOKEN</code>: the token in the file <code>token</code> of CORTEX_HOME, or one of "
         "<code>cortex tokens create</code> with the scope of the route. "
-        "The same description as JSON: <a href=openapi.json>openapi.json</a>.</p>"
+        "The same description as JSON: <a href=openapi.json>openapi.json</a>. "
+        "The routes of the deployed APIs: <a href=apis/docs>apis/docs</a>.</p>"
         f"<table><tr><th>route<th>parameters<th>description</tr>{rows}</table></html>"
     )
 

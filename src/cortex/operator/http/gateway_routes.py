@@ -15,8 +15,11 @@ from cortex.telemetry import Logger
 #: Headers that the gateway sets on every request: the API, and the job or workload if the path names one.
 API_HEADER = "x-cortex-api"
 JOB_HEADER = "x-cortex-job"
+#: Header that the gateway sets on requests for documentation: the backend or the splitter that it describes.
+DOCS_HEADER = "x-cortex-docs"
 
 _API_HEADER = API_HEADER.encode()
+_DOCS_HEADER = DOCS_HEADER.encode()
 
 
 class GatewayRoutes(ABC):
@@ -56,15 +59,22 @@ class GatewayRoutes(ABC):
         """Return the response for an error, in the format of these routes."""
 
 
-def create_jobs_app(jobs: ASGIApp, workloads: ASGIApp, workers: ASGIApp, is_async: Callable[[str], bool]) -> ASGIApp:
-    """Return the application that routes requests to jobs, to workloads of AsyncAPIs, and to job workers."""
+def create_jobs_app(
+    jobs: ASGIApp, workloads: ASGIApp, documentation: ASGIApp, workers: ASGIApp, is_async: Callable[[str], bool]
+) -> ASGIApp:
+    """Return the application that routes requests to jobs, workloads of AsyncAPIs, documentation, and job workers."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        # The gateway sets the header on everything it sends, so clients can't reach the routes of workers.
-        api = next((value.decode("latin-1") for name, value in scope["headers"] if name == _API_HEADER), None)
-        route = workers if api is None else workloads if is_async(api) else jobs
+        # The gateway sets one of the headers on everything it sends, so clients can't reach the routes of workers.
+        headers = dict(scope["headers"])
+        if _DOCS_HEADER in headers:
+            route = documentation
+        elif _API_HEADER in headers:
+            route = workloads if is_async(headers[_API_HEADER].decode("latin-1")) else jobs
+        else:
+            route = workers
         await route(scope, receive, send)
 
     return app

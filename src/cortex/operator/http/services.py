@@ -18,6 +18,7 @@ from cortex.operator.autoscaling.sampler import Autoscaler
 from cortex.operator.bootstrap import OperatorInfo
 from cortex.operator.deploy.deployer import Deployer
 from cortex.operator.deploy.keys import Keys
+from cortex.operator.documentation import Documentation
 from cortex.operator.infrastructure import Cluster
 from cortex.operator.jobs.schedules import Schedules
 from cortex.operator.jobs.service import JobService
@@ -48,6 +49,7 @@ class Services:
     scaling: Autoscaler
     metrics: Metrics
     tracking: Tracking
+    documentation: Documentation
     shut_down: Callable[[bool], None]  #: stop the operator soon; with True the gateway and all replicas, too
 
     def api(self, name: str) -> ApiRecord:

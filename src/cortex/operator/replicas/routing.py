@@ -47,13 +47,15 @@ def routes_of(
 ) -> RoutingTable:
     """Return the routing table for `replicas`, the replicas that accept new requests.
 
-    Backends of all kinds except realtime APIs lead to the operator, at `jobs_socket`. `keys` are the API keys of
-    callers. `gateways` is the number of gateways that serve the table; each one counts only its own requests.
+    Backends of all kinds except realtime APIs, and the documentation of all, lead to the operator, at `jobs_socket`.
+    `keys` are the API keys of callers. `gateways` is the number of gateways that serve the table; each one counts only
+    its own requests.
     """
     wanted = sorted(records, key=lambda record: record.name)
     by_api: dict[str, list[Replica]] = {}
     for replica in replicas:
         by_api.setdefault(replica.spec.api, []).append(replica)
+    socket = jobs_socket if any(record.spec.networking.docs for record in wanted) else ""
     return RoutingTable(
         tuple(
             _backend(
@@ -69,6 +71,7 @@ def routes_of(
         ),
         tuple(_split(record) for record in wanted if record.spec.kind is ApiKind.SPLITTER),
         tuple(keys),
+        operator_socket=socket,
     )
 
 
@@ -147,6 +150,7 @@ def _backend(record: ApiRecord, replicas: Sequence[Replica], preparation: Prepar
         access_log=spec.networking.access_log,
         needs_key=spec.networking.needs_key,
         cors=_cors(spec.networking),
+        has_docs=spec.networking.docs,
     )
 
 
@@ -163,6 +167,7 @@ def _jobs_backend(record: ApiRecord, socket: str) -> ApiBackend:
         access_log=networking.access_log,
         needs_key=networking.needs_key,
         cors=_cors(networking),
+        has_docs=networking.docs,
     )
 
 
@@ -171,7 +176,15 @@ def _split(record: ApiRecord) -> Split:
     shares = tuple(Share(target.name, target.weight) for target in targets if not target.shadow)
     shadow = next((Share(target.name, target.weight) for target in targets if target.shadow), None)
     networking = record.spec.networking
-    return Split(record.name, networking.endpoint, shares, shadow, networking.needs_key, _cors(networking))
+    return Split(
+        record.name,
+        networking.endpoint,
+        shares,
+        shadow,
+        networking.needs_key,
+        _cors(networking),
+        has_docs=networking.docs,
+    )
 
 
 def _cors(networking: Networking) -> Cors | None:

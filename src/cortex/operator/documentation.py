@@ -1,0 +1,109 @@
+"""OpenAPI documents of the deployed APIs, from their configuration, their signatures and the samples of their projects.
+
+A document describes the revision that serves. Until one does, and for jobs, it describes the newest revision.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from cortex import __version__
+from cortex.errors import NotFoundError
+from cortex.lifecycle import ApiKind
+from cortex.operator.deploy.projects import ProjectFolders
+from cortex.operator.replicas.signatures import Signatures
+from cortex.payloads.openapi.api import DocumentedApi, Sample
+from cortex.payloads.openapi.document import api_document, common_document
+from cortex.predictor.request_arguments import request_arguments
+from cortex.state.queries.apis import ApiRecord, ApiStore, Target
+
+Json = dict[str, Any]
+
+#: The sample of a project without `readiness`.
+_SAMPLE_FILE = "sample.json"
+#: A longer sample is no example that anybody reads.
+_SAMPLE_MAX_BYTES = 64 * 1024
+
+
+class Documentation:
+    """Documents by API."""
+
+    def __init__(self, apis: ApiStore, signatures: Signatures, projects: ProjectFolders) -> None:
+        self._apis = apis
+        self._signatures = signatures
+        self._projects = projects
+
+    def endpoint(self, name: str) -> str:
+        """Return the endpoint of an API with documentation. Raises: NotFoundError."""
+        return self._record(name).spec.networking.endpoint
+
+    def document(self, name: str) -> Json:
+        """Return the document of an API. Raises: NotFoundError, DatabaseUnavailableError."""
+        return api_document(self._describe(self._record(name)))
+
+    def common_document(self, gateway_url: str, only: str | None = None) -> Json:
+        """Return the document of all APIs with documentation, or of `only` one. Raises: DatabaseUnavailableError."""
+        records = [record for record in self._apis.records() if only in (None, record.name)]
+        described = [self._describe(record) for record in records if record.spec.networking.docs]
+        return common_document(described, gateway_url, __version__)
+
+    def _record(self, name: str) -> ApiRecord:
+        record = self._apis.get(name)
+        if record is None or not record.spec.networking.docs:
+            raise NotFoundError(f"{name} has no documentation")
+        return record
+
+    def _describe(self, record: ApiRecord) -> DocumentedApi:
+        networking, target = record.spec.networking, record.serving or record.target
+        behind = [self._apis.get(each.name) for each in record.spec.apis or []]
+        found = [each for each in behind if each is not None]
+        answering = {each.name for each in record.spec.apis or [] if not each.shadow}
+        signature = self._signatures.of(target) if target.spec.kind is not ApiKind.SPLITTER else None
+        return DocumentedApi(
+            name=record.name,
+            kind=record.spec.kind,
+            endpoint=networking.endpoint,
+            revision=str(record.live_number or record.number),
+            signature=signature,
+            likely_verb="POST" if signature is not None else self._likely_verb(target),
+            needs_key=networking.needs_key or any(each.spec.networking.needs_key for each in found),
+            timeout_s=networking.timeout_s,
+            max_body_bytes=networking.max_body_size,
+            sample=self._sample(target),
+            targets=tuple(self._describe(each) for each in found if each.name in answering),
+        )
+
+    def _sample(self, target: Target) -> Sample | None:
+        """Return the sample that the replicas have answered, or the one of the project."""
+        folder = self._projects.path(target.project_hash)
+        for name in filter(None, (target.spec.readiness, _SAMPLE_FILE)):
+            try:
+                text = _read(folder / name, _SAMPLE_MAX_BYTES)
+                return Sample(name, orjson.loads(text))
+            except (OSError, ValueError):
+                continue
+        return None
+
+    def _likely_verb(self, target: Target) -> str:
+        """Return the verb of the first method in the user's file; POST if there is none plainly."""
+        spec, handler = target.spec, target.spec.handler
+        if spec.kind is not ApiKind.REALTIME or handler.path is None:
+            return "POST"
+        try:
+            text = (self._projects.path(target.project_hash) / handler.path).read_text(errors="replace")
+        except OSError:
+            return "POST"
+        found = request_arguments(text, handler.interface, handler.type, handler.models is not None, spec.kind)
+        return found.verb if found is not None else "POST"
+
+
+def _read(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a file. Raises: OSError; ValueError if it is too long."""
+    with path.open("rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"{path.name} is longer than {max_bytes} bytes")
+    return content

@@ -1,0 +1,47 @@
+"""What an OpenAPI document says about one API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cortex.lifecycle import ApiKind
+from cortex.payloads.signature import ApiSignature
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A request body from the project of an API."""
+
+    file: str  #: its path in the project
+    value: Any  #: parsed from JSON
+
+
+@dataclass(frozen=True)
+class DocumentedApi:
+    """An API with everything that its callers see of it."""
+
+    name: str
+    kind: ApiKind
+    endpoint: str
+    revision: str  #: shown as its version
+    signature: ApiSignature | None = None  #: None: not known yet
+    likely_verb: str = "POST"  #: of requests, while the signature is not known
+    needs_key: bool = False
+    timeout_s: float = 60.0
+    max_body_bytes: int = 100 * 1024 * 1024
+    sample: Sample | None = None
+    targets: tuple[DocumentedApi, ...] = ()  #: of a TrafficSplitter: the APIs that answer its requests
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether the signatures of all APIs that answer are known."""
+        return all(each.signature is not None for each in self.targets or (self,))
+
+    @property
+    def examples(self) -> dict[str, Any]:
+        """Return the fields of a media type that show the sample; of a TrafficSplitter, that of its first API."""
+        sample = next((each.sample for each in (self, *self.targets) if each.sample is not None), None)
+        if sample is None:
+            return {}
+        return {"examples": {"sample": {"summary": f"{sample.file} of the project", "value": sample.value}}}

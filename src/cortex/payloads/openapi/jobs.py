@@ -1,0 +1,238 @@
+"""Paths of BatchAPIs, TaskAPIs and AsyncAPIs in OpenAPI documents: submissions, jobs and workloads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cortex.lifecycle import ApiKind, JobStatus, WorkloadStatus
+from cortex.payloads.openapi.api import DocumentedApi
+from cortex.payloads.openapi.errors import json_content, of_operator, response, schema
+from cortex.payloads.openapi.schemas import SchemaComponents
+from cortex.payloads.signature import BodySignature, MethodSignature
+
+Json = dict[str, Any]
+Paths = dict[str, Json]
+
+_JSON = "application/json"
+_LINES = "application/x-ndjson"
+
+_TEXT = {"type": "string"}
+_COUNT = {"type": "integer", "minimum": 0}
+_TIME = {"type": ["string", "null"], "format": "date-time"}
+_MAP = {"type": "object", "additionalProperties": True}
+_BATCH_SIZE = {"type": "integer", "minimum": 1, "default": 1, "description": "Items per batch"}
+_WORKERS = {"type": "integer", "minimum": 1, "maximum": 10_000, "description": "Maximum number of workers of the job"}
+_GLOBS = {"type": "array", "items": _TEXT, "description": "Globs"}
+_OPTIONS: Json = {
+    "config": {**_MAP, "description": "Merged into the API's `config`"},
+    "timeout": {"type": "integer", "minimum": 1, "description": "Maximum duration of the job in seconds"},
+    "max_attempts": {"type": "integer", "minimum": 1, "maximum": 1000, "description": "Attempts at each batch"},
+    "webhook": {"type": "string", "format": "uri", "description": "Receives the job in a POST request when it ends"},
+}
+_BATCH_OPTIONS: Json = {
+    **_OPTIONS,
+    "batch_timeout": {"type": ["number", "string"], "description": 'Maximum duration of a batch: seconds, or `"5m"`'},
+    "isolate_failures": {"type": "boolean", "default": False, "description": "Divide failed batches in half"},
+    "output": {"type": "string", "description": "Location to which the results are also written"},
+}
+_FILES: Json = {
+    "type": "object",
+    "required": ["s3_paths"],
+    "properties": {
+        "s3_paths": {"type": "array", "items": _TEXT, "minItems": 1, "description": "Prefixes of the files"},
+        "includes": _GLOBS,
+        "excludes": _GLOBS,
+        "batch_size": _BATCH_SIZE,
+    },
+}
+_COUNTS = {"type": "object", "additionalProperties": {"type": ["number", "null"]}}
+
+SCHEMAS: Json = {
+    "FileItems": _FILES,
+    "TaskSubmission": {"type": "object", "properties": _OPTIONS, "additionalProperties": False},
+    "SubmittedJob": {
+        "type": "object",
+        "required": ["job_id"],
+        "properties": {
+            "job_id": _TEXT,
+            "api_name": _TEXT,
+            "kind": _TEXT,
+            "workers": {"type": "integer"},
+            "config": {"type": ["object", "null"], "additionalProperties": True},
+            "start_time": _TIME,
+            "total_batch_count": _COUNT,
+            "message": {"type": ["string", "null"]},
+        },
+        "additionalProperties": True,
+    },
+    "JobStatus": {
+        "type": "object",
+        "required": ["job_id", "status"],
+        "properties": {
+            "job_id": _TEXT,
+            "status": {"type": "string", "enum": sorted({status.code for status in JobStatus})},
+            "message": {"type": ["string", "null"], "description": "Why the job ended, or what it waits for"},
+            "start_time": _TIME,
+            "end_time": _TIME,
+            "batch_metrics": _COUNTS,
+            "worker_counts": _COUNTS,
+        },
+        "additionalProperties": True,
+    },
+    "Job": {
+        "type": "object",
+        "required": ["job_status"],
+        "properties": {"job_status": schema("JobStatus"), "endpoint": _TEXT, "api_spec": _MAP},
+    },
+    "StoppedJob": {"type": "object", "required": ["message"], "properties": {"message": _TEXT}},
+    "AcceptedWorkload": {
+        "type": "object",
+        "required": ["id"],
+        "properties": {"id": {"type": "string", "format": "uuid"}},
+    },
+}
+
+
+def job_paths(api: DocumentedApi, method: MethodSignature, schemas: SchemaComponents) -> Paths:
+    """Return the paths of a BatchAPI or TaskAPI; the method's payload is one item."""
+    is_task = api.kind is ApiKind.TASK
+    content = _task_content(api) if is_task else _batch_content(api, method, schemas)
+    errors = json_content("JobErrorResponse")
+    dry_run = {
+        "name": "dryRun",
+        "in": "query",
+        "description": "Only validate the submission; the response is text",
+        "schema": {"type": "boolean", "default": False},
+    }
+    submit = {
+        "operationId": "submit_job",
+        "summary": method.summary or "Submit a job",
+        "description": method.description or "The response means that the job is stored.",
+        "parameters": [dry_run],
+        "requestBody": {"content": content, "required": not is_task},
+        "responses": {
+            "200": response("The job", {**json_content("SubmittedJob"), "text/plain": {"schema": _TEXT}}),
+            **of_operator(api, errors, has_body=True, not_found=""),
+        },
+    }
+    if not is_task:
+        submit["parameters"] = [dry_run, *_upload_parameters()]
+    not_found = of_operator(api, errors, has_body=False, not_found="The API has no job with this id")
+    query = _parameter("jobID", "query", {"type": "string"}, "Id of the job", required=True)
+    path = _parameter("job_id", "path", {"type": "string"}, "Id of the job", required=True)
+
+    def operations(suffix: str, parameter: Json) -> Json:
+        get = {
+            "operationId": f"get_job{suffix}",
+            "summary": "Get a job: its status and progress",
+            "parameters": [parameter],
+            "responses": {"200": response("The job", json_content("Job")), **not_found},
+        }
+        stop = {
+            "operationId": f"stop_job{suffix}",
+            "summary": "Stop a job",
+            "parameters": [parameter],
+            "responses": {"200": response("The job is stopped", json_content("StoppedJob")), **not_found},
+        }
+        return {"get": get, "delete": stop}
+
+    return {
+        api.endpoint: {"post": submit, **operations("_by_query", query)},
+        f"{api.endpoint.rstrip('/')}/{{job_id}}": operations("", path),
+    }
+
+
+def _task_content(api: DocumentedApi) -> Json:
+    return {_JSON: {"schema": schema("TaskSubmission"), **api.examples}}
+
+
+def _batch_content(api: DocumentedApi, method: MethodSignature, schemas: SchemaComponents) -> Json:
+    item = schemas.add((method.payload or BodySignature()).schema)
+    item_list = {
+        "type": "object",
+        "required": ["items"],
+        "properties": {"items": {"type": "array", "items": item, "minItems": 1}, "batch_size": _BATCH_SIZE},
+    }
+    sources = {
+        "item_list": {**item_list, "description": "The items themselves"},
+        "file_path_lister": {**schema("FileItems"), "description": "Paths of files as items"},
+        "delimited_files": {**schema("FileItems"), "description": "JSON values in files as items"},
+    }
+    submission = {
+        "type": "object",
+        "description": "A job; exactly one of `item_list`, `file_path_lister` and `delimited_files` has its items.",
+        "required": ["workers"],
+        "properties": {"workers": _WORKERS, **sources, **_BATCH_OPTIONS},
+    }
+    return {
+        _JSON: {"schema": submission, **_submission_example(api)},
+        _LINES: {"schema": {**_TEXT, "description": "One item per line, as JSON; other fields are in the query"}},
+    }
+
+
+def _submission_example(api: DocumentedApi) -> Json:
+    """Return the sample as an example: a submission, a list of items, or one item."""
+    if api.sample is None:
+        return {}
+    value = api.sample.value
+    if not isinstance(value, dict) or "workers" not in value:
+        items = value if isinstance(value, list) and value else [value]
+        value = {"workers": 1, "item_list": {"items": items, "batch_size": 1}}
+    return {"examples": {"sample": {"summary": f"{api.sample.file} of the project", "value": value}}}
+
+
+def _upload_parameters() -> list[Json]:
+    """Return the fields of an upload of lines."""
+    with_lines = "only with the content type application/x-ndjson"
+    return [
+        _parameter("workers", "query", _WORKERS, f"As in a submission, {with_lines}"),
+        _parameter("batch_size", "query", _BATCH_SIZE, f"Items per batch, {with_lines}"),
+    ]
+
+
+def _parameter(name: str, place: str, of: Json, description: str, *, required: bool = False) -> Json:
+    return {"name": name, "in": place, "required": required, "description": description, "schema": of}
+
+
+def workload_paths(api: DocumentedApi, method: MethodSignature, schemas: SchemaComponents) -> Paths:
+    """Return the paths of an AsyncAPI."""
+    payload, result = method.payload or BodySignature(), schemas.add(method.result.schema)
+    workload = {
+        "type": "object",
+        "required": ["id", "status"],
+        "properties": {
+            "id": {"type": "string", "format": "uuid"},
+            "status": {"type": "string", "enum": [status.value for status in WorkloadStatus]},
+            "result": result,
+            "error": {"type": "string", "description": "Why the workload failed"},
+            "timestamp": {"type": "string", "format": "date-time", "description": "When the workload ended"},
+        },
+    }
+    text = {"text/plain": {"schema": _TEXT}}
+    wait = _parameter(
+        "wait", "query", {"type": "number", "minimum": 0, "default": 0}, "Seconds to wait for the end of the workload"
+    )
+    name = _parameter("id", "path", {"type": "string", "format": "uuid"}, "Id of the workload", required=True)
+    send = {
+        "operationId": "send_workload",
+        "summary": method.summary or "Send a workload",
+        "description": method.description or "The response means that the workload is stored.",
+        "requestBody": {
+            "content": {payload.media_type: {"schema": schemas.add(payload.schema), **api.examples}},
+            "required": True,
+        },
+        "responses": {
+            "200": response("The workload is stored", json_content("AcceptedWorkload")),
+            **of_operator(api, text, has_body=True, not_found=""),
+        },
+    }
+    get = {
+        "operationId": "get_workload",
+        "summary": "Get a workload: its status and its result",
+        "parameters": [name, wait],
+        "responses": {
+            "200": response("The workload", {_JSON: {"schema": workload}}),
+            **of_operator(api, text, has_body=False, not_found="The API has no workload with this id, or no longer"),
+        },
+    }
+    return {api.endpoint: {"post": send}, f"{api.endpoint.rstrip('/')}/{{id}}": {"get": get}}
