@@ -21,6 +21,15 @@ def test_settings_are_stored_for_the_next_operator(home: Home) -> None:
     assert (home.path / "installation.json").stat().st_mode & 0o777 == 0o600
 
 
+def test_v2_at_the_root_stays_until_it_is_switched_off(home: Home) -> None:
+    Installation().changed(v2_at_root=True).write(home)
+    assert Installation.read(home).changed(v2_at_root=None).v2_at_root
+    assert not Installation.read(home).changed(v2_at_root=False).v2_at_root
+    (home.path / "installation.json").write_text('{"v2_at_root": 1}')
+    with pytest.raises(InputError, match="v2_at_root is 1"):
+        Installation.read(home)
+
+
 @pytest.mark.parametrize("where", ["operator", "all", "group:edge", "group:a_b-c.d"])
 def test_accepts_valid_gateways(where: str) -> None:
     assert RAY.changed(gateways=where).gateways == where

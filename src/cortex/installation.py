@@ -30,6 +30,7 @@ class Installation:
     advertise: str | None = None  #: address of this machine for nodes; None: the source address towards Ray's head
     node_port: int = 8890  #: port of the operator for nodes
     gateways: str = "operator"  #: "operator": only this machine; "all": each node too; "group:NAME": a group of nodes
+    v2_at_root: bool = False  #: gateways also answer the Open Inference Protocol at `/v2`
     #: The addresses and certificate of the last operator, stored by itself (`operator/bootstrap.py`).
     gateway_port: int = 8888
     operator_port: int = 8889
@@ -58,9 +59,10 @@ class Installation:
         found = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         for name, value in found.items():
             default = getattr(cls, name)
-            is_port = isinstance(default, int) and type(value) is int and 0 < value < 65536
+            is_switch = isinstance(default, bool) and isinstance(value, bool)
+            is_port = type(default) is int and type(value) is int and 0 < value < 65536
             is_text = not isinstance(default, int) and (isinstance(value, str) or value is default is None)
-            if not is_port and not is_text:
+            if not is_port and not is_text and not is_switch:
                 raise ValueError(f"{name} is {value!r}")
         return cls(**found)
 

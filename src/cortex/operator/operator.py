@@ -140,6 +140,7 @@ class Operator:
             self._signatures,
             _logger,
             gateway_secret=infrastructure.gateway_secret,
+            v2_at_root=installation.v2_at_root,
             gateway_count=cluster.fleet.size if cluster else lambda: 1,
             was_lost_with_node=cluster.engine.was_lost_with_node if cluster else lambda replica_id: False,
         )

@@ -85,6 +85,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="WHERE",
         help=f"Ray nodes that run additional gateways: operator (none), all, group:NAME; {_STORED}",
     )
+    parser.add_argument(
+        "--v2-at-root",
+        action=argparse.BooleanOptionalAction,
+        help=f"also answer the Open Inference Protocol at /v2, with the names of APIs as models; {_STORED}",
+    )
 
 
 def run(arguments: argparse.Namespace, session: Session) -> int:
@@ -171,6 +176,7 @@ def _store_installation(arguments: argparse.Namespace, options: ListenOptions, s
         advertise=arguments.advertise,
         node_port=arguments.node_port,
         gateways=arguments.gateways,
+        v2_at_root=arguments.v2_at_root,
     )
     options.check_ports(session.home, wanted)
     wanted.check_modules(is_kept=known.engine == "ray")

@@ -69,6 +69,7 @@ class Reconciler:
         keys: Returns the API keys that the gateway accepts.
         signatures: Stores the signatures that replicas and job workers report.
         gateway_secret: Authenticates the gateway at replicas that it reaches over TCP.
+        v2_at_root: Whether gateways also answer the Open Inference Protocol at `/v2`.
         gateway_count: Returns the number of gateways that serve the routes.
         was_lost_with_node: Returns whether a replica ended with its node, which its revision is not blamed for.
         clock: Returns UNIX seconds.
@@ -88,6 +89,7 @@ class Reconciler:
         logger: Logger,
         *,
         gateway_secret: str = "",
+        v2_at_root: bool = False,
         gateway_count: Callable[[], int] = lambda: 1,
         was_lost_with_node: Callable[[str], bool] = lambda replica_id: False,
         clock: Callable[[], float] = time.time,
@@ -103,6 +105,7 @@ class Reconciler:
         self._signatures = signatures
         self._logger = logger
         self._gateway_secret = gateway_secret
+        self._v2_at_root = v2_at_root
         self._gateway_count = gateway_count
         self._was_lost_with_node = was_lost_with_node
         self._clock = clock
@@ -175,7 +178,7 @@ class Reconciler:
         table = routes_of(
             records, self._active(), self._states(records), jobs_socket, self._keys(), self._gateway_count()
         )
-        return replace(table, gateway_secret=self._gateway_secret)
+        return replace(table, gateway_secret=self._gateway_secret, v2_at_root=self._v2_at_root)
 
     async def publish_now(self) -> None:
         """Publish the current routes and wait until they are in force."""
