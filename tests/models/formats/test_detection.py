@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import os
 import pickle
 import struct
+import tracemalloc
 import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cortex.errors import ModelFormatError
 from cortex.models.formats.detection import detect
@@ -85,6 +89,7 @@ LIGHTGBM = b"tree\nversion=v4\nnum_class=1\n\nTree=0\n\nend of trees\n\npandas_c
 @pytest.mark.parametrize(
     ("content", "format_", "reason", "lines"),
     [
+        (b"\x04\x22\x4d\x18anything", "pickle", "a file compressed with LZ4", ["joblib", "lz4"]),
         (b'{"learner":{},"version":[3,2,0]}', "xgboost", "JSON with the key", ["xgboost==3.2.0"]),
         (b'{ "version": [2, 1, 4],\n "learner": {} }\n', "xgboost", "saved by XGBoost 2.1.4", ["xgboost==2.1.4"]),
         (XGBOOST_UBJ[0], "xgboost", "UBJ with the key", ["xgboost==3.2.0"]),
@@ -338,3 +343,65 @@ def test_a_damaged_mlmodel_file_is_an_error(tmp_path: Path, text: str, words: st
     (tmp_path / "MLmodel").write_text(text)
     with pytest.raises(ModelFormatError, match=words):
         detect(tmp_path)
+
+
+def samples() -> list[bytes]:
+    """Return a small file of each format."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as made:
+        made.writestr("schema.json", '{"__class__": "A", "__module__": "b", "content": {}, "_skops_version": "1"}')
+    wrapped = {"a": [1.5, "x" * 300, (None, True)], "_sklearn_version": "1.0", "big": 2**90, "data": bytes(300)}
+    return [
+        buffer.getvalue(),
+        onnx("weights.bin"),
+        saved_model(),
+        LIGHTGBM,
+        *XGBOOST_UBJ,
+        *(pickle.dumps(wrapped, protocol) for protocol in (2, 3, 4, 5)),
+        zlib.compress(pickle.dumps(wrapped)),
+        gzip.compress(pickle.dumps(wrapped)),
+        lzma.compress(pickle.dumps(wrapped)),
+    ]
+
+
+@given(st.data())
+def test_any_content_is_detected_or_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    content = bytearray(data.draw(st.sampled_from(samples()) | st.binary(max_size=40)))
+    for _ in range(data.draw(st.integers(0, 4))):
+        place = data.draw(st.integers(0, len(content)))
+        content[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
+    file = tmp_path_factory.getbasetemp() / "fuzzed.bin"
+    file.write_bytes(bytes(content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))]))
+    try:
+        found = detect(file)
+    except ModelFormatError as exc:
+        assert "\n" not in str(exc)
+    else:
+        assert "\n" not in found.reason
+
+
+def test_a_pickle_that_claims_to_be_huge_is_read_in_bounded_memory(tmp_path: Path) -> None:
+    claims = [
+        b"\x80\x04\x8e" + struct.pack("<Q", 2**40) + b"x",  # BINBYTES8
+        b"\x80\x04\x95" + struct.pack("<Q", 2**63),  # FRAME
+        b"\x80\x02\x8b" + struct.pack("<i", 2**31 - 1),  # LONG4
+        b"\x80\x04" + b"(" * 300_000,
+        b"\x80\x04N" + b"\x85" * 100_000 + b".",
+    ]
+    tracemalloc.start()
+    for content in claims:
+        (tmp_path / "m").write_bytes(content)
+        assert detect(tmp_path / "m").format == "pickle"
+    assert tracemalloc.get_traced_memory()[1] < 100 * 1024**2
+    tracemalloc.stop()
+
+
+def test_an_archive_with_a_huge_list_of_files_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m", "w") as made:
+        made.writestr("schema.json", "{}")
+    content = bytearray((tmp_path / "m").read_bytes())
+    end = content.rfind(b"PK\x05\x06")
+    content[end + 12 : end + 16] = struct.pack("<I", 2**31)
+    (tmp_path / "m").write_bytes(content)
+    with pytest.raises(ModelFormatError, match="whose list of files has 2 GiB: no model has so many"):
+        detect(tmp_path / "m")

@@ -271,6 +271,21 @@ def test_a_pickle_without_a_model_is_an_error(tmp_path: Path) -> None:
         load(tmp_path, trusts_pickle=True)
 
 
+def test_trusted_pickles_of_other_libraries_are_loaded(tmp_path: Path) -> None:
+    import joblib
+    import lightgbm
+    import xgboost
+
+    for name, trained in (
+        ("x", xgboost.XGBClassifier(n_estimators=3, n_jobs=1)),
+        ("l", lightgbm.LGBMClassifier(n_estimators=3, verbose=-1, num_threads=1)),
+    ):
+        joblib.dump(trained.fit(ROWS, TARGET), tmp_path / name)
+        outputs = infer(load(tmp_path / name, trusts_pickle=True), ROWS)
+        assert same(outputs["label"], trained.predict(ROWS))
+        assert same(outputs["probabilities"], trained.predict_proba(ROWS))
+
+
 # Trees.
 
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-import orjson
-
 from cortex.errors import ModelFormatError, format_size
 from cortex.models.formats import onnx_file, pickles, protobuf
 from cortex.models.formats.requirements import ModelRequirement, saved_by, saved_by_older
@@ -33,7 +31,9 @@ _TAIL_BYTES = 256
 _SHOWN_BYTES = 12
 _SHOWN_CHARS = 40
 _MAX_SCHEMA_BYTES = 64 * 1024**2
-_MAX_DIRECTORY_BYTES = 32 * 1024**2
+_SCHEMA_START_BYTES = 1024  #: and of its end
+_MAX_DIRECTORY_BYTES = 4 * 1024**2
+_MAX_ARCHIVE_END_BYTES = 66 * 1024  #: the comment of an archive has at most 64 KiB
 #: An archive is refused if it grows to more than this size, and by more than this factor.
 _MAX_UNPACKED_BYTES = 1024**3
 _MAX_RATIO = 200
@@ -103,8 +103,7 @@ def _placeholder(file: _File) -> None:
 def _archive(file: _File) -> ModelContent | None:
     if not file.head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return None
-    if file.size > _MAX_DIRECTORY_BYTES:
-        _check_directory_size(file)
+    _check_directory_size(file)
     try:
         with zipfile.ZipFile(file.stream) as archive:
             return _archive_content(file, archive)
@@ -114,11 +113,12 @@ def _archive(file: _File) -> ModelContent | None:
 
 def _check_directory_size(file: _File) -> None:
     """Raise if the list of an archive's files would take much memory; ZIP64's own records are in the tail."""
-    end = file.tail.rfind(b"PK\x05\x06")
-    size = int.from_bytes(file.tail[end + 12 : end + 16], "little") if end >= 0 else 0
-    record = file.tail.rfind(b"PK\x06\x06")
+    file.stream.seek(max(0, file.size - _MAX_ARCHIVE_END_BYTES))
+    tail = file.stream.read()
+    end, record = tail.rfind(b"PK\x05\x06"), tail.rfind(b"PK\x06\x06")
+    size = int.from_bytes(tail[end + 12 : end + 16], "little") if end >= 0 else 0
     if size == 0xFFFF_FFFF and record >= 0:
-        size = int.from_bytes(file.tail[record + 40 : record + 48], "little")
+        size = int.from_bytes(tail[record + 40 : record + 48], "little")
     if size > _MAX_DIRECTORY_BYTES:
         raise file.damaged(f"is a ZIP archive whose list of files has {format_size(size)}: no model has so many")
 
@@ -150,19 +150,24 @@ def _skops(file: _File, archive: zipfile.ZipFile) -> ModelContent:
     if archive.getinfo("schema.json").file_size > _MAX_SCHEMA_BYTES:
         raise file.damaged(f"has a schema.json of more than {format_size(_MAX_SCHEMA_BYTES)}")
     schema = archive.read("schema.json")
-    try:
-        parsed = orjson.loads(schema)
-    except orjson.JSONDecodeError as exc:
-        raise file.damaged(f"has a schema.json that is not JSON ({exc})") from None
-    if not isinstance(parsed, dict) or "_skops_version" not in parsed or "__class__" not in parsed:
+    kind = _class_of(schema[:_SCHEMA_START_BYTES])
+    if not kind or b'"_skops_version"' not in schema[-_SCHEMA_START_BYTES:]:
         raise UnknownContentError(f"{file.path} is a ZIP archive with a schema.json that is not of skops")
-    name = ".".join(str(parsed.get(key))[:_SHOWN_CHARS] for key in ("__module__", "__class__"))
     found = re.search(rb'"_sklearn_version"\s*:\s*\{[^{}]*?"content"\s*:\s*"\\"([0-9a-z.+]{1,40})\\""', schema)
     requirements = [ModelRequirement("skops", "skops", ">=0.13", f"{file.path.name} needs skops 0.13 or newer")]
     if version := found and found[1].decode():
         requirements.insert(0, saved_by("scikit-learn", version))
-    description = f"a skops file: a ZIP archive whose schema.json describes a {name}"
+    description = f"a skops file: a ZIP archive whose schema.json describes a {kind}"
     return ModelContent("skops", description, requirements=tuple(requirements))
+
+
+def _class_of(schema: bytes) -> str:
+    """Return the module and the class at the start of a schema; "" without them."""
+    names = []
+    for key in (b"__module__", b"__class__"):
+        found = re.search(rb'"%s"\s*:\s*"([A-Za-z0-9_.]{1,60})"' % key, schema)
+        names.append(found[1].decode() if found else "")
+    return ".".join(names) if all(names) else ""
 
 
 # Trees.
@@ -220,6 +225,10 @@ def _lightgbm(file: _File) -> ModelContent | None:
 
 
 def _pickle(file: _File) -> ModelContent | None:
+    code = "loading a pickle runs any code that its author put into it"
+    if file.head.startswith(b"\x04\x22\x4d\x18"):
+        needed = tuple(ModelRequirement(package, package) for package in ("joblib", "lz4"))
+        return ModelContent("pickle", "a file compressed with LZ4, in which joblib stores a pickle", code, needed)
     file.stream.seek(0)
     found = pickles.inspect(file.stream, file.size)
     if found is None:
@@ -236,7 +245,6 @@ def _pickle(file: _File) -> ModelContent | None:
         requirements = [each for each in requirements if each.package != "scikit-learn"]
         requirements.insert(0, saved_by("scikit-learn", found.sklearn_version))
     description = f"a pickle (protocol {found.protocol}){packed}{named}"
-    code = "loading a pickle runs any code that its author put into it"
     return ModelContent("pickle", description, code, tuple(requirements))
 
 

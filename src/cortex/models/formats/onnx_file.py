@@ -26,7 +26,7 @@ _TREE = {
 }
 _EXTERNAL_DATA = 13  #: of a tensor
 _MAX_DEPTH = 50
-_MAX_MESSAGES = 5_000_000
+_MAX_FIELDS = 10_000_000  #: of all graphs together
 #: The operator sets that releases of ONNX Runtime brought, see its page "Compatibility".
 _RUNTIMES = {21: "1.18", 20: "1.17", 19: "1.15", 18: "1.14", 17: "1.12", 16: "1.11", 15: "1.10"}
 
@@ -99,13 +99,13 @@ def external_files(stream: BinaryIO, header: OnnxHeader) -> set[str]:
     waiting = [(header.graph, "graph", 0), *((function, "function", 0) for function in header.functions)]
     while waiting:
         message, kind, depth = waiting.pop()
-        count += 1
-        if depth > _MAX_DEPTH or count > _MAX_MESSAGES:
-            raise MessageError("too many or too deeply nested graphs")
+        if depth > _MAX_DEPTH or count > _MAX_FIELDS:
+            raise MessageError("too large or too deeply nested graphs")
         if kind == "tensor":
             locations.update(_locations(stream, message))
             continue
         for field in fields(stream, message.start, message.end):
+            count += 1
             if field.is_bytes and (inner := _TREE[kind].get(field.number)):
                 waiting.append((field, inner, depth + 1))
     return locations

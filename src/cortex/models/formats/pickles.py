@@ -23,13 +23,14 @@ from typing import Any, BinaryIO, cast
 
 _PROTO = 0x80
 _MAX_PROTOCOL = 5
-_MAX_OPCODES = 2_000_000
+_MAX_OPCODES = 200_000
 _MAX_BYTES = 256 * 1024**2  #: of instructions; bytes of arrays are skipped
-_MAX_UNPACKED_BYTES = 1024**3  #: read from a compressed pickle, arrays included
+_MAX_UNPACKED_BYTES = 256 * 1024**2  #: read from a compressed pickle, arrays included
 _MAX_CLASSES = 1000
 _SHOWN_CLASSES = 3
 _MAX_DEPTH = 8  #: of arrays of objects, which are pickles themselves
 _CHUNK_BYTES = 1024**2
+_DICTIONARY_BYTES = 128 * 1024**2  #: of LZMA
 _WRAPPER = "joblib.numpy_pickle.NumpyArrayWrapper"
 _TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 _VERSION_KEY = "_sklearn_version"
@@ -101,39 +102,44 @@ class _Peekable:
 def _decompress(stream: BinaryIO) -> tuple[str, _Peekable]:
     head = stream.read(6)
     stream.seek(0)
-    openers: dict[bytes, tuple[str, Callable[[BinaryIO], Any]]] = {
-        b"\x1f\x8b": ("gzip", lambda packed: gzip.GzipFile(fileobj=packed)),
-        b"BZh": ("bzip2", bz2.BZ2File),
-        b"\xfd7zXZ\x00": ("xz", lzma.LZMAFile),
-        b"]\x00\x00": ("LZMA", lzma.LZMAFile),
-    }
-    for magic, (name, opened) in openers.items():
-        if head.startswith(magic):
-            return name, _Peekable(io.BufferedReader(opened(stream)))
+    if head.startswith(b"\x1f\x8b"):
+        return "gzip", _Peekable(gzip.GzipFile(fileobj=stream))
+    if head.startswith(b"BZh"):
+        return "bzip2", _Peekable(bz2.BZ2File(stream))
+    if head.startswith(b"\xfd7zXZ\x00"):
+        return "xz", _Peekable(_unpack(stream, lzma.LZMADecompressor(memlimit=_DICTIONARY_BYTES)))
+    if head.startswith(b"]\x00\x00"):
+        return "LZMA", _Peekable(_unpack(stream, lzma.LZMADecompressor(memlimit=_DICTIONARY_BYTES)))
     if head[:1] == b"\x78" and int.from_bytes(head[:2], "big") % 31 == 0:  # RFC 1950
-        return "zlib", _Peekable(io.BufferedReader(_ZlibFile(stream)))
+        return "zlib", _Peekable(_unpack(stream, zlib.decompressobj()))
     return "", _Peekable(stream)
 
 
-class _ZlibFile(io.RawIOBase):
-    """A file of zlib's format, as joblib writes it."""
+def _unpack(stream: BinaryIO, decompressor: Any) -> io.BufferedReader:
+    return io.BufferedReader(_UnpackedFile(stream, decompressor))
 
-    def __init__(self, stream: BinaryIO) -> None:
+
+class _UnpackedFile(io.RawIOBase):
+    """A file in zlib's format, as joblib writes it, or in LZMA's with a limit of its memory."""
+
+    def __init__(self, stream: BinaryIO, decompressor: Any) -> None:
         self._stream = stream
-        self._decompressor = zlib.decompressobj()
+        self._decompressor = decompressor
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         while not self._decompressor.eof:
-            packed = self._decompressor.unconsumed_tail or self._stream.read(64 * 1024)
+            packed = getattr(self._decompressor, "unconsumed_tail", b"")
+            if not packed and getattr(self._decompressor, "needs_input", True):
+                packed = self._stream.read(64 * 1024)
+                if not packed:
+                    break
             data = self._decompressor.decompress(packed, len(buffer))
             if data:
                 buffer[: len(data)] = data
                 return len(data)
-            if not packed:
-                break
         return 0
 
 

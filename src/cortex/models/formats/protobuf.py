@@ -13,6 +13,7 @@ from typing import BinaryIO
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
 _MAX_TEXT_BYTES = 4096
+_MAX_FIELDS = 5_000_000
 
 
 class MessageError(ValueError):
@@ -32,8 +33,11 @@ class Field:
 
 def fields(file: BinaryIO, start: int, end: int) -> Iterator[Field]:
     """Yield the fields of the message between two offsets. Raises: MessageError."""
-    at = start
+    at, count = start, 0
     while at < end:
+        count += 1
+        if count > _MAX_FIELDS:
+            raise MessageError("too many fields")
         file.seek(at)
         key, at = _varint(file, at, end)
         number, wire = key >> 3, key & 7
