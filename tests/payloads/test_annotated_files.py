@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
+import json
 import zlib
-from typing import Any
+from typing import Annotated, Any
 
+import numpy as np
 import orjson
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 from PIL import Image
 from starlette.datastructures import FormData, Headers, UploadFile
 
 from cortex.payloads.annotations import payload_type
 from cortex.payloads.payload_type import PayloadType
+from cortex.payloads.shape import Shape
 from cortex.payloads.validation import PayloadError
 
 FRAME = pd.DataFrame({"a": [1, 2], "b": ["x", "y"]})
@@ -143,3 +150,44 @@ def test_an_upload_is_the_only_file_of_a_form() -> None:
             kind.from_form(form)
     with pytest.raises(PayloadError, match="a form with one file"):
         kind.from_json({}, b"{}")
+    assert kind_of(list[UploadFile]).from_form(FormData([("a", file), ("note", "1"), ("b", file)])) == [file, file]
+    assert kind_of(dict[str, UploadFile]).from_form(FormData([("a", file)])) == {"a": file}
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.sampled_from(["columns", "data", "index", "a"]) | st.text(), inner)
+    ),
+)
+ALL_TYPES = [
+    np.ndarray,
+    Annotated[np.ndarray, Shape(-1, 2, dtype="float32")],
+    NDArray[np.int8],
+    NDArray[np.bool_],
+    NDArray[np.object_],
+    pd.DataFrame,
+    Image.Image,
+    list[Image.Image],
+    dict[str, NDArray[np.float16]],
+    dict,
+    list[int | str],
+    UploadFile,
+]
+
+
+@settings(max_examples=50)
+@given(value=ANY_JSON)
+def test_any_json_is_read_or_refused(value: Any) -> None:
+    text = json.dumps(value).encode()
+    for annotation in ALL_TYPES:
+        with contextlib.suppress(PayloadError):
+            kind_of(annotation).from_json(value, text)
+
+
+@settings(max_examples=50)
+@given(body=st.binary() | st.text(alphabet='a1,"\n\r[]{}:', min_size=1).map(str.encode))
+def test_any_body_is_read_or_refused(body: bytes) -> None:
+    for annotation, media_type in ((pd.DataFrame, ""), (pd.DataFrame, "text/csv"), (Image.Image, ""), (str, "")):
+        with contextlib.suppress(PayloadError):
+            kind_of(annotation).from_bytes(body, media_type)

@@ -94,6 +94,41 @@ def test_a_handler_has_a_method_of_its_own_for_batches(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
+    ("method", "item"),
+    [
+        ("handle_batch(self, payload: list[Point])", {"$ref": "#/$defs/Point"}),
+        ("handle_post(self, payload: Point)", {"$ref": "#/$defs/Point"}),
+        ("handle_batch(self, payload: numpy.ndarray)", {}),
+        ("handle_batch(self, payload: dict)", {"type": "object", "additionalProperties": True}),
+        ("handle_batch(self, payload)", {}),
+    ],
+)
+def test_the_items_of_a_batch_have_the_annotated_type(load: Load, method: str, item: dict[str, Any]) -> None:
+    text = f"""
+    import dataclasses, numpy
+
+    @dataclasses.dataclass
+    class Point:
+        x: float
+
+    class Handler:
+        def __init__(self, config):
+            pass
+
+        def {method}:
+            return len(payload)
+    """
+    batch = bound(load("handler", text))
+    (signature,) = batch.signature.methods
+    assert signature.payload is not None
+    assert {key: value for key, value in signature.payload.schema.items() if key != "$defs"} == item
+    if "Point" in method:
+        assert batch.payload_type is not None
+        assert batch.payload_type.from_json(None, b'[{"x": 1}, {"x": 2}]')[1].x == 2.0
+    assert (batch.payload_type is None) == (method == "handle_batch(self, payload)")
+
+
+@pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         ("self", {}),

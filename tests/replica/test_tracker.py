@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,6 +72,16 @@ def test_classes_are_counted_by_name(tmp_path: Path) -> None:
 
     assert tracked.counts == {class_key("cat"): 2, class_key("dog"): 2, class_key("7"): 3, class_key("größe"): 1}
     assert tracked.found(PredictionKind.CLASS, ID.decode()) == {ID.decode(): class_hash("größe")}
+
+
+def test_the_key_of_a_result_can_be_a_field(tmp_path: Path) -> None:
+    tracked = Tracked(tmp_path, "classification", key="label")
+    model: Any = pydantic.create_model("Prediction", label=str)
+
+    tracked.tracker.track(model(label="cat"), ID)
+    tracked.tracker.track(dataclasses.make_dataclass("Prediction", ["label"])("cat"), ID)
+
+    assert tracked.counts == {class_key("cat"): 2}
 
 
 @pytest.mark.parametrize("value", [3, 3.0, np.float32(3), np.int64(3)], ids=["int", "float", "float32", "int64"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from typing import Annotated, Any, get_args, get_origin
@@ -76,18 +77,11 @@ class ArrayType(PayloadType):
 
 def _to_array(value: Any, dtype: np.dtype[Any] | None) -> Array:
     """Convert JSON to an array. Raises: TensorError."""
-    if dtype is not None and dtype.kind == "f" and isinstance(value, list):
-        try:
-            with np.errstate(over="ignore"):
-                array = np.array(value, dtype)
-        except (ValueError, TypeError, OverflowError):
-            pass
-        else:
-            if np.isinf(array).any():
-                raise TensorError("", wanted=f"in the range of {dtype.name}")
-            return array
     if dtype is not None and dtype.kind not in "OU":
-        return to_numbers(value, dtype)
+        array = _to_floats(value, dtype) if dtype.kind == "f" else to_numbers(value, dtype)
+        if dtype.kind == "f" and np.isinf(array).any():  # JSON has no infinity: a number is too large for the datatype
+            raise TensorError("", wanted=f"in the range of {dtype.name}")
+        return array
     if dtype is None and (is_numeric(value) if isinstance(value, list) else isinstance(value, int | float)):
         return np.asarray(value)
     leaves, shape = leaves_of(value)
@@ -97,6 +91,14 @@ def _to_array(value: Any, dtype: np.dtype[Any] | None) -> Array:
     strings = np.empty(len(leaves), object)
     strings[:] = [leaf for _, leaf in leaves]
     return strings.reshape(shape)
+
+
+def _to_floats(value: Any, dtype: np.dtype[Any]) -> Array:
+    """Convert at once what numpy converts, in which strings of digits are numbers; otherwise one by one."""
+    if isinstance(value, list):
+        with contextlib.suppress(ValueError, TypeError, OverflowError), np.errstate(over="ignore"):
+            return np.array(value, dtype)
+    return to_numbers(value, dtype)
 
 
 def _fits(array: Array, shape: tuple[int, ...]) -> bool:

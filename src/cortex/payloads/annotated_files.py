@@ -18,10 +18,14 @@ _DATA_URL = re.compile(r"data:[\w/+.;=-]*;base64,")
 
 def only_file(form: Any) -> Any:
     """Return the `UploadFile` of a form that has exactly one. Raises: PayloadError."""
-    files = [value for _, value in form.multi_items() if hasattr(value, "filename")]
+    files = _files(form)
     if len(files) != 1:
         raise payload_error("form", f"Input should be a form with one file, but has {len(files)}")
     return files[0]
+
+
+def _files(form: Any) -> list[Any]:
+    return [value for _, value in form.multi_items() if hasattr(value, "filename")]
 
 
 class ImageType(PayloadType):
@@ -67,18 +71,20 @@ class ImageType(PayloadType):
 
 
 class UploadType(PayloadType):
-    """Starlette's `UploadFile`: the only file of a form."""
+    """Starlette's `UploadFile`: the only file of a form; or a list of all its files."""
 
     media_type = "multipart/form-data"
 
-    def __init__(self) -> None:
+    def __init__(self, is_many: bool = False) -> None:
         file = {"type": "string", "format": "binary"}
-        super().__init__({"type": "object", "properties": {"file": file}, "required": ["file"]})
+        files = {"type": "array", "items": file} if is_many else file
+        super().__init__({"type": "object", "properties": {"file": files}, "required": ["file"]})
+        self._is_many = is_many
 
     def from_json(self, value: Any, text: bytes) -> Any:
-        if self.is_none(value):
-            return None
-        raise payload_error("form", "Input should be a form with one file")
+        if self.is_none(value) or hasattr(value, "filename"):  # a field of a form
+            return value
+        raise payload_error("form", f"Input should be a form with {'files' if self._is_many else 'one file'}")
 
     def from_form(self, form: Any) -> Any:
-        return only_file(form)
+        return _files(form) if self._is_many else only_file(form)

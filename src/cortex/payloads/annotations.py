@@ -47,14 +47,14 @@ def resolve(function: Any, name: str) -> Any:
 
     Raises: AnnotationProblem, for a name that exists only for type checkers, say.
     """
-    function = inspect.unwrap(function)
-    annotation = getattr(function, "__annotations__", {}).get(name, inspect.Parameter.empty)
-    if annotation is inspect.Parameter.empty:
-        return annotation
-    owner = type(function.__self__) if inspect.ismethod(function) else None
-    scope = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__globals__", {})
     try:
-        holder = types.SimpleNamespace(__annotations__={name: annotation})
+        owner = type(function.__self__) if inspect.ismethod(function) else None
+        function = inspect.unwrap(function)
+        annotations = getattr(function, "__annotations__", None)
+        if not isinstance(annotations, dict) or name not in annotations:
+            return inspect.Parameter.empty
+        scope = getattr(function, "__globals__", {})
+        holder = types.SimpleNamespace(__annotations__={name: annotations[name]})
         return typing.get_type_hints(holder, scope, dict(vars(owner)) if owner else None, include_extras=True)[name]
     except Exception as error:  # evaluates code of the user, which may be any text
         raise AnnotationProblem(_reason(error)) from error
@@ -62,16 +62,20 @@ def resolve(function: Any, name: str) -> Any:
 
 def payload_type(annotation: Any) -> PayloadType | None:
     """Return the type of a payload; None if anything is allowed. Raises: AnnotationProblem."""
-    bare, is_optional = _without_none(annotation)
-    if isinstance(bare, typing.TypeVar) or any(bare is untyped for untyped in _UNTYPED) or is_form(bare):
-        return None
     try:
+        bare, is_optional = _without_none(annotation)
+        if _is_anything(bare) or is_form(bare):
+            return None
         found = _special(bare) or _plain(bare) or JsonType(annotation)
     except Exception as error:  # the user's types run code of their own
         raise AnnotationProblem(_reason(error)) from error
     if is_optional:
         found.set_default(None)
     return found
+
+
+def _is_anything(annotation: Any) -> bool:
+    return isinstance(annotation, typing.TypeVar) or any(annotation is untyped for untyped in _UNTYPED)
 
 
 def is_form(annotation: Any) -> bool:
@@ -86,13 +90,14 @@ def element(annotation: Any) -> Any:
 
 def is_list(annotation: Any) -> bool:
     """Return whether an annotation is a list or a sequence of any kind."""
-    return annotation in _LISTS or get_origin(annotation) in _LISTS
+    cls = get_origin(annotation) or annotation
+    return any(cls is each for each in _LISTS)
 
 
 def takes_list(annotation: Any) -> bool:
     """Return whether a list of items can be of the annotated type: lists, arrays, frames, and anything."""
     bare, _ = _without_none(annotation)
-    if is_list(bare) or isinstance(bare, typing.TypeVar) or any(bare is untyped for untyped in _UNTYPED):
+    if is_list(bare) or _is_anything(bare):
         return True
     return _library_name(_class_of(bare)) in ("numpy.ndarray", "pandas.DataFrame")
 
@@ -114,7 +119,7 @@ def _result_signature(annotation: Any) -> BodySignature:
         is_json = item.media_type == "application/json"
         return BodySignature(item.schema, "application/x-ndjson" if is_json else item.media_type, item.is_typed)
     bare, is_optional = _without_none(annotation)
-    if bare is None or bare in _UNTYPED or isinstance(bare, typing.TypeVar):
+    if bare is None or bare is types.NoneType or _is_anything(bare):
         return BodySignature()
     if isinstance(bare, type) and any(base.__module__ == "starlette.responses" for base in bare.__mro__):
         return BodySignature()
@@ -171,7 +176,17 @@ def _library_name(cls: Any) -> str:
 def _special(annotation: Any) -> PayloadType | None:
     """Return the type of an array, frame, image or upload; None for all others."""
     cls = _class_of(annotation)
+    is_many = is_list(annotation) and len(get_args(annotation)) == 1
+    if is_many:
+        cls = _class_of(get_args(annotation)[0])
     if not isinstance(cls, type):
+        return None
+    names = [f"{base.__module__}.{base.__name__}" for base in cls.__mro__]
+    if "starlette.datastructures.UploadFile" in names:
+        from cortex.payloads import annotated_files  # noqa: PLC0415 - few payloads are files
+
+        return annotated_files.UploadType(is_many)
+    if is_many:
         return None
     name = _library_name(cls)
     if name in ("numpy.ndarray", "pandas.DataFrame"):
@@ -179,11 +194,10 @@ def _special(annotation: Any) -> PayloadType | None:
 
         is_array = name == "numpy.ndarray"
         return annotated_arrays.array_type(annotation) if is_array else annotated_arrays.FrameType()
-    names = [f"{base.__module__}.{base.__name__}" for base in cls.__mro__]
-    if "PIL.Image.Image" in names or "starlette.datastructures.UploadFile" in names:
-        from cortex.payloads import annotated_files  # noqa: PLC0415 - few payloads are files
+    if "PIL.Image.Image" in names:
+        from cortex.payloads import annotated_files  # noqa: PLC0415 - as above
 
-        return annotated_files.ImageType() if "PIL.Image.Image" in names else annotated_files.UploadType()
+        return annotated_files.ImageType()
     return None
 
 

@@ -87,7 +87,8 @@ def to_strings(value: Any) -> Array:
 def _one_by_one(value: Any, dtype: np.dtype[Any]) -> Array:
     """Convert each value separately, so that an error can name the invalid one."""
     leaves, shape = leaves_of(value)
-    return np.array([_number(leaf, dtype, place) for place, leaf in leaves], dtype).reshape(shape)
+    with np.errstate(over="ignore"):
+        return np.array([_number(leaf, dtype, place) for place, leaf in leaves], dtype).reshape(shape)
 
 
 def leaves_of(value: Any) -> tuple[list[tuple[str, Any]], tuple[int, ...]]:

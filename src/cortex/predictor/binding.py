@@ -20,7 +20,7 @@ from cortex.payloads.annotations import AnnotationProblem, element, payload_type
 from cortex.payloads.payload_type import PayloadType
 from cortex.payloads.signature import BodySignature, MethodSignature
 from cortex.predictor.interface import Generation
-from cortex.predictor.interface_rules import declared_names
+from cortex.predictor.interface_rules import declared_arguments, declared_names
 
 Kind = Literal["sync", "async", "generator", "async_generator"]
 Call = Callable[[Any, Any, Any], Any]
@@ -155,9 +155,9 @@ def bind_types(
         annotation = resolve(method, "payload")
         if annotation is not inspect.Parameter.empty:
             payload = payload_type(payload_of(annotation) if payload_of else annotation)
-            default = inspect.signature(method).parameters["payload"].default
-            if payload is not None and default is not inspect.Parameter.empty:
-                payload.set_default(default)
+            arguments = declared_arguments(method) or ()
+            if payload is not None and any(each.name == "payload" and each.has_default for each in arguments):
+                payload.set_default(inspect.signature(method).parameters["payload"].default)
     except AnnotationProblem as problem:
         code = getattr(inspect.unwrap(method), "__code__", None)
         where = f"{_relative(code.co_filename)}:{code.co_firstlineno}: " if code else ""

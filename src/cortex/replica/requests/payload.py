@@ -113,6 +113,8 @@ def parse_typed(payload_type: PayloadType, content_type: bytes | None, body: byt
 
     JSON needs no content type, because the annotation asks for it.
     """
+    if content_type == JSON and body and not payload_type.is_raw:
+        return _parse_typed_json(payload_type, body)
     kind = content_type.partition(b";")[0].strip().lower() if content_type else b""
     if payload_type.is_raw:
         return body
