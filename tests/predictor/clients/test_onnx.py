@@ -136,6 +136,18 @@ def test_a_failed_run_has_the_message_of_onnxruntime(shelf):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(("opset", "ir_version", "what"), [(99, 9, "opset 99"), (17, 99, "IR version 99")])
+def test_a_model_that_is_newer_than_the_runtime_is_an_error_with_the_line_to_write(
+    tmp_path: Path, opset: int, ir_version: int, what: str
+) -> None:
+    x, y = Value("x", TensorProto.FLOAT, [1]), Value("y", TensorProto.FLOAT, [1])
+    made = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [x], [y])
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match=f"^m.onnx has {what}, but onnxruntime .* supports at most .*; write onnxrun"):
+        OnnxLoader(False, 1).load(request(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("content", "words"), [(b"not a model", "Protobuf parsing failed"), (b"", "No graph was found in the protobuf")]
 )

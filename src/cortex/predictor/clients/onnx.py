@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,14 @@ _PREFIX_PARTS = 3
 _FATAL = 4
 #: Errors of ONNX Runtime for files that are truncated, empty or in another format.
 _NOT_ONNX = {"Protobuf parsing failed", "No graph was found in the protobuf"}
+#: Errors for files that are newer than the installed ONNX Runtime → the version of the file, and the supported one.
+_TOO_NEW = (
+    (
+        "opset",
+        re.compile(r"Opset (\d+) is under development.*official support for domain ai\.onnx is till opset (\d+)"),
+    ),
+    ("IR version", re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")),
+)
 
 
 _STRING = "tensor(string)"
@@ -223,6 +232,13 @@ def _error_text(exc: Exception) -> str:
 def _load_error(exc: Exception, file: Path) -> str:
     """Return why a file can't be loaded, with its name instead of the path to which it was downloaded."""
     text = _error_text(exc)
+    for what, pattern in _TOO_NEW:
+        if found := pattern.search(text):
+            installed = onnxruntime.__version__
+            return (
+                f"{file.name} has {what} {found[1]}, but onnxruntime {installed} supports at most {found[2]}; write "
+                f"onnxruntime>{installed} into requirements.txt, or export the model again with {what} {found[2]}"
+            )
     reason = text.removeprefix(f"Load model from {file} failed:").strip().rstrip(".")
     fix = "; is it an ONNX file? export it again" if reason in _NOT_ONNX else ""
     return f"{file.name}: {reason}{fix}"
