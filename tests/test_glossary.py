@@ -20,7 +20,7 @@ access address annotated annotation app archive argument arguments array
 async auth autoscaling background base binding body bootstrap budget
 certificate check cleanup cli client command commands config connection content conversion cpu credential cross
 database deploy deployer description detection
-device diagnose document dotenv election embedded engine error fetcher field
+device diagnose document dotenv election embedded engine error export fetcher field
 file filelock foreground form format get glob haproxy
 hosting http exception identity ignore importing infrastructure installer
 interface json jsonl key known lifecycle loaded loader local location log main map mapping memory metric

@@ -22,6 +22,8 @@ MAX_ATTEMPTS = 3
 
 #: Key in the stored source of a job that a schedule submitted: the due time, UNIX seconds.
 SCHEDULED_FOR = "scheduled_for"
+#: Key in the stored source of a job whose submission had this header, to continue its trace.
+TRACEPARENT = "traceparent"
 
 
 # Sources: where a job's items come from.
@@ -289,6 +291,7 @@ class Assignment:
     log_path: str
     lease_s: float  #: duration of a lease without a renewal
     batch_timeout_s: float | None = None
+    traceparent: str = ""  #: header of the submission; empty without one
 
 
 @dataclass(frozen=True)
@@ -329,6 +332,8 @@ class RenewalReply:
 
 #: A batch travels as one line. In it a line break is `ESC n`, and ESC itself `ESC e`.
 _ESCAPE, _ESCAPED_ESCAPE, _ESCAPED_BREAK = b"\x1b", b"\x1be", b"\x1bn"
+#: In a line, the trace is a parameter of the content type, which workers of older versions ignore.
+_TRACE_PARAMETER = "; cortex-traceparent="
 
 
 @dataclass(frozen=True)
@@ -338,10 +343,13 @@ class Workload:
     id: uuid.UUID
     content_type: str
     body: bytes
+    traceparent: str = ""  #: header of the request; empty without one
 
     def to_line(self) -> bytes:
         """Return bytes without a line break; `from_line` is the inverse."""
-        whole = b"\0".join((str(self.id).encode(), self.content_type.encode(errors="replace"), self.body))
+        trace = f"{_TRACE_PARAMETER}{self.traceparent}" if self.traceparent else ""
+        content_type = f"{self.content_type}{trace}".encode(errors="replace")
+        whole = b"\0".join((str(self.id).encode(), content_type, self.body))
         return whole.replace(_ESCAPE, _ESCAPED_ESCAPE).replace(b"\n", _ESCAPED_BREAK)
 
     @classmethod
@@ -349,7 +357,8 @@ class Workload:
         """Parse the result of `to_line`. Raises: ValueError."""
         whole = line.replace(_ESCAPED_BREAK, b"\n").replace(_ESCAPED_ESCAPE, _ESCAPE)
         name, content_type, body = whole.split(b"\0", 2)
-        return cls(uuid.UUID(name.decode()), content_type.decode(), body)
+        kind, _, traceparent = content_type.decode().partition(_TRACE_PARAMETER)
+        return cls(uuid.UUID(name.decode()), kind, body, traceparent)
 
 
 @dataclass(frozen=True)

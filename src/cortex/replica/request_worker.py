@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -20,6 +21,7 @@ from cortex.predictor.loader import BoundPredictor, load
 from cortex.processes.priority import enter_background, in_background
 from cortex.replica.channel import Channel
 from cortex.replica.monitoring.metrics import MetricFile
+from cortex.replica.monitoring.trace_export import open_tracing
 from cortex.replica.monitoring.tracker import PredictionTracker
 from cortex.replica.monitoring.user_metrics import MetricsClient, metrics_client
 from cortex.replica.orphan import Inheritance, Orphan, outlive_supervisor
@@ -43,6 +45,9 @@ from cortex.replica.worker_process import (
     signature_text,
 )
 
+if TYPE_CHECKING:
+    from cortex.replica.monitoring.spans import Tracing
+
 #: Delay before messages that the channel could not take are sent again.
 _RESEND_S = 0.05
 
@@ -59,7 +64,10 @@ def run_request_worker(
     try:
         spec = enter_project(spec, index)
         file = open_metrics(spec, index)
+        tracing = open_tracing(spec, index)
         predictor = _load(spec, channel, models, metrics_client(spec, index, file))
+        if tracing is not None:
+            tracing.serve_user_code()
         loop = uvloop.new_event_loop()
         asyncio.set_event_loop(loop)
         check_readiness(spec, predictor, loop, channel)
@@ -67,8 +75,10 @@ def run_request_worker(
         report_failure(channel, error)
         return 1
     gc.freeze()  # models stay, so no collection has to traverse them
-    orphan = _serve(spec, predictor, loop, channel, shared_state, file, inheritance)
+    orphan = _serve(spec, predictor, loop, channel, shared_state, file, tracing, inheritance)
     run_exit_hooks()
+    if tracing is not None:
+        tracing.shutdown()
     orphan.finish()
     enter_background()  # freeing the memory of big models takes a while
     return 0
@@ -93,6 +103,7 @@ def _serve(
     channel: Channel,
     shared_state: SharedConnectionState,
     file: MetricFile | None,
+    tracing: Tracing | None,
     inheritance: Inheritance,
 ) -> Orphan:
     kinds = {method.kind for method in predictor.methods.values()} | inference_kinds(predictor.inference_models)
@@ -105,7 +116,7 @@ def _serve(
     always_threads = "generator" in kinds or waits_for_models
     runner = Runner(loop, spec.threads, CallDurations(shared_state), always_threads)
     tracker = PredictionTracker(spec, file) if spec.tracker_type is not None and file is not None else None
-    app = App(spec, predictor, runner, loop, shared_state, slots, file, tracker)
+    app = App(spec, predictor, runner, loop, shared_state, slots, file, tracker, tracing)
     orphan = Orphan(app, loop, inheritance, runner.stop)
     supervisor = SupervisorChannel(app, loop, channel, partial(_update_models, predictor), runner.stop, orphan.begin)
     outlive_supervisor()

@@ -70,6 +70,7 @@ class MemoryJobs:
         items: AsyncIterator[bytes] | None = None,
         *,
         is_trusted: bool = False,
+        traceparent: str = "",
     ) -> JobRecord:
         self._require_api(api)
         source, payloads = submission.source, []

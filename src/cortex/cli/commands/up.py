@@ -15,6 +15,7 @@ from cortex.client.environments import LOCAL, read_operator
 from cortex.client.local_operator import ListenOptions, foreground_command, leader_url, start
 from cortex.errors import ConflictError, CortexError, InputError, OperatorUnavailableError
 from cortex.installation import Installation
+from cortex.replica.monitoring.trace_export import find_problem
 from cortex.tls import CertificateFiles
 
 _STORED = "stored for later starts"
@@ -103,6 +104,8 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     if tls is not None:
         for warning in tls.warnings(tls.load(), datetime.now(UTC)):
             session.console.note(f"warning: {warning}")
+    if (problem := find_problem(session.environ)) is not None:
+        session.console.note(f"warning: traces are not exported: {problem}")
     before = _store_installation(arguments, options, session)
     if arguments.stop_all:
         code = _run_with_everything(arguments, options, session)

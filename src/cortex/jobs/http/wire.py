@@ -107,6 +107,7 @@ def parse_joined(body: bytes) -> Assignment | StopSignal | None:
         log_path=_get(job, "log_path", str),
         lease_s=_number(job, "lease_s"),
         batch_timeout_s=None if job.get("batch_timeout_s") is None else _number(job, "batch_timeout_s"),
+        traceparent=str(job.get("traceparent", "")),
     )
 
 

@@ -19,6 +19,7 @@ from cortex.jobs.spec import Workload, WorkloadView
 from cortex.lifecycle import WorkloadStatus
 from cortex.operator.http.gateway_routes import API_HEADER, JOB_HEADER, GatewayRoutes
 from cortex.operator.jobs.async_apis import AsyncApis
+from cortex.replica.monitoring.request_log import valid_traceparent
 from cortex.telemetry import Logger
 
 #: Maximum duration of a long poll.
@@ -57,7 +58,8 @@ class AsyncRoutes(GatewayRoutes):
             body = await read_body(
                 request, self._workloads.max_body_bytes(api), share.acquire, "raise networking.max_body_size of the API"
             )
-            workload = Workload(uuid.uuid4(), content_type, body)
+            traceparent = valid_traceparent(request.headers.get("traceparent", ""))
+            workload = Workload(uuid.uuid4(), content_type, body, traceparent)
             await self._workloads.add(api, workload)
         return workload.id
 

@@ -33,6 +33,7 @@ from cortex.operator.http.gateway_routes import API_HEADER, JOB_HEADER, GatewayR
 from cortex.operator.http.log_format import DEFAULT_TAIL, MAX_TAIL, LogForm
 from cortex.operator.http.log_streams import stream_logs
 from cortex.operator.jobs.service import JobService
+from cortex.replica.monitoring.request_log import valid_traceparent
 from cortex.telemetry import Logger
 
 #: Content types of an upload: one JSON value per line, however many.
@@ -176,7 +177,8 @@ async def submit(
     """Submit the job of a request's body. Raises: CortexError, ClientDisconnect; then nothing is stored."""
     with memory.share() as share:
         submission, items = await _read_submission(request, jobs.limits(api), share.acquire)
-        return await jobs.submit(api, submission, items, is_trusted=is_trusted)
+        traceparent = valid_traceparent(request.headers.get("traceparent", ""))
+        return await jobs.submit(api, submission, items, is_trusted=is_trusted, traceparent=traceparent)
 
 
 async def dry_run(

@@ -23,6 +23,7 @@ from cortex.jobs.records import list_jobs, summarize
 from cortex.jobs.spec import (
     SCHEDULED_FOR,
     TASK_BATCH,
+    TRACEPARENT,
     DelimitedFiles,
     FilePathLister,
     ItemList,
@@ -85,9 +86,11 @@ class JobService:
         run: ScheduledRun | None = None,
         *,
         is_trusted: bool = False,
+        traceparent: str = "",
     ) -> JobRecord:
         """Store a job durably. `items` is the body of an upload. Trusted callers may name any local path.
 
+        `traceparent` is the valid header of the submission, or empty.
         Raises: NotFoundError, SubmissionError, StorageError if the output can't be written, and the errors of
         `run.extra_writes`.
         """
@@ -97,14 +100,14 @@ class JobService:
         if submission.options.output is not None:
             await check_output(submission.options.output, self._environ)
         source, options = submission.source, submission.options
+        stored = source_to_json(source) | ({TRACEPARENT: traceparent} if traceparent else {})
         with self._reconciler.submitting(record.target):
             if isinstance(source, Upload):
                 if items is None:
                     raise InputError("an upload needs a body")
-                job = await self._upload(record, source, options, items)
+                job = await self._upload(record, source, options, stored, items)
             else:
-                batches = _batches(source, record.spec.networking.max_batch_size)
-                stored, extra_writes = source_to_json(source), _nothing
+                batches, extra_writes = _batches(source, record.spec.networking.max_batch_size), _nothing
                 if run is not None:
                     stored, extra_writes = {**stored, SCHEDULED_FOR: run.at}, run.extra_writes
                 job = await self._store.create(_origin(record), options, stored, batches, extra_writes)
@@ -189,10 +192,15 @@ class JobService:
         }
 
     async def _upload(
-        self, record: ApiRecord, source: Upload, options: JobOptions, items: AsyncIterator[bytes]
+        self,
+        record: ApiRecord,
+        source: Upload,
+        options: JobOptions,
+        stored: dict[str, Any],
+        items: AsyncIterator[bytes],
     ) -> JobRecord:
         """Store a job whose items are uploaded as lines, atomically."""
-        job = await self._store.create(_origin(record), options, source_to_json(source), None)
+        job = await self._store.create(_origin(record), options, stored, None)
         with self._reconciler.uploading(job):
             try:
                 async for batches in split_lines(items, source.batch_size, record.spec.networking.max_batch_size):

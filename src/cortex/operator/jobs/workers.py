@@ -20,7 +20,7 @@ from cortex.jobs.batch_queue import LEASE_S
 from cortex.jobs.http.view import spec_json
 from cortex.jobs.lease_expiry import holders
 from cortex.jobs.records import put_assignment, read_assignments
-from cortex.jobs.spec import Assignment, JobRecord, batch_id
+from cortex.jobs.spec import TRACEPARENT, Assignment, JobRecord, batch_id
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.jobs.dispatcher import Dispatcher
@@ -185,6 +185,7 @@ def job_assignment(record: JobRecord, worker: str, home: Home) -> Assignment:
         log_path=str(home.logs_dir / record.origin.api / record.id / f"{worker}.log"),
         lease_s=LEASE_S,
         batch_timeout_s=record.options.batch_timeout_s,
+        traceparent=record.source.get(TRACEPARENT, ""),
     )
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -27,6 +27,9 @@ from cortex.replica.monitoring.request_log import REQUEST, write_log
 from cortex.replica.requests.http_exceptions import as_http_exception, describe_http_exception
 from cortex.replica.requests.payload import FORM, BadBody, encode_json, json_or, parse, parse_typed
 
+if TYPE_CHECKING:
+    from cortex.replica.monitoring.spans import BatchSpan, Tracing
+
 #: Larger results cannot be reported.
 MAX_RESULT_BYTES = 32 * 1024 * 1024
 _MAX_TRACEBACK_CHARS = 16 * 1024
@@ -37,12 +40,20 @@ class JobRun:
     """Runs the batches of one job."""
 
     def __init__(
-        self, job: Assignment, bound: BoundBatch, shared_state: SharedJobState, lease_client: LeaseClient
+        self,
+        job: Assignment,
+        bound: BoundBatch,
+        shared_state: SharedJobState,
+        lease_client: LeaseClient,
+        tracing: Tracing | None = None,
     ) -> None:
         self._job = job
         self._bound = bound
         self._shared_state = shared_state
         self._lease_client = lease_client
+        self._tracing = tracing
+        self._span: BatchSpan | None = None  #: of the current batch
+        self._traceparent = job.traceparent  #: of what submitted the current batch
         self._timeout_ns = int((job.batch_timeout_s or 0) * _NS_PER_S)
         self._has_warned = False
         self._pid = os.getpid()
@@ -71,6 +82,8 @@ class JobRun:
         try:
             name, read = self._receive(seq, payload)
             REQUEST.set(name.encode())  # lines printed from here on belong to the batch
+            if self._tracing is not None:
+                self._span = self._start_span(self._tracing, name, seq)
             try:
                 value = read()
                 started = time.perf_counter()
@@ -86,6 +99,8 @@ class JobRun:
         failure = None
         if self._bound.on_job_complete is not None:
             self._shared_state.begin(HOOK)
+            if self._tracing is not None:
+                self._span = self._tracing.start_batch("on_job_complete", self._traceparent, self._span_attributes())
             try:
                 self._bound.on_job_complete()
             except BaseException as error:  # as above
@@ -99,10 +114,15 @@ class JobRun:
         if os.getpid() != self._pid:
             os._exit(0)
         REQUEST.set(b"")
+        if self._span is not None:
+            self._span.end()
+            self._span = None
         self._shared_state.end()
 
     def _failure(self, seq: int, what: str, error: BaseException) -> BatchFailure:
         """Log an exception with the frames of user code, and return it for the report."""
+        if self._span is not None:
+            self._span.fail(error)
         try:
             exception = as_http_exception(error)
             is_ours = isinstance(error, UserError) or exception is not None
@@ -113,6 +133,14 @@ class JobRun:
             message, text = type(error).__name__, ""
         write_log(replace_surrogates(f"{what} failed:\n{text or message}"))
         return BatchFailure(seq, replace_surrogates(message), replace_surrogates(text[-_MAX_TRACEBACK_CHARS:]))
+
+    def _start_span(self, tracing: Tracing, name: str, seq: int) -> BatchSpan:
+        what = "task" if self._job.job_spec.get("kind") == ApiKind.TASK else "batch"
+        attributes = {**self._span_attributes(), "cortex.batch_id": name, "cortex.batch": seq}
+        return tracing.start_batch(what, self._traceparent, attributes)
+
+    def _span_attributes(self) -> dict[str, str | int]:
+        return {"cortex.job_id": self._job.job_id}
 
     def _what(self, name: str) -> str:
         return "the task" if self._job.job_spec.get("kind") == ApiKind.TASK else f"batch {name}"
@@ -168,12 +196,16 @@ _PARSED = ("application/json", "text/plain")
 class WorkloadRun(JobRun):
     """Runs the workloads of an AsyncAPI: a batch is a workload, whose result must be a dict."""
 
+    def _start_span(self, tracing: Tracing, name: str, seq: int) -> BatchSpan:
+        return tracing.start_batch("workload", self._traceparent, {"cortex.workload_id": name})
+
     def _what(self, name: str) -> str:
         return f"workload {name}"
 
     def _receive(self, seq: int, payload: bytes) -> tuple[str, Callable[[], Any]]:
         workload = Workload.from_line(payload)
         self._shared_state.set_name(str(workload.id))
+        self._traceparent = workload.traceparent
         return str(workload.id), lambda: _parse_workload(workload, self._bound)
 
     def _encode(self, result: Any) -> bytes | None:

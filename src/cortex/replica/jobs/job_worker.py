@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from cortex.jobs.spec import Assignment
 from cortex.lifecycle import ApiKind
@@ -24,6 +25,7 @@ from cortex.replica.jobs.fork_server import run_fork_server
 from cortex.replica.jobs.job_run import JobRun, WorkloadRun
 from cortex.replica.jobs.operator_client import LeaseClient
 from cortex.replica.jobs.shared_state import SharedJobState
+from cortex.replica.monitoring.trace_export import open_tracing
 from cortex.replica.monitoring.user_metrics import MetricsClient, metrics_client
 from cortex.replica.spec import ReplicaSpec
 from cortex.replica.worker_process import (
@@ -35,6 +37,9 @@ from cortex.replica.worker_process import (
     run_exit_hooks,
     signature_text,
 )
+
+if TYPE_CHECKING:
+    from cortex.replica.monitoring.spans import Tracing
 
 _LOG_S = 2.0
 
@@ -66,10 +71,13 @@ def _run_jobs(
     loads_early: bool,
 ) -> int:
     """Run one job, or the endless one of an AsyncAPI. `loads_early`: import the user's code before there is a job."""
+    tracing = open_tracing(spec, index)
 
     @functools.cache
     def load() -> BatchCode:
         code = _load(spec, channel, models, metrics_client(spec, index, open_metrics(spec, index)))
+        if tracing is not None:
+            tracing.serve_user_code()
         gc.freeze()  # models stay, so no collection has to traverse them
         return code
 
@@ -80,7 +88,7 @@ def _run_jobs(
         report_failure(channel, error)
         return 1
     lease_client = LeaseClient(spec, shared_state)
-    runner = _JobRunner(channel, shared_state, lease_client, load, is_endless=spec.kind == ApiKind.ASYNC)
+    runner = _JobRunner(channel, shared_state, lease_client, load, tracing, is_endless=spec.kind == ApiKind.ASYNC)
     threading.Thread(
         target=_listen, args=(channel, lease_client, runner.has_log), name="cortex-channel", daemon=True
     ).start()
@@ -90,6 +98,8 @@ def _run_jobs(
     if lease_client.has_been_dismissed and exit_code == 0:
         channel.send("leaving")
     run_exit_hooks()
+    if tracing is not None:
+        tracing.shutdown()
     if not shared_state.is_job_over:
         enter_background()  # freeing the memory of big models takes a while
     return exit_code
@@ -130,12 +140,14 @@ class _JobRunner:
         shared_state: SharedJobState,
         lease_client: LeaseClient,
         load: Callable[[], BatchCode],
+        tracing: Tracing | None,
         is_endless: bool,
     ) -> None:
         self._channel = channel
         self._shared_state = shared_state
         self._lease_client = lease_client
         self._load = load
+        self._tracing = tracing
         self._is_endless = is_endless
         self.has_log = threading.Event()  #: the supervisor writes to the log of the job now
 
@@ -153,7 +165,7 @@ class _JobRunner:
         self._channel.send("ready", slots=1, shares_loop=False, signature=signature_text(bound.signature))
         self._lease_client.open()
         run = WorkloadRun if self._is_endless else JobRun
-        run(job, bound, self._shared_state, self._lease_client).run()
+        run(job, bound, self._shared_state, self._lease_client, self._tracing).run()
         if not self._is_endless and not self._lease_client.is_ending:
             self._shared_state.end_job()
         return 0

@@ -30,6 +30,7 @@ _TRACEPARENT = re.compile(
     rb"(?:00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
     rb"|(?!00|ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?)"
 )
+_TRACEPARENT_BYTES = 55
 #: Requests with an interrupted line that are tracked.
 _MAX_CUT = 1000
 
@@ -89,6 +90,12 @@ def log_id(request_id: bytes, traceparent: bytes) -> bytes:
     """Return the value of `REQUEST` for a request: its id, and its trace id if the header `traceparent` is valid."""
     found = _TRACEPARENT.fullmatch(traceparent)
     return b"%b:%b" % (request_id, found[1] or found[2]) if found and request_id else request_id
+
+
+def valid_traceparent(value: str) -> str:
+    """Return a header `traceparent` if it is valid and of the usual length; otherwise an empty string."""
+    is_usual = len(value) == _TRACEPARENT_BYTES and value.isascii()
+    return value if is_usual and _TRACEPARENT.fullmatch(value.encode()) else ""
 
 
 def write_log(text: str) -> None:

@@ -17,11 +17,11 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from cortex.predictor.binding import BoundMethod
 from cortex.predictor.loader import BoundPredictor
 from cortex.replica.monitoring.metrics import BatchRecorder, MetricFile, RequestRecorder
-from cortex.replica.monitoring.request_log import REQUEST
 from cortex.replica.monitoring.tracker import PredictionTracker
 from cortex.replica.requests.background_tasks import BackgroundTasks
 from cortex.replica.requests.batching import ASYNC_GRACE_NS, BatchCaller, RequestBatcher, batched_method, for_one
@@ -33,6 +33,9 @@ from cortex.replica.requests.runner import Runner
 from cortex.replica.requests.streaming import ResponseStream, open_response
 from cortex.replica.shared_state import SharedConnectionState
 from cortex.replica.spec import ReplicaSpec, RequestLimits
+
+if TYPE_CHECKING:
+    from cortex.replica.monitoring.spans import Tracing
 
 _NS_PER_S = 1_000_000_000
 
@@ -50,8 +53,10 @@ class App:
         slots: int,
         file: MetricFile | None,
         tracker: PredictionTracker | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """Create the application and its connection pool; `slots` is how many calls may run at once."""
+        self._tracing = tracing
         self.connections = ConnectionPool(loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes)
         self.configure(spec.limits)
         self._predictor = predictor
@@ -100,6 +105,8 @@ class App:
         """Run the complete request of a connection now, or queue it if no slot is free."""
         now_ns = time.monotonic_ns()
         connection.arrived_ns = arrived_ns = now_ns - min(connection.gateway_wait_ns(now_ns), self._timeout_ns)
+        if self._tracing is not None:
+            connection.span = self._tracing.start_request(connection, now_ns)
         verb = connection.method
         method = self._methods.get(verb)
         if connection.endpoint is not None:
@@ -197,7 +204,7 @@ class App:
 
     def _stream_on_thread(self, connection: Connection, outcome: UnfinishedCall) -> None:
         started_ns = time.monotonic_ns()
-        REQUEST.set(connection.log_id)
+        connection.enter(outcome.method.name)
         self._stream(connection).run(outcome.value)
         duration_ns = time.monotonic_ns() - started_ns
         self._runner.wake(partial(self._release_stream, connection, duration_ns))
@@ -208,6 +215,8 @@ class App:
 
     async def _finish(self, connection: Connection, outcome: Outcome, deadline_ns: int) -> None:
         started_ns = time.monotonic_ns()
+        if isinstance(outcome, UnfinishedCall):
+            connection.enter(outcome.method.name)  # the context may be that of another call, which ended on a thread
         try:
             if isinstance(outcome, UnfinishedCall) and outcome.kind == "async":
                 outcome = await self._await(connection, outcome, deadline_ns)

@@ -22,7 +22,7 @@ from cortex.predictor.binding import BoundMethod, result_kind
 from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import describe
 from cortex.replica.monitoring.metrics import BatchRecorder
-from cortex.replica.monitoring.request_log import REQUEST, write_log
+from cortex.replica.monitoring.request_log import write_log
 from cortex.replica.requests.batch_timing import BatchTiming
 from cortex.replica.requests.calls import Arguments, Caller, FailedCall, Outcome
 from cortex.replica.requests.http import Connection
@@ -426,8 +426,11 @@ class BatchCaller:
 
     def _invoke(self, members: list[BatchMember]) -> Any:
         """Call the method with one list per parameter."""
-        # Lines that a call prints for several requests belong to none of them.
-        REQUEST.set(members[0].connection.log_id if len(members) == 1 else b"")
+        first = members[0].connection
+        if len(members) == 1:
+            first.enter(self._method.name)
+        else:
+            first.leave()  # lines that a call prints for several requests belong to none of them
         started_ns = time.monotonic_ns()
         for member in members:
             if not member.connection.started_ns:

@@ -18,7 +18,7 @@ from cortex.payloads.validation import PayloadError
 from cortex.predictor.binding import BoundMethod, Kind, result_kind, split_callback
 from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import describe, format_user_traceback
-from cortex.replica.monitoring.request_log import REQUEST, write_log
+from cortex.replica.monitoring.request_log import write_log
 from cortex.replica.monitoring.tracker import PredictionTracker
 from cortex.replica.requests.http import Connection, Header
 from cortex.replica.requests.http_exceptions import as_http_exception, describe_http_exception
@@ -91,7 +91,7 @@ class Caller:
 
     def call(self, connection: Connection, method: BoundMethod) -> Outcome:
         """Parse the arguments, call the method and encode its result. Never raises."""
-        REQUEST.set(connection.log_id)
+        connection.enter(method.name)
         try:
             arguments = self.parse_arguments(connection, method)
             if method.traced is not None and _requests_logging(connection):
@@ -190,7 +190,10 @@ class Caller:
         return FailedCall(int(exception.status_code), message, kept, {"detail": detail})
 
     def log_error(self, connection: Connection, error: BaseException) -> None:
-        """Log the frames of the user's code, or the message of an error about the result."""
+        """Log the frames of the user's code, or the message of an error about the result; record it in the span."""
+        span = connection.span
+        if span is not None:
+            span.fail(error)
         has_frames = isinstance(error, ModelError) or not isinstance(error, UserError)
         text = format_user_traceback(error) if has_frames else f"{error}\n"
         write_log(f"request {_id(connection)} failed:\n{text}")

@@ -19,13 +19,16 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from httptools import HttpRequestParser
 
 from cortex.replica.monitoring.metrics import RequestRecorder
-from cortex.replica.monitoring.request_log import log_id
+from cortex.replica.monitoring.request_log import REQUEST, log_id
 from cortex.replica.shared_state import ConnectionState, SharedConnectionState
+
+if TYPE_CHECKING:
+    from cortex.replica.monitoring.spans import RequestSpan
 
 Header = tuple[bytes, bytes]
 
@@ -183,6 +186,7 @@ class Connection:
         "request_id",
         "requests_info",
         "returned_ns",
+        "span",
         "started_ns",
         "task",
         "url",
@@ -199,6 +203,7 @@ class Connection:
         self.index = index
         self.open = True
         self.task: asyncio.Task[None] | None = None  #: the task of the current request; cancelled if the client leaves
+        self.span: RequestSpan | None = None  #: of the current request; None: no traces are exported
         self._sock = sock
         self._fd = sock.fileno()
         self._recv_into = sock.recv_into
@@ -245,6 +250,20 @@ class Connection:
         if self._clock is not None:
             waited_ns = self._clock.waited_ns(waited_ns, now_ns)
         return max(waited_ns, 0)
+
+    def enter(self, function: str) -> None:
+        """Assign this context to the request: the lines that user code prints, and its spans. On any thread."""
+        REQUEST.set(self.log_id)
+        span = self.span  # the event loop removes it when the client disconnects
+        if span is not None:
+            span.enter(function)
+
+    def leave(self) -> None:
+        """Assign this context to no request, for calls that several of them share. On any thread."""
+        REQUEST.set(b"")
+        span = self.span
+        if span is not None:
+            span.leave()
 
     # State.
 
@@ -317,6 +336,8 @@ class Connection:
         self._sock.close()
         # The supervisor enforces the deadline of a running call only while it has the connection.
         self._abandoned = self._state in (_RUNNING, ConnectionState.ANSWERING)
+        if self.span is not None:
+            self._end_span("connection_closed")
         # A reference cycle with the parser delays the destruction of this object: free large buffers now.
         self._backlog.clear()
         if not self._abandoned:
@@ -488,7 +509,27 @@ class Connection:
 
     def _timing(self, status: int) -> bytes:
         """Count the response; return its `Server-Timing` header line."""
+        if self.span is not None:
+            self.span.respond(status, self._durations_ns())
         return self._recorder.finish(status, self.arrived_ns, self.batched_ns, self.started_ns, self.returned_ns)
+
+    def _durations_ns(self) -> dict[str, int]:
+        """Return the parts of `Server-Timing` that the request has reached."""
+        if not self.started_ns:
+            return {}
+        now_ns = time.monotonic_ns()
+        returned_ns = self.returned_ns or now_ns
+        durations_ns = {
+            "queue": (self.batched_ns or self.started_ns) - self.arrived_ns,
+            "handler": returned_ns - self.started_ns,
+            "encode": now_ns - returned_ns,
+        }
+        return durations_ns | {"batch": self.started_ns - self.batched_ns} if self.batched_ns else durations_ns
+
+    def _end_span(self, error_type: str = "") -> None:
+        assert self.span is not None
+        self.span.end(error_type)
+        self.span = None
 
     def _send(self, data: bytes) -> None:
         if not self.open:
@@ -531,6 +572,8 @@ class Connection:
     def _finish_response(self) -> None:
         if not self.open:
             return
+        if self.span is not None:
+            self._end_span()
         if self._backlog:
             self._set_state(_DRAINING)
         else:

@@ -1,0 +1,115 @@
+"""Traces from a real gateway, replicas and job workers, received by a real collector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.installations.installation import Installation, installation, write_project
+from harness.servers.collector import Collector, Span, collector
+from harness.wait import wait_until
+
+SOURCE = """
+    from opentelemetry import trace
+
+    def note(name):
+        with trace.get_tracer("of the user").start_as_current_span(name):
+            pass
+
+    class Handler:
+        def __init__(self, config):
+            pass
+
+        def handle_post(self, payload):
+            note("during the call")
+            return payload
+
+        def handle_async(self, payload):
+            note("during the workload")
+            return payload
+
+        def handle_batch(self, payload):
+            note("during the batch")
+            if payload == [2]:
+                raise ValueError("two")
+"""
+CONFIG = """
+    - {name: live, kind: RealtimeAPI, handler: {type: python, path: handler.py}}
+    - {name: later, kind: AsyncAPI, handler: {type: python, path: handler.py}}
+    - {name: many, kind: BatchAPI, handler: {type: python, path: handler.py}}
+"""
+CALLER = "00f067aa0ba902b7"
+
+
+def traced(number: int) -> tuple[str, str]:
+    """Return an id of a trace and the header of a span in it."""
+    trace = f"{number:032x}"
+    return trace, f"00-{trace}-{CALLER}-01"
+
+
+@pytest.fixture(scope="module")
+def spans() -> Iterator[Collector]:
+    with collector() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def cortex(spans: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    with installation(spans.environ) as made:
+        made.cortex("deploy", "-y", write_project(tmp_path_factory.mktemp("traced"), SOURCE, CONFIG))
+        yield made
+
+
+def test_a_request_is_traced_through_gateway_worker_and_user_code(cortex: Installation, spans: Collector) -> None:
+    trace, header = traced(1)
+    answer = cortex.post("/live", {"a": 1}, traceparent=header)
+    found = {span.name + span.service: span for span in spans.wait_for(lambda span: span.trace_id == trace, 3)}
+    gateway, worker, call = (
+        found[key] for key in ("POST /livecortex-gateway", "POST /livelive", "during the calllive")
+    )
+    assert [gateway.parent_id, worker.parent_id, call.parent_id] == [CALLER, gateway.span_id, worker.span_id]
+    assert gateway.attributes["cortex.request_id"] == answer.headers["x-cortex-request-id"]
+    (replica,) = (each for each in cortex.status()["replicas"] if each["api"] == "live")
+    assert (worker.resource["cortex.replica"], worker.resource["cortex.revision"]) == (
+        replica["id"],
+        replica["revision"],
+    )
+
+
+def test_a_workload_continues_the_trace_of_its_request(cortex: Installation, spans: Collector) -> None:
+    trace, header = traced(2)
+    name = cortex.post("/later", {"a": 1}, traceparent=header).json["id"]
+    assert cortex.post(f"/later/{name}?wait=20", method="GET").json["result"] == {"a": 1}
+    found = spans.wait_for(lambda span: span.trace_id == trace, 2)
+    (workload,) = (span for span in found if span.name == "workload")
+    (call,) = (span for span in found if span.name == "during the workload")
+    assert (workload.parent_id, call.parent_id) == (CALLER, workload.span_id)
+    assert (workload.attributes["cortex.workload_id"], workload.service) == (name, "later")
+
+
+def test_the_batches_of_a_job_continue_the_trace_of_its_submission(cortex: Installation, spans: Collector) -> None:
+    trace, header = traced(3)
+    job = cortex.post("/many", {"workers": 1, "item_list": {"items": [1, 2], "batch_size": 1}}, traceparent=header)
+    for number, error in ((0, None), (1, "ValueError")):
+
+        def is_batch(span: Span, number: int = number) -> bool:
+            return (span.name, span.trace_id, span.attributes.get("cortex.batch")) == ("batch", trace, number)
+
+        batch = spans.wait_for(is_batch)[0]
+        assert (batch.parent_id, batch.attributes["cortex.job_id"]) == (CALLER, job.json["job_id"])
+        assert (batch.is_error, batch.attributes.get("error.type")) == (error is not None, error)
+        assert spans.wait_for(lambda span, batch=batch: span.parent_id == batch.span_id)[0].name == "during the batch"
+
+
+def test_a_missing_library_is_a_warning_of_the_start(tmp_path: Path) -> None:
+    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    with installation(variables) as made:
+        again = made.cortex("up")
+        assert "warning: traces are not exported: OTEL_EXPORTER_OTLP_PROTOCOL is grpc" in again.stderr
+        made.cortex(
+            "deploy", "-y", write_project(tmp_path / "project", SOURCE, CONFIG.split("\n    - {name: later")[0])
+        )
+        assert made.post("/live", 1).status == 200
+        wait_until(lambda: "traces are not exported: " in made.cortex("logs", "live").stdout)
