@@ -281,6 +281,9 @@ def test_history_and_rollback(running: Installation, tmp_path: Path) -> None:
     refused = cortex(running.home, "rollback", "returned", "9")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "returned has no revision 9 in its history, which has 1, 2, 3, 4, 5" in refused.stderr
+    invalid = cortex(running.home, "rollback", "returned", "abc")
+    assert invalid.returncode == 2
+    assert "'abc' is not the number of a revision, such as 3; `cortex history API` lists them" in invalid.stderr
 
 
 def test_a_new_project_of_each_kind_is_deployed_as_it_is(running: Installation, tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ def session(operator: Operator, home: Path) -> Session:
     apis = [{"spec": {"name": name, "kind": "BatchAPI"}, "status": {"message": "live"}} for name in names]
     operator.respond("GET /v1/apis", apis)
     operator.respond("GET /v1/apis/sum/jobs?limit=10", [job(JobStatus.RUNNING)])
+    history = [{"number": number, "action": "deploy", "deployed_at": "2026-11-22T10:00:00Z"} for number in (3, 2)]
+    operator.respond("GET /v1/apis/iris/history", history)
     operator.respond("GET /v1/keys", [{"id": "k1", "name": "shop"}])
     operator.respond("GET /v1/tokens", [{"name": "ci", "scope": "deploy"}])
     return Session(Home(home), environ(home), Console(sys.stdout, sys.stderr))
@@ -61,7 +63,11 @@ def session(operator: Operator, home: Path) -> Session:
         ("tokens create --scope m", ["metrics"]),
         ("init ", []),
         ("init --kind B", ["BatchAPI"]),
-        ("schema --generation ", ["0.11", "0.12", "0.18", "0.33", "0.35"]),
+        ("up --engine ", ["local", "ray"]),
+        ("up --engine r", ["ray"]),
+        ("rollback iris ", ["3", "2"]),
+        ("rollback iris 3", ["3"]),
+        ("schema --generation ", ["0.9", "0.11", "0.12", "0.18", "0.33", "0.35"]),
         ("completion ", ["bash", "fish", "zsh"]),
         ("down --", ["--help"]),
     ],

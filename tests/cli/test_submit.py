@@ -117,6 +117,9 @@ def test_errors_of_the_operator_are_printed_unchanged(operator: Operator, home: 
     assert refused.returncode == 2
     assert refused.stderr == 'error: workers: must be at least 1 (got 0); write "workers": 1\n'
     assert (unknown.returncode, unknown.stderr) == (1, "error: sum is not deployed\n")
+    operator.respond("GET /v1/apis", [{"spec": {"name": name}} for name in ("sums", "iris")])
+    similar = cortex(home, "submit", "sum", file)
+    assert (similar.returncode, similar.stderr) == (1, "error: sum is not deployed; did you mean sums?\n")
 
 
 def test_without_an_operator_nothing_is_submitted(tmp_path: Path, file: Path) -> None:

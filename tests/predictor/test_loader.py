@@ -349,3 +349,20 @@ def test_a_traceback_is_formatted_in_a_folder_that_was_removed(
         _ = 1 / 0
     assert f'File "{__file__}"' in format_user_traceback(caught.value)
     monkeypatch.undo()
+
+
+def test_paths_in_a_traceback_are_relative_although_user_code_changed_the_working_directory(
+    project, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = """
+    import os
+
+    def predict(sample, metadata):
+        os.chdir(sample)
+        raise ValueError("bad")
+    """
+    method = project.load("functions", text).methods["POST"]
+    with pytest.raises(ValueError, match="bad") as caught:
+        method.call("/", None, None)
+    assert 'File "predictor.py", line 6, in predict' in format_user_traceback(caught.value)

@@ -6,6 +6,7 @@ Uses argparse and imports one command module per call, because importing typer t
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import sys
@@ -16,7 +17,7 @@ from cortex import __version__
 from cortex.cli.arguments import Parser, nearest
 from cortex.cli.output import Console, report_bug, report_error
 from cortex.cli.session import Session
-from cortex.errors import CortexError, UsageError
+from cortex.errors import CortexError, NotFoundError, UsageError
 from cortex.home import Home
 
 COMMANDS = {
@@ -99,7 +100,13 @@ def _run(words: list[str], console: Console) -> int:
             raise UsageError(_unknown(name))
         module = _load(name)
         parsed = _parser(name, module).parse_args(words[1:])
-        code: int = module.run(parsed, Session(home, os.environ, console))
+        session = Session(home, os.environ, console)
+        try:
+            code: int = module.run(parsed, session)
+        except NotFoundError as error:
+            if guess := _similar_api(parsed, session):
+                raise NotFoundError(f"{error}; did you mean {guess}?") from None
+            raise
         return code
     except CortexError as error:
         report_error(error, console)
@@ -138,6 +145,18 @@ def _unknown(name: str) -> str:
     guess = _OTHER_NAMES.get(name) or nearest(name, COMMANDS)
     hint = f"did you mean `cortex {guess}`?" if guess else "`cortex --help` lists the commands"
     return f"{name}: no such command; {hint}"
+
+
+def _similar_api(arguments: argparse.Namespace, session: Session) -> str | None:
+    """Return a deployed API whose name is similar to the given one; None if that is deployed, or none is similar."""
+    written = getattr(arguments, "api", None)
+    if not isinstance(written, str):
+        return None
+    try:
+        names = [api["spec"]["name"] for api in session.client(arguments.env).list_apis()]
+    except CortexError:
+        return None
+    return None if written in names else nearest(written, names)
 
 
 def _sentence(text: str) -> str:

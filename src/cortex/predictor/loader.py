@@ -33,7 +33,7 @@ from cortex.predictor.interface_rules import (
     nearest,
 )
 from cortex.predictor.request_handler import RequestHandler
-from cortex.predictor.tracebacks import user_code
+from cortex.predictor.tracebacks import set_project, user_code
 
 if TYPE_CHECKING:
     from cortex.models.loader import LoadEvents, ModelFetcher
@@ -176,6 +176,7 @@ def import_code(spec: LoadSpec) -> UserCode:
     generation = GENERATIONS[spec.kind, spec.interface, spec.type, spec.models is not None]
     if not spec.path:
         return UserCode(generation, None, {})
+    set_project(Path(spec.project_dir))
     with user_code(f"while {spec.path} was being imported"):
         module = import_user_file(Path(spec.project_dir), spec.path, spec.python_path)
     target: Any = module if generation.class_name is None else _find_class(module, generation, spec.path)

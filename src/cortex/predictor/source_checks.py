@@ -184,6 +184,11 @@ class _Checker:
         guess = nearest(name, classes) or self._class_that_serves(classes)
         if guess:
             return self._at(classes[guess], message, _rename(guess, name))
+        for other, class_node in classes.items():
+            if foreign := find_foreign_method(self._generation, scope_of(class_node.body).functions()):
+                method = next(iter(self._generation.methods))
+                fix = f"{_rename(other, name)}; {foreign[1]}: name it {method}"
+                return self._at(class_node, message, fix)
         functions = GENERATIONS["RealtimeAPI", "functions", "python", False]
         for function, node in self._scope.functions().items():
             if function in functions.methods:

@@ -21,6 +21,16 @@ _IMPORT_MACHINERY = (
     "/importlib/__init__.py",
 )
 _MESSAGE_LIMIT = 1000
+_project_prefix: str | None = None  # set by `set_project`
+
+
+def set_project(folder: Path) -> None:
+    """Set the project whose code this process runs; without one, the working directory is regarded as it.
+
+    User code may change the working directory.
+    """
+    global _project_prefix
+    _project_prefix = str(folder.resolve()) + os.sep
 
 
 def format_user_traceback(exc: BaseException) -> str:
@@ -31,6 +41,8 @@ def format_user_traceback(exc: BaseException) -> str:
 
 
 def _prefix() -> str:
+    if _project_prefix is not None:
+        return _project_prefix
     try:
         return str(Path.cwd()) + os.sep
     except FileNotFoundError:  # user code changed into a folder and removed it

@@ -265,8 +265,9 @@ def test_a_cancelled_poll_passes_its_wake_up_on(tmp_path: Path) -> None:
         first, second = (
             asyncio.create_task(dispatcher.exchange(worker, 1, queue.job_id, [], 8, 10_000, 5)) for worker in ("a", "b")
         )
-        await scene.store.renew("a", 1, [])  # both are polling by then
-        await asyncio.sleep(0)
+        dispatcher.assign("c", Assignment(queue.job_id, {}, {}, {}, "/log", 30.0))
+        # The store works in order: the others have found nothing and wait once this one, which does not wait, returns.
+        assert (await dispatcher.exchange("c", 1, queue.job_id, [], 8, 10_000, 0)).lease is None
         await scene.store.workloads.add("greet", Workload(uuid.uuid4(), "text/plain", b"hello"))
         dispatcher.offer(queue.job_id, 1)
         first.cancel()

@@ -112,6 +112,8 @@ class _Line:
         if action.choices is not None:
             return [(str(choice), "") for choice in action.choices]
         metavar = str(action.metavar)
+        if "|" in metavar:
+            return [(value, "") for value in metavar.split("|")]
         if metavar in _FILE_ARGUMENTS:
             return [(_FILES, "")]
         is_environment = metavar == "ENV" or (self.command == "env" and metavar in ("NAME", "OLD"))
@@ -144,6 +146,11 @@ def _jobs(client: Client, values: Mapping[str, str]) -> list[Candidate]:
     return [(job["job_id"], job["status_message"]) for job in jobs]
 
 
+def _revisions(client: Client, values: Mapping[str, str]) -> list[Candidate]:
+    history = client.history(values["api"])
+    return [(str(entry["number"]), f"{entry['action']} of {entry['deployed_at']}") for entry in history]
+
+
 def _keys(client: Client, values: Mapping[str, str]) -> list[Candidate]:
     return [(key["id"], key["name"]) for key in client.list_keys()]
 
@@ -156,6 +163,7 @@ def _tokens(client: Client, values: Mapping[str, str]) -> list[Candidate]:
 _LOOKUPS: Mapping[tuple[str, str], Callable[[Client, Mapping[str, str]], list[Candidate]]] = {
     ("", "API"): _apis,
     ("", "JOB"): _jobs,
+    ("rollback", "REVISION"): _revisions,
     ("keys", "ID"): _keys,
     ("tokens", "TOKEN"): _tokens,
 }

@@ -16,13 +16,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "revision",
         metavar="REVISION",
         nargs="?",
-        type=int,
+        type=_revision,
         help="number of a revision in `cortex history`; default: the one that was live before the newest",
     )
     add_env(parser)
     parser.add_argument("-f", "--force", action="store_true", help="roll back even if an update is in progress")
     add_output(parser)
     parser.add_argument("--no-wait", action="store_true", help="do not wait until the API is live")
+
+
+def _revision(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        message = f"{text!r} is not the number of a revision, such as 3; `cortex history API` lists them"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def run(arguments: argparse.Namespace, session: Session) -> int:
