@@ -156,10 +156,10 @@ def _lower(headers: Any) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def installation(variables: Mapping[str, str] | None = None) -> Iterator[Installation]:
-    """Start an installation; everything of it is gone afterwards."""
+def installation(variables: Mapping[str, str] | None = None, flags: tuple[str, ...] = ()) -> Iterator[Installation]:
+    """Start an installation; everything of it is gone afterwards. `flags` are those of `cortex up`."""
     home = Path(tempfile.mkdtemp(prefix="cx-"))
-    made = Installation(home, free_port(), free_port(), variables or {})
+    made = Installation(home, free_port(), free_port(), variables or {}, flags=flags)
     try:
         made.up()
         yield made
