@@ -282,6 +282,32 @@ def test_jobs_reach_the_operator_through_the_gateway_of_a_node(home: Home, nodes
     run(scenario(), TIMEOUT_S)
 
 
+def test_documentation_reaches_the_operator_through_the_gateway_of_a_node(home: Home, nodes: list[LocalNode]) -> None:
+    async def scenario() -> None:
+        async with site(home, nodes) as made:
+            jobs = await Upstream(home.jobs_socket).start()
+            try:
+                async with made.operator() as operator:
+                    one = backend("one", await made.server("s1"), has_docs=True)
+                    await operator.fleet.startup(table(one, operator_socket=str(home.jobs_socket)))
+                    await operator.all_serve()
+
+                    async def is_answered() -> bool:  # its agent may not know yet where the operator is
+                        return (await made.ask(nodes[0], "/one/docs")).status == 200
+
+                    await eventually(is_answered)
+                    assert jobs.seen[-1]["headers"]["x-cortex-docs"] == "api:one"
+                    await jobs.stop()  # as its process would
+                away = await made.ask(nodes[0], "/one/docs")
+                assert away.status == 503
+                assert "documentation are not available" in away.json()["error"]
+                assert (await made.ask(nodes[0], "/one")).status == 200
+            finally:
+                await jobs.stop()
+
+    run(scenario(), TIMEOUT_S)
+
+
 def test_access_logs_of_all_gateways_are_merged(home: Home, nodes: list[LocalNode]) -> None:
     async def scenario() -> None:
         async with site(home, nodes) as made, made.operator() as operator:

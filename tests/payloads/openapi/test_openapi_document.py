@@ -224,8 +224,10 @@ def test_items_of_a_batch_api_are_described_in_its_submission() -> None:
     document = api_document(made)
     content = of(document, "/iris")["requestBody"]["content"]
     submission = content["application/json"]
-    items = submission["schema"]["properties"]["item_list"]["properties"]["items"]
-    assert items["items"] == {"$ref": "#/components/schemas/Iris"}
+    schemas = document["components"]["schemas"]
+    assert submission["schema"] == {"$ref": "#/components/schemas/IrisSubmission"}
+    assert schemas["IrisSubmission"]["properties"]["item_list"] == {"$ref": "#/components/schemas/IrisItems"}
+    assert schemas["IrisItems"]["properties"]["items"]["items"] == {"$ref": "#/components/schemas/Iris"}
     assert submission["examples"]["sample"]["value"]["item_list"]["items"] == [{"sepal": 1}]
     assert "application/x-ndjson" in content
     assert {*document["paths"]["/iris/{job_id}"]} == {"get", "delete"}
@@ -234,8 +236,12 @@ def test_items_of_a_batch_api_are_described_in_its_submission() -> None:
 def test_the_result_of_an_async_api_is_that_of_its_workloads() -> None:
     document = api_document(api(method(payload=Iris, result=Cat), kind=ApiKind.ASYNC))
     get = of(document, "/iris/{id}", "get")
-    workload = get["responses"]["200"]["content"]["application/json"]["schema"]
-    assert workload["properties"]["result"] == {"$ref": "#/components/schemas/Cat"}
+    assert get["responses"]["200"]["content"]["application/json"]["schema"] == {
+        "$ref": "#/components/schemas/IrisWorkload"
+    }
+    assert document["components"]["schemas"]["IrisWorkload"]["properties"]["result"] == {
+        "$ref": "#/components/schemas/Cat"
+    }
     assert of(document, "/iris")["responses"]["400"]["content"].keys() >= {"text/plain"}
 
 

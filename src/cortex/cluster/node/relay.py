@@ -27,7 +27,7 @@ from cortex.cluster.transport import (
 #: Targets; the first message of a connection names one.
 JOBS, LISTINGS = "jobs", "listings"
 _CHUNK_BYTES = 256 * 1024
-_MESSAGE = "the operator can't be reached; jobs can't be submitted, queried or stopped now"
+_MESSAGE = "the operator can't be reached; jobs and documentation are not available now"
 _AWAY = json.dumps({"kind": "operator_unavailable", "message": _MESSAGE, "error": _MESSAGE}).encode()
 _ANSWER = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"

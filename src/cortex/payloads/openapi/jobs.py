@@ -142,6 +142,11 @@ def job_paths(api: DocumentedApi, method: MethodSignature, schemas: SchemaCompon
     }
 
 
+def _class_name(api: DocumentedApi, suffix: str) -> str:
+    """Return the name of a component of one API, after which generated clients name their class."""
+    return "".join(part.capitalize() for part in api.name.split("-")) + suffix
+
+
 def _task_content(api: DocumentedApi) -> Json:
     return {_JSON: {"schema": schema("TaskSubmission"), **api.examples}}
 
@@ -150,11 +155,12 @@ def _batch_content(api: DocumentedApi, method: MethodSignature, schemas: SchemaC
     item = schemas.add((method.payload or BodySignature()).schema)
     item_list = {
         "type": "object",
+        "description": "The items themselves",
         "required": ["items"],
         "properties": {"items": {"type": "array", "items": item, "minItems": 1}, "batch_size": _BATCH_SIZE},
     }
     sources = {
-        "item_list": {**item_list, "description": "The items themselves"},
+        "item_list": schemas.register(_class_name(api, "Items"), item_list),
         "file_path_lister": {**schema("FileItems"), "description": "Paths of files as items"},
         "delimited_files": {**schema("FileItems"), "description": "JSON values in files as items"},
     }
@@ -165,7 +171,7 @@ def _batch_content(api: DocumentedApi, method: MethodSignature, schemas: SchemaC
         "properties": {"workers": _WORKERS, **sources, **_BATCH_OPTIONS},
     }
     return {
-        _JSON: {"schema": submission, **_submission_example(api)},
+        _JSON: {"schema": schemas.register(_class_name(api, "Submission"), submission), **_submission_example(api)},
         _LINES: {"schema": {**_TEXT, "description": "One item per line, as JSON; other fields are in the query"}},
     }
 
@@ -186,7 +192,8 @@ def _upload_parameters() -> list[Json]:
     with_lines = "only with the content type application/x-ndjson"
     return [
         _parameter("workers", "query", _WORKERS, f"As in a submission, {with_lines}"),
-        _parameter("batch_size", "query", _BATCH_SIZE, f"Items per batch, {with_lines}"),
+        # Without its default: generated clients would send that, and submissions in JSON refuse it.
+        _parameter("batch_size", "query", {"type": "integer", "minimum": 1}, f"Items per batch, {with_lines}"),
     ]
 
 
@@ -231,7 +238,9 @@ def workload_paths(api: DocumentedApi, method: MethodSignature, schemas: SchemaC
         "summary": "Get a workload: its status and its result",
         "parameters": [name, wait],
         "responses": {
-            "200": response("The workload", {_JSON: {"schema": workload}}),
+            "200": response(
+                "The workload", {_JSON: {"schema": schemas.register(_class_name(api, "Workload"), workload)}}
+            ),
             **of_operator(api, text, has_body=False, not_found="The API has no workload with this id, or no longer"),
         },
     }

@@ -50,6 +50,12 @@ class SchemaComponents:
             schema = {"$ref": _DEFS + quote(title.replace("~", "~0").replace("/", "~1"))}
         return _rewrite(schema, self._add_definitions(_reachable(schema, definitions)))
 
+    def register(self, name: str, schema: Json) -> Json:
+        """Add a schema that refers to components already; return a reference to it."""
+        free = self._free_name(name)
+        self.schemas[free] = schema
+        return {"$ref": _COMPONENTS + free}
+
     def _add_definitions(self, definitions: Mapping[str, Any]) -> dict[str, str]:
         """Return the component of each definition; those that are not known yet are added."""
         names, new = {}, []
