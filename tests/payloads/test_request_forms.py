@@ -254,6 +254,14 @@ def test_a_mistake_in_csv_is_one_sentence_with_its_place(signature: ModelSignatu
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_hostile_number_of_columns_is_refused_in_linear_time() -> None:
+    names = [f"c{index}" for index in range(100_000)]
+    for body in ({"dataframe_split": {"columns": names, "data": [[1]]}}, dict.fromkeys([*names, "a"], 1)):
+        with pytest.raises(ModelInputError, match="which the model lacks") as caught:
+            read_request(body, NAMED)
+        assert len(str(caught.value)) < 1000
+
+
 def test_outputs_without_rows_are_answered_by_name() -> None:
     request = read_request([[1, 2]], NAMED)
     assert request.answer({"a": np.array(1), "b": np.array([1, 2])}) == {"a": 1, "b": [1, 2]}

@@ -20,6 +20,7 @@ import base64
 import binascii
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -293,9 +294,9 @@ class _Reader:
 
     def _check_columns(self, names: Sequence[str]) -> None:
         """Check the names of columns that are in an order: a model that takes a matrix requires its own."""
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
-            raise ModelInputError(f"the column {_shown(repeated[0])} is there twice")
+        name, count = Counter(names).most_common(1)[0] if names else ("", 0)
+        if count > 1:
+            raise ModelInputError(f"the column {_shown(name)} is there twice")
         if self._matrix is None:
             self._check_names(dict.fromkeys(names), "the table")
         elif self._labels:
@@ -310,8 +311,9 @@ class _Reader:
 
     def _check_names(self, given: Mapping[str, Any], what: str, names: Sequence[str] = ()) -> None:
         names = names or self.names
+        known = set(names)
         missing = [name for name in names if name not in given]
-        unknown = [name for name in given if name not in set(names)]
+        unknown = [name for name in given if name not in known]
         if missing or unknown:
             problems = [f"has no {_list(missing)}"] if missing else []
             problems += [f"has {_list(unknown)}, which the model lacks"] if unknown else []

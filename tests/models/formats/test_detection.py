@@ -122,7 +122,7 @@ def test_a_skops_file_is_detected_with_the_version_of_scikit_learn(tmp_path: Pat
     found = detect(tmp_path)
     assert found.format == "skops" and not found.needs_trust
     assert "describes a sklearn.pipeline.Pipeline" in found.reason
-    assert [each.line for each in found.requirements] == ["scikit-learn==1.9.1", "skops"]
+    assert [each.line for each in found.requirements] == ["scikit-learn==1.9.1", "skops>=0.13"]
 
 
 def test_a_saved_model_is_detected_by_its_folder(tmp_path: Path) -> None:
@@ -232,6 +232,15 @@ def test_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:
         detect(folder)
 
 
+def test_a_version_that_is_a_link_to_another_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "model.onnx").write_bytes(onnx())
+    (tmp_path / "iris").mkdir()
+    (tmp_path / "iris" / "2").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ModelFormatError, match="2 in .*iris is a link to a place outside of the folder"):
+        detect(tmp_path / "iris")
+
+
 @pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "link", "a/../../secret"])
 def test_an_onnx_file_may_not_refer_to_data_outside_of_its_folder(tmp_path: Path, location: str) -> None:
     (tmp_path / "secret").write_bytes(b"0")
@@ -248,7 +257,7 @@ def test_external_data_of_an_onnx_file_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(ModelFormatError, match=r"refers to data in weights.bin, which is not there"):
         detect(tmp_path)
     (tmp_path / "weights.bin").write_bytes(b"\x80\x04N.")  # weights may look like anything
-    assert detect(tmp_path / "m.onnx").format == "onnx"
+    assert detect(tmp_path).path == str(tmp_path / "m.onnx")
 
 
 def test_paths_that_are_no_models_are_errors(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import BinaryIO, Literal
 
 from cortex.errors import ModelFormatError, format_size
 from cortex.models.formats import onnx_file, pickles, protobuf
-from cortex.models.formats.requirements import ModelRequirement, saved_by, saved_by_older
+from cortex.models.formats.requirements import SKOPS, ModelRequirement, saved_by, saved_by_older
 
 ModelFormat = Literal["onnx", "tensorflow", "mlflow", "skops", "pickle", "xgboost", "lightgbm"]
 
@@ -55,6 +55,7 @@ class ModelContent:
     description: str  #: "an ONNX model: a protobuf message with a graph"
     code: str = ""  #: why loading it runs code from the file; "": it does not
     requirements: tuple[ModelRequirement, ...] = ()
+    data_files: tuple[str, ...] = ()  #: in the same folder, which belong to it
 
 
 class UnknownContentError(ModelFormatError):
@@ -154,7 +155,7 @@ def _skops(file: _File, archive: zipfile.ZipFile) -> ModelContent:
     if not kind or b'"_skops_version"' not in schema[-_SCHEMA_START_BYTES:]:
         raise UnknownContentError(f"{file.path} is a ZIP archive with a schema.json that is not of skops")
     found = re.search(rb'"_sklearn_version"\s*:\s*\{[^{}]*?"content"\s*:\s*"\\"([0-9a-z.+]{1,40})\\""', schema)
-    requirements = [ModelRequirement("skops", "skops", ">=0.13", f"{file.path.name} needs skops 0.13 or newer")]
+    requirements = [SKOPS]
     if version := found and found[1].decode():
         requirements.insert(0, saved_by("scikit-learn", version))
     description = f"a skops file: a ZIP archive whose schema.json describes a {kind}"
@@ -262,11 +263,11 @@ def _onnx(file: _File) -> ModelContent | None:
     if header is None:
         return None
     try:
-        onnx_file.check_external_data(file.stream, header, file.path)
+        data_files = onnx_file.check_external_data(file.stream, header, file.path)
     except protobuf.MessageError as exc:
         raise file.damaged(f"is a truncated or damaged ONNX file ({exc})") from None
     description = f"an ONNX model: a protobuf message with a graph, {header.describe()}"
-    return ModelContent("onnx", description, requirements=(header.requirement(),))
+    return ModelContent("onnx", description, requirements=(header.requirement(),), data_files=data_files)
 
 
 # Formats that cortex can't run.

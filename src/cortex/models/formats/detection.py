@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -63,7 +64,10 @@ def detect(path: str | Path) -> Detection:
 
 
 def _detect_file(file: Path) -> Detection:
-    found: ModelContent = recognize(file)
+    return _detection(file, recognize(file))
+
+
+def _detection(file: Path, found: ModelContent) -> Detection:
     return Detection(found.format, str(file), f"{file.name} is {found.description}", found.code, found.requirements)
 
 
@@ -73,6 +77,7 @@ def _detect_folder(folder: Path, *, in_versions: bool = False) -> Detection:
     versions = sorted((e.name for e in entries if e.is_dir() and _VERSION.fullmatch(e.name)), key=int)
     files = [Path(e.path) for e in entries if e.is_file() and not e.name.startswith(".")]
     if versions and not files and not in_versions:
+        _refuse_links(folder, versions)
         newest = _detect_folder(folder / versions[-1], in_versions=True)
         reason = f"{folder.name} has {len(versions)} numbered versions; in the newest, {newest.reason}"
         return replace(newest, versions=tuple(str(int(version)) for version in versions), reason=reason)
@@ -90,20 +95,22 @@ def _only_model(folder: Path, files: list[Path]) -> Detection:
     """Return the only file of a folder that is a model; the others may be its documentation or data."""
     if len(files) == 1:
         return _detect_file(files[0])
-    found: list[Detection] = []
+    contents: dict[Path, ModelContent] = {}
     refusals: list[ModelFormatError] = []
     for file in files:
         try:
-            found.append(_detect_file(file))
+            contents[file] = recognize(file)
         except UnknownContentError:
             continue
         except ModelFormatError as exc:
             refusals.append(exc)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(Path(each.path).name for each in found[:10])
-        raise ModelFormatError(f"{folder} has {len(found)} models: {names}; keep one, or give the path of one")
+    data = {name for content in contents.values() for name in content.data_files}  # weights may look like anything
+    models = {file: content for file, content in contents.items() if file.name not in data}
+    if len(models) == 1:
+        return _detection(*models.popitem())
+    if models:
+        names = ", ".join(file.name for file in list(models)[:10])
+        raise ModelFormatError(f"{folder} has {len(models)} models: {names}; keep one, or give the path of one")
     if refusals:
         raise refusals[0]
     shown = ", ".join(file.name for file in files[:10]) or "no files"
@@ -118,20 +125,26 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
     return found
 
 
-def _refuse_links(folder: Path) -> None:
-    """Raise if a link in the folder, at any depth, leads out of it: what is behind it may not be meant to be read."""
+def _refuse_links(folder: Path, versions: Sequence[str] = ()) -> None:
+    """Raise if a link in a folder, at any depth, leads out of it: what is behind it may not be meant to be read.
+
+    Of a folder of versions, only their own entries are checked; their content is checked when one is detected.
+    """
     root = folder.resolve()
-    count = 0
+    paths = map(root.joinpath, versions) if versions else _paths_in(root)
+    for count, path in enumerate(paths, 1):
+        if count > _MAX_ENTRIES:
+            raise ModelFormatError(f"{folder} has more than {_MAX_ENTRIES:,} files; give the folder of one model")
+        if path.is_symlink() and not path.resolve().is_relative_to(root):
+            raise ModelFormatError(
+                f"{path.relative_to(root)} in {folder} is a link to a place outside of the folder; copy the file"
+            )
+
+
+def _paths_in(root: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(root):
         for name in (*folders, *files):
-            count += 1
-            if count > _MAX_ENTRIES:
-                raise ModelFormatError(f"{folder} has more than {_MAX_ENTRIES:,} files; give the folder of one model")
-            path = Path(parent, name)
-            if path.is_symlink() and not path.resolve().is_relative_to(root):
-                raise ModelFormatError(
-                    f"{path.relative_to(root)} in {folder} is a link to a place outside of the folder; copy the file"
-                )
+            yield Path(parent, name)
 
 
 def _saved_model(folder: Path) -> Detection:

@@ -78,10 +78,11 @@ def read_header(stream: BinaryIO, size: int) -> OnnxHeader | None:
     return OnnxHeader(ir_version, opset, producer, graph, tuple(functions))
 
 
-def check_external_data(stream: BinaryIO, header: OnnxHeader, path: Path) -> None:
-    """Check that tensors in other files are in the folder of the model. Raises: ModelFormatError, MessageError."""
+def check_external_data(stream: BinaryIO, header: OnnxHeader, path: Path) -> tuple[str, ...]:
+    """Return the files of tensors, which must be in the folder. Raises: ModelFormatError, MessageError."""
     folder = path.resolve().parent
-    for location in sorted(external_files(stream, header)):
+    locations = sorted(external_files(stream, header))
+    for location in locations:
         place = PurePosixPath(location)
         inside = not place.is_absolute() and ".." not in place.parts
         if not inside or not (folder / place).resolve().is_relative_to(folder):
@@ -90,6 +91,7 @@ def check_external_data(stream: BinaryIO, header: OnnxHeader, path: Path) -> Non
             )
         if not (folder / place).is_file():
             raise ModelFormatError(f"{path} refers to data in {location}, which is not there; copy that file too")
+    return tuple(locations)
 
 
 def external_files(stream: BinaryIO, header: OnnxHeader) -> set[str]:

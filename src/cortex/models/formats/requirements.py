@@ -29,6 +29,10 @@ class ModelRequirement:
     reason: str = ""  #: why: "it was saved by scikit-learn 1.9.1"
 
 
+#: Older versions construct types of a file that nobody has trusted (CVE-2025-54412, CVE-2025-54413).
+SKOPS = ModelRequirement("skops", "skops>=0.13", ">=0.13", "only skops 0.13 and newer refuses unsafe files reliably")
+
+
 def saved_by(package: str, version: str, title: str = "") -> ModelRequirement:
     """Return the requirement of a format that only the same minor version reads reliably, such as pickles."""
     if not _RELEASE.fullmatch(version):

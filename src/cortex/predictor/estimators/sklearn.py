@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cortex.models.formats.requirements import SKOPS, check_installed
 from cortex.payloads.signature import TensorSignature
 from cortex.predictor.estimators.estimator import (
     LABEL,
@@ -85,6 +86,7 @@ def untrusted_types(path: str) -> list[str]:
 
 def check_types(context: LoadContext, path: str) -> None:
     """Raise ModelFormatError if a skops file contains types that neither skops nor cortex trusts."""
+    check_installed([SKOPS], path)
     if unknown := untrusted_types(path):
         shown = ", ".join(unknown[:_SHOWN_TYPES]) + (", …" if len(unknown) > _SHOWN_TYPES else "")
         raise context.error(
