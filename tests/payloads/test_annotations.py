@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import orjson
 import pydantic
+import pydantic.v1
 import pytest
 from numpy.typing import NDArray
 from starlette.datastructures import FormData, UploadFile
@@ -91,6 +92,9 @@ def read(annotation: Any, body: str | bytes) -> Any:
         (str, '"text"', "text"),
         (Node, '{"children": [{"children": []}]}', Node(children=[Node()])),
         (Annotated[int, pydantic.Field(ge=1)], "3", 3),
+        (Annotated[dict, "the flower"], '{"a": 1}', {"a": 1}),
+        (typing.Iterable[int], '["1"]', [1]),
+        (dict | bytes, '{"a": 1}', {"a": 1}),
     ],
 )
 def test_json_is_read_as_the_annotated_type(annotation: Any, body: str, expected: Any) -> None:
@@ -202,7 +206,14 @@ class Unknown:
     pass
 
 
-@pytest.mark.parametrize("annotation", [Unknown, 3, {"x": int}, Annotated[np.ndarray, "no dtype"], list["Missing"]])  # type: ignore[name-defined]  # noqa: F821
+class Old(pydantic.v1.BaseModel):
+    x: int
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [Unknown, Old, list[Old], 3, {"x": int}, Annotated[np.ndarray, "no dtype"], list["Missing"]],  # noqa: F821
+)
 def test_an_annotation_that_nothing_can_read_has_a_reason(annotation: Any) -> None:
     with pytest.raises(AnnotationProblem, match=r"\w+: ."):
         payload_type(annotation)
@@ -232,6 +243,8 @@ def test_annotations_are_resolved_where_the_method_is_defined() -> None:
     [
         (np.ndarray, "[[1, 2], [3, 4]]", "int64", (2, 2)),
         (np.ndarray, "[1, 2.5]", "float64", (2,)),
+        (NDArray[Any], "[1]", "int64", (1,)),
+        (NDArray[np.floating], "[1]", "float64", (1,)),
         (np.ndarray, '["a", "b"]', "object", (2,)),
         (NDArray[np.float32], "[[1], [2]]", "float32", (2, 1)),
         (Annotated[np.ndarray, Shape(-1, 2, dtype="float32")], "[[1, null]]", "float32", (1, 2)),
@@ -280,6 +293,29 @@ def test_arrays_can_be_parts_of_other_types() -> None:
     assert array.dtype == np.float32
     assert read(Sample, '{"pixels": [[1, 2]]}').pixels.shape == (1, 2)
     assert read(dict[str, np.ndarray], '{"x": [1]}')["x"].tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "media_type", "body", "expected"),
+    [
+        (dict | bytes, "", b'{"a": 1}', {"a": 1}),
+        (dict | bytes, "image/png", b"\x89PNG", b"\x89PNG"),
+        (dict | bytes, "text/plain", b"[1]", b"[1]"),
+        (str | bytes | None, "text/plain", b"some words", "some words"),
+        (str | bytes | None, "", b"some words", b"some words"),
+        (int | str, "text/plain", b"some words", "some words"),
+        (int | str, "", b"7", 7),
+    ],
+)
+def test_other_bodies_are_the_text_or_bytes_of_a_union(
+    annotation: Any, media_type: str, body: bytes, expected: Any
+) -> None:
+    kind = payload_type(annotation)
+    assert kind is not None
+    assert kind.reads_bytes
+    assert kind.from_bytes(body, media_type) == expected
+    with pytest.raises(PayloadError):
+        kind.from_json([1], b"[1]")
 
 
 def test_schemas_describe_what_is_read() -> None:

@@ -50,7 +50,10 @@ def _dtype_of(annotation: Any) -> Any:
     """Return `float32` of `NDArray[float32]`; None if the annotation names no datatype."""
     arguments = get_args(annotation)
     scalar = get_args(arguments[1])[0] if len(arguments) == 2 and get_args(arguments[1]) else None
-    return scalar if isinstance(scalar, type) and issubclass(scalar, np.generic) else None
+    if not isinstance(scalar, type) or not issubclass(scalar, np.generic) or scalar in (np.generic, np.number):
+        return None
+    kinds: dict[Any, Any] = {np.floating: np.float64, np.integer: np.int64}
+    return kinds.get(scalar, scalar)
 
 
 class ArrayType(PayloadType):

@@ -12,13 +12,17 @@ Arrays, frames and images may also be parts of a type that pydantic reads: `list
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
 import types
 import typing
+import warnings
 from collections import abc
 from typing import Annotated, Any, Union, get_args, get_origin
+
+import orjson
 
 from cortex.payloads.payload_type import BytesType, ListType, ObjectType, PayloadType, TextType
 from cortex.payloads.signature import BodySignature, Json
@@ -66,7 +70,7 @@ def payload_type(annotation: Any) -> PayloadType | None:
         bare, is_optional = _without_none(annotation)
         if _is_anything(bare) or is_form(bare):
             return None
-        found = _special(bare) or _plain(bare) or JsonType(annotation)
+        found = _special(bare) or _plain(bare) or _with_text_or_bytes(bare) or JsonType(annotation)
     except Exception as error:  # the user's types run code of their own
         raise AnnotationProblem(_reason(error)) from error
     if is_optional:
@@ -86,6 +90,15 @@ def is_form(annotation: Any) -> bool:
 def element(annotation: Any) -> Any:
     """Return T of `list[T]`; any other annotation unchanged."""
     return (get_args(annotation) or (Any,))[0] if is_list(annotation) else annotation
+
+
+def _with_text_or_bytes(annotation: Any) -> PayloadType | None:
+    """Return the type of a union with `str` or `bytes`; None for all others."""
+    members = get_args(annotation) if get_origin(annotation) in _UNIONS else ()
+    if str not in members and bytes not in members:
+        return None
+    in_json = tuple(member for member in members if member is not bytes)
+    return EitherType(JsonType(Union[in_json]), str in members, bytes in members)  # noqa: UP007 - as below
 
 
 def is_list(annotation: Any) -> bool:
@@ -136,7 +149,11 @@ def _is_callable(annotation: Any) -> bool:
 
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:
-    """Return X of `X | None`, and whether None is allowed."""
+    """Return X of `X | None`, and whether None is allowed; X of `Annotated[X, "some words"]`, too."""
+    if get_origin(annotation) is Annotated and all(type(item) is str for item in annotation.__metadata__):
+        bare, is_optional = _without_none(annotation.__origin__)
+        # Words beside an array are its datatype.
+        return (annotation if _library_name(_class_of(bare)) == "numpy.ndarray" else bare), is_optional
     if get_origin(annotation) not in _UNIONS:
         return annotation, False
     members = [member for member in get_args(annotation) if member is not types.NoneType]
@@ -204,6 +221,31 @@ def _special(annotation: Any) -> PayloadType | None:
 # Types that pydantic reads.
 
 
+class EitherType(PayloadType):
+    """A union of JSON with text or bytes, which are all bodies that are not JSON of the other types."""
+
+    reads_bytes = True
+
+    def __init__(self, in_json: JsonType, has_text: bool, has_bytes: bool) -> None:
+        super().__init__({} if has_bytes else in_json.schema)
+        self._in_json = in_json
+        self._has_text = has_text
+        self._has_bytes = has_bytes
+
+    def from_json(self, value: Any, text: bytes) -> Any:
+        return self._in_json.from_json(value, text)
+
+    def from_bytes(self, body: bytes, media_type: str) -> Any:
+        with contextlib.suppress(orjson.JSONDecodeError, PayloadError):
+            return self._in_json.from_json(orjson.loads(body), body)
+        if self._has_bytes and not (self._has_text and media_type.startswith("text/")):
+            return body
+        return TextType({}).from_bytes(body, media_type)
+
+    def from_form(self, form: Any) -> Any:
+        return self._in_json.from_form(form)
+
+
 class JsonType(PayloadType):
     """A type that pydantic reads from JSON."""
 
@@ -213,8 +255,10 @@ class JsonType(PayloadType):
 
         self._error: type[ValidationError] = ValidationError
         self.annotation = annotation
-        self._adapter: TypeAdapter[Any] = TypeAdapter(_for_pydantic(annotation))
-        self._adapter.rebuild(raise_errors=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Mixing V1 models")  # they look valid, but can't be read
+            self._adapter: TypeAdapter[Any] = TypeAdapter(_for_pydantic(annotation))
+            self._adapter.rebuild(raise_errors=True)
         try:
             schema = self._adapter.json_schema()
         except PydanticInvalidForJsonSchema:
@@ -291,6 +335,8 @@ def _for_pydantic(annotation: Any) -> Any:
         return Annotated[(_for_pydantic(arguments[0]), *arguments[1:])]
     if origin in _UNIONS:
         return Union[tuple(map(_for_pydantic, arguments))]  # noqa: UP007 - not known before
+    if origin is abc.Iterable:  # pydantic would validate each element only when the user's code reaches it
+        return list[_for_pydantic(arguments[0])]  # type: ignore[misc]
     if origin is not None and origin is not typing.Literal:
         converted = tuple(map(_for_pydantic, arguments))
         return annotation if converted == arguments else origin[converted]
