@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,38 @@ def test_a_model_that_was_trained_on_a_data_frame_has_its_columns_as_labels(tmp_
     frame = pd.DataFrame(ROWS, columns=NAMES)
     assert same(infer(model, ROWS)["label"], trained.predict(frame))
     assert same(infer(model, ROWS)["scores"], trained.decision_function(frame))
+
+
+@pytest.mark.parametrize("kind", ["pipeline", "forest", "voting", "columns", "frames", "grid"])
+def test_a_model_that_was_trained_on_a_data_frame_answers_the_same_without_warnings(tmp_path: Path, kind: str) -> None:
+    import pandas as pd
+    import skops.io
+    from sklearn.compose import make_column_transformer
+    from sklearn.ensemble import VotingClassifier
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import MinMaxScaler, StandardScaler
+
+    by_name = make_column_transformer((StandardScaler(), [NAMES[2], NAMES[0]]), (MinMaxScaler(), [NAMES[1]]))
+    made = {
+        "pipeline": lambda: classifier("pipeline"),
+        "forest": lambda: classifier("forest"),
+        "voting": lambda: VotingClassifier([("a", make_pipeline(by_name, LogisticRegression()))], voting="soft"),
+        "columns": lambda: make_pipeline(by_name, LogisticRegression()),
+        "frames": lambda: make_pipeline(StandardScaler().set_output(transform="pandas"), by_name, LogisticRegression()),
+        "grid": lambda: GridSearchCV(make_pipeline(by_name, LogisticRegression()), {}, cv=2),
+    }
+    frame = pd.DataFrame(ROWS, columns=NAMES)
+    trained = made[kind]().fit(frame, TARGET)
+    skops.io.dump(trained, tmp_path / "m")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = load(tmp_path)
+        outputs = infer(model, ROWS)
+    assert model.signature.inputs[0].labels == tuple(NAMES)
+    assert same(outputs["label"], trained.predict(frame))
+    assert same(outputs["probabilities"], trained.predict_proba(frame))
 
 
 def test_columns_of_texts_are_inputs_of_their_own(tmp_path: Path) -> None:

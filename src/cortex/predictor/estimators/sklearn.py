@@ -68,6 +68,8 @@ _TRUSTED = {
 }  # fmt: skip
 TRUSTED_TYPES = frozenset(f"{module}.{name}" for module, names in _TRUSTED.items() for name in names)
 _SHOWN_TYPES = 5
+#: Attributes of estimators that select columns by name, call functions with what they get, or pass on data frames.
+_USERS_OF_NAMES = {"transformers", "transformer_list", "steps", "func", "_sklearn_output_config"}
 
 
 def load(context: LoadContext) -> Estimator:
@@ -152,7 +154,9 @@ def _table(estimator: Any) -> Table:
     count = len(names) or int(getattr(estimator, "n_features_in_", -1))
     samples = _known_values(estimator, names, count)
     if not any(isinstance(value, str) for value in samples.values()):
-        return Matrix(names, count, "FP64", _frames(names) if names else lambda array: array)
+        if names and not _forget_names(estimator):
+            return Matrix(names, count, "FP64", _frames(names))
+        return Matrix(names, count, "FP64", lambda array: array)
     shown = names or [f"column_{index + 1}" for index in range(count)]
     columns = [
         TensorSignature(name, "BYTES" if isinstance(samples.get(index), str) else "FP64", (-1, 1))
@@ -177,6 +181,32 @@ def _frames(names: Sequence[str]) -> Callable[[Any], Any]:
         return lambda array: array
     index = pd.Index(list(names))
     return lambda array: pd.DataFrame(array, columns=index, copy=False)
+
+
+def _forget_names(estimator: Any) -> bool:
+    """Let an estimator that was trained on a data frame take arrays, if it uses the names of columns for nothing else.
+
+    Their order has been checked by then, and scikit-learn takes several times as long for a data frame.
+    """
+    parts = [part for _, part in getattr(estimator, "steps", ())] or [estimator]
+    if not all(part in (None, "passthrough") or _ignores_names(part) for part in parts):
+        return False
+    if "_sklearn_output_config" in vars(estimator):
+        return False
+    for part in parts:
+        if not isinstance(part, str | None):
+            vars(part).pop("feature_names_in_", None)
+    return True
+
+
+def _ignores_names(estimator: Any) -> bool:
+    state = vars(estimator)
+    if not type(estimator).__module__.startswith("sklearn.") or state.keys() & _USERS_OF_NAMES:
+        return False
+    inner: list[Any] = list(state.values())
+    for value in state.values():
+        inner += value if isinstance(value, list | tuple) else ()
+    return not any("feature_names_in_" in getattr(each, "__dict__", ()) or hasattr(each, "steps") for each in inner)
 
 
 def _is_text(estimator: Any) -> bool:
