@@ -7,7 +7,8 @@ a model. Validation, OpenAPI documents, sample requests and the metadata of the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 import orjson
 
@@ -79,6 +80,11 @@ class ApiSignature:
 
 def parse_signature(text: bytes | str) -> ApiSignature:
     """Parse the JSON form of a signature; unknown keys, of a newer version, are ignored. Raises: ValueError."""
+    return cast(ApiSignature, _adapter().validate_json(text))
+
+
+@cache
+def _adapter() -> Any:
     from pydantic import TypeAdapter  # noqa: PLC0415 - worker processes never parse signatures
 
-    return TypeAdapter(ApiSignature).validate_json(text)
+    return TypeAdapter(ApiSignature)

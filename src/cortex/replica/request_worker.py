@@ -123,7 +123,7 @@ def _serve(
     supervisor.start()
     # While a batch runs, the requests of the next batch have to arrive, so that its size is known in time.
     batch_slots = (spec.threads + 1) * spec.max_batch_size if batched_method(spec, predictor) else 0
-    signature = signature_text(predictor.signature)
+    signature = signature_text(lambda: predictor.signature)
     channel.send("ready", slots=max(slots, batch_slots), shares_loop=shares_loop, signature=signature)
     runner.run()
     app.shutdown()

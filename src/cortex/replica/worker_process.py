@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,12 +98,12 @@ def report_failure(channel: Channel, error: BaseException) -> None:
     channel.send_failure(f"{type(error).__name__}: {error}", text)
 
 
-def signature_text(signature: ApiSignature) -> str:
-    """Return the JSON form for the message `ready`; "" if it is too long, or if JSON can't represent it."""
+def signature_text(describe: Callable[[], ApiSignature]) -> str:
+    """Return the JSON form of a signature for the message `ready`; "" if it is too long, or can't be found out."""
     try:
-        text = signature.to_json().decode()
-    except (TypeError, RecursionError) as error:  # user code can put anything into a schema
-        write_log(f"the schemas of this API can't be documented: {error}\n")
+        text = describe().to_json().decode()
+    except Exception as error:  # user code can put anything into a schema; the process serves nevertheless
+        write_log(f"the schemas of this API can't be documented: {type(error).__name__}: {error}\n")
         return ""
     if len(json.dumps(text)) > MAX_SIGNATURE_BYTES:
         write_log(f"the schemas of this API are longer than {MAX_SIGNATURE_BYTES} bytes, and are not documented\n")

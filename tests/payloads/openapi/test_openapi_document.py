@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from cortex.lifecycle import ApiKind
 from cortex.payloads.openapi.api import DocumentedApi, Sample
 from cortex.payloads.openapi.document import api_document, common_document
-from cortex.payloads.signature import ApiSignature, BodySignature, MethodSignature
+from cortex.payloads.signature import ApiSignature, BodySignature, MethodSignature, ModelSignature, TensorSignature
 
 T = TypeVar("T")
 
@@ -263,3 +263,19 @@ def test_an_own_endpoint_precedes_the_paths_of_other_apis() -> None:
     inside = dataclasses.replace(api(method(), name="z"), endpoint="/iris/info")
     document = valid(common_document([api(method()), inside], "http://g", "1"))
     assert of(document, "/iris/info")["tags"] == ["z"]
+
+
+def test_models_are_described_by_the_routes_of_the_open_inference_protocol() -> None:
+    tensors = (TensorSignature("x", "FP32", (-1, 4), labels=("a", "b")),)
+    models = (ModelSignature("iris", "sklearn", tensors, ()), ModelSignature("a {b}/c", "python", (), ()))
+    made = dataclasses.replace(api(method()), signature=ApiSignature((method(),), models))
+    mix = api(kind=ApiKind.SPLITTER, name="mix", targets=(made,))
+    for each in (made, mix):
+        document = valid(api_document(each))
+        operation = of(document, f"{each.endpoint}/v2/models/iris/infer")
+        assert operation["requestBody"]["content"]["application/json"]["schema"] == {
+            "$ref": "#/components/schemas/IrisRequest"
+        }
+        request = document["components"]["schemas"]["IrisRequest"]
+        assert request["properties"]["inputs"]["description"] == "- `x`: FP32 [-1, 4] (a, b)"
+        assert of(document, f"{each.endpoint}/v2/models/a%20%7Bb%7D%2Fc", "get")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cortex.lifecycle import ApiKind
-from cortex.payloads.openapi import errors, jobs
+from cortex.payloads.openapi import errors, inference, jobs
 from cortex.payloads.openapi.api import DocumentedApi
 from cortex.payloads.openapi.schemas import SchemaComponents
 from cortex.payloads.signature import BodySignature, MethodSignature
@@ -43,7 +43,7 @@ def common_document(apis: Sequence[DocumentedApi], gateway_url: str, version: st
 
 
 def _document(apis: Sequence[DocumentedApi], server: str, title: str, version: str, description: str) -> Json:
-    schemas = SchemaComponents({**errors.SCHEMAS, **jobs.SCHEMAS})
+    schemas = SchemaComponents({**errors.SCHEMAS, **jobs.SCHEMAS, **inference.SCHEMAS})
     found = [(api, path, operations) for api in apis for path, operations in _paths(api, schemas).items()]
     paths: Json = {}
     for api, path, operations in sorted(found, key=lambda each: each[1] != each[0].endpoint):  # own endpoints first
@@ -99,7 +99,12 @@ def _used(components: Mapping[str, Json], paths: Json) -> Json:
 def _paths(api: DocumentedApi, schemas: SchemaComponents) -> dict[str, Json]:
     if api.kind is ApiKind.REALTIME or api.kind is ApiKind.SPLITTER:
         operations = {verb.lower(): _operation(api, each, schemas) for verb, each in _methods(api).items()}
-        return {api.endpoint: operations, f"{api.endpoint.rstrip('/')}/info": {"get": _info(api)}}
+        paths = {api.endpoint: operations, f"{api.endpoint.rstrip('/')}/info": {"get": _info(api)}}
+        signatures = [each.signature for each in api.targets or (api,) if each.signature is not None]
+        models = {model.name: model for signature in signatures for model in signature.models}
+        for model in models.values():
+            paths |= inference.model_paths(api, model, schemas)
+        return paths
     method = next(iter(_known_methods(api)))
     find_paths = jobs.workload_paths if api.kind is ApiKind.ASYNC else jobs.job_paths
     return find_paths(api, method, schemas)

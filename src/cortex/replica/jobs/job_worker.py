@@ -162,7 +162,7 @@ class _JobRunner:
         except BaseException as error:  # the edge of the user's code; another process will try again
             report_failure(self._channel, error)
             return 1
-        self._channel.send("ready", slots=1, shares_loop=False, signature=signature_text(bound.signature))
+        self._channel.send("ready", slots=1, shares_loop=False, signature=signature_text(lambda: bound.signature))
         self._lease_client.open()
         run = WorkloadRun if self._is_endless else JobRun
         run(job, bound, self._shared_state, self._lease_client, self._tracing).run()

@@ -1,0 +1,114 @@
+"""Paths of models in OpenAPI documents: the routes of the Open Inference Protocol below an endpoint."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import quote
+
+from cortex.payloads.openapi.api import DocumentedApi
+from cortex.payloads.openapi.errors import json_content, of_requests, response, schema
+from cortex.payloads.openapi.schemas import SchemaComponents
+from cortex.payloads.signature import DATATYPES, ModelSignature, TensorSignature
+
+Json = dict[str, Any]
+
+_JSON = "application/json"
+_PARAMETERS: Json = {"type": "object", "additionalProperties": True}
+_SHAPE: Json = {"type": "array", "items": {"type": "integer"}}
+_METADATA: Json = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["name", "datatype", "shape"],
+        "properties": {"name": {"type": "string"}, "datatype": {"enum": list(DATATYPES)}, "shape": _SHAPE},
+    },
+}
+
+SCHEMAS: Json = {
+    "Tensor": {
+        "type": "object",
+        "required": ["name", "datatype", "shape"],
+        "properties": {
+            "name": {"type": "string"},
+            "datatype": {"type": "string", "enum": list(DATATYPES)},
+            "shape": _SHAPE,
+            "parameters": _PARAMETERS,
+            "data": {"type": "array", "items": {}, "description": "Nested by the shape, or flat"},
+        },
+    },
+    "InferenceResponse": {
+        "type": "object",
+        "required": ["model_name", "outputs"],
+        "properties": {
+            "model_name": {"type": "string"},
+            "model_version": {"type": "string"},
+            "id": {"type": "string"},
+            "parameters": _PARAMETERS,
+            "outputs": {"type": "array", "items": schema("Tensor")},
+        },
+    },
+    "ModelMetadata": {
+        "type": "object",
+        "required": ["name", "platform", "inputs", "outputs"],
+        "properties": {
+            "name": {"type": "string"},
+            "versions": {"type": "array", "items": {"type": "string"}},
+            "platform": {"type": "string"},
+            "inputs": _METADATA,
+            "outputs": _METADATA,
+        },
+        "additionalProperties": True,
+    },
+}
+
+
+def model_paths(api: DocumentedApi, model: ModelSignature, schemas: SchemaComponents) -> dict[str, Json]:
+    """Return the paths of one model: inference and metadata."""
+    path = f"{api.endpoint.rstrip('/')}/v2/models/{quote(model.name, safe='')}"
+    name = re.sub(r"[^A-Za-z0-9]+", "_", model.name)
+    request = schemas.register(f"{''.join(part.capitalize() for part in name.split('_'))}Request", _request(model))
+    infer = {
+        "operationId": f"infer_{name}",
+        "summary": f"Run the model {model.name} by the Open Inference Protocol",
+        "description": model.description or f"Platform: {model.platform}",
+        "requestBody": {"content": {_JSON: {"schema": request}}, "required": True},
+        "responses": {
+            "200": response("The outputs", json_content("InferenceResponse")),
+            **of_requests(api, has_body=True, is_typed=False),
+        },
+    }
+    metadata = {
+        "operationId": f"describe_{name}",
+        "summary": f"Get the inputs and outputs of the model {model.name}",
+        "responses": {
+            "200": response("The metadata", json_content("ModelMetadata")),
+            **of_requests(api, has_body=False, is_typed=False),
+        },
+    }
+    return {path: {"get": metadata}, f"{path}/infer": {"post": infer}}
+
+
+def _request(model: ModelSignature) -> Json:
+    inputs: Json = {"type": "array", "items": schema("Tensor")}
+    if model.inputs:
+        inputs["description"] = "\n".join(f"- {_described(tensor)}" for tensor in model.inputs)
+    return {
+        "type": "object",
+        "required": ["inputs"],
+        "properties": {
+            "id": {"type": "string"},
+            "parameters": _PARAMETERS,
+            "inputs": inputs,
+            "outputs": {
+                "type": "array",
+                "items": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+                "description": "\n".join(f"- {_described(tensor)}" for tensor in model.outputs) or "All by default",
+            },
+        },
+    }
+
+
+def _described(tensor: TensorSignature) -> str:
+    labels = f" ({', '.join(tensor.labels[:20])})" if tensor.labels else ""
+    return f"`{tensor.name}`: {tensor.datatype} {list(tensor.shape)}{labels} {tensor.description}".strip()
