@@ -7,6 +7,7 @@ import yaml
 
 from harness.installations.installation import Installation
 from harness.models.model_makers import onnx_model
+from harness.wait import wait_until
 
 HANDLER = """
 import numpy as np
@@ -61,16 +62,14 @@ def test_errors_name_the_input_or_the_function(apis: Installation) -> None:
     reply = apis.post("/add/newer", {})
     assert reply.status == 500
     assert "KeyError in predict()" in reply.json["error"]
-    log = log_of(apis, "newer")
-    assert "in pre_inference" in log
-    assert "KeyError: 'values'" in log
+    wait_until(lambda: "KeyError: 'values'" in log_of(apis, "newer"), message="the log has the exception")
+    assert "in pre_inference" in log_of(apis, "newer")
 
 
 def test_debug_logs_each_step(apis: Installation) -> None:
     apis.post("/add/newer?debug=true", {"values": [7]})
-    log = log_of(apis, "newer")
     steps = ["sample: {'values': [7]}", "pre_inference: {'x': array([7])}", "inference: [array([17.]", "'sum: [17.0]'"]
-    assert [step for step in steps if step not in log] == []
+    wait_until(lambda: all(step in log_of(apis, "newer") for step in steps), message="the log has each step")
 
 
 def log_of(cortex: Installation, api: str) -> str:
