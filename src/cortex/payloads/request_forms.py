@@ -250,14 +250,10 @@ class _Reader:
             keys = f"the keys {_list(list(record))}" if record else "no keys"
             raise ModelInputError(f"the body is a map with {keys}; the model has {_list(self.names)}; {_SEND}")
         by_column = bool(self._labels) and not set(record) & set(self._by_name)
-        self._check_names(record, "the record", self.names if by_column else tuple(self._by_name))
-        ranks = {
-            name: 1 if by_column else len(tensor.shape)
-            for name, tensor in (dict.fromkeys(self._labels, self._inputs[0]) if by_column else self._by_name).items()
-        }
-        is_batch = all(
-            _depth(record[name]) >= min(rank, 1 if self._is_columns else rank) for name, rank in ranks.items()
-        )
+        names = self._labels if by_column else tuple(self._by_name)
+        self._check_names(record, "the record", names)
+        ranks = [1 if by_column or self._is_columns else len(self._by_name[name].shape) for name in names]
+        is_batch = all(_depth(record[name]) >= rank for name, rank in zip(names, ranks, strict=True))
         if is_batch:
             return ModelRequest(self.tensors(record), "values")
         return ModelRequest(self._records([record]), "row")

@@ -49,7 +49,7 @@ _LIGHTGBM = re.compile(rb"tree\r?\nversion=(v\d+)\r?\n")
 
 @dataclass(frozen=True, slots=True)
 class ModelContent:
-    """What one file is."""
+    """The content of one file."""
 
     format: ModelFormat
     description: str  #: "an ONNX model: a protobuf message with a graph"

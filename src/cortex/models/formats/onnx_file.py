@@ -33,7 +33,7 @@ _RUNTIMES = {21: "1.18", 20: "1.17", 19: "1.15", 18: "1.14", 17: "1.12", 16: "1.
 
 @dataclass(frozen=True, slots=True)
 class OnnxHeader:
-    """What an ONNX file states about itself."""
+    """The header of an ONNX file: versions, producer, and the place of its graph."""
 
     ir_version: int
     opset: int  #: of the domain ai.onnx; 0 if it is not used

@@ -45,7 +45,7 @@ _PACKAGES["imblearn"] = "imbalanced-learn"
 
 @dataclass(frozen=True, slots=True)
 class PickleContent:
-    """What a pickle names."""
+    """The names and versions in a pickle."""
 
     protocol: int
     compression: str = ""  #: zlib, gzip, bzip2, LZMA or xz

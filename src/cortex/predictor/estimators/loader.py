@@ -45,7 +45,7 @@ class RunnableModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadContext:
-    """What the modules of all formats get."""
+    """The argument of the modules of all formats."""
 
     request: LoadRequest  #: its path is that of the detection
     detection: Detection

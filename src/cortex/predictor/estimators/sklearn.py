@@ -184,9 +184,9 @@ def _frames(names: Sequence[str]) -> Callable[[Any], Any]:
 
 
 def _forget_names(estimator: Any) -> bool:
-    """Let an estimator that was trained on a data frame take arrays, if it uses the names of columns for nothing else.
+    """Make an estimator that was trained on a data frame take arrays, if it only checks the names of columns.
 
-    Their order has been checked by then, and scikit-learn takes several times as long for a data frame.
+    Their order is checked before; scikit-learn takes several times as long for a data frame. Return whether it did so.
     """
     parts = [part for _, part in getattr(estimator, "steps", ())] or [estimator]
     if not all(part in (None, "passthrough") or _ignores_names(part) for part in parts):
