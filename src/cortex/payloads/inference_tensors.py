@@ -17,6 +17,7 @@ import base64
 import binascii
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -85,6 +86,7 @@ def decode_request(
     else:
         header = parse_request(body if json_length is None else body[:json_length], json_length is not None)
         rest = memoryview(body)[len(body) if json_length is None else json_length :]
+    header = _with_shapes_of_columns(header, signature)
     joined = _columns_of(header, signature)
     if joined is None:
         check_inputs(header, signature)
@@ -249,6 +251,20 @@ def _by_content_type(tensor: TensorHeader, array: Array) -> Array:
         raise V2Error(400, f"input {name} has the content_type str, but is not UTF-8") from None
     except binascii.Error as error:
         raise V2Error(400, f"input {name} has the content_type base64, but is not: {error}") from None
+
+
+def _with_shapes_of_columns(header: RequestHeader, signature: ModelSignature) -> RequestHeader:
+    """Give columns of a frame, [n] or [n, 1], the shape that the model expects."""
+    ranks = {tensor.name: len(tensor.shape) for tensor in signature.inputs}
+
+    def reshaped(tensor: TensorHeader) -> TensorHeader:
+        rank = ranks.get(tensor.name)
+        if tensor.content_type != "pd" or tensor.shape[1:] not in ((), (1,)) or not tensor.shape:
+            return tensor
+        shape = {1: tensor.shape[:1], 2: (tensor.shape[0], 1)}.get(rank or 0, tensor.shape)
+        return replace(tensor, shape=shape)
+
+    return replace(header, inputs=tuple(reshaped(tensor) for tensor in header.inputs))
 
 
 def _columns_of(header: RequestHeader, signature: ModelSignature) -> TensorSignature | None:

@@ -54,6 +54,7 @@ class MethodModel:
             raise UserError(
                 f"{HANDLE_V2}() receives arrays of numpy, which is not installed: add it to requirements.txt"
             )
+        self.name = HANDLE_V2
         self.kind: Kind = call_kind(method)
         if self.kind in ("generator", "async_generator"):
             raise UserError(f"{HANDLE_V2}() yields; return a dict of arrays instead")

@@ -249,18 +249,30 @@ def _construct_predictor(
     is_cached = spec.models is not None and spec.models.is_cached  # a model must not be unloaded while a call uses it
     if is_cached:
         methods = {verb: method.in_scope() for verb, method in methods.items()}
-    inference_models = _inference_models(spec, code.generation, instance, is_cached)
+    inference_models = _inference_models(
+        spec, code.generation, instance, None if batched else methods.get("POST"), is_cached
+    )
     return BoundPredictor(code.generation, spec.path, methods, clients, inference_models)
 
 
 def _inference_models(
-    spec: LoadSpec, generation: Generation, instance: object, in_scope: bool
+    spec: LoadSpec, generation: Generation, instance: object, post: BoundMethod | None, in_scope: bool
 ) -> Mapping[str, InferenceModel]:
-    """Bind the method that answers the Open Inference Protocol, if the class has one. Raises: UserError."""
+    """Bind the method that answers the Open Inference Protocol: its own, or `post` if its payload has tensors.
+
+    Raises: UserError.
+    """
     name = generation.inference_method
     method = getattr(instance, name, None) if name is not None else None
-    if name is None or method is None:
+    if name is None:
         return {}
+    if method is None:
+        if post is None or post.payload_type is None:
+            return {}
+        from cortex.predictor.payload_model import bind_payload_model  # noqa: PLC0415 - few classes annotate tensors
+
+        model = bind_payload_model(spec.api, post)
+        return {spec.api: model} if model else {}
     from cortex.predictor.inference_model import MethodModel  # noqa: PLC0415 - few classes have the method
 
     return {spec.api: MethodModel(spec.api, method, generation.hooks[name], in_scope)}

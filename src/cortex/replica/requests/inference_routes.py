@@ -9,6 +9,7 @@ Requests for a model pass through the slots, because its code may block. Errors 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from inspect import isawaitable
@@ -60,10 +61,8 @@ class InferenceRoutes:
         self._models = models
         self._tracker = tracker
         self._max_body_bytes = max_body_bytes
-        if models:
-            import cortex.payloads.inference_tensors  # noqa: PLC0415 - imports numpy, which delays the first request
-
-            self._tensors = cortex.payloads.inference_tensors
+        if models and "numpy" in sys.modules:
+            import cortex.payloads.inference_tensors  # noqa: F401, PLC0415 - imports numpy, and delays the first request
 
     def accept(self, connection: Connection) -> BoundMethod | None:
         """Respond at once and return None, or return the method whose call answers."""
@@ -103,7 +102,8 @@ class InferenceRoutes:
         if model is not None:
             return model
         if not self._models:
-            raise V2Error(404, f"the API {self._api} has no model of the Open Inference Protocol; define {HANDLE_V2}()")
+            fix = f"define {HANDLE_V2}(), or annotate the payload of handle_post() as an array"
+            raise V2Error(404, f"the API {self._api} has no model of the Open Inference Protocol; {fix}")
         known = ", ".join(list(self._models)[:20])
         raise V2Error(404, f"the API {self._api} has no model {shorten(name)}; its models are {known}")
 
@@ -112,7 +112,7 @@ class InferenceRoutes:
         kind: Kind = model.kind if isinstance(model, MethodModel) and is_infer else "sync"
         call: Callable[..., Any] = self._infer if is_infer else self._describe
         return BoundMethod(
-            name=HANDLE_V2 if isinstance(model, MethodModel) else "infer",
+            name=model.name if isinstance(model, MethodModel) else "infer",
             arguments=(),
             needs_payload=False,
             needs_query_params=False,
@@ -133,10 +133,12 @@ class InferenceRoutes:
     def _infer(
         self, connection: Connection, route: InferenceRoute, model: InferenceModel
     ) -> Encoded | Awaitable[Encoded]:
+        from cortex.payloads.inference_tensors import decode_request  # noqa: PLC0415 - imports numpy
+
         signature = _signature(model, route)
         body = decompress(connection.body, _header(connection, b"content-encoding"), self._max_body_bytes())
         json_length = parse_json_length(_header(connection, JSON_LENGTH_HEADER) or None, len(body))
-        header, inputs = self._tensors.decode_request(body, json_length, signature)
+        header, inputs = decode_request(body, json_length, signature)
         if isinstance(model, MethodModel):
             outputs = model.call(inputs, header.parameters)
         else:
@@ -153,10 +155,12 @@ class InferenceRoutes:
         signature: ModelSignature,
         outputs: Arrays,
     ) -> Encoded:
+        from cortex.payloads.inference_tensors import encode_response, rows  # noqa: PLC0415 - imports numpy
+
         version = route.version or next(reversed(model.versions()), None)
-        body, json_length = self._tensors.encode_response(header, outputs, signature, route.model, version)
+        body, json_length = encode_response(header, outputs, signature, route.model, version)
         if self._tracker is not None:
-            for row in self._tensors.rows(outputs):
+            for row in rows(outputs):
                 only = next(iter(row.values())) if len(row) == 1 and not self._tracks_key else row
                 self._tracker.track(only, connection.request_id)
         if json_length is None:
