@@ -168,8 +168,8 @@ class RenderedConfig:
 def render(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySockets) -> RenderedConfig:
     """Render the configuration. Raises: GatewayError for names, endpoints or paths with special characters."""
     _validate(table, settings, sockets)
+    process = _global(settings, sockets)
     frame = [
-        _global(settings, sockets),
         _defaults(settings),
         _frontend(table, settings, sockets),
         _inside(sockets),
@@ -180,12 +180,12 @@ def render(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySocke
     keyed = keyed_splits(table)
     sections = [section(backend, table, sockets, settings.body_timeout_s, keyed) for backend in table.backends]
     fixed = fixed_maps(table)
-    parts = [*frame, *sections, _SCRIPT, settings.certificate, *map(map_text, fixed.values())]
+    parts = [process, *frame, *sections, _SCRIPT, settings.certificate, *map(map_text, fixed.values())]
     structure = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-    frame[0] += f"  description {structure}\n"
+    described = f"{process}  description {structure}\n"
     with_servers = [text + servers(backend) for text, backend in zip(sections, table.backends, strict=True)]
     maps = {**fixed, **live_maps(table), KEYS_MAP: keys_map(table)}
-    return RenderedConfig("\n".join([*frame, *with_servers]), maps, _SCRIPT, structure, settings.certificate)
+    return RenderedConfig("\n".join([described, *frame, *with_servers]), maps, _SCRIPT, structure, settings.certificate)
 
 
 def _validate(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySockets) -> None:

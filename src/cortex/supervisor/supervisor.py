@@ -142,7 +142,10 @@ class Supervisor:
             from cortex.supervisor.job_worker import JobWorker  # noqa: PLC0415 - other replicas start sooner
 
             return JobWorker(self._spec, index, fork)
-        return RequestWorker(self._spec, index, self._listeners, fork, on_answer=self._metrics.answered)
+        return self._create_request_worker(index)
+
+    def _create_request_worker(self, index: int, is_standby: bool = False) -> RequestWorker:
+        return RequestWorker(self._spec, index, self._listeners, fork, is_standby, self._metrics.answered)
 
     def shutdown(self) -> None:
         """Publish the last status, and remove the sockets."""
@@ -200,9 +203,7 @@ class Supervisor:
 
     def create_standby(self, index: int) -> ProcessSlot:
         """Create a worker without connections, without starting it."""
-        worker = RequestWorker(
-            self._spec, index, self._listeners, fork, is_standby=True, on_answer=self._metrics.answered
-        )
+        worker = self._create_request_worker(index, is_standby=True)
         self._others.append(worker)
         return worker
 

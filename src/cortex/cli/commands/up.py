@@ -106,11 +106,11 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
             session.console.note(f"warning: {warning}")
     if (problem := find_problem(session.environ)) is not None:
         session.console.note(f"warning: traces are not exported: {problem}")
-    before = _store_installation(arguments, options, session)
+    replaced = _store_installation(arguments, options, session)
     if arguments.stop_all:
         code = _run_with_everything(arguments, options, session)
-        if code:
-            before.write(session.home)
+        if code and replaced is not None:
+            replaced.write(session.home)
         return code
     if arguments.foreground:
         command = foreground_command(session.home, options)
@@ -121,8 +121,8 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     try:
         operator, is_new = start(session.home, options)
     except CortexError:
-        if read_operator(session.home) is None and session.home.path.is_dir():  # failed settings are not the defaults
-            before.write(session.home)
+        if replaced is not None and read_operator(session.home) is None:  # no later start must repeat the failure
+            replaced.write(session.home)
         raise
     session.console.line(
         "the operator is running" if is_new else f"the operator is already running (pid {operator.pid})"
@@ -165,8 +165,8 @@ def _warn_about_cluster(session: Session) -> None:
             session.console.note(f"warning: {problem}")
 
 
-def _store_installation(arguments: argparse.Namespace, options: ListenOptions, session: Session) -> Installation:
-    """Store the options for later starts of the operator, and return those that were stored before.
+def _store_installation(arguments: argparse.Namespace, options: ListenOptions, session: Session) -> Installation | None:
+    """Store the options for later starts of the operator. Return those that they replace; None if nothing changes.
 
     Raises: InputError; OperatorUnavailableError if one could not start with them; ConflictError if one is running.
     """
@@ -184,7 +184,7 @@ def _store_installation(arguments: argparse.Namespace, options: ListenOptions, s
     options.check_ports(session.home, wanted)
     wanted.check_modules(is_kept=known.engine == "ray")
     if wanted == known:
-        return known
+        return None
     running = read_operator(session.home)
     if running is not None:
         raise ConflictError(

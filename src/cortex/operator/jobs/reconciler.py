@@ -297,16 +297,16 @@ class JobReconciler:
             self._logger.error("worker could not be started", api=spec.api, job=job.id, error=error)
 
     async def _enqueue(self, job: JobRecord) -> None:
-        """Cut a job's files into batches in the background; after a crash of the operator, start over.
-
-        A job whose items are uploaded gets its batches from the submission; if that broke off, the job is deleted.
-        """
+        """Complete the batches of a job. Uploaded items get theirs from the submission."""
         source = source_from_json(job.source)
+        if isinstance(source, FilePathLister) and job.id not in self._enqueuing:
+            self._enqueue_files(job, source)
         is_old = self._clock() - job.created_at > _ABANDONED_S
         if isinstance(source, Upload) and job.id not in self._uploads and is_old:
             await self._store.delete_job(job.id)  # its submission broke off without deleting it
-        if job.id in self._enqueuing or not isinstance(source, FilePathLister):
-            return
+
+    def _enqueue_files(self, job: JobRecord, source: FilePathLister) -> None:
+        """Cut a job's files into batches in the background; after a crash of the operator, start over."""
         max_bytes = self._target(job).spec.networking.max_batch_size
 
         async def run() -> None:
