@@ -232,7 +232,7 @@ class Operator:
             await self._shared_projects.keep_only(needed | self._apis.history_projects())
             await self._shared_projects.fetch(needed)
         await self._async_apis.startup()
-        await self._gateway.startup(self._reconciler.routes())
+        await self._reconciler.startup()
 
     async def _drain(self) -> None:
         """Finish the requests in progress, accept no others, and stop all replicas."""

@@ -145,6 +145,19 @@ def scene(test: Callable[[Scene], Awaitable[None]], home: Home) -> None:
     asyncio.run(run())
 
 
+def test_an_api_whose_replicas_are_ready_is_live_once_routes_lead_to_them(home: Home) -> None:
+    async def test(made: Scene) -> None:
+        made.deploy()
+        await until(lambda: made.engine.ids())
+        made.engine.make_ready(made.engine.ids()[0])
+        assert made.gateway.servers() == set()
+        assert made.state().status is ApiStatus.UPDATING
+        assert (await made.settled()).status is ApiStatus.LIVE
+        assert made.gateway.servers() != set()
+
+    scene(test, home)
+
+
 def test_starts_replicas_of_a_deployed_api_and_routes_to_them_once_they_are_ready(home: Home) -> None:
     async def test(made: Scene) -> None:
         made.deploy(spec=api(replicas=2))

@@ -123,6 +123,10 @@ class Reconciler:
         """Request a pass. Call it after each change of the desired APIs or of the replicas."""
         self._awake.set()
 
+    async def startup(self) -> None:
+        """Start the gateway with routes to the replicas that run already. Raises: GatewayError."""
+        await self._publisher.startup(self.routes())
+
     async def run(self) -> None:
         """Run passes until cancelled."""
         publishing = asyncio.create_task(self._publisher.run(), name="publish routes")
@@ -153,7 +157,9 @@ class Reconciler:
 
     def state(self, record: ApiRecord) -> ApiState:
         """Return the current state of an API, including its routes."""
-        return through_gateway(self.own_state(record), self._publisher.is_late, self._publisher.failure)
+        own, publisher = self.own_state(record), self._publisher
+        has_routes = not own.updated.ready or publisher.has_routes(record.name)
+        return through_gateway(own, publisher.is_late or not has_routes, publisher.failure)
 
     def own_state(self, record: ApiRecord) -> ApiState:
         """Return the current state of an API, regardless of the gateway."""

@@ -227,10 +227,20 @@ class RoutePublisher:
         self._failing_since: float | None = None
         self._error = ""
         self._table: RoutingTable | None = None
+        self._routed: frozenset[str] = frozenset()  #: APIs to which the table in force leads
         self._published = 0
         self._applied = 0
         self._changed = asyncio.Condition()
         self._wake = asyncio.Event()
+
+    async def startup(self, table: RoutingTable) -> None:
+        """Start the gateway with its first table. Raises: GatewayError."""
+        await self._gateway.startup(table)
+        self._routed = _routed_apis(table)
+
+    def has_routes(self, api: str) -> bool:
+        """Return whether the table in force leads the requests of an API anywhere."""
+        return api in self._routed
 
     @property
     def is_settled(self) -> bool:
@@ -290,8 +300,15 @@ class RoutePublisher:
                 await asyncio.sleep(_RETRY_S)
                 continue
             self._failing_since = None
+            self._routed = _routed_apis(table)
             self._due_since = None if number == self._published else self._clock()
             async with self._changed:
                 self._applied = number
                 self._changed.notify_all()
             self._on_change()
+
+
+def _routed_apis(table: RoutingTable) -> frozenset[str]:
+    return frozenset(
+        backend.api for backend in table.backends if backend.servers or backend.jobs_socket or backend.holds
+    )

@@ -95,7 +95,8 @@ def status_of(
 def through_gateway(state: ApiState, is_late: bool, failure: str) -> ApiState:
     """Return the state of an API for its callers: a ready API is not live before its routes are in force.
 
-    `is_late` is set if the newest routes are not in force in time; `failure` is the reason why they can't be.
+    `is_late` is set if the newest routes are not in force in time, or if no route leads to the API yet; `failure` is
+    the reason why they can't be.
     """
     if state.status is not ApiStatus.LIVE or not (is_late or failure):
         return state
