@@ -191,6 +191,12 @@ def test_a_large_list_is_read_up_to_its_first_mistake(annotation: Any) -> None:
     assert len(caught.value.detail) == 1
 
 
+def test_defaults_of_a_large_body_are_unchanged() -> None:
+    model = pydantic.create_model("Large", text=(str, ""), options=(dict, {"type": "list"}))
+    value = read(model, orjson.dumps({"text": "x" * LARGE_BYTES}))
+    assert value.options == {"type": "list"}
+
+
 def test_deep_nesting_is_refused() -> None:
     depth = 500
     with pytest.raises(PayloadError, match="recursion limit"):

@@ -39,6 +39,8 @@ LARGE_BYTES = 64 * 1024
 _UNIONS = (Union, types.UnionType)
 _LISTS = (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection)
 _ITERATORS = (abc.Iterator, abc.Generator, abc.AsyncIterator, abc.AsyncGenerator, abc.AsyncIterable)
+#: Parts of pydantic's core schemas that are no schemas.
+_VALUES = ("default", "metadata")
 _UNTYPED = (inspect.Parameter.empty, Any, object)
 
 
@@ -90,15 +92,6 @@ def is_form(annotation: Any) -> bool:
 def element(annotation: Any) -> Any:
     """Return T of `list[T]`; any other annotation unchanged."""
     return (get_args(annotation) or (Any,))[0] if is_list(annotation) else annotation
-
-
-def _with_text_or_bytes(annotation: Any) -> PayloadType | None:
-    """Return the type of a union with `str` or `bytes`; None for all others."""
-    members = get_args(annotation) if get_origin(annotation) in _UNIONS else ()
-    if str not in members and bytes not in members:
-        return None
-    in_json = tuple(member for member in members if member is not bytes)
-    return EitherType(JsonType(Union[in_json]), str in members, bytes in members)  # noqa: UP007 - as below
 
 
 def is_list(annotation: Any) -> bool:
@@ -221,6 +214,15 @@ def _special(annotation: Any) -> PayloadType | None:
 # Types that pydantic reads.
 
 
+def _with_text_or_bytes(annotation: Any) -> PayloadType | None:
+    """Return the type of a union with `str` or `bytes`; None for all others."""
+    members = get_args(annotation) if get_origin(annotation) in _UNIONS else ()
+    if str not in members and bytes not in members:
+        return None
+    in_json = tuple(member for member in members if member is not bytes)
+    return EitherType(JsonType(Union[in_json]), str in members, bytes in members)  # noqa: UP007 - as below
+
+
 class EitherType(PayloadType):
     """A union of JSON with text or bytes, which are all bodies that are not JSON of the other types."""
 
@@ -296,7 +298,7 @@ def _fields(form: Any) -> dict[str, Any]:
 def _failing_fast(schema: Any) -> Any:
     """Return a copy of pydantic's core schema that reads each list up to its first mistake."""
     if isinstance(schema, dict):
-        copy = {key: _failing_fast(value) for key, value in schema.items()}
+        copy = {key: value if key in _VALUES else _failing_fast(value) for key, value in schema.items()}
         return copy | {"fail_fast": True} if copy.get("type") in ("list", "tuple", "set", "frozenset") else copy
     return type(schema)(map(_failing_fast, schema)) if type(schema) in (list, tuple) else schema
 
