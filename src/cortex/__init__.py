@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from cortex.client import env_list as env_list
     from cortex.client import new_client as new_client
     from cortex.payloads.shape import Shape as Shape
+    from cortex.replica.requests.cancellation import cancelled as cancelled
 
 __version__ = "0.1.0"
 
-__all__ = ["Client", "Shape", "__version__", "client", "env_delete", "env_list", "new_client"]
+__all__ = ["Client", "Shape", "__version__", "cancelled", "client", "env_delete", "env_list", "new_client"]
 
 
 def __getattr__(name: str) -> Any:
@@ -26,6 +27,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'cortex' has no attribute {name!r}")
     if name == "Shape":
         return importlib.import_module("cortex.payloads.shape").Shape
+    if name == "cancelled":
+        return importlib.import_module("cortex.replica.requests.cancellation").cancelled
     module = importlib.import_module("cortex.client")
     # `cortex.client` is both a package and a function: the package is callable.
     return module if name == "client" else getattr(module, name)

@@ -175,3 +175,4 @@ class DeathCause(StrEnum):
     KILLED = "killed"
     EXITED = "exited"
     SIGNALLED = "ended by a signal"
+    CLIENT_DISCONNECTED = "client disconnected"  #: killed because of `on_disconnect: kill`

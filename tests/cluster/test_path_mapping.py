@@ -16,7 +16,17 @@ from cortex.replica.spec import ReplicaSpec, Setup
 NOT_PATHS = {
     "ReplicaSpec": {
         *("id", "api", "revision", "interface", "path", "python_path", "log_level", "type", "tensorflow_serving"),
-        *("gpu_ids", "kind", "jobs_token", "tracker_key", "tracker_type", "readiness", "listen_host", "gateway_secret"),
+        *(
+            "gpu_ids",
+            "kind",
+            "jobs_token",
+            "tracker_key",
+            "tracker_type",
+            "readiness",
+            "listen_host",
+            "gateway_secret",
+            "on_disconnect",
+        ),
         *("node_groups", "config", "env", "api_spec", "working_copies"),
     },
     "Setup": {"project_hash", "pip", "conda", "shell", "env", "model"},

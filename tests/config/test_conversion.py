@@ -287,13 +287,10 @@ def test_mistakes_use_the_keys_of_the_file(text: str, expected: list[str], tmp_p
         ("compute", "min_replicas", 'move it to "autoscaling.min_replicas"'),
         ("autoscaling", "workers_per_replica", 'move it to "handler.processes_per_replica"'),
         ("autoscaling", "windows", 'did you mean "window"?'),
-        (
-            "networking",
-            "port",
-            "remove it; supported keys: endpoint, timeout, max_body_size, access_log, auth, docs, cors",
-        ),
+        ("networking", "port",
+         "remove it; supported keys: endpoint, timeout, max_body_size, access_log, auth, docs, on_disconnect, cors"),
     ],
-)
+)  # fmt: skip
 def test_suggests_the_intended_key_for_an_unknown_key(section: str, key: str, fix: str, tmp_path: Path) -> None:
     assert fix_of(section, key, "RealtimeAPI", tmp_path) == fix
 

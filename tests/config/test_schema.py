@@ -72,6 +72,7 @@ def test_defaults_match_the_documentation() -> None:
             "access_log": False,
             "auth": "none",
             "docs": True,
+            "on_disconnect": "cancel",
             "cors": None,
         },
         "compute": {"cpu": 0.2, "mem": None, "gpu": 0, "inf": 0, "mem_limit": None, "node_groups": None},

@@ -43,15 +43,23 @@ def test_each_request_is_logged_with_its_outcome(home: Home) -> None:
             await ask(w.port, "/iris", "OPTIONS")
             await ask(w.port, "/iris", "POST", b"x" * 11)
             await ask(w.port, "/s")
-            client = Client(w.port)
+            client, queued = Client(w.port), Client(w.port)
             (await client.connect()).write(b"GET /iris?sleep=30 HTTP/1.1\r\nhost: x\r\n\r\n")
 
             async def inside() -> bool:
                 return w.upstreams["a"].live == 1
 
             await eventually(inside)
+            (await queued.connect()).write(b"GET /iris HTTP/1.1\r\nhost: x\r\n\r\n")
+
+            async def waits() -> bool:
+                return (await w.gateway.stats())["iris"].queued == 1
+
+            await eventually(waits)
+            queued.close()
+            await lines(home, 4)
             client.close()
-            first, large, through, gone = await lines(home, 4)
+            first, large, through, left, gone = await lines(home, 5)
             assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first.pop("time"))
             assert first.pop("total_ms") >= 0 and first.pop("queue_ms") >= 0 and first.pop("bytes") > 100
             assert first == {
@@ -59,7 +67,8 @@ def test_each_request_is_logged_with_its_outcome(home: Home) -> None:
                 "status": 200, "client": "127.0.0.1", "termination": "--", "trace_id": "-",
             }  # fmt: skip
             assert (large["status"], through["path"], through["status"]) == (413, "/s", 200)
-            assert gone["termination"].startswith("C")
+            assert (left["status"], left["termination"]) == (499, "CQ")
+            assert (gone["status"], gone["termination"]) == (499, "CH")
 
     run(scenario())
 

@@ -17,7 +17,7 @@ import re
 import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -150,8 +150,7 @@ class NodeClient:
 
     def configure(self, replica_id: str, limits: RequestLimits) -> None:
         """Change the limits of a replica."""
-        message = {"timeout_s": limits.timeout_s, "max_body_bytes": limits.max_body_bytes}
-        self._send({"command": "configure", "id": replica_id, **message})
+        self._send({"command": "configure", "id": replica_id, **asdict(limits)})
 
     def forget(self, replica_id: str) -> None:
         """Delete the files of a replica that ended."""

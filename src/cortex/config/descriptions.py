@@ -92,6 +92,11 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "networking.docs": (
             "whether `<endpoint>/openapi.json` and the page `<endpoint>/docs` describe the API. They need no API key"
         ),
+        "networking.on_disconnect": (
+            "RealtimeAPI only: for a call whose client disconnects: `finish` lets it run to its end, `cancel` cancels"
+            " it if it is `async def`, a generator, or asks `cortex.cancelled()`, and `kill` also kills its process"
+            " if it still runs a second later. Only in files of the current form"
+        ),
         "networking.cors.origins": (
             "the origins whose pages may read responses; every origin if the section `cors` is missing"
         ),

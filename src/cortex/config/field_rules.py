@@ -39,6 +39,9 @@ def field_violations(api: Api) -> Iterator[Violation]:
     yield from _batching_violations(api)
     yield from _splitter_violations(api)
     yield from _schedule_violations(api)
+    if api.networking.on_disconnect == "kill" and api.handler.server_side_batching is not None:
+        message = "kill cannot be used with server_side_batching: a call serves several clients"
+        yield Violation(("networking.on_disconnect", _BATCHING), message, 'write "cancel" or "finish"')
     cors = api.networking.cors
     if cors is not None and cors.credentials and "*" in cors.origins:
         message = 'with credentials, origins cannot be "*": browsers reject such responses'

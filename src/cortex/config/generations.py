@@ -288,6 +288,7 @@ HANDLER = _generation(
     _AUTOSCALING,
     _UPDATE_STRATEGY,
     _BOUNDS,
+    {"networking.on_disconnect": "networking.on_disconnect"},  # extension
     _CORS,
     _BATCHES,
     _READINESS,
@@ -351,6 +352,7 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "monitoring": _REMOVE,
             "multi_model_reloading": "remove it, and load the model in __init__",
             "networking.max_batch_size": _REMOVE,
+            "on_disconnect": _REMOVE,
             "poll_interval": "remove it: models are loaded when a process starts; `cortex refresh` loads new versions",
             "protobuf_path": _REMOVE,
             "readiness": _REMOVE,
@@ -365,6 +367,7 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "disk_cache_size": _LOADED,
             "monitoring": _REMOVE,
             "multi_model_reloading": "remove it, and load the model in __init__",
+            "on_disconnect": _REMOVE,
             "poll_interval": "remove it: the models of a job are not reloaded",
             "protobuf_path": _REMOVE,
             "readiness": _REMOVE,

@@ -377,6 +377,8 @@ class Networking(ConfigModel):
     access_log: Annotated[bool, BeforeValidator(true_or_false)] = False  #: the gateway writes a line per request
     auth: Annotated[str, BeforeValidator(enum("none", "api_key"))] = "none"  #: the credential that the gateway requires
     docs: Annotated[bool, BeforeValidator(true_or_false)] = True  #: serve `openapi.json` and `docs` below the endpoint
+    #: for a call whose client disconnects
+    on_disconnect: Annotated[str, BeforeValidator(enum("finish", "cancel", "kill"))] = "cancel"
     cors: CorsConfig | None = None  #: None: pages of every origin may read responses
 
     @property

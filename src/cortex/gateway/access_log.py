@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from cortex.gateway.routes import ApiBackend, RoutingTable
 
+#: Status in logs and metrics of a request whose client disconnected before the response. Nobody receives it.
+CLIENT_CLOSED_REQUEST = 499
 #: HAProxy's standard output, in the folder of logs.
 ACCESS_LOG_FILE = "access.log"
 _LINE_MAX_BYTES = 8192
@@ -24,7 +26,7 @@ _TIME = (
 )
 _LINE = (
     '{"time":"' + _TIME + '","request_id":"%ID","api":"%[var(txn.api)]","method":"%HM","path":"%[var(txn.path)]",'
-    '"status":%ST,"bytes":%B,"queue_ms":%Tw,"total_ms":%Ta,"client":"%ci","termination":"%ts"'
+    '"status":%[var(txn.status)],"bytes":%B,"queue_ms":%Tw,"total_ms":%Ta,"client":"%ci","termination":"%ts"'
 )
 #: Id of the request's trace, from its header `traceparent` (https://www.w3.org/TR/trace-context/); `-` without one.
 _TRACE = ',"trace_id":"%[var(txn.trace_id)]"'
@@ -58,8 +60,15 @@ def section_log(backend: ApiBackend) -> str:
   http-request set-log-level notice
   http-request set-var(txn.api) str({backend.api})
   http-request set-var(txn.path) path,json(utf8ps)
+  # Until there is a response: the status of a request whose client disconnects before.
+  http-request set-var(txn.status) int({CLIENT_CLOSED_REQUEST})
   http-request set-var(txn.trace_id) req.fhdr(traceparent),field(2,-) if {_VALID_TRACE}
 """
+
+
+def final_status(backend: ApiBackend) -> str:
+    """Return the rule that takes the status of a response for the log; it follows all rules that change the status."""
+    return "  http-after-response set-var(txn.status) status\n" if backend.access_log else ""
 
 
 class AccessSource(Protocol):

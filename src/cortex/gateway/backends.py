@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from cortex.gateway.access_log import section_log
+from cortex.gateway.access_log import CLIENT_CLOSED_REQUEST, final_status, section_log
 from cortex.gateway.addresses import server_address
 from cortex.gateway.maps import (
     DOCS_BACKEND,
@@ -247,6 +247,7 @@ backend {name}
   http-error status 502 {_jobs_error(ended)}
   http-error status 503 {_jobs_error(refused, kind)} hdr Retry-After 1
   http-error status 504 {_jobs_error(silent)}
+{final_status(backend)}\
   server operator 'unix@{backend.jobs_socket}' maxconn {_JOBS_CONNECTIONS}
 """
 
@@ -284,6 +285,7 @@ def _calls_section(backend: ApiBackend, sockets: GatewaySockets, body_timeout_s:
     # HAProxy measures the timeout by another clock than date(), so allow a few milliseconds less.
     late_ms = max(1, timeout_ms - 5)
     seconds = f"{backend.timeout_s:g} s"
+    disconnected = "{ res.hdr(x-cortex-disconnected) -m found }"
     late = f"{{ status 503 }} {{ date(0,ms),sub(txn.arrived) ge {late_ms} }}"
     waited = (
         f'%[date(0,ms),sub(txn.arrived),div({late_ms}),iif("timed out after {seconds} in the queue",'
@@ -300,11 +302,14 @@ if {{ req.body_size gt {backend.max_body_bytes} }}
   http-request set-var(txn.arrived) date(0,ms)
 {_hold(backend, sockets, timeout_ms)}\
 {_queue_limit(max(0, backend.max_queue))}
+  # HAProxy's response if the client disconnects while the replica has the request.
+  http-error status 400 {json_error("the client disconnected")} hdr x-cortex-disconnected 1
   http-error status 503 {json_error(waited)} hdr Retry-After 1
   http-error status 504 {json_error(f"timed out after {seconds}")}
+  http-after-response set-status {CLIENT_CLOSED_REQUEST} if {{ status 400 }} {disconnected}
   http-after-response del-header retry-after if {late}
   http-after-response set-status 504 reason 'Gateway Timeout' if {late}
-"""
+{final_status(backend)}"""
 
 
 def _hold(backend: ApiBackend, sockets: GatewaySockets, timeout_ms: int) -> str:

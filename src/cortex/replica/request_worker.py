@@ -180,7 +180,8 @@ class SupervisorChannel:
                 connection = socket.socket(fileno=fd)
                 self._app.connections.add(connection, message["index"], self._on_closed, message.get("again", False))
             elif message["kind"] == "configure":
-                self._app.configure(RequestLimits(message["timeout_s"], message["max_body_bytes"]))
+                limits = RequestLimits(message["timeout_s"], message["max_body_bytes"], message["on_disconnect"])
+                self._app.configure(limits)
             elif message["kind"] == "catalogue":
                 self._on_catalogue(message["path"])
             elif message["kind"] == "suspects":

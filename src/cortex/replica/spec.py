@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ class RequestLimits:
 
     timeout_s: float
     max_body_bytes: int
+    on_disconnect: str = "cancel"  #: "finish", "cancel" or "kill" a call whose client disconnects
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class ReplicaSpec:
     )  #: authenticates TCP connections of the gateway; "": no authentication
     node_groups: tuple[str, ...] = ()  #: allowed node groups of a cluster; empty: any
     setup: Setup | None = None  #: None: everything is prepared already
+    on_disconnect: str = "cancel"  #: "finish", "cancel" or "kill" a call whose client disconnects
     working_copies: str = ""  #: strategy of `replica.working_copy`; "": the supervisor chooses it
 
     @property
@@ -101,11 +104,16 @@ class ReplicaSpec:
     @property
     def limits(self) -> RequestLimits:
         """Return the fields that can change while the replica runs."""
-        return RequestLimits(self.timeout_s, self.max_body_bytes)
+        return RequestLimits(self.timeout_s, self.max_body_bytes, self.on_disconnect)
 
     def with_limits(self, limits: RequestLimits) -> ReplicaSpec:
         """Return a copy with other limits."""
-        return replace(self, timeout_s=limits.timeout_s, max_body_bytes=limits.max_body_bytes)
+        return replace(
+            self,
+            timeout_s=limits.timeout_s,
+            max_body_bytes=limits.max_body_bytes,
+            on_disconnect=limits.on_disconnect,
+        )
 
     def to_json(self) -> str:
         """Return one JSON object; `from_json` is its inverse."""
@@ -253,6 +261,15 @@ class ReplicaStatus:
             }
             for process in self.processes
         ]
+
+
+def parse_limits(data: Mapping[str, Any]) -> RequestLimits:
+    """Parse the fields of limits in a message; unknown keys are ignored. Raises: KeyError, TypeError, ValueError."""
+    return RequestLimits(
+        float(data["timeout_s"]),
+        int(data["max_body_bytes"]),
+        str(data.get("on_disconnect", RequestLimits.on_disconnect)),
+    )
 
 
 def orphan_limit_s(timeout_s: float) -> float:

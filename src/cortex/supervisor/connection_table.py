@@ -27,6 +27,8 @@ DEADLINE_STATES = (ConnectionState.RUNNING, ConnectionState.ANSWERING, Connectio
 CALL_STATES = (ConnectionState.RUNNING, ConnectionState.ANSWERING)
 #: A call that takes longer is long, whatever the average is: nothing is sent to wait behind it.
 LONG_CALL_S = 0.1
+#: Time for a call whose client has disconnected to end by itself.
+ABANDONED_CALL_S = 1.0
 
 _NOT_RUN = (ConnectionState.READING, ConnectionState.QUEUED, ConnectionState.AGAIN)
 _SLOW_CLIENT_STATES = (ConnectionState.READING, ConnectionState.DRAINING)
@@ -42,6 +44,7 @@ class OpenConnection:
     slow: bool = False  #: and at the tick before as well: its call slot is lent
     call: str = ""  #: request id of the call that ran at the last check
     call_since: float = 0.0  #: monotonic; when that call was first seen
+    abandoned_since: float | None = None  #: monotonic; when a call was first seen whose client had disconnected
 
 
 class ConnectionTable:
@@ -114,6 +117,26 @@ class ConnectionTable:
                 connection.call, connection.call_since = call, now
             found = found or (call != "" and now - connection.call_since > LONG_CALL_S)
         return found
+
+    def abandoned(self, now: float) -> set[int]:
+        """Return the connections with calls that continue although their client disconnected; call it at each tick."""
+        found = set()
+        for index, connection in self.open.items():
+            if self.shared_state.state(index) not in CALL_STATES or has_unread(connection.sock) is not None:
+                connection.abandoned_since = None
+            elif connection.abandoned_since is None:
+                connection.abandoned_since = now
+            elif now - connection.abandoned_since > ABANDONED_CALL_S:
+                found.add(index)
+        return found
+
+    def end_abandoned(self, index: int) -> None:
+        """Close a connection whose call will be killed; the process has counted the request."""
+        connection = self.open.pop(index)
+        connection.sock.close()
+        if request_id := self.shared_state.request_id(index):
+            self.failed_requests.append(request_id)
+        self._ended.add(index)
 
     def on_closed(self, index: int) -> None:
         """Handle the process's message that it closed a connection."""

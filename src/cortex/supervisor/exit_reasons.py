@@ -48,6 +48,12 @@ def timed_out(timeout_s: float) -> Death:
     return Death(DeathCause.TIMED_OUT, f"timed out after {timeout_s:g} s", time.time())
 
 
+def client_disconnected() -> Death:
+    """Return the death of a process whose call continued although its client had disconnected."""
+    message = "killed: its call continued after the client disconnected (networking.on_disconnect: kill)"
+    return Death(DeathCause.CLIENT_DISCONNECTED, message, time.time())
+
+
 def over_memory_limit(used_bytes: int, limit_bytes: int) -> Death:
     """Return the death of a process that exceeded `compute.mem_limit`."""
     mebibyte = 1024 * 1024

@@ -36,7 +36,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -193,7 +193,7 @@ class ProcessSlot(ABC):
         """Apply changed limits, and send them to the process."""
         self._spec = spec
         if self.channel is not None:
-            self.channel.send("configure", timeout_s=spec.timeout_s, max_body_bytes=spec.max_body_bytes)
+            self.channel.send("configure", **asdict(spec.limits))
 
     def refuse_start(self, reason: str) -> None:
         """Mark the slot as permanently failed, with the reason shown to users."""

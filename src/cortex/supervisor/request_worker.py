@@ -27,7 +27,7 @@ from cortex.replica.shared_state import ConnectionState
 from cortex.replica.spec import Death, ProcessStatus, ReplicaSpec
 from cortex.supervisor.batch_bisection import BatchBisection
 from cortex.supervisor.connection_table import CALL_STATES, DEADLINE_STATES, ConnectionTable, StallDetector
-from cortex.supervisor.exit_reasons import timed_out
+from cortex.supervisor.exit_reasons import client_disconnected, timed_out
 from cortex.supervisor.listeners import ReplicaListeners
 from cortex.supervisor.process_slot import EXIT_S, Fork, ProcessSlot
 
@@ -60,7 +60,7 @@ class RequestWorker(ProcessSlot):
         self._connections = ConnectionTable(on_answer, is_bisected)
         self._not_handed_over: list[int] = []
         self._shares_loop = False
-        self._is_condemned = False
+        self._condemned_for: Death | None = None
         self._has_short_calls = False
         self._idle_since: float | None = None
         self._exit_until: float | None = None
@@ -112,7 +112,7 @@ class RequestWorker(ProcessSlot):
     # Start, messages, connections.
 
     def _on_start(self) -> None:
-        self._is_condemned = False
+        self._condemned_for = None
         self._stall_detector = StallDetector()
         self._not_handed_over.clear()
         self._connections.shared_state.has_short_calls = self._has_short_calls = False
@@ -202,7 +202,7 @@ class RequestWorker(ProcessSlot):
             self._connections.answer_waiting(self._failure.message if self._failure else "starting")
 
     def _tick_process(self, now: float) -> None:
-        self._enforce_deadlines()
+        self._enforce_deadlines(now)
         self._retry_hand_overs()
         self._send_retire()
         stalled_s = self._stall_detector.stalled_s(now, self._connections.open, self._connections.shared_state)
@@ -212,25 +212,37 @@ class RequestWorker(ProcessSlot):
         has_short_calls = self._connections.shared_state.has_short_calls
         self._has_short_calls = has_short_calls and not self._connections.has_long_call(now)
 
-    def _enforce_deadlines(self) -> None:
+    def _enforce_deadlines(self, now: float) -> None:
         now_ns = time.monotonic_ns()
+        abandoned = self._connections.abandoned(now) if self._spec.on_disconnect == "kill" else set[int]()
         expired, running = [], False
         for index, state in self._connections.states():
+            if index in abandoned:
+                continue
             if state in DEADLINE_STATES and self._connections.shared_state.deadline_ns(index) < now_ns:
                 expired.append((index, state))
             elif state in CALL_STATES:
                 running = True
         for index, _ in expired:
             self._connections.end_late(index, timed_out(self._spec.timeout_s).message)
-        if not self._is_condemned and not any(state in CALL_STATES for _, state in expired):
+        for index in abandoned:
+            self._connections.end_abandoned(index)
+        if any(state in CALL_STATES for _, state in expired):
+            self._condemn(timed_out(self._spec.timeout_s), running and not self._shares_loop)
+        elif abandoned:
+            self._condemn(client_disconnected(), running)
+        elif self._condemned_for is not None:
+            self._condemn(self._condemned_for, running)
+
+    def _condemn(self, reason: Death, waits_for_calls: bool) -> None:
+        """Kill the process, after its other calls if they can finish; it accepts nothing new until then."""
+        if not waits_for_calls or self._connections.has_late_batch:
+            self.kill(self._condemned_for or reason)
             return
-        if running and not self._shares_loop and not self._connections.has_late_batch:
-            # Calls on other threads may finish first; the process accepts nothing new until then.
-            if not self._is_condemned and self.channel is not None:
+        if self._condemned_for is None:
+            self._condemned_for = reason
+            if self.channel is not None:
                 self.channel.send("condemn")
-            self._is_condemned = True
-        else:
-            self.kill(timed_out(self._spec.timeout_s))
 
     # Stop and death.
 

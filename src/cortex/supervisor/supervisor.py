@@ -30,7 +30,7 @@ from cortex.replica.channel import Channel
 from cortex.replica.monitoring.metrics import SUPERVISOR as METRICS_FILE
 from cortex.replica.monitoring.metrics import MetricFile, SeriesKind, compact_ended, series_key
 from cortex.replica.shared_state import MAX_CONNECTIONS
-from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits
+from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits, parse_limits
 from cortex.replica.working_copy import StrategyTest, copies_folder, ignored_strategy
 from cortex.supervisor.housekeeping import Housekeeping
 from cortex.supervisor.listeners import ReplicaListeners, UnixListener
@@ -350,7 +350,7 @@ class Supervisor:
                 if command["command"] == "stop":
                     self._stop(float(command["drain_s"]))
                 elif command["command"] == "configure":
-                    self._configure(RequestLimits(float(command["timeout_s"]), int(command["max_body_bytes"])))
+                    self._configure(parse_limits(command))
 
     def _status(self) -> ReplicaStatus:
         return ReplicaStatus(

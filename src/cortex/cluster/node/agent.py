@@ -38,7 +38,7 @@ from cortex.gateway.access_log import LocalAccess
 from cortex.home import Home, write_private
 from cortex.processes.identity import Identity
 from cortex.processes.sockets import allow_descriptors
-from cortex.replica.spec import ReplicaSpec, RequestLimits
+from cortex.replica.spec import ReplicaSpec, parse_limits
 from cortex.telemetry import Logger, configure
 
 HEARTBEAT_S = 1.0
@@ -250,8 +250,7 @@ class NodeAgent:
             case "stop":
                 await self._hosting.stop(str(message["id"]), float(message["drain_s"]))
             case "configure":
-                limits = RequestLimits(float(message["timeout_s"]), int(message["max_body_bytes"]))
-                await self._hosting.configure(str(message["id"]), limits)
+                await self._hosting.configure(str(message["id"]), parse_limits(message))
             case "no_project":
                 self._hosting.fail_project(str(message["project"]), str(message["reason"]))
             case "forget":

@@ -243,7 +243,7 @@ class _ApiPlan:
 
     def _configure(self) -> None:
         networking = self.record.spec.networking
-        limits = RequestLimits(networking.timeout_s, networking.max_body_size)
+        limits = RequestLimits(networking.timeout_s, networking.max_body_size, networking.on_disconnect)
         self.actions += [Configure(r.spec.id, limits) for r in self.new + self.old if r.spec.limits != limits]
 
     def _retire_stuck(self) -> None:

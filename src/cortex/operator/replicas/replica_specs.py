@@ -43,6 +43,7 @@ def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
         max_concurrency=max(1, api.autoscaling.max_replica_concurrency // processes),
         timeout_s=api.networking.timeout_s,
         max_body_bytes=api.networking.max_body_size,
+        on_disconnect=api.networking.on_disconnect,
         mem_limit_bytes=api.compute.mem_limit,
         log_level=handler.log_level,
         type=handler.type,

@@ -87,6 +87,7 @@ class App:
     def configure(self, limits: RequestLimits) -> None:
         """Set the limits of subsequent requests."""
         self.connections.max_body_bytes = limits.max_body_bytes
+        self.connections.cancels_calls = limits.on_disconnect != "finish"
         self.timeout_s = limits.timeout_s
         self._timeout_ns = int(limits.timeout_s * _NS_PER_S)
 

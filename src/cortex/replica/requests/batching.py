@@ -25,6 +25,7 @@ from cortex.replica.monitoring.metrics import BatchRecorder
 from cortex.replica.monitoring.request_log import write_log
 from cortex.replica.requests.batch_timing import BatchTiming
 from cortex.replica.requests.calls import Arguments, Caller, FailedCall, Outcome
+from cortex.replica.requests.cancellation import CLIENTS
 from cortex.replica.requests.http import Connection
 from cortex.replica.requests.runner import Runner
 from cortex.replica.spec import ReplicaSpec
@@ -431,6 +432,7 @@ class BatchCaller:
             first.enter(self._method.name)
         else:
             first.leave()  # lines that a call prints for several requests belong to none of them
+        CLIENTS.set(tuple(member.connection for member in members))
         started_ns = time.monotonic_ns()
         for member in members:
             if not member.connection.started_ns:

@@ -25,6 +25,7 @@ from httptools import HttpRequestParser
 
 from cortex.replica.monitoring.metrics import RequestRecorder
 from cortex.replica.monitoring.request_log import REQUEST, log_id
+from cortex.replica.requests.cancellation import CLIENTS
 from cortex.replica.shared_state import ConnectionState, SharedConnectionState
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ READ_BYTES = 256 * 1024
 _LINGER_S = 2.0
 #: Larger bodies are sent separately from the head, smaller ones are copied behind it.
 _JOIN_BYTES = 64 * 1024
+#: Status in metrics of a request whose client disconnected before the response. Nobody receives it.
+CLIENT_CLOSED_REQUEST = 499
 #: Statuses whose responses have no body, whatever their headers are.
 _BODILESS = frozenset({204, 304})
 _NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
@@ -47,6 +50,7 @@ _NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 # Globals, because each access to a member of an enumeration takes time on the path of every request.
 _IDLE, _READING, _RUNNING = ConnectionState.IDLE, ConnectionState.READING, ConnectionState.RUNNING
 _DRAINING = ConnectionState.DRAINING
+_WITHOUT_RESPONSE = frozenset({ConnectionState.QUEUED, ConnectionState.RUNNING})
 
 
 class ConnectionPool:
@@ -66,6 +70,7 @@ class ConnectionPool:
         self.recorder = recorder
         self.handle = handle
         self.max_body_bytes = max_body_bytes
+        self.cancels_calls = True  #: a call is cancelled if its client disconnects
         self.buffer = memoryview(bytearray(READ_BYTES))
         self.served = 0  #: responses written completely
         #: The least recently served first: they are the first to be read when a slot is free again.
@@ -202,7 +207,7 @@ class Connection:
     ) -> None:
         self.index = index
         self.open = True
-        self.task: asyncio.Task[None] | None = None  #: the task of the current request; cancelled if the client leaves
+        self.task: asyncio.Task[None] | None = None  #: the task of the current request
         self.span: RequestSpan | None = None  #: of the current request; None: no traces are exported
         self._sock = sock
         self._fd = sock.fileno()
@@ -252,8 +257,12 @@ class Connection:
         return max(waited_ns, 0)
 
     def enter(self, function: str) -> None:
-        """Assign this context to the request: the lines that user code prints, and its spans. On any thread."""
+        """Assign this context to the request: the lines that user code prints, its spans, its cancellation.
+
+        On any thread.
+        """
         REQUEST.set(self.log_id)
+        CLIENTS.set((self,))
         span = self.span  # the event loop removes it when the client disconnects
         if span is not None:
             span.enter(function)
@@ -261,6 +270,7 @@ class Connection:
     def leave(self) -> None:
         """Assign this context to no request, for calls that several of them share. On any thread."""
         REQUEST.set(b"")
+        CLIENTS.set(())
         span = self.span
         if span is not None:
             span.leave()
@@ -271,6 +281,22 @@ class Connection:
     def is_idle(self) -> bool:
         """Return whether the connection has no request."""
         return self._state is _IDLE
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Return whether the connection was closed and the current call is to end."""
+        return not self.open and self._pool.cancels_calls
+
+    def is_cancelled(self) -> bool:
+        """As `is_abandoned`, also if the event loop has not noticed it yet: inline calls block it. On any thread."""
+        if not self.open or not self._pool.cancels_calls:
+            return self.is_abandoned
+        try:
+            return not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def queue(self, deadline_ns: int) -> None:
         """Mark the request as waiting for a slot or a batch, until `deadline_ns` (monotonic)."""
@@ -344,8 +370,9 @@ class Connection:
             self._body.clear()
             self._on_close(self)
         self._pool.remove(self)
-        if self.task is not None:
-            self.task.cancel()
+        if self.task is not None and self._pool.cancels_calls:
+            # Not before its first step: the task would not run at all, and not free its slot.
+            self._loop.call_soon(self.task.cancel)
 
     def _set_state(self, state: ConnectionState) -> None:
         self._state = state
@@ -374,6 +401,8 @@ class Connection:
         except OSError:
             size = 0
         if not size:
+            if self._state in _WITHOUT_RESPONSE:
+                self._timing(CLIENT_CLOSED_REQUEST)
             self.close()
             return
         if self._refused:

@@ -62,7 +62,7 @@ class ResponseStream:
             for chunk in chunks:
                 self._runner.wake(partial(self._write, chunk, encode_chunk(chunk)))
                 self._extend_deadline()
-                if not self._is_writable.wait(self._timeout_s) or not self._connection.open:
+                if not self._is_writable.wait(self._timeout_s) or self._connection.is_abandoned:
                     break
             else:
                 self._runner.wake(self._end)
@@ -77,7 +77,7 @@ class ResponseStream:
         source = chunks if isinstance(chunks, AsyncIterable) else _as_async(chunks)
         iterator = source.__aiter__()
         try:
-            while self._connection.open:
+            while not self._connection.is_abandoned:
                 async with asyncio.timeout(self._timeout_s):
                     try:
                         chunk = await anext(iterator)
@@ -97,8 +97,7 @@ class ResponseStream:
                 await iterator.aclose()
 
     def _extend_deadline(self) -> None:
-        if self._connection.open:
-            self._connection.extend(time.monotonic_ns() + self._timeout_ns)
+        self._connection.extend(time.monotonic_ns() + self._timeout_ns)
 
     def _write(self, chunk: Any, data: bytes) -> None:
         connection = self._connection
