@@ -23,7 +23,6 @@ from cortex.gateway.maps import (
     ROUTES_MAP,
     UNAVAILABLE_MAP,
     backend_name,
-    fixed_maps,
 )
 from cortex.gateway.routes import ApiBackend, RoutingTable, Server
 
@@ -254,7 +253,7 @@ backend {name}
 
 def docs_section(table: RoutingTable) -> tuple[str, ...]:
     """Return the section of the APIs' documentation, which the operator answers; none if there is no documentation."""
-    if not fixed_maps(table)[DOCS_MAP]:
+    if not table.has_docs:
         return ()
     away = json_error("the operator is not running, so the documentation cannot be shown now; the API is not affected")
     return (

@@ -156,7 +156,7 @@ def _prefixes_map(table: RoutingTable) -> dict[str, str]:
 
 def _docs_map(table: RoutingTable, taken: Collection[str]) -> dict[str, str]:
     """Return the paths of documentation, without those that lead to an API."""
-    if not table.operator_socket:
+    if not table.has_docs:
         return {}
     found: dict[str, str] = {}
     entries: tuple[ApiBackend | Split, ...] = (*table.backends, *table.splits)

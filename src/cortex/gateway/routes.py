@@ -116,6 +116,12 @@ class RoutingTable:
         return replace(self, backends=tuple(backends))
 
     @property
+    def has_docs(self) -> bool:
+        """Return whether the operator answers requests for the documentation of any API or splitter."""
+        entries: tuple[ApiBackend | Split, ...] = (*self.backends, *self.splits)
+        return bool(self.operator_socket) and any(each.has_docs for each in entries)
+
+    @property
     def requires_keys(self) -> bool:
         """Return whether any API or splitter requires a key."""
         return any(each.needs_key for each in self.backends) or any(each.needs_key for each in self.splits)

@@ -56,7 +56,7 @@ def documentation_routes(documentation: Documentation, gateway_url: str) -> APIR
     async def common_document(request: Request) -> Response:
         """Return the OpenAPI document of all APIs; with a token limited to one API, only of that one."""
         url = _as_called(gateway_url, request)
-        return _json(documentation.common_document(url, only=request.state.principal.api))
+        return _json(await documentation.common_document(url, only=request.state.principal.api))
 
     @router.get("/docs", include_in_schema=False)
     async def page(request: Request) -> Response:
