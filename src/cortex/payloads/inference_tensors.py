@@ -255,6 +255,8 @@ def _by_content_type(tensor: TensorHeader, array: Array) -> Array:
 
 def _with_shapes_of_columns(header: RequestHeader, signature: ModelSignature) -> RequestHeader:
     """Give columns of a frame, [n] or [n, 1], the shape that the model expects."""
+    if not any(tensor.content_type == "pd" for tensor in header.inputs):
+        return header
     ranks = {tensor.name: len(tensor.shape) for tensor in signature.inputs}
 
     def reshaped(tensor: TensorHeader) -> TensorHeader:
