@@ -204,6 +204,8 @@ def test_a_batch_is_cancelled_when_all_its_clients_have_disconnected(tmp_path: P
         wait_until(lambda: "started 1" in replica.log())
         one.enter_context(calling(replica))  # these wait for the call that runs, and become one batch
         with calling(replica):
+            for _ in range(2):  # the event loop has then read both
+                assert replica.request(method="GET", headers={"x-cortex-info": "1"}).status == 200
             first.close()
             wait_until(lambda: "started 2" in replica.log())
             assert replica.log().count("cancelled") == 1

@@ -311,7 +311,7 @@ def test_status_is_pushed_after_each_change() -> None:
         lines = control.makefile()
         lines.readline()
         replica.request({"do": "exit"})
-        assert '"restarts": 1' in lines.readline()
+        assert any('"restarts": 1' in line for line in lines)  # on a loaded machine, after one about a slow client
 
 
 def test_hostile_control_input_is_ignored() -> None:
