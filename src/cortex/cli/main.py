@@ -23,6 +23,7 @@ from cortex.home import Home
 COMMANDS = {
     "init": "write a new project",
     "deploy": "deploy the APIs of a configuration file and wait until they are live",
+    "serve": "serve a model without code: detect its format and deploy it",
     "check": "find all mistakes in a project before deploying it",
     "simulate": "simulate the autoscaling of an API under recorded or synthetic traffic",
     "get": "show all APIs, one API with its jobs, or one job",
@@ -51,7 +52,7 @@ COMMANDS = {
 _OTHER_NAMES = {
     **dict.fromkeys(("list", "ls", "ps", "describe"), "get"),
     **dict.fromkeys(("new", "create"), "init"),
-    **dict.fromkeys(("apply", "run", "serve"), "deploy"),
+    **dict.fromkeys(("apply", "run"), "deploy"),
     **dict.fromkeys(("remove", "rm", "undeploy"), "delete"),
     **dict.fromkeys(("validate", "lint"), "check"),
     **dict.fromkeys(("undo", "revert"), "rollback"),

@@ -20,7 +20,10 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
             "receives requests. If it fails, the version does not start. `readiness: sample.json`"
         ),
         "deployment": ("only in files with `kind: deployment`, where it is an entry of its own with a `name`"),
-        "handler.type": "`python`, or the type of the exported models that the code uses",
+        "handler.type": (
+            "`python`, or the type of the exported models that the code uses; `model` detects the format of models "
+            "without code"
+        ),
         "handler.path": "the file with the class; without it, cortex itself answers requests with the models",
         "handler.python_path": "a folder to add to the Python path, in addition to the project's",
         "handler.config": "passed to `__init__` as `config` (to module functions as `metadata`)",
@@ -55,6 +58,10 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "handler.models.disk_cache_size": "maximum number of this API's model versions on disk",
         "handler.models.cache_memory": (
             "maximum memory of models; others are loaded on their first use. Alone, or together with the two sizes"
+        ),
+        "handler.models.trust": (
+            "only with `type: model`: `pickle` loads joblib and pickle files from outside of the project, which runs "
+            "code that they contain"
         ),
         "handler.models.paths.name": "the model's name in `get_model` and `predict`",
         "handler.models.paths.path": "the location of the model",

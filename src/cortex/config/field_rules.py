@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from cortex.config.schema import (
+    ANY_MODEL,
     LOCAL_SERVING,
     MAX_NAME_LENGTH,
     MIN_CORES,
@@ -130,12 +131,24 @@ def _model_violations(api: Api) -> Iterator[Violation]:
     handler = api.handler
     if handler.models is not None:
         yield from _form_violations(handler.models)
+        if handler.models.trust is not None and handler.type != ANY_MODEL:
+            message = f"cannot be used with type {handler.type}, only with {ANY_MODEL}"
+            yield Violation((f"{_MODELS}.trust", "handler.type"), message, "remove it")
         yield from _cache_violations(api, handler.models)
     elif handler.interface in REQUEST_HANDLERS:
         yield Violation((f"{_MODELS}.path",), "must be defined", 'write "model: s3://bucket/path"')
     elif handler.type != PYTHON:
         message = f"must be defined with type {handler.type}"
         yield Violation((_MODELS,), message, 'write "models:" with "path: s3://bucket/path"')
+    if handler.type == ANY_MODEL and handler.interface != "handler":
+        yield Violation(("handler.type",), f'"{ANY_MODEL}" belongs to "handler:"', 'rename the section to "handler"')
+    if handler.type == ANY_MODEL and handler.path is not None:
+        fix = f'remove it, or write "type: {PYTHON}" and load the model in the class'
+        yield Violation(("handler.path", "handler.type"), f"cannot be used with type {ANY_MODEL}", fix)
+    if handler.path is None and handler.tensorflow_serving not in (None, LOCAL_SERVING):
+        message = "must be local without code: an external server answers requests itself"
+        fix = f'write "{LOCAL_SERVING}", or remove the key'
+        yield Violation(("handler.tensorflow_serving",), message, fix)
     if handler.type == PYTHON and handler.interface in REQUEST_HANDLERS:
         yield Violation(("handler.type",), 'must be "tensorflow" or "onnx"', "write one of them")
     elif handler.type != "tensorflow":
@@ -211,9 +224,12 @@ def _batching_violations(api: Api) -> Iterator[Violation]:
     handler = api.handler
     if (batching := handler.server_side_batching) is None:
         return
+    if handler.path is None:
+        return
     if handler.type == "onnx":
         message = "cannot be used with type onnx"
-        yield Violation((_BATCHING, "handler.type"), message, "remove it, or run the session from Python code")
+        fix = "remove it, or run the session from Python code"
+        yield Violation((_BATCHING, "handler.type"), message, fix)
     if handler.type != "tensorflow":
         return
     # With TensorFlow each request keeps its own call; runs of the model are joined across calls, one per thread.

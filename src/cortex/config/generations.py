@@ -41,7 +41,7 @@ OPTIONAL_SECTIONS = MappingProxyType(
 
 #: Sections for models → handler types that use them; files up to 0.24 had one section for all types.
 MODEL_SECTIONS = MappingProxyType(
-    {"models": frozenset({"tensorflow", "onnx"}), "multi_model_reloading": frozenset({"python"})}
+    {"models": frozenset({"tensorflow", "onnx", "model"}), "multi_model_reloading": frozenset({"python"})}
 )
 #: Keys of one entry of `paths`: as written → current; the older keys up to 0.24.
 MODEL_KEYS = MappingProxyType({"name": "name", "path": "path", "signature_key": "signature_key"})
@@ -123,7 +123,7 @@ _DEFINITION = f"path python_path config env {_LATE}"
 
 
 def _models(section: str) -> dict[str, str]:
-    keys = "path paths dir signature_key cache_size disk_cache_size cache_memory"
+    keys = "path paths dir signature_key cache_size disk_cache_size cache_memory trust"
     return {
         **_rows(section, keys, "handler.models"),
         f"{section}.poll_interval": "handler.models.poll_interval_s",

@@ -95,6 +95,7 @@ STORES = ("s3://", "gs://")
 DEFAULT_MODEL = "_cortex_default"  #: internal name of the model given by `path`
 LOCAL_SERVING = "local"  #: a TensorFlow Serving process that the replica starts
 PYTHON = "python"  #: the handler type without models that cortex loads
+ANY_MODEL = "model"  #: the handler type without code, which detects the format of its models
 
 
 @accepts(type="string", pattern=f"^(?!{DEFAULT_MODEL}$)[A-Za-z0-9_-]+$")
@@ -182,7 +183,7 @@ class ModelEntry(ConfigModel):
 class ModelsConfig(ConfigModel):
     """The exported models of an API: exactly one of `path`, `paths` and `dir`, and the limits of the caches."""
 
-    null_means_default = frozenset({"path", "paths", "dir", "cache_size", "disk_cache_size", "cache_memory"})
+    null_means_default = frozenset({"path", "paths", "dir", "cache_size", "disk_cache_size", "cache_memory", "trust"})
 
     path: ModelLocation | None = None
     paths: Annotated[list[ModelEntry], BeforeValidator(a_list)] | None = None
@@ -192,6 +193,7 @@ class ModelsConfig(ConfigModel):
     cache_size: Count | None = None  #: model versions in memory
     disk_cache_size: Count | None = None  #: model versions on disk
     cache_memory: Annotated[int, BeforeValidator(memory_bytes)] | None = None
+    trust: Annotated[str, BeforeValidator(enum("pickle"))] | None = None  #: what may run code from models' files
 
     @property
     def is_cached(self) -> bool:
@@ -285,7 +287,7 @@ class Handler(ConfigModel):
     null_means_default = frozenset({"config", "env", "server_side_batching"})
 
     interface: Interface
-    type: Annotated[str, BeforeValidator(enum("python", "tensorflow", "onnx"))]
+    type: Annotated[str, BeforeValidator(enum(PYTHON, "tensorflow", "onnx", ANY_MODEL))]
     #: The user's file; None: a built-in class serves the models.
     path: Annotated[str | None, BeforeValidator(_code_path)] = Field(default=None, validate_default=True)
     python_path: Annotated[str, BeforeValidator(folder_on_path)] | None = None

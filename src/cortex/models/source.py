@@ -39,6 +39,15 @@ def loads_models(api: Api) -> bool:
     return api.handler.models is not None and api.handler.tensorflow_serving in (None, LOCAL_SERVING)
 
 
+def trusts_pickle(api: Api) -> bool:
+    """Return whether pickles among the models may be loaded: the user says so, or they are part of the project."""
+    models = api.handler.models
+    if models is None or models.trust is not None:
+        return models is not None
+    locations = [models.path, models.dir, *(entry.path for entry in models.paths or ())]
+    return not any(location.startswith(("/", *STORES)) for location in locations if location is not None)
+
+
 def _layout(api: Api) -> Layout:
     if api.handler.type == "tensorflow":
         return "neuron" if api.compute.inf else "tensorflow"

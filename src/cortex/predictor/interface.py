@@ -250,6 +250,8 @@ _ONNX_HANDLER = replace(
         required=("onnx_client", "config"), optional=_METRICS, refused={**UNAVAILABLE_ARGUMENTS, **_OF_JOBS}
     ),
 )
+#: Models of formats that are detected; they are served without code only.
+_MODEL_HANDLER = replace(_HANDLER, type="model")
 
 _TASK = Generation(
     key="handler",
@@ -338,6 +340,8 @@ _REALTIME = {
     ("handler", "python", True): _HANDLER_WITH_MODELS,
     ("handler", "tensorflow", False): _TENSORFLOW_HANDLER,
     ("handler", "tensorflow", True): _TENSORFLOW_HANDLER,
+    ("handler", "model", False): _MODEL_HANDLER,
+    ("handler", "model", True): _MODEL_HANDLER,
     ("handler", "onnx", False): _ONNX_HANDLER,
     ("handler", "onnx", True): _ONNX_HANDLER,
 }

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MethodWrapperType, ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from cortex.errors import UserError, with_article
 from cortex.models.loaded_models import call_scope
@@ -70,6 +70,8 @@ class LoadSpec(Protocol):
     @property
     def tensorflow_serving(self) -> str | None: ...
     @property
+    def trusts_pickle(self) -> bool: ...
+    @property
     def gpu_ids(self) -> tuple[str, ...]: ...
     @property
     def max_batch_size(self) -> int: ...
@@ -89,6 +91,7 @@ class BoundPredictor:
     clients: Clients | None = None  #: None if the API has no models
     inference_models: Mapping[str, InferenceModel] = field(default_factory=dict)  #: offered by V2 routes, by name
     request_handler: RequestHandler | None = None  #: the functions around the model, in interfaces that have them
+    loads_on_demand: bool = False  #: a model is loaded when it is called, and may be unloaded afterwards
 
     @property
     def registry(self) -> Registry[Any] | None:
@@ -97,9 +100,10 @@ class BoundPredictor:
 
     @property
     def signature(self) -> ApiSignature:
-        """Return what the methods and models take and return."""
+        """Return what the methods and the models that are always loaded take and return."""
         methods = tuple(method.signature for method in self.methods.values())
-        return ApiSignature(methods, tuple(model.signature() for model in self.inference_models.values()))
+        models = [] if self.loads_on_demand else [model.signature() for model in self.inference_models.values()]
+        return ApiSignature(methods, tuple(models))
 
     def close(self) -> None:
         """Unload the models and stop their backend; no method may be called afterwards."""
@@ -118,7 +122,11 @@ class BoundPredictor:
                 for verb, method in self.methods.items()
             },
         }
-        return described if self.clients is None else {**described, "model_metadata": self.clients.describe()}
+        if self.clients is not None:
+            described["model_metadata"] = self.clients.describe()
+            if self.clients.served_models is not None:
+                described["models"] = self.clients.served_models.describe()
+        return described
 
 
 def load(
@@ -159,11 +167,14 @@ class UserCode:
     """The user's class or module, imported and checked."""
 
     generation: Generation
-    target: Any  #: None: the API has no code
+    target: Any  #: without code: a built-in class, or None for a request handler
     serving_methods: Mapping[str, str]  #: name → HTTP verb, or BATCH, ASYNC or TASK
+    is_built_in: bool = False
 
     def construct(self, values: Mapping[str, Any], clients: Clients | None) -> object:
         """Construct an object of the class from those of `values` that its `__init__` declares. Raises: UserError."""
+        if self.is_built_in:
+            return cast("object", self.target(clients.served_models if clients else {}))
         available = dict(values)
         if clients is not None and self.generation.client is not None:
             available[self.generation.client] = clients.client
@@ -175,7 +186,7 @@ def import_code(spec: LoadSpec) -> UserCode:
     """Import the user's file and check its members. Raises: UserError."""
     generation = GENERATIONS[spec.kind, spec.interface, spec.type, spec.models is not None]
     if not spec.path:
-        return UserCode(generation, None, {})
+        return _built_in_code(spec, generation)
     set_project(Path(spec.project_dir))
     with user_code(f"while {spec.path} was being imported"):
         module = import_user_file(Path(spec.project_dir), spec.path, spec.python_path)
@@ -183,6 +194,15 @@ def import_code(spec: LoadSpec) -> UserCode:
     serving_methods = generation.select_serving(lambda name: _is_defined(target, name))
     _check_members(target, generation, serving_methods, spec.path)
     return UserCode(generation, target, serving_methods)
+
+
+def _built_in_code(spec: LoadSpec, generation: Generation) -> UserCode:
+    """Return the class that answers requests with models, or, for a request handler, no functions."""
+    from cortex.predictor.model_handler import BatchingModelHandler, ModelHandler  # noqa: PLC0415 - only without code
+
+    target = BatchingModelHandler if spec.max_batch_size else ModelHandler
+    serving = generation.select_serving(lambda name: hasattr(target, name))
+    return UserCode(generation, target, serving, is_built_in=True) if serving else UserCode(generation, None, {})
 
 
 def build_clients(
@@ -249,6 +269,9 @@ def _construct_predictor(
     is_cached = spec.models is not None and spec.models.is_cached  # a model must not be unloaded while a call uses it
     if is_cached:
         methods = {verb: method.in_scope() for verb, method in methods.items()}
+    if clients is not None and clients.served_models is not None:
+        served = clients.served_models
+        return BoundPredictor(code.generation, spec.path, methods, clients, served, loads_on_demand=is_cached)
     inference_models = _inference_models(
         spec, code.generation, instance, None if batched else methods.get("POST"), is_cached
     )

@@ -65,6 +65,7 @@ class ReplicaSpec:
     log_level: str = "info"
     type: str = "python"  #: "python", "tensorflow" or "onnx"
     models: ModelSource | None = None  #: None: the API has no models that cortex loads
+    trusts_pickle: bool = False  #: pickles among `models` may be loaded, which runs their code
     model_agent_socket: str | None = field(default=None, metadata=HOME_PATH)  #: None: another server loads `models`
     tensorflow_serving: str | None = (
         None  #: `host:port` of a server, "local" to start one, None to decide automatically
@@ -100,6 +101,11 @@ class ReplicaSpec:
     def is_job_worker(self) -> bool:
         """Return whether the replica exists for a job, and not for as long as its API exists."""
         return self.jobs_socket is not None and self.kind != ApiKind.ASYNC
+
+    @property
+    def batches_calls(self) -> bool:
+        """Return whether one call of the method gets several requests, and not one run of a model below it."""
+        return self.max_batch_size > 0 and (self.type == "python" or not self.path)
 
     @property
     def limits(self) -> RequestLimits:

@@ -55,7 +55,7 @@ class RequestWorker(ProcessSlot):
         super().__init__(spec, index, fork, is_standby)
         self._listeners = listeners
         # TensorFlow models are batched below the calls: there, each request is a call of its own.
-        is_bisected = spec.max_batch_size > 0 and spec.isolates_failures and spec.type == "python"
+        is_bisected = spec.batches_calls and spec.isolates_failures
         self._bisection = BatchBisection() if is_bisected else None
         self._connections = ConnectionTable(on_answer, is_bisected)
         self._not_handed_over: list[int] = []

@@ -248,7 +248,7 @@ class Supervisor:
                 if received[0]["kind"] == "log" and self._spec.jobs_socket is not None:
                     self._change_log(worker, Path(received[0]["path"]))
                 worker.on_message(received[0])
-                if received[0]["kind"] == "ready":
+                if received[0]["kind"] == "ready" and self._spec.path:
                     self._housekeeping.compile(Path(self._spec.project_dir), self._spec.path)
 
     def _change_log(self, worker: ProcessSlot, path: Path) -> None:

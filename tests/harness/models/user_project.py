@@ -35,6 +35,8 @@ class Spec:
     kind: str = "RealtimeAPI"
     max_batch_size: int = 0
     isolates_failures: bool = True
+    api: str = "iris"
+    trusts_pickle: bool = False
 
 
 class UserProject:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from cortex.cli.arguments import add_config, add_env, add_output
+from cortex.cli.model_request import describe_models, model_request
 from cortex.cli.output import Json, located
 from cortex.cli.rollout import report_failure, show_result, wait
 from cortex.cli.sample_request import sample_request
@@ -44,7 +46,7 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     try:
         package = pack_file(file)
         _confirm(package, arguments.yes, session)
-        results = _upload(client, package, file, arguments.force, session)
+        results = upload(client, package, file, arguments.force, session)
     except ConfigError as error:
         if as_json:
             session.console.json(_refusals(error, file.parent))
@@ -62,15 +64,29 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     return 1 if any(result["error"] for result in results) else 0
 
 
-def _upload(client: Client, package: Package, file: Path, force: bool, session: Session) -> list[Json]:
+def upload(
+    client: Client,
+    package: Package,
+    file: Path,
+    force: bool,
+    session: Session,
+    environ: Mapping[str, str] | None = None,
+) -> list[Json]:
+    """Upload a project; start the operator of this machine if it is the one to upload to, and does not run.
+
+    With `environ`, which has the credentials for buckets, the models are checked before it starts.
+    """
     try:
         return client.upload(package, force)
     except OperatorUnavailableError:
         if not session.is_local(client):
             raise
-    from cortex.operator.deploy.diagnose import diagnose  # noqa: PLC0415 - slow to import; only without an operator
+    # Slow to import, and needed only without an operator.
+    from cortex.operator.deploy.diagnose import Machine, diagnose  # noqa: PLC0415
 
-    diagnose(file, file.name)  # a mistake must not leave an operator running
+    diagnose(
+        file, file.name, machine=None if environ is None else Machine(environ)
+    )  # a mistake must not leave an operator running
     session.start_local_operator()
     session.console.progress("uploading the project")
     return client.upload(package, force)
@@ -95,7 +111,7 @@ def _wait(client: Client, result: Json, folder: Path, session: Session, as_json:
     if not outcome.is_live:
         return {**result, "error": report_failure(outcome.api, session)}
     if not as_json:
-        _report_live(outcome.api, folder, outcome.seconds, _ca_file(client, session), session)
+        _report_live(outcome.api, folder, outcome.seconds, client, session)
     return result
 
 
@@ -105,7 +121,13 @@ def _ca_file(client: Client, session: Session) -> str:
     return local.tls_cert if local else client.environment.connect().trust.ca
 
 
-def _report_live(api: Json, folder: Path, seconds: float, ca_file: str, session: Session) -> None:
+def ca_option(client: Client, session: Session) -> str:
+    """Return the option with which curl trusts the gateway; "" if it needs none."""
+    ca_file = _ca_file(client, session)
+    return f" --cacert {shlex.quote(ca_file)}" if ca_file else ""
+
+
+def _report_live(api: Json, folder: Path, seconds: float, client: Client, session: Session) -> None:
     console = session.console
     name, endpoint = api["spec"]["name"], api["endpoint"]
     console.line(f"{name} is {console.styled('live', 'green')} ({seconds:.1f} s)")
@@ -117,7 +139,10 @@ def _report_live(api: Json, folder: Path, seconds: float, ca_file: str, session:
         given = f" {shlex.quote(str(job))}" if job.is_file() else submission
         console.line(f"  cortex submit {name}{given} --watch")
         return
-    for line in sample_request(api, folder, ca_file):
+    models, options = describe_models(api, client), ca_option(client, session)
+    lines = [model_request(model, endpoint, options) for model in models]
+    lines = lines or sample_request(api, folder, _ca_file(client, session))
+    for line in lines:
         console.line(f"  {line}")
     if api["spec"].get("networking", {}).get("auth") == "api_key":
         console.line(f"  cortex keys create NAME --api {name}")

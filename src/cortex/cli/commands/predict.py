@@ -16,9 +16,9 @@ from cortex.lifecycle import ApiKind
 
 _CHUNK_BYTES = 65536
 #: Handler interfaces that support `?debug=true`.
-_DEBUG_INTERFACES = ("functions", "predictor")
+_DEBUG_INTERFACES = ("functions", "predictor", "older_request_handler", "request_handler")
 #: Prefixes of the last log line of a request.
-_LAST_LINES = ("prediction: ", "failed:")
+_LAST_LINES = ("prediction: ", "post_inference: ", "failed:")
 _LOG_TIMEOUT_S, _POLL_S = 2.0, 0.05
 _TAIL = 2000
 

@@ -63,6 +63,14 @@ def detect(path: str | Path) -> Detection:
         raise ModelFormatError(f"{root} can't be read: {exc.strerror or exc}") from exc
 
 
+def describe_format(path: str | Path) -> str:
+    """Return the reason of a detection, for a model that is loaded already; "" without one."""
+    try:
+        return detect(path).reason
+    except ModelFormatError:
+        return ""
+
+
 def _detect_file(file: Path) -> Detection:
     return _detection(file, recognize(file))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cortex.config.schema import Api, Handler
+from cortex.config.schema import ANY_MODEL, Api, Handler
 from cortex.config.validate import CheckedFile, check_file
 from cortex.config.violations import Violation
 from cortex.errors import ConfigError, Diagnostic, SubmissionError
@@ -105,7 +105,8 @@ def _sources(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[tuple[Api, 
     """Yield each API with its Python file, the path and the text."""
     for api in apis:
         path = api.handler.path
-        if path is not None and path.endswith(".py") and project.contains(path):
+        is_code = path is not None and path.endswith(".py") and api.handler.type != ANY_MODEL
+        if path is not None and is_code and project.contains(path):
             yield api, path, (project.root / path).read_text(errors="replace")
 
 

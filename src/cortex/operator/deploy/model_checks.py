@@ -12,13 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cortex.config.schema import Api
+from cortex.config.schema import ANY_MODEL, Api
 from cortex.config.violations import Violation
-from cortex.errors import StorageError
+from cortex.errors import ModelFormatError, StorageError
+from cortex.models.formats.detection import detect
 from cortex.models.layout import CheckedListing, check_listing, describe_invalid, source_entries
 from cortex.models.listing import Listing, Prefix, list_models, sample_names
-from cortex.models.source import loads_models, model_source
+from cortex.models.source import loads_models, model_source, trusts_pickle
 from cortex.models.spec import ModelProblem, ModelSource
+from cortex.predictor.estimators.loader import check_trust
 from cortex.storage.client import is_remote
 
 TIMEOUT_S = 30.0
@@ -134,6 +136,8 @@ async def _location_problems(
     url, layout = location.prefix.url, location.source.layout
     if not inspection.listing.objects:
         return [f"there is nothing at {url}"]
+    if location.api.handler.type == ANY_MODEL and not location.prefix.is_dir and not is_remote(url):
+        return await asyncio.to_thread(_format_problems, location)
     judged = check_listing(layout, location.model, None, inspection.listing, time.time())
     if not judged.models and not judged.invalid:
         names = await _names(url, environ, deadline)
@@ -148,6 +152,15 @@ async def _location_problems(
     if len(by_model) > _SHOWN_MODELS:
         messages.append(f"{len(by_model) - _SHOWN_MODELS} more models of {url} are invalid")
     return messages
+
+
+def _format_problems(location: ModelLocation) -> list[str]:
+    """Return why a model on this machine can't be served without code."""
+    try:
+        check_trust(detect(location.prefix.url), trusts_pickle(location.api))
+    except ModelFormatError as error:
+        return [str(error)]
+    return []
 
 
 def _by_model(judged: CheckedListing) -> dict[str, list[ModelProblem]]:

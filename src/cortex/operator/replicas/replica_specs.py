@@ -9,7 +9,7 @@ from cortex.config.api_spec import api_spec
 from cortex.config.schema import Api, Compute
 from cortex.engine.environment import Prepared, setup_of
 from cortex.home import Home
-from cortex.models.source import loads_models, model_source
+from cortex.models.source import loads_models, model_source, trusts_pickle
 from cortex.replica.spec import ReplicaSpec
 from cortex.state.queries.apis import Target
 
@@ -48,6 +48,7 @@ def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
         log_level=handler.log_level,
         type=handler.type,
         models=model_source(api, project_dir),
+        trusts_pickle=trusts_pickle(api),
         model_agent_socket=str(home.model_agent_socket) if loads_models(api) else None,
         tensorflow_serving=handler.tensorflow_serving,
         cpu=api.compute.cpu or 0.0,

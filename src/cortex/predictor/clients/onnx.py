@@ -6,11 +6,11 @@ This is the only module that imports onnxruntime; it is imported for `type: onnx
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -19,15 +19,15 @@ import numpy as np
 import onnxruntime
 
 from cortex.errors import ModelError, ModelInputError, with_article
+from cortex.models.formats.detection import describe_format
 from cortex.models.loaded_models import ensure_call_scope
 from cortex.models.loader import LoadRequest
 from cortex.models.registry import Registry
 from cortex.payloads.arrays import Array, TensorError
+from cortex.payloads.signature import ModelSignature, TensorSignature
 from cortex.predictor.clients.tensors import TensorSpec, to_array
 
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-#: Maximum number of threads of all sessions together. Beyond it, a session uses only the calling thread.
-_MAX_THREADS = 64
 #: The parts of an error message before its text: prefix, number and name.
 _PREFIX_PARTS = 3
 _FATAL = 4
@@ -64,6 +64,17 @@ _TYPES: Mapping[str, tuple[str, int]] = {
     _STRING: ("string", 7),
 }
 
+_DATATYPES: Mapping[str, str] = {
+    "tensor(bool)": "BOOL",
+    **{f"tensor(int{bits})": f"INT{bits}" for bits in (8, 16, 32, 64)},
+    **{f"tensor(uint{bits})": f"UINT{bits}" for bits in (8, 16, 32, 64)},
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    _STRING: "BYTES",
+}
+#: Outputs of classifiers: for each row, the probability of each class.
+_MAPS = frozenset({"seq(map(int64,tensor(float)))", "seq(map(string,tensor(float)))"})
 
 #: Common types of values that are not mappings; isinstance(value, Mapping) is slower than converting a row.
 _NEVER_NAMED = frozenset({np.ndarray, list, tuple, float, int, str, bytes})
@@ -78,11 +89,38 @@ class OnnxModel:
         self.request = request
         self.session = session
         self.inputs = OnnxInputs(session.get_inputs(), session.get_overridable_initializers(), request.label)
+        self._classes: dict[str, tuple[str, ...]] = {}  #: of outputs that are maps by class
 
     @property
     def input_signatures(self) -> dict[str, dict[str, Any]]:
         """Return the shape and type of each input; unspecified sizes are names or None."""
         return {given.name: {"shape": given.declared_shape, "type": given.type} for given in self.inputs.all}
+
+    @cached_property
+    def signature(self) -> ModelSignature:
+        """Return the inputs and outputs that are tensors, or become tensors: `tensor_of` lists the others."""
+        outputs = []
+        for output in self.session.get_outputs():
+            labels = self._classes.get(output.name, ())
+            if output.type in _DATATYPES:
+                shape = tuple(size if isinstance(size, int) else -1 for size in output.shape)
+                outputs.append(TensorSignature(output.name, _DATATYPES[output.type], shape))
+            elif output.type in _MAPS:
+                outputs.append(TensorSignature(output.name, "FP32", (-1, len(labels) or -1), labels=labels))
+        inputs = [
+            TensorSignature(
+                each.name, _DATATYPES[each.onnx_type], tuple(-1 if size is None else size for size in each.shape)
+            )
+            for each in self.inputs.all
+            if each.onnx_type in _DATATYPES
+        ]
+        name, reason = self.request.model, describe_format(self.request.path)
+        return ModelSignature(name, "onnxruntime_onnx", tuple(inputs), tuple(outputs), reason)
+
+    def infer(self, inputs: Mapping[str, Any], outputs: Sequence[str] = ()) -> dict[str, Array]:
+        """Run the model on arrays by name. Raises: ModelInputError."""
+        names = [each.name for each in self.signature.outputs if not outputs or each.name in outputs]
+        return {name: tensor_of(value) for name, value in zip(names, self._run(inputs, names), strict=True)}
 
     @property
     def handler_signatures(self) -> tuple[Any, Any]:
@@ -91,9 +129,12 @@ class OnnxModel:
 
     def predict(self, model_input: Any) -> list[Any]:
         """Run the model and return its outputs like `session.run`. Raises: ModelInputError."""
+        return self._run(model_input, None)
+
+    def _run(self, model_input: Any, outputs: Sequence[str] | None) -> list[Any]:
         feed = self.inputs.feed(model_input)
         try:
-            return self.session.run(None, feed)  # type: ignore[no-any-return]
+            return self.session.run(outputs, feed)  # type: ignore[no-any-return]
         except Exception as exc:  # errors of ONNX Runtime have no common base class
             raise ModelInputError(f"{self.request.label} can't be run on this input: {_error_text(exc)}") from exc
 
@@ -105,7 +146,10 @@ class OnnxModel:
         quiet = onnxruntime.RunOptions()
         quiet.log_severity_level = _FATAL
         with contextlib.suppress(Exception):  # a model may reject zeros
-            self.session.run(None, zeros, quiet)
+            outputs = self.session.run(None, zeros, quiet)
+            for output, value in zip(self.session.get_outputs(), outputs, strict=True):
+                if output.type in _MAPS:
+                    self._classes[output.name] = tuple(map(str, value[0]))
 
 
 class OnnxLoader:
@@ -190,18 +234,16 @@ class OnnxClient:
         return metadata
 
 
+def tensor_of(value: Any) -> Array:
+    """Return an output as an array; a list of maps by class, as classifiers return them, is a matrix."""
+    if isinstance(value, list):
+        return np.array([list(row.values()) for row in value], np.float32)
+    return np.asarray(value)
+
+
 def choose_providers(wants_gpu: bool, available: Sequence[str]) -> list[str]:
     """Return the execution providers of a session, the preferred one first."""
     return [_CUDA, _CPU] if wants_gpu and _CUDA in available else [_CPU]
-
-
-def choose_threads(processes: int, models: int) -> int:
-    """Return the number of threads of a session: OMP_NUM_THREADS if set, or a fair share of the processors."""
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    if wanted.isdigit() and int(wanted) > 0:
-        return int(wanted)
-    processors = len(os.sched_getaffinity(0))
-    return max(1, min(processors // max(processes, 1), _MAX_THREADS // max(models, 1)))
 
 
 def find_model_file(path: Path) -> Path:
@@ -265,6 +307,7 @@ class OnnxInput:
     def __init__(self, arg: NodeArg) -> None:
         plain, number = _TYPES.get(arg.type, (arg.type, 0))
         self.name = arg.name
+        self.onnx_type = arg.type
         self.type = plain  #: numpy's name of the type, "string", or ONNX Runtime's where numpy has none
         self.declared_shape = list(arg.shape)  #: names and None are unspecified sizes
         self.is_tensor = number != 0

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +25,7 @@ from cortex.predictor.tracebacks import user_code
 if TYPE_CHECKING:
     from cortex.predictor.clients.tensorflow import TensorFlowBackend
     from cortex.predictor.clients.tensorflow_serving import ExternalModels
+    from cortex.predictor.registry_models import RegistryModels
 
 #: The value of `tensorflow_serving` in a configuration that starts a server for each process.
 LOCAL = "local"
@@ -31,9 +33,17 @@ SERVER = "tensorflow_model_server"
 _GRPC = {"grpc": "grpcio", "google.protobuf": "protobuf"}
 
 
+#: Maximum number of threads of all models of a process. Beyond it, a model uses only the calling thread.
+_MAX_THREADS = 64
+
+
 class ClientSpec(Protocol):
     """The fields of a replica's spec that the clients read."""
 
+    @property
+    def api(self) -> str: ...
+    @property
+    def path(self) -> str: ...
     @property
     def type(self) -> str: ...
     @property
@@ -42,6 +52,8 @@ class ClientSpec(Protocol):
     def sockets(self) -> tuple[str, ...]: ...
     @property
     def tensorflow_serving(self) -> str | None: ...
+    @property
+    def trusts_pickle(self) -> bool: ...
     @property
     def gpu_ids(self) -> tuple[str, ...]: ...
     @property
@@ -59,6 +71,7 @@ class Clients:
     describe: Callable[[], dict[str, Any]]  #: returns the `model_metadata` of a GET
     bind: Callable[[object], None] | None = None  #: passes the user's object to the loader, before `__init__`
     stop: Callable[[], None] | None = None  #: stops the backend
+    served_models: RegistryModels | None = None  #: of an API without code
 
     def close(self) -> None:
         """Unload all models and stop the backend."""
@@ -138,11 +151,16 @@ def build_clients(
         return Registry(source, catalogue or Catalogue(()), loader, fetcher or _NoFetcher(), events or _NoEvents())
 
     try:
-        return _BUILDERS[spec.type](spec, registry_of, _count(source, catalogue))
+        clients = _BUILDERS[spec.type](spec, registry_of, _count(source, catalogue))
     except ModuleNotFoundError as exc:
         module = exc.name or ""
         fix = _FIXES.get((spec.type, module)) or suggest_requirement(module)
         raise UserError(f"type: {spec.type} needs {module}, which is not installed; {fix}") from exc
+    if spec.path or clients.registry is None:
+        return clients
+    from cortex.predictor.registry_models import RegistryModels  # noqa: PLC0415 - only APIs without code need it
+
+    return replace(clients, served_models=RegistryModels(spec.api, source, clients.registry))
 
 
 _RegistryOf = Callable[[ModelLoader[Any]], Registry[Any]]
@@ -158,7 +176,7 @@ def _python(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clients:
 def _onnx(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clients:
     from cortex.predictor.clients import onnx  # noqa: PLC0415 - needs onnxruntime
 
-    loader = onnx.OnnxLoader(bool(spec.gpu_ids), onnx.choose_threads(len(spec.sockets), count))
+    loader = onnx.OnnxLoader(bool(spec.gpu_ids), choose_threads(len(spec.sockets), count))
     registry = registry_of(loader)
     client = onnx.OnnxClient(registry, loader)
     return Clients(registry, client, client.describe)
@@ -173,7 +191,7 @@ def _tensorflow(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clien
         client = tensorflow.TensorFlowClient(models, models.loaded)
         return Clients(None, client, client.describe)
     backend = choose_backend(address)
-    if spec.max_batch_size:
+    if spec.max_batch_size and spec.path:
         from cortex.predictor.clients import tensorflow_batching  # noqa: PLC0415 - needs numpy
 
         backend = tensorflow_batching.BatchingBackend(backend, spec.max_batch_size, spec.isolates_failures)
@@ -181,6 +199,23 @@ def _tensorflow(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clien
     registry = registry_of(loader)
     client = tensorflow.TensorFlowClient(registry, loader.loaded)
     return Clients(registry, client, client.describe, stop=backend.close)
+
+
+def _model(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clients:
+    from cortex.predictor.clients.model import DetectedLoader  # noqa: PLC0415 - needs numpy
+
+    loader = DetectedLoader(spec, count)
+    registry = registry_of(loader)
+    return Clients(registry, None, registry.describe, stop=loader.close)
+
+
+def choose_threads(processes: int, models: int) -> int:
+    """Return the number of threads of one model: OMP_NUM_THREADS if set, or a fair share of the processors."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdigit() and int(wanted) > 0:
+        return int(wanted)
+    processors = len(os.sched_getaffinity(0))
+    return max(1, min(processors // max(processes, 1), _MAX_THREADS // max(models, 1)))
 
 
 def is_external(tensorflow_serving: str | None) -> bool:
@@ -233,6 +268,7 @@ def _is_installed(module: str) -> bool:
 
 _BUILDERS: Mapping[str, Callable[[ClientSpec, _RegistryOf, int], Clients]] = {
     "python": _python,
+    "model": _model,
     "onnx": _onnx,
     "tensorflow": _tensorflow,
 }

@@ -11,16 +11,19 @@ This module imports numpy, but neither TensorFlow nor gRPC.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from cortex.errors import ModelError, ModelInputError, with_article
+from cortex.models.formats.detection import describe_format
 from cortex.models.loaded_models import ensure_call_scope
 from cortex.models.loader import LoadRequest
 from cortex.payloads.arrays import Array, TensorError
+from cortex.payloads.inference_tensors import datatype_of
+from cortex.payloads.signature import ModelSignature, TensorSignature
 from cortex.predictor.clients.tensors import DTYPES, TensorSpec, to_array, to_flat
 
 #: Signatures to use, in this order, if a model has several and none is configured. TensorFlow 2 and Keras export the
@@ -122,6 +125,29 @@ class TensorFlowModel(Generic[S]):
             "input_signatures": self.input_signatures,
             "timestamp": timestamp,
         }
+
+    @cached_property
+    def signature(self) -> ModelSignature:
+        """Return the inputs and outputs of the signature that is run, if the protocol has their types."""
+        inputs, outputs = (
+            tuple(
+                TensorSignature(
+                    name,
+                    datatype,
+                    spec.open_shape,
+                )
+                for name, spec in specs.items()
+                if spec.dtype in DTYPES and (datatype := datatype_of(DTYPES[spec.dtype].numpy)) is not None
+            )
+            for specs in (self._signature.inputs, self._signature.outputs)
+        )
+        reason = describe_format(self.request.path)
+        return ModelSignature(self.request.model, "tensorflow_savedmodel", inputs, outputs, reason)
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] = ()) -> dict[str, Array]:
+        """Run the model on arrays by name. Raises: ModelError."""
+        found = self.servable.run(self.signature_key, self._arrays(inputs))
+        return {name: array for name, array in found.items() if not outputs or name in outputs}
 
     @property
     def input_signatures(self) -> dict[str, dict[str, Any]]:

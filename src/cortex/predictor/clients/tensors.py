@@ -61,6 +61,11 @@ class TensorSpec:
         known = DTYPES.get(self.dtype)
         return known.name if known else f"DT_{self.dtype}"
 
+    @property
+    def open_shape(self) -> tuple[int, ...]:
+        """Return the shape with -1 for unspecified sizes, and for any shape."""
+        return (-1,) if self.shape is None else tuple(-1 if size is None else size for size in self.shape)
+
     def __str__(self) -> str:
         if self.shape is None:
             return f"{self.type_name} of any shape"

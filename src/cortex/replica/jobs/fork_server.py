@@ -47,7 +47,7 @@ def run_fork_server(
     """Fork a process for each job until one of them ends in another way than after its job; return the exit code."""
     faulthandler.enable()
     copy = working_copy(spec)
-    imports = find_leading_imports(Path(spec.project_dir), spec.path, spec.python_path)
+    imports = find_leading_imports(Path(spec.project_dir), spec.path, spec.python_path) if spec.path else ()
     set_environment(spec, index)
     if imports:
         try:

@@ -47,7 +47,7 @@ def batched_method(spec: ReplicaSpec, predictor: BoundPredictor) -> BoundMethod 
     TensorFlow models batch below the user's method, in the model client.
     """
     method = predictor.methods.get("POST")
-    return method if method is not None and spec.max_batch_size and spec.type == "python" else None
+    return method if method is not None and spec.batches_calls else None
 
 
 def for_one(method: BoundMethod) -> BoundMethod:
@@ -367,6 +367,8 @@ class BatchCaller:
             connection.returned_ns = returned_ns
             outcome: Outcome
             try:
+                if isinstance(item, Exception):  # the error of one request
+                    raise item
                 outcome = caller.complete(connection, method, item, member.arguments)
             except BaseException as error:  # an error of this item alone
                 outcome = caller.fail(connection, method.name, error)

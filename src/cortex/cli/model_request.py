@@ -1,0 +1,70 @@
+"""The inputs of a deployed model without code, and a request that works when it is pasted."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cortex.client.client import Client
+
+Json = dict[str, Any]
+
+_TIMEOUT_S = 10.0
+#: Values of a row that a request shows; longer rows, such as images, are described.
+_MAX_VALUES = 50
+_EXAMPLES = {"BOOL": False, "BYTES": "text"}
+
+
+def describe_models(api: Json, client: Client) -> list[Json]:
+    """Return what an API without code says of its models; none if it can't be asked."""
+    handler, networking = api["spec"].get("handler") or {}, api["spec"].get("networking") or {}
+    if handler.get("path", "") is not None or handler["interface"] != "handler" or networking.get("auth") == "api_key":
+        return []
+    from cortex.client.transport import open_response, read  # noqa: PLC0415 - few commands need it
+
+    try:
+        trust = client.environment.connect().trust
+        connection, response = open_response("GET", api["endpoint"], None, {}, _TIMEOUT_S, trust)
+        try:
+            described = json.loads(read(response).body)
+        finally:
+            connection.close()
+    except (OSError, HTTPException, ValueError):
+        return []
+    models = described.get("models", []) if isinstance(described, dict) else []
+    return [model for model in models if "inputs" in model]
+
+
+def model_lines(model: Json) -> list[str]:
+    """Return lines that describe the inputs and outputs of a model."""
+    return [f"{side}: {', '.join(map(_tensor, model[f'{side}s']))}" for side in ("input", "output")]
+
+
+def model_request(model: Json, url: str, options: str = "") -> str:
+    """Return a command for curl that sends one row of zeros; `options` come before the URL."""
+    head = f"curl{options} {shlex.quote(url)}"
+    shapes = [tensor["shape"] for tensor in model["inputs"]]
+    if sum(math.prod(map(abs, shape)) for shape in shapes) > _MAX_VALUES:
+        wanted = ", ".join(map(_tensor, model["inputs"]))
+        return f"{head} -H 'content-type: application/json' -d @FILE.json  # {{\"instances\": [ROW]}}: {wanted}"
+    rows = {tensor["name"]: _zeros(tensor["datatype"], tensor["shape"][1:]) for tensor in model["inputs"]}
+    row = next(iter(rows.values())) if len(rows) == 1 else rows
+    count = max(1, shapes[0][0]) if shapes and shapes[0] else 1
+    body = json.dumps({"instances": [row] * count})
+    return f"{head} -H 'content-type: application/json' -d {shlex.quote(body)}"
+
+
+def _tensor(tensor: Json) -> str:
+    sizes = ", ".join("?" if size < 0 else str(size) for size in tensor["shape"])
+    return f"{tensor['name']} {tensor['datatype']} [{sizes}]"
+
+
+def _zeros(datatype: str, shape: list[int]) -> Any:
+    value: Any = _EXAMPLES.get(datatype, 0)
+    for size in reversed(shape):
+        value = [value] * max(1, size)
+    return value

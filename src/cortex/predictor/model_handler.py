@@ -1,0 +1,163 @@
+"""The built-in class of APIs without code: requests in any of the usual forms, answered by models.
+
+`payloads.request_forms` has the forms. This module imports numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cortex.errors import ModelInputError
+from cortex.payloads.inference_protocol import V2Error
+from cortex.payloads.request_forms import ModelRequest, read_request
+from cortex.predictor.registry_models import RegistryModel
+
+#: Query parameters, and headers, that choose one of several models and a version.
+_MODEL, _VERSION = ("model", "x-model-name"), ("version", "x-model-version")
+_SHOWN_NAMES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A request to a version of a model."""
+
+    model: RegistryModel
+    version: str | None  #: None: the newest
+    request: ModelRequest
+
+    @property
+    def key(self) -> Any:
+        """Return what requests have in common that can be joined: the model, and all but the first axis."""
+        tensors = tuple((name, array.dtype, array.shape[1:]) for name, array in sorted(self.request.inputs.items()))
+        return self.model.name, self.version, tensors
+
+    @property
+    def rows(self) -> int | None:
+        """Return the size of the first axis of all inputs; None if they differ or one has no axis."""
+        sizes = {array.shape[0] if array.ndim else None for array in self.request.inputs.values()}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    def run(self) -> Any:
+        """Run the model. Raises: KeyError, V2Error, ModelError."""
+        return self.request.answer(self.model.infer(self.request.inputs, self.version))
+
+
+class ModelHandler:
+    """Answers requests, items of jobs and workloads with the models of an API."""
+
+    def __init__(self, models: Mapping[str, RegistryModel]) -> None:
+        self._models = models
+
+    def handle_post(self, payload: Any, query_params: Any, headers: Any) -> Any:
+        """Run the model on the rows of the body."""
+        with _http_errors():
+            return self._read(payload, query_params, headers).run()
+
+    predict = handle_post  # of files up to 0.33
+
+    def handle_batch(self, payload: Any) -> Any:
+        """Run the model on the items of a batch, one row each."""
+        return self._read({"instances": payload}, None, None).run()["predictions"]
+
+    def handle_async(self, payload: Any) -> Any:
+        """Run the model on the rows of a workload."""
+        return self._read(payload, None, None).run()
+
+    def _read(
+        self, payload: Any, query_params: Mapping[str, str] | None, headers: Mapping[str, str] | None
+    ) -> _Question:
+        """Read a request; jobs have neither query parameters nor headers.
+
+        Raises: KeyError for an unknown model or version; ModelInputError, ModelError.
+        """
+        query_params, headers = query_params or {}, headers or {}
+        model = self._find(_chosen(_MODEL, query_params, headers))
+        version = _chosen(_VERSION, query_params, headers)
+        version = None if version == "latest" else version
+        signature = model.signature(version)
+        return _Question(model, version, read_request(payload, signature, headers.get("content-type") or ""))
+
+    def _find(self, name: str | None) -> RegistryModel:
+        models = self._models
+        if name is None and len(models) == 1:
+            return next(iter(models.values()))
+        if name is not None and name in models:
+            return models[name]
+        shown = ", ".join(sorted(models)[:_SHOWN_NAMES])
+        if name is None:
+            raise KeyError(f"this API has several models: choose one with ?model=, of {shown}")
+        raise KeyError(f"there is no model {name!r}; this API has {shown}")
+
+
+class BatchingModelHandler(ModelHandler):
+    """The same with server-side batching: requests for one model and version are joined along the first axis."""
+
+    def handle_post(self, payload: list[Any], query_params: list[Any], headers: list[Any]) -> list[Any]:
+        """Run the model on the rows of the body."""
+        results: list[Any] = [None] * len(payload)
+        groups: dict[Any, list[tuple[int, _Question]]] = {}
+        for index, request in enumerate(zip(payload, query_params, headers, strict=True)):
+            try:
+                with _http_errors():
+                    question = self._read(*request)
+                groups.setdefault(question.key, []).append((index, question))
+            except Exception as error:  # of this request alone
+                results[index] = error
+        for group in groups.values():
+            for (index, _), result in zip(group, _run_joined([question for _, question in group]), strict=True):
+                results[index] = result
+        return results
+
+    predict = handle_post
+
+
+def _run_joined(questions: Sequence[_Question]) -> list[Any]:
+    """Return the answers, or the exceptions, of questions that can be joined; one by one if the model refuses that."""
+    first, sizes = questions[0], [question.rows for question in questions]
+    if len(questions) > 1 and None not in sizes:
+        joined = {
+            name: np.concatenate([each.request.inputs[name] for each in questions]) for name in first.request.inputs
+        }
+        total = sum(size or 0 for size in sizes)
+        try:
+            outputs = first.model.infer(joined, first.version)
+        except Exception:  # one of them fails alone, too, and then it is known which
+            outputs = {}
+        if outputs and all(array.ndim and array.shape[0] == total for array in outputs.values()):
+            ends = np.cumsum(np.array(sizes))[:-1]
+            parts = {name: np.split(array, ends) for name, array in outputs.items()}
+            return [
+                question.request.answer({name: arrays[index] for name, arrays in parts.items()})
+                for index, question in enumerate(questions)
+            ]
+    return [_result_of(question) for question in questions]
+
+
+def _result_of(question: _Question) -> Any:
+    try:
+        with _http_errors():
+            return question.run()
+    except Exception as error:  # of this request alone
+        return error
+
+
+@contextmanager
+def _http_errors() -> Iterator[None]:
+    """Convert mistakes of the caller to HTTPException."""
+    try:
+        yield
+    except (KeyError, ModelInputError, V2Error) as error:
+        from starlette.exceptions import HTTPException  # noqa: PLC0415 - slow to import, and few requests need it
+
+        status = 404 if isinstance(error, KeyError) else error.status if isinstance(error, V2Error) else 400
+        raise HTTPException(status, str(error.args[0])) from error
+
+
+def _chosen(names: tuple[str, str], query_params: Mapping[str, str], headers: Mapping[str, str]) -> str | None:
+    parameter, header = names
+    return query_params.get(parameter) or headers.get(header) or None
