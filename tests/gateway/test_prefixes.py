@@ -91,6 +91,21 @@ def test_a_splitter_draws_and_copies_requests_below_its_endpoint(home: Home) -> 
     run(scenario())
 
 
+def test_a_splitter_checks_keys_below_its_endpoint_and_at_the_root(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            key = ApiKey("k", hashlib.sha256(b"secret").hexdigest(), ("ab",))
+            iris = backend("iris", await w.server("a"), needs_key=True)
+            split = Split("ab", "/ab", (Share("iris", 100),))
+            await w.gateway.startup(RoutingTable((iris,), (split,), (key,), v2_at_root=True))
+            for path in ("/ab/v2/models/ab", "/v2/models/ab"):
+                assert (await ask(w.port, path)).status == 401
+                assert seen(await ask(w.port, path, **{"x-api-key": "secret"}))[0] == "a"
+            assert (await ask(w.port, "/v2/models/iris", **{"x-api-key": "secret"})).status == 403
+
+    run(scenario())
+
+
 def test_requests_below_an_endpoint_are_held_but_probes_are_answered(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:

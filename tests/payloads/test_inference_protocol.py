@@ -6,6 +6,8 @@ import gzip
 import zlib
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cortex.payloads.inference_protocol import (
     InferenceRoute,
@@ -59,6 +61,24 @@ def test_an_unknown_path_is_not_found(path: bytes) -> None:
     with pytest.raises(V2Error, match="is not a path of the Open Inference Protocol; its paths are v2,") as caught:
         parse_route(path)
     assert caught.value.status == 404
+
+
+@given(st.lists(st.sampled_from([b"v2", b"models", b"versions", b"infer", b"ready", b"", b"%", b"\xff", b"m"])))
+def test_any_path_is_a_route_or_not_found(segments: list[bytes]) -> None:
+    try:
+        route = parse_route(b"/" + b"/".join(segments))
+    except V2Error as error:
+        assert error.status == 404
+    else:
+        assert bool(route.model) == (route.kind in ("model", "model_ready", "infer"))
+
+
+@given(st.binary(max_size=50), st.sampled_from([b"gzip", b"deflate", b"br"]))
+def test_any_compressed_body_is_bounded_or_refused(body: bytes, encoding: bytes) -> None:
+    try:
+        assert len(decompress(body, encoding, 100)) <= 100
+    except V2Error as error:
+        assert error.status in (400, 413, 415)
 
 
 def test_metadata_lists_versions_and_tensors() -> None:
