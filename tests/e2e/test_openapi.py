@@ -148,6 +148,7 @@ def test_documents_outlive_the_operator_and_can_be_turned_off(cortex: Installati
     cortex.up()
     assert document(cortex, "/iris") == made
     assert cortex.get("iris")["docs"] == cortex.url("/iris/docs")
+    assert f"docs:     {cortex.url('/iris/docs')}" in cortex.cortex("get", "iris").stdout.splitlines()
     changed = tmp_path / "cortex.yaml"
     changed.write_text(json.dumps([{"name": "mix", "kind": "TrafficSplitter", "networking": {"docs": False},
                                     "apis": [{"name": "iris", "weight": 100}]}]))  # fmt: skip
