@@ -66,6 +66,13 @@ def test_errors_name_the_input_or_the_function(apis: Installation) -> None:
     assert "in pre_inference" in log_of(apis, "newer")
 
 
+def test_the_signature_has_a_path_of_its_own(apis: Installation) -> None:
+    inputs = {"x": {"shape": ["n"], "type": "float32"}}
+    assert apis.post("/add/older", method="GET").json["model_signature"] == inputs
+    assert apis.post("/add/older/signature", method="GET").json == {"signature": inputs}
+    assert apis.post("/add/older/other", method="GET").status == 404
+
+
 def test_debug_logs_each_step(apis: Installation) -> None:
     apis.post("/add/newer?debug=true", {"values": [7]})
     steps = ["sample: {'values': [7]}", "pre_inference: {'x': array([7])}", "inference: [array([17.]", "'sum: [17.0]'"]

@@ -122,6 +122,7 @@ def test_batched_requests_are_joined_and_fail_alone(project: UserProject) -> Non
     bound = load(project, "onnx", models, max_batch_size=8)
     payloads = [[0], {"instances": [1, 2]}, ["text"], [3], [4]]
     queries = [{}, {}, {}, {"version": "9"}, {"version": "8"}]
+    assert bound.methods["POST"].payload_type is None  # each request has a form of its own
     results = bound.methods["POST"].call(payloads, queries, [{}] * 5)
     assert [plain(each) for each in (results[0], results[1], results[3])] == [[10], {"predictions": [11, 12]}, [12]]
     assert [results[2].status_code, results[4].status_code] == [400, 404]

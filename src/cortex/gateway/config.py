@@ -328,7 +328,7 @@ def _prefix_rule(table: RoutingTable) -> str:
     """Return the rule that finds the longest beginning of a path that no map has as a whole."""
     subpaths = {path.rstrip("/") for backend in table.backends for path in backend.subpaths}
     # A cheap condition comes first: requests at exact paths must not pay for lookups.
-    first = f"{{ path_sub {V2_PATH} }} " if subpaths <= {V2_PATH} else ""
+    first = "" if "" in subpaths else f"{{ path_sub {' '.join(sorted(subpaths | {V2_PATH}))} }} "
     of_jobs = ""
     if any(backend.jobs_socket for backend in table.backends):
         of_jobs = f" ! {{ path,regsub('[^/]+$',''),map({JOBS_MAP}) -m found }}"

@@ -97,7 +97,7 @@ class ModelHandler:
 class BatchingModelHandler(ModelHandler):
     """The same with server-side batching: requests for one model and version are joined along the first axis."""
 
-    def handle_post(self, payload: list[Any], query_params: list[Any], headers: list[Any]) -> list[Any]:
+    def handle_post(self, payload: Any, query_params: Any, headers: Any) -> list[Any]:
         """Run the model on the rows of the body."""
         results: list[Any] = [None] * len(payload)
         groups: dict[Any, list[tuple[int, _Question]]] = {}

@@ -9,9 +9,10 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from cortex.config.schema import Networking
+from cortex.config.schema import REQUEST_HANDLERS, Networking
 from cortex.errors import GatewayError
 from cortex.gateway.base import Gateway
+from cortex.gateway.maps import V2_PATH
 from cortex.gateway.routes import ApiBackend, ApiKey, Cors, RoutingTable, Server, Share, Split
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.replicas.plan import Preparation, PreparationStates, Replica, is_restarting
@@ -20,6 +21,8 @@ from cortex.replica.spec import ProcessStatus
 from cortex.state.queries.apis import ApiRecord
 from cortex.telemetry import Logger
 
+#: Below the endpoint of an API with a request handler: the inputs of its model.
+_SIGNATURE_PATH = "/signature"
 #: Requests sent ahead to an API's only process: both sides then wake up once for many requests, which saves a tenth of
 #: their CPU time.
 _AHEAD_OF_ONLY_PROCESS = 15
@@ -129,6 +132,7 @@ def _backend(record: ApiRecord, replicas: Sequence[Replica], preparation: Prepar
         timeout_s=spec.networking.timeout_s,
         max_body_bytes=spec.networking.max_body_size,
         max_queue=max(0, _share(limit, gateways) - inside),
+        subpaths=(V2_PATH, _SIGNATURE_PATH) if spec.handler.interface in REQUEST_HANDLERS else (V2_PATH,),
         unavailable=unavailable or _STARTING,
         servers=tuple(
             Server(

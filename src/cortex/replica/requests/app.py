@@ -111,6 +111,10 @@ class App:
         verb = connection.method
         method = self._methods.get(verb)
         if connection.endpoint is not None:
+            if self._predictor.request_handler is not None and verb == "GET" and _asks_for_signature(connection):
+                signature = self._predictor.request_handler.describe()
+                connection.respond(200, JSON, encode_json({"signature": signature}))
+                return
             method = self._inference.accept(connection)
             if method is None:
                 return
@@ -297,6 +301,12 @@ class App:
                 self._start(waiting, method, deadline_ns, time.monotonic_ns())
         if self.connections.is_paused and self._running < self._slots:
             self.connections.set_paused(False)
+
+
+def _asks_for_signature(connection: Connection) -> bool:
+    """Return whether a request is for `<endpoint>/signature`, which APIs of 0.8 to 0.10 had."""
+    path: bytes = connection.url.partition(b"?")[0]
+    return path.removeprefix(connection.endpoint or b"") == b"/signature"
 
 
 def _respond_failed(connection: Connection, failed: FailedCall) -> None:
