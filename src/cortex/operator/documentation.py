@@ -18,6 +18,8 @@ from cortex.operator.deploy.projects import ProjectFolders
 from cortex.operator.replicas.signatures import Signatures
 from cortex.payloads.openapi.api import DocumentedApi, Sample
 from cortex.payloads.openapi.document import api_document, common_document
+from cortex.payloads.openapi.inference import row_of_zeros
+from cortex.payloads.signature import ApiSignature
 from cortex.predictor.request_arguments import request_arguments
 from cortex.state.queries.apis import ApiRecord, ApiStore, Target
 
@@ -74,7 +76,7 @@ class Documentation:
             needs_key=networking.needs_key or any(each.spec.networking.needs_key for each in found),
             timeout_s=networking.timeout_s,
             max_body_bytes=networking.max_body_size,
-            sample=self._sample(target),
+            sample=self._sample(target) or _sample_of_model(target, signature),
             targets=tuple(self._describe(each) for each in found if each.name in answering),
         )
 
@@ -84,7 +86,7 @@ class Documentation:
         for name in filter(None, (target.spec.readiness, _SAMPLE_FILE)):
             try:
                 text = _read(folder / name, _SAMPLE_MAX_BYTES)
-                return Sample(name, orjson.loads(text))
+                return Sample(f"{name} of the project", orjson.loads(text))
             except (OSError, ValueError):
                 continue
         return None
@@ -100,6 +102,13 @@ class Documentation:
             return "POST"
         found = request_arguments(text, handler.interface, handler.type, handler.models is not None, spec.kind)
         return found.verb if found is not None else "POST"
+
+
+def _sample_of_model(target: Target, signature: ApiSignature | None) -> Sample | None:
+    """Return a row of zeros for the only model of an API without code."""
+    models = signature.models if signature is not None and target.spec.handler.path is None else ()
+    row = row_of_zeros(models[0]) if len(models) == 1 else None
+    return Sample("A row of zeros", {"instances": [row]}) if row is not None else None
 
 
 def _read(path: Path, max_bytes: int) -> bytes:

@@ -19,7 +19,7 @@ from cortex.operator.documentation import Documentation
 from cortex.operator.http.documentation_page import asset_names
 from cortex.operator.http.documentation_routes import DocumentationRoutes
 from cortex.operator.replicas.signatures import Signatures
-from cortex.payloads.signature import ApiSignature, BodySignature, MethodSignature
+from cortex.payloads.signature import ApiSignature, BodySignature, MethodSignature, ModelSignature, TensorSignature
 from cortex.replica.spec import ReplicaStatus
 from cortex.state.database import open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiStore, Target
@@ -34,6 +34,7 @@ APIS = [
     {"name": "iris", "handler": HANDLER, "readiness": "samples/one.json"},
     {"name": "locked", "handler": HANDLER, "networking": {"auth": "api_key", "endpoint": "/a/locked"}},
     {"name": "hidden", "handler": HANDLER, "networking": {"docs": False}},
+    {"name": "model", "handler": {"interface": "handler", "type": "onnx", "models": {"path": "iris.onnx"}}},
     {"name": "sum", "kind": "BatchAPI", "handler": HANDLER},
     {"name": "mix", "kind": "TrafficSplitter", "apis": [
         {"name": "iris", "weight": 100},
@@ -102,6 +103,16 @@ def test_the_sample_of_the_readiness_check_is_the_example(scene: Scene) -> None:
         content = document(scene, key, path)["paths"][path]["post"]["requestBody"]["content"]
         (example,) = content["application/json"]["examples"].values()
         assert example == {"summary": "samples/one.json of the project", "value": {"sepal": 1.5}}
+
+
+def test_an_api_without_code_has_a_row_of_zeros_as_its_example(scene: Scene) -> None:
+    inputs = (TensorSignature("x", "FP32", (-1, 2)),)
+    post = MethodSignature("POST", "handle_post", BodySignature(), BodySignature())
+    signature = ApiSignature((post,), (ModelSignature("model", "onnxruntime_onnx", inputs, ()),))
+    text = signature.to_json().decode()
+    scene.signatures.record([ReplicaStatus("m", "model", "r1", 1, 0.0, (), signature=text)])
+    content = document(scene, "api:model", "/model")["paths"]["/model"]["post"]["requestBody"]["content"]
+    assert content["application/json"]["examples"]["sample"]["value"] == {"instances": [[0, 0]]}
 
 
 @pytest.mark.parametrize("text", ["", "{", "NaN", f'"{"x" * 70_000}"', "[" * 10_000])

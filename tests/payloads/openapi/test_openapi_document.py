@@ -273,9 +273,10 @@ def test_models_are_described_by_the_routes_of_the_open_inference_protocol() -> 
     for each in (made, mix):
         document = valid(api_document(each))
         operation = of(document, f"{each.endpoint}/v2/models/iris/infer")
-        assert operation["requestBody"]["content"]["application/json"]["schema"] == {
-            "$ref": "#/components/schemas/IrisRequest"
-        }
+        content = operation["requestBody"]["content"]["application/json"]
+        assert content["schema"] == {"$ref": "#/components/schemas/IrisRequest"}
+        zeros = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [[0, 0, 0, 0]]}
+        assert content["examples"]["zeros"]["value"] == {"inputs": [zeros]}
         request = document["components"]["schemas"]["IrisRequest"]
         assert request["properties"]["inputs"]["description"] == "- `x`: FP32 [-1, 4] (a, b)"
         assert of(document, f"{each.endpoint}/v2/models/a%20%7Bb%7D%2Fc", "get")

@@ -11,9 +11,9 @@ from cortex.payloads.signature import ApiSignature
 
 @dataclass(frozen=True)
 class Sample:
-    """A request body from the project of an API."""
+    """A request body that an API answers."""
 
-    file: str  #: its path in the project
+    title: str
     value: Any  #: parsed from JSON
 
 
@@ -44,4 +44,4 @@ class DocumentedApi:
         sample = next((each.sample for each in (self, *self.targets) if each.sample is not None), None)
         if sample is None:
             return {}
-        return {"examples": {"sample": {"summary": f"{sample.file} of the project", "value": sample.value}}}
+        return {"examples": {"sample": {"summary": sample.title, "value": sample.value}}}

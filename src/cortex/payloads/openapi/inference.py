@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 from urllib.parse import quote
@@ -14,6 +15,9 @@ from cortex.payloads.signature import DATATYPES, ModelSignature, TensorSignature
 Json = dict[str, Any]
 
 _JSON = "application/json"
+#: Values of a row that an example shows; longer rows, such as images, have none.
+_MAX_VALUES = 50
+_ZEROS = {"BOOL": False, "BYTES": "text"}
 _PARAMETERS: Json = {"type": "object", "additionalProperties": True}
 _SHAPE: Json = {"type": "array", "items": {"type": "integer"}}
 _METADATA: Json = {
@@ -72,7 +76,7 @@ def model_paths(api: DocumentedApi, model: ModelSignature, schemas: SchemaCompon
         "operationId": f"infer_{name}",
         "summary": f"Run the model {model.name} by the Open Inference Protocol",
         "description": model.description or f"Platform: {model.platform}",
-        "requestBody": {"content": {_JSON: {"schema": request}}, "required": True},
+        "requestBody": {"content": {_JSON: {"schema": request, **_example(model)}}, "required": True},
         "responses": {
             "200": response("The outputs", json_content("InferenceResponse")),
             **of_requests(api, has_body=True, is_typed=False),
@@ -107,6 +111,38 @@ def _request(model: ModelSignature) -> Json:
             },
         },
     }
+
+
+def row_of_zeros(model: ModelSignature) -> Any:
+    """Return a row for `{"instances": [row]}`; None if it is too long to be read, or if the inputs are not known."""
+    shapes = [tensor.shape for tensor in model.inputs]
+    if not shapes or sum(math.prod(map(abs, shape)) for shape in shapes) > _MAX_VALUES:
+        return None
+    rows = {tensor.name: _zeros(tensor.datatype, tensor.shape[1:]) for tensor in model.inputs}
+    return next(iter(rows.values())) if len(rows) == 1 else rows
+
+
+def _example(model: ModelSignature) -> Json:
+    """Return the field of a media type that shows a request with zeros."""
+    if row_of_zeros(model) is None:
+        return {}
+    inputs = [
+        {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": [max(1, size) for size in tensor.shape],
+            "data": _zeros(tensor.datatype, tensor.shape),
+        }
+        for tensor in model.inputs
+    ]
+    return {"examples": {"zeros": {"summary": "Zeros", "value": {"inputs": inputs}}}}
+
+
+def _zeros(datatype: str, shape: tuple[int, ...]) -> Any:
+    value: Any = _ZEROS.get(datatype, 0)
+    for size in reversed(shape):
+        value = [value] * max(1, size)
+    return value
 
 
 def _described(tensor: TensorSignature) -> str:

@@ -184,7 +184,7 @@ def _submission_example(api: DocumentedApi) -> Json:
     if not isinstance(value, dict) or "workers" not in value:
         items = value if isinstance(value, list) and value else [value]
         value = {"workers": 1, "item_list": {"items": items, "batch_size": 1}}
-    return {"examples": {"sample": {"summary": f"{api.sample.file} of the project", "value": value}}}
+    return {"examples": {"sample": {"summary": api.sample.title, "value": value}}}
 
 
 def _upload_parameters() -> list[Json]:
