@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,6 +102,26 @@ def test_a_model_without_functions_gets_the_sample_and_answers_as_is(onnx: Any, 
             found = predict(bound, sample)
             assert (found if isinstance(found, dict) else [value.tolist() for value in found]) == expected
         bound.close()
+
+
+def test_a_zip_archive_may_hold_the_model(project: UserProject) -> None:
+    files = io.BytesIO()
+    with zipfile.ZipFile(files, "w") as archive:
+        for version in (9, 10):
+            for name, data in tensorflow_model(version).items():
+                archive.writestr(f"{version}/{name}", data)
+    bound = load(project, "tensorflow", {"1568244606.zip": files.getvalue()}, None)
+    assert predict(bound, {"x": [1]}) == {"y": [11]}
+    folder = Path(bound.clients.describe()["_cortex_default-1"]["disk_path"]) if bound.clients else Path()
+    assert folder.is_dir()
+    bound.close()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("data", [b"PK no archive", b""])
+def test_an_invalid_archive_is_an_error_of_the_model(project: UserProject, data: bytes) -> None:
+    with pytest.raises(ModelError, match=r"model.zip can't be unpacked"):
+        load(project, "tensorflow", {"model.zip": data}, None)
 
 
 def test_each_function_may_be_missing(onnx: Any) -> None:

@@ -111,6 +111,8 @@ def invalid_reason(layout: Layout, content: VersionContent) -> str | None:
         return f"more than {MAX_FILES:,} files"
     if layout == "onnx":
         return None if content.onnx_files == 1 else f"{content.onnx_files or 'no'} *.onnx files; must be exactly one"
+    if layout == "tensorflow" and content.files == 1 and content.example.endswith(".zip"):
+        return None  # the form of 0.8 to 0.11; the loader unpacks it
     if layout in ("tensorflow", "neuron"):
         wanted = {"saved_model.pb": FileMarks.SAVED_MODEL}
         if layout == "tensorflow":

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -24,6 +26,7 @@ from cortex.models.loader import LoadRequest
 from cortex.payloads.arrays import Array, TensorError
 from cortex.payloads.inference_tensors import datatype_of
 from cortex.payloads.signature import ModelSignature, TensorSignature
+from cortex.predictor.clients.model_archive import find_archive, unpack_model
 from cortex.predictor.clients.tensors import DTYPES, TensorSpec, to_array, to_flat
 
 #: Signatures to use, in this order, if a model has several and none is configured. TensorFlow 2 and Keras export the
@@ -197,26 +200,39 @@ class TensorFlowLoader(Generic[S]):
         self._backend = backend
         # Weak references: the registry counts strong ones to find models in use.
         self._loaded: WeakValueDictionary[int, TensorFlowModel[S]] = WeakValueDictionary()
+        self._unpacked: dict[int, TemporaryDirectory[str]] = {}  #: by model: the folder of its archive
         self._lock = threading.Lock()
 
     def load(self, request: LoadRequest) -> TensorFlowModel[S]:
-        """Load a model. Raises: ModelError."""
-        servable = self._backend.load(request)
+        """Load a model: a folder, or an archive with one. Raises: ModelError."""
+        archive = find_archive(Path(request.path))
+        unpacked, path = (None, request.path) if archive is None else unpack_model(archive)
         try:
-            model = TensorFlowModel(request, servable)
-            model.warm_up()
+            servable = self._backend.load(replace(request, path=str(path)))
+            try:
+                model = TensorFlowModel(replace(request, path=str(path)), servable)
+                model.warm_up()
+            except BaseException:
+                self._backend.unload(servable)
+                raise
         except BaseException:
-            self._backend.unload(servable)
+            if unpacked is not None:
+                unpacked.cleanup()
             raise
         with self._lock:
             self._loaded[id(model)] = model
+            if unpacked is not None:
+                self._unpacked[id(model)] = unpacked
         return model
 
     def unload(self, model: TensorFlowModel[S]) -> None:
         """Release all resources of a model."""
         with self._lock:
             self._loaded.pop(id(model), None)
+            unpacked = self._unpacked.pop(id(model), None)
         self._backend.unload(model.servable)
+        if unpacked is not None:
+            unpacked.cleanup()
 
     def loaded(self) -> list[TensorFlowModel[S]]:
         """Return the models that are loaded."""
