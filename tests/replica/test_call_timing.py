@@ -46,4 +46,4 @@ def test_a_long_call_is_forgotten_after_very_many_short_ones() -> None:
 
 def test_pauses_of_the_machine_do_not_count() -> None:
     numbers = random.Random(1)
-    assert after(*(15.0 if numbers.random() < 0.001 else 0.5 for _ in range(20_000)))
+    assert after(*(30.0 if numbers.random() < 0.001 else 0.01 for _ in range(20_000)))

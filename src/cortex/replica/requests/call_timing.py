@@ -6,6 +6,7 @@ average of all calls: a long call is met more often, in proportion to its durati
     Σd² / Σd ≤ LIMIT   ⇔   Σd·(d − LIMIT) ≤ 0
 
 which is one sum, the excess. One call of 8 s among 10,000 of 1 ms makes it positive, although their average is 1.8 ms.
+The weight d is at least `MIN_WEIGHT_NS`: between calls of microseconds, each pause of a busy machine would be too long.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from cortex.replica.shared_state import SharedConnectionState
 
 #: Calls are short if the one that a request meets takes at most this long on average.
 LIMIT_NS = 5_000_000
+MIN_WEIGHT_NS = 1_000_000
 #: After as many calls, 1/64 of the excess is forgotten: half of it after 11,000 calls. The first ones do not count,
 #: because they may have to load something; nothing is sent ahead to a process before it has run twice as many.
 DECAY_CALLS = 256
@@ -32,7 +34,8 @@ class CallDurations:
 
     def record(self, duration_ns: int) -> None:
         """Record a call. Event-loop thread only."""
-        self._excess += duration_ns * (duration_ns - LIMIT_NS)
+        weight_ns = duration_ns if duration_ns > MIN_WEIGHT_NS else MIN_WEIGHT_NS
+        self._excess += weight_ns * (duration_ns - LIMIT_NS)
         self._calls += 1
         if self._calls >= DECAY_CALLS:
             self._calls = 0
