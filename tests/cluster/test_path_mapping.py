@@ -27,7 +27,7 @@ NOT_PATHS = {
             "gateway_secret",
             "on_disconnect",
         ),
-        *("node_groups", "config", "env", "api_spec", "working_copies"),
+        *("node_groups", "app", "config", "env", "api_spec", "working_copies"),
     },
     "Setup": {"project_hash", "pip", "conda", "shell", "env", "model"},
     "ModelSource": {"layout", "signature_key"},

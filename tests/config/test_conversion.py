@@ -288,7 +288,8 @@ def test_mistakes_use_the_keys_of_the_file(text: str, expected: list[str], tmp_p
         ("autoscaling", "workers_per_replica", 'move it to "handler.processes_per_replica"'),
         ("autoscaling", "windows", 'did you mean "window"?'),
         ("networking", "port",
-         "remove it; supported keys: endpoint, timeout, max_body_size, access_log, auth, docs, on_disconnect, cors"),
+         "remove it; supported keys: endpoint, timeout, max_body_size, access_log, auth, docs, on_disconnect, "
+         "sticky, cors"),
     ],
 )  # fmt: skip
 def test_suggests_the_intended_key_for_an_unknown_key(section: str, key: str, fix: str, tmp_path: Path) -> None:

@@ -21,10 +21,13 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         ),
         "deployment": ("only in files with `kind: deployment`, where it is an entry of its own with a `name`"),
         "handler.type": (
-            "`python`, or the type of the exported models that the code uses; `model` detects the format of models "
-            "without code"
+            "`python`, the type of the exported models that the code uses, or the type of an application; `model` "
+            "detects the format of models without code"
         ),
         "handler.path": "the file with the class; without it, cortex itself answers requests with the models",
+        "handler.app": (
+            "only with `type: asgi` and `wsgi`: the application in `path`, or the function that returns it"
+        ),
         "handler.python_path": "a folder to add to the Python path, in addition to the project's",
         "handler.config": "passed to `__init__` as `config` (to module functions as `metadata`)",
         "handler.env": "environment variables",
@@ -91,6 +94,10 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         ),
         "networking.max_batch_size": (
             "BatchAPI only: maximum size of a batch in bytes: its items as JSON and the commas between them"
+        ),
+        "networking.sticky": (
+            "RealtimeAPI only: a cookie sends all requests of a client to the same process, for code that keeps "
+            "the state of a session in memory. Only in files of the current form"
         ),
         "networking.access_log": "the gateway writes one JSON line per request to the access log",
         "networking.auth": (

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from cortex.config.schema import (
     ANY_MODEL,
+    APPLICATION_TYPES,
     LOCAL_SERVING,
     MAX_NAME_LENGTH,
     MIN_CORES,
@@ -38,6 +39,7 @@ def field_violations(api: Api) -> Iterator[Violation]:
     yield from _compute_violations(api)
     yield from _model_violations(api)
     yield from _batching_violations(api)
+    yield from _application_violations(api)
     yield from _splitter_violations(api)
     yield from _schedule_violations(api)
     if api.networking.on_disconnect == "kill" and api.handler.server_side_batching is not None:
@@ -137,7 +139,7 @@ def _model_violations(api: Api) -> Iterator[Violation]:
         yield from _cache_violations(api, handler.models)
     elif handler.interface in REQUEST_HANDLERS:
         yield Violation((f"{_MODELS}.path",), "must be defined", 'write "model: s3://bucket/path"')
-    elif handler.type != PYTHON:
+    elif handler.type not in (PYTHON, *APPLICATION_TYPES):
         message = f"must be defined with type {handler.type}"
         yield Violation((_MODELS,), message, 'write "models:" with "path: s3://bucket/path"')
     if handler.type == ANY_MODEL and handler.interface != "handler":
@@ -246,6 +248,38 @@ def _batching_violations(api: Api) -> Iterator[Violation]:
     if handler.tensorflow_serving not in (None, LOCAL_SERVING):
         message = "cannot be used with an external server, which has its own batching settings"
         yield Violation((_BATCHING, "handler.tensorflow_serving"), message, "remove one of them")
+
+
+def _application_violations(api: Api) -> Iterator[Violation]:
+    """Check the fields that applications do not support, and those that only they have."""
+    handler = api.handler
+    if not api.is_application:
+        if handler.app is not None:
+            message = f"cannot be used with type {handler.type}, only with asgi and wsgi"
+            yield Violation(("handler.app", "handler.type"), message, 'write "type: asgi", or remove it')
+        return
+    if handler.interface != "handler" or api.kind is not ApiKind.REALTIME:
+        message = f"type {handler.type} requires `kind: RealtimeAPI` with `handler:`"
+        yield Violation(("handler.type",), message, 'write "kind: RealtimeAPI" and "handler:"')
+        return
+    if api.networking.on_disconnect == "kill" and handler.type == "asgi":
+        message = "cannot be kill with type asgi: its calls share one process"
+        yield Violation(("networking.on_disconnect", "handler.type"), message, 'write "cancel" or "finish"')
+    in_startup = "remove it, and call the model once when the application starts"
+    load = "remove it, and load the model in the class, or when the application starts"
+    unsupported = (
+        (_BATCHING, handler.server_side_batching, "remove it: the application receives each request by itself"),
+        (_MODELS, handler.models, load),
+        ("tracker", api.tracker, "remove it: the responses of an application are not inspected"),
+        ("readiness", api.readiness, in_startup),
+    )
+    for field, value, fix in unsupported:
+        if value is not None:
+            yield Violation((field, "handler.type"), f"cannot be used with type {handler.type}", fix)
+    if handler.type == "asgi" and handler.threads_per_process > 1:
+        message = "cannot be used with type asgi: its calls share one event loop"
+        fix = 'remove it; "autoscaling.max_replica_concurrency" limits concurrent requests'
+        yield Violation(("handler.threads_per_process", "handler.type"), message, fix)
 
 
 def _splitter_violations(api: Api) -> Iterator[Violation]:

@@ -275,7 +275,7 @@ HANDLER = _generation(
     "handler",
     "handler",
     _NAMES,
-    _rows("handler", f"{_CLASS} {_TENSORFLOW} {_PROCESSES} {_LATE}"),
+    _rows("handler", f"{_CLASS} app {_TENSORFLOW} {_PROCESSES} {_LATE}"),
     _rows("handler", "image tensorflow_serving_image shm_size", IGNORED),
     _models("handler.multi_model_reloading"),
     _models("handler.models"),
@@ -288,7 +288,7 @@ HANDLER = _generation(
     _AUTOSCALING,
     _UPDATE_STRATEGY,
     _BOUNDS,
-    {"networking.on_disconnect": "networking.on_disconnect"},  # extension
+    _rows("networking", "on_disconnect sticky"),  # extensions
     _CORS,
     _BATCHES,
     _READINESS,
@@ -334,6 +334,8 @@ _LOADED = "remove it: a job loads all models"
 _ONE_CALL = 'remove it: each process runs one workload at a time; "autoscaling" sets the number of replicas'
 _ONE_WORKER = "remove it: a task is one call in one worker"
 _DEFINITION = 'write "definition:" with "path"'
+_APPLICATION = "remove it: only a RealtimeAPI can have an application"
+_NO_PROCESSES = "remove it: its requests are stored, and any process may run them"
 _OF_TARGETS = "set it for the APIs that the splitter names"
 
 #: By kind: a key in any section, or a key with its section → the fix.
@@ -345,6 +347,8 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "schedule": "remove it: only a BatchAPI or a TaskAPI can have a schedule",
         },
         ApiKind.ASYNC: {
+            "app": _APPLICATION,
+            "sticky": _NO_PROCESSES,
             "cache_memory": "remove it: all models are loaded",
             "cache_size": "remove it: all models are loaded",
             "disk_cache_size": "remove it: all models are loaded",
@@ -361,6 +365,8 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "tracker": _REMOVE,
         },
         ApiKind.BATCH: {
+            "app": _APPLICATION,
+            "sticky": _NO_PROCESSES,
             "autoscaling": _WORKERS,
             "cache_memory": _LOADED,
             "cache_size": _LOADED,

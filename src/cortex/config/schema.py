@@ -78,7 +78,10 @@ def _code_path(value: object, info: ValidationInfo) -> str | None:
     """Validate the user's file, which only Python code requires: models of other types can be served without code."""
     if value is not None:
         return _project_path(value)
-    if info.data.get("type", PYTHON) == PYTHON and info.data.get("interface") not in REQUEST_HANDLERS:
+    if (
+        info.data.get("type", PYTHON) in (PYTHON, *APPLICATION_TYPES)
+        and info.data.get("interface") not in REQUEST_HANDLERS
+    ):
         raise PydanticKnownError("missing")
     return None
 
@@ -201,6 +204,9 @@ class ModelsConfig(ConfigModel):
         return self.cache_size is not None or self.cache_memory is not None
 
 
+#: Values of `type` for applications, which answer everything below the endpoint.
+APPLICATION_TYPES = frozenset({"asgi", "wsgi"})
+
 Interface = Literal["functions", "older_request_handler", "request_handler", "predictor", "handler"]
 #: Interfaces whose code only prepares the inputs and outputs of a model.
 REQUEST_HANDLERS: frozenset[Interface] = frozenset({"older_request_handler", "request_handler"})
@@ -212,6 +218,7 @@ MIN_MEMORY_BYTES = 20 * 1024**2  #: for files from 0.13 on
 SUBMISSION_BYTES = 10 * 1024**2  #: default size limit of a submission to a BatchAPI
 CPU_PERCENT = 80  #: default target of the CPU usage in files of 0.10 to 0.12
 WORKLOAD_S = 3600.0  #: default time limit of one workload of an AsyncAPI
+ASGI_CONCURRENCY = 100  #: default target of requests in flight per process of an ASGI application
 MAX_BATCH_BYTES = 256 * 1024**2  #: a whole batch is held in memory and stored as one database value
 
 
@@ -281,15 +288,26 @@ class Batching(ConfigModel):
     isolate_failures: Annotated[bool, BeforeValidator(true_or_false)] = True  #: bisect a failed batch
 
 
+@accepts(type="string", pattern="^[A-Za-z_][A-Za-z0-9_]*$")
+def _attribute_name(value: object) -> str:
+    name = text(value)
+    if not name.isidentifier():
+        last = re.sub(r"\W.*", "", re.split("[:.]", name)[-1])
+        fix = f"write {quote(last if last.isidentifier() else 'app')}"
+        raise problem(f"{quote(name)} must be the name of an application or of a function in the file", fix)
+    return name
+
+
 class Handler(ConfigModel):
     """The user's code: its location, its interface and its arguments."""
 
-    null_means_default = frozenset({"config", "env", "server_side_batching"})
+    null_means_default = frozenset({"app", "config", "env", "server_side_batching"})
 
     interface: Interface
-    type: Annotated[str, BeforeValidator(enum(PYTHON, "tensorflow", "onnx", ANY_MODEL))]
+    type: Annotated[str, BeforeValidator(enum(PYTHON, "tensorflow", "onnx", ANY_MODEL, "asgi", "wsgi"))]
     #: The user's file; None: a built-in class serves the models.
     path: Annotated[str | None, BeforeValidator(_code_path)] = Field(default=None, validate_default=True)
+    app: Annotated[str, BeforeValidator(_attribute_name)] | None = None  #: the application in `path`, or its factory
     python_path: Annotated[str, BeforeValidator(folder_on_path)] | None = None
     config: Annotated[dict[str, Any], BeforeValidator(a_map)] = {}
     env: Annotated[dict[EnvName, EnvValue], BeforeValidator(a_map)] = {}
@@ -377,6 +395,7 @@ class Networking(ConfigModel):
     #: Folders that submissions to a BatchAPI may read.
     local_paths: Annotated[list[LocalFolder], BeforeValidator(a_list)] | None = None
     access_log: Annotated[bool, BeforeValidator(true_or_false)] = False  #: the gateway writes a line per request
+    sticky: Annotated[bool, BeforeValidator(true_or_false)] = False  #: a client's requests go to the same process
     auth: Annotated[str, BeforeValidator(enum("none", "api_key"))] = "none"  #: the credential that the gateway requires
     docs: Annotated[bool, BeforeValidator(true_or_false)] = True  #: serve `openapi.json` and `docs` below the endpoint
     #: for a call whose client disconnects
@@ -522,6 +541,11 @@ class Api(ConfigModel):
         return cls.model_validate_json(text, context=STORED)
 
     @property
+    def is_application(self) -> bool:
+        """True if an ASGI or WSGI application answers everything below the endpoint."""
+        return self.handler.type in APPLICATION_TYPES
+
+    @property
     def concurrency(self) -> int:
         """Number of requests that one replica runs concurrently."""
         return self.handler.processes_per_replica * self.handler.threads_per_process
@@ -531,4 +555,8 @@ class Api(ConfigModel):
         """Number of requests in flight per replica that the autoscaler targets."""
         batching, handler = self.handler.server_side_batching, self.handler
         calls = max(handler.threads_per_process, batching.max_batch_size if batching else 1)
+        if handler.type == "asgi":
+            calls = min(
+                ASGI_CONCURRENCY, max(1, self.autoscaling.max_replica_concurrency // handler.processes_per_replica)
+            )
         return self.autoscaling.target_replica_concurrency or float(handler.processes_per_replica * calls)

@@ -10,6 +10,7 @@ caller can choose, and the map, the log and HAProxy's memory contain nothing tha
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -66,6 +67,19 @@ _CHALLENGE = "hdr WWW-Authenticate Bearer"
 #: Requests that the gateway sends to itself were checked when they came from the client.
 _FROM_CLIENT = f"! {{ fe_name -m str {INSIDE_FRONTEND} }}"
 
+#: Rules for applications: the headers that tell them how the client reached the gateway, instead of the client's own.
+#: A request that an old worker passes on after a reload has them in variables, see `config`.
+_FORWARDED = f"""\
+  http-request del-header x-forwarded- -m beg if {_FROM_CLIENT}
+  http-request del-header forwarded if {_FROM_CLIENT}
+  http-request set-header x-forwarded-for %[src] if {_FROM_CLIENT}
+  http-request set-header x-forwarded-for %[var(txn.client)] if {{ var(txn.client) -m found }}
+  http-request set-header x-forwarded-proto http if {_FROM_CLIENT}
+  http-request set-header x-forwarded-proto https if {{ ssl_fc }}
+  http-request set-header x-forwarded-proto %[var(txn.scheme)] if {{ var(txn.scheme) -m found }}
+  http-request set-header x-forwarded-host %[req.hdr(host)] if {_FROM_CLIENT} {{ req.hdr(host) -m found }}
+"""
+
 
 @dataclass(frozen=True)
 class GatewaySockets:
@@ -88,15 +102,19 @@ def section(
 
 def servers(backend: ApiBackend) -> str:
     """Return the servers, which end the section of an API."""
-    return "".join(f"  server {server.name} {server_options(server)}\n" for server in backend.servers)
+    return "".join(f"  server {server.name} {server_options(server, backend.sticky)}\n" for server in backend.servers)
 
 
-def server_options(server: Server) -> str:
-    """Return all options of a server. Servers added by command have no defaults, so nothing is left to defaults."""
+def server_options(server: Server, sticky: bool = False) -> str:
+    """Return all options of a server. Servers added by command have no defaults, so nothing is left to defaults.
+
+    With `sticky`, they have a cookie: a hash, so that clients are not sent the names of replicas.
+    """
+    cookie = f" cookie {hashlib.sha256(server.name.encode()).hexdigest()[:16]}" if sticky else ""
     if not is_unix(server):
-        return f"{server_address(server.socket)} maxconn {capacity(server)} {_TCP_CHECK}"
+        return f"{server_address(server.socket)} maxconn {capacity(server)}{cookie} {_TCP_CHECK}"
     path = server.socket.replace(" ", r"\ ")  # the same escape in the configuration and in commands
-    return f"unix@{path} maxconn {capacity(server)} {_UNIX_CHECK}"
+    return f"unix@{path} maxconn {capacity(server)}{cookie} {_UNIX_CHECK}"
 
 
 def is_unix(server: Server) -> bool:
@@ -290,14 +308,22 @@ def _calls_section(backend: ApiBackend, sockets: GatewaySockets, body_timeout_s:
         f'%[date(0,ms),sub(txn.arrived),div({late_ms}),iif("timed out after {seconds} in the queue",'
         f'"no replica could be reached")]'
     )
+    cookie = (
+        f"  cookie cortex-{backend.api} insert indirect nocache httponly attr SameSite=Lax\n" if backend.sticky else ""
+    )
+    if backend.is_application:
+        late += " ! { res.hdr(server-timing) -m found }"  # not a response of the application
+        body = _FORWARDED
+    else:
+        body = f"  http-request wait-for-body time {milliseconds(body_timeout_s)}ms\n"
     return f"""\
 backend {backend_name(backend)}
   timeout queue {timeout_ms}ms
   timeout server {min(timeout_ms + TIMEOUT_MARGIN_MS, TIMEOUT_MAX_MS)}ms
-{section_log(backend)}{first}\
+{cookie}{section_log(backend)}{first}\
   http-request return status 413 {json_error(f"the body is larger than {backend.max_body_bytes} bytes")} \
 if {{ req.body_size gt {backend.max_body_bytes} }}
-  http-request wait-for-body time {milliseconds(body_timeout_s)}ms
+{body}\
   http-request set-var(txn.arrived) date(0,ms)
 {_hold(backend, sockets, timeout_ms)}\
 {_queue_limit(max(0, backend.max_queue))}

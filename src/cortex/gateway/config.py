@@ -165,6 +165,17 @@ class RenderedConfig:
         return {CONFIG_FILE: self.config, LUA_FILE: self.script, **certificate, **maps}
 
 
+_TO_SUCCESSOR = """\
+  http-request set-header x-cortex-client %[src]
+  http-request set-header x-cortex-scheme http unless { ssl_fc }
+  http-request set-header x-cortex-scheme https if { ssl_fc }
+"""
+_FROM_OLD_WORKER = """\
+  http-request set-var(txn.client) req.hdr(x-cortex-client) if { so_name successor }
+  http-request set-var(txn.scheme) req.hdr(x-cortex-scheme) if { so_name successor }
+"""
+
+
 def render(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySockets) -> RenderedConfig:
     """Render the configuration. Raises: GatewayError for names, endpoints or paths with special characters."""
     _validate(table, settings, sockets)
@@ -173,7 +184,7 @@ def render(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySocke
         _defaults(settings),
         _frontend(table, settings, sockets),
         _inside(sockets),
-        *_fixed_sections(sockets),
+        *_fixed_sections(table, sockets),
         *docs_section(table),
         *([_v2_section(table)] if table.v2_at_root else []),
     ]
@@ -302,12 +313,13 @@ def _frontend(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySo
     return f"""\
 frontend {FRONTEND}
   bind {host}:{settings.port} proto h1{_TLS if settings.certificate else ""}
-  bind 'unix@{sockets.successor}' mode 600 proto h1
+  bind 'unix@{sockets.successor}' mode 600 proto h1{_of_successor(table, " name successor")}
   unique-id-format %[date(0,ms)]-%pid-%rt
   unique-id-header X-Cortex-Request-ID
 {frontend_log(table)}\
 {_prefix_rule(table)}\
 {request_rules(table)}  http-request deny deny_status 400 if {{ req.hdrs_bin,length gt {HEADERS_MAX_BYTES} }}
+{_of_successor(table, _FROM_OLD_WORKER)}\
   http-request del-header x-cortex- -m beg
   http-request set-header x-cortex-info 1 if {{ path_end /info }} {{ path,map({INFO_MAP}) -m found }}
   {below}
@@ -322,6 +334,11 @@ frontend {FRONTEND}
   {routes}
   default_backend {UNKNOWN_BACKEND}
 """
+
+
+def _of_successor(table: RoutingTable, text: str) -> str:
+    """Return a part of the configuration that tells applications the clients of requests that old workers pass on."""
+    return text if any(backend.is_application for backend in table.backends) else ""
 
 
 def _prefix_rule(table: RoutingTable) -> str:
@@ -341,6 +358,8 @@ def _split_rules(table: RoutingTable, sockets: GatewaySockets, body_timeout_s: f
     if not table.splits:
         return ""
     copied = "if { var(txn.copy) -m beg api: } ! { req.hdr(x-cortex-info) -m found } ! { stopping }"
+    if any(backend.is_application for backend in table.backends):
+        copied += " ! { req.hdr(upgrade) -m found }"
     below = "{ var(txn.prefix) -m found }"
     longest_ms = max((milliseconds(backend.timeout_s) for backend in table.backends), default=1000)
     copy_timeout_s = -(-(longest_ms + TIMEOUT_MARGIN_MS) // 1000)
@@ -379,7 +398,7 @@ frontend {INSIDE_FRONTEND}
 """
 
 
-def _fixed_sections(sockets: GatewaySockets) -> tuple[str, ...]:
+def _fixed_sections(table: RoutingTable, sockets: GatewaySockets) -> tuple[str, ...]:
     return (
         f"""\
 backend {UNKNOWN_BACKEND}
@@ -392,6 +411,7 @@ backend {HEALTH_BACKEND}
         f"""\
 backend cortex-successor
   timeout server {TIMEOUT_MAX_MS}ms
+{_of_successor(table, _TO_SUCCESSOR)}\
   server successor 'unix@{sockets.successor}'
 """,
     )

@@ -333,7 +333,8 @@ class HaproxyGateway:
         await self._maps.sync_keys(workers, self._table)
         wanted = {
             backend_name(backend): {
-                server.name: WantedServer(server_options(server), capacity(server)) for server in backend.servers
+                server.name: WantedServer(server_options(server, backend.sticky), capacity(server))
+                for server in backend.servers
             }
             for backend in self._table.backends
         }

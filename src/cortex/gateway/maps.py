@@ -102,7 +102,11 @@ def fixed_maps(table: RoutingTable) -> Maps:
         for entry in entries:
             path = entry.endpoint.rstrip("/") + suffix or "/"
             runs_jobs = isinstance(entry, ApiBackend) and bool(entry.jobs_socket)
-            if path in routes or path in splits or (suffix == "/info" and runs_jobs):
+            if (
+                path in routes
+                or path in splits
+                or (suffix == "/info" and (runs_jobs or _has_application(table, entry)))
+            ):
                 continue
             if isinstance(entry, Split):
                 splits[path] = entry.name
@@ -138,6 +142,10 @@ def _subpaths(table: RoutingTable, entry: ApiBackend | Split) -> list[str]:
     return sorted({path for backend in table.backends if backend.api in apis for path in _subpaths(table, backend)})
 
 
+def _has_application(table: RoutingTable, entry: ApiBackend | Split) -> bool:
+    return "/" in _subpaths(table, entry)
+
+
 def _prefixes_map(table: RoutingTable) -> dict[str, str]:
     """Return the paths below which an API or splitter serves all; the longest match counts."""
     found: dict[str, str] = {}
@@ -161,7 +169,7 @@ def _docs_map(table: RoutingTable, taken: Collection[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     entries: tuple[ApiBackend | Split, ...] = (*table.backends, *table.splits)
     for entry in entries:
-        if entry.has_docs:
+        if entry.has_docs and not _has_application(table, entry):
             key = entry.name if isinstance(entry, Split) else backend_name(entry)
             paths = (entry.endpoint.rstrip("/") + suffix for suffix in _DOCS_SUFFIXES)
             found |= {path: key for path in paths if path not in taken and path not in found}

@@ -14,7 +14,14 @@ from cortex.gateway.addresses import host_of, is_path
 
 Json = dict[str, Any]
 #: Fields that the JSON form lacks at these values, because nodes of an older version refuse them.
-_LEFT_OUT = {"cors": None, "has_docs": False, "operator_socket": "", "subpaths": ("/v2",), "v2_at_root": False}
+_LEFT_OUT = {
+    "cors": None,
+    "has_docs": False,
+    "operator_socket": "",
+    "subpaths": ("/v2",),
+    "sticky": False,
+    "v2_at_root": False,
+}
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,13 @@ class ApiBackend:
     cors: Cors | None = None  #: None: pages of every origin may read responses
     has_docs: bool = False  #: the operator answers `openapi.json` and `docs` below the endpoint
     subpaths: tuple[str, ...] = ("/v2",)  #: all paths below these, after the endpoint, lead to its replicas
+
+    sticky: bool = False  #: send the requests of a client to the same process, by a cookie
+
+    @property
+    def is_application(self) -> bool:
+        """Return whether an application answers everything below the endpoint: bodies are streamed to its replicas."""
+        return "/" in self.subpaths
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ def check_annotations(
     text: str, file: str, interface: str, type_: str = "python", has_models: bool = False, kind: str = "RealtimeAPI"
 ) -> list[Diagnostic]:
     """Return a warning for each name in the annotation of a payload that does not exist at run time."""
-    generation = GENERATIONS[kind, interface, type_, has_models]
-    if not generation.is_typed or generation.class_name is None:
+    generation = GENERATIONS.get((kind, interface, type_, has_models))
+    if generation is None or not generation.is_typed or generation.class_name is None:
         return []
     try:
         source = Source(text, file)

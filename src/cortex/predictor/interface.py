@@ -53,6 +53,7 @@ class Generation:
     json_over_forms: bool = False  #: a form whose body is JSON is a forgotten content type: the payload is the JSON
     logs_on_demand: bool = False  #: `?debug=true` logs the payload and the result
     is_typed: bool = False  #: payloads are validated against their annotations, which older generations ignore
+    has_application: bool = False  #: an ASGI or WSGI application answers, the attribute or method `app`; no `methods`
 
     def select_serving(self, is_defined: Callable[[str], bool]) -> dict[str, str]:
         """Return the serving methods that a class or module defines, with the verb of each."""
@@ -253,6 +254,19 @@ _ONNX_HANDLER = replace(
 #: Models of formats that are detected; they are served without code only.
 _MODEL_HANDLER = replace(_HANDLER, type="model")
 
+_ASGI_HANDLER = replace(
+    _HANDLER,
+    type="asgi",
+    methods={},
+    method_signature=Signature(),
+    summary="an application answers below this endpoint",
+    returns_callback=False,
+    json_over_forms=False,
+    is_typed=False,
+    has_application=True,
+)
+_WSGI_HANDLER = replace(_ASGI_HANDLER, type="wsgi")
+
 _TASK = Generation(
     key="handler",
     class_name="Task",
@@ -353,6 +367,8 @@ _HANDLERS = {key: row for key, row in _WITHOUT_REQUESTS.items() if key[0] == "ha
 #: By kind, interface, type, and presence of models. Rows that are independent of the last occur twice.
 GENERATIONS: Mapping[tuple[str, str, str, bool], Generation] = {
     **{(ApiKind.REALTIME, *key): row for key, row in _REALTIME.items()},
+    (ApiKind.REALTIME, "handler", "asgi", False): _ASGI_HANDLER,
+    (ApiKind.REALTIME, "handler", "wsgi", False): _WSGI_HANDLER,
     **{(ApiKind.BATCH, *key): _for_jobs(row) for key, row in _PREDICTORS.items()},
     **{(ApiKind.BATCH, *key): _handler_for_jobs(row) for key, row in _HANDLERS.items()},
     **{(ApiKind.ASYNC, *key): _for_async(row) for key, row in _PREDICTORS.items()},

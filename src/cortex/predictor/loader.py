@@ -19,6 +19,7 @@ from cortex.errors import UserError, with_article
 from cortex.models.loaded_models import call_scope
 from cortex.models.spec import Catalogue, ModelSource
 from cortex.payloads.signature import ApiSignature
+from cortex.predictor.applications import AsgiApp, as_asgi, class_application, module_application
 from cortex.predictor.binding import BoundMethod, bind_function, bind_method, call_kind
 from cortex.predictor.importing import import_user_file
 from cortex.predictor.interface import GENERATIONS, PRE_INFERENCE, Generation, Signature
@@ -66,6 +67,10 @@ class LoadSpec(Protocol):
     @property
     def type(self) -> str: ...
     @property
+    def app(self) -> str | None: ...
+    @property
+    def threads(self) -> int: ...
+    @property
     def models(self) -> ModelSource | None: ...
     @property
     def tensorflow_serving(self) -> str | None: ...
@@ -92,6 +97,7 @@ class BoundPredictor:
     inference_models: Mapping[str, InferenceModel] = field(default_factory=dict)  #: offered by V2 routes, by name
     request_handler: RequestHandler | None = None  #: the functions around the model, in interfaces that have them
     loads_on_demand: bool = False  #: a model is loaded when it is called, and may be unloaded afterwards
+    application: AsgiApp | None = None  #: answers all requests, instead of `methods`
 
     @property
     def registry(self) -> Registry[Any] | None:
@@ -145,15 +151,17 @@ def load(
 
     Raises: UserError with the user's frames, or with `file:line`, the problem of a signature and its fix.
     """
-    code = import_code(spec)
     config = copy.deepcopy(spec.config)
+    if spec.app is not None:
+        return _load_application(spec, spec.app, config)
+    code = import_code(spec)
     if code.generation.class_name is None and spec.models is None:
         return _initialize_module(spec, code, config)
     if spec.max_batch_size and spec.type == "python":
         _check_batching(code, spec.path)
     clients = build_clients(spec, catalogue, fetcher, events)
     try:
-        if not code.generation.methods:
+        if not code.generation.methods and not code.generation.has_application:
             return _wrap_model(spec, code, config, clients)
         return _construct_predictor(spec, code, config, clients, extra_versions, metrics)
     except BaseException:
@@ -184,12 +192,11 @@ class UserCode:
 
 def import_code(spec: LoadSpec) -> UserCode:
     """Import the user's file and check its members. Raises: UserError."""
-    generation = GENERATIONS[spec.kind, spec.interface, spec.type, spec.models is not None]
+    generation = _generation(spec)
     if not spec.path:
         return _built_in_code(spec, generation)
     set_project(Path(spec.project_dir))
-    with user_code(f"while {spec.path} was being imported"):
-        module = import_user_file(Path(spec.project_dir), spec.path, spec.python_path)
+    module = _import_module(spec)
     target: Any = module if generation.class_name is None else _find_class(module, generation, spec.path)
     serving_methods = generation.select_serving(lambda name: _is_defined(target, name))
     _check_members(target, generation, serving_methods, spec.path)
@@ -205,6 +212,15 @@ def _built_in_code(spec: LoadSpec, generation: Generation) -> UserCode:
     return UserCode(generation, target, serving, is_built_in=True) if serving else UserCode(generation, None, {})
 
 
+def _generation(spec: LoadSpec) -> Generation:
+    return GENERATIONS[spec.kind, spec.interface, spec.type, spec.models is not None]
+
+
+def _import_module(spec: LoadSpec) -> ModuleType:
+    with user_code(f"while {spec.path} was being imported"):
+        return import_user_file(Path(spec.project_dir), spec.path, spec.python_path)
+
+
 def build_clients(
     spec: LoadSpec, catalogue: Catalogue | None, fetcher: ModelFetcher | None, events: LoadEvents | None
 ) -> Clients | None:
@@ -214,6 +230,13 @@ def build_clients(
     from cortex.predictor.clients import python  # noqa: PLC0415 - keeps replicas without models light
 
     return python.build_clients(spec, catalogue, fetcher, events)
+
+
+def _load_application(spec: LoadSpec, name: str, config: dict[str, Any]) -> BoundPredictor:
+    """Return the application that the user's file defines as `name`. Raises: UserError."""
+    set_project(Path(spec.project_dir))
+    app = module_application(_import_module(spec), name, spec.type, spec.path, config)
+    return BoundPredictor(_generation(spec), spec.path, {}, application=as_asgi(app, spec.type, spec.threads))
 
 
 def _initialize_module(spec: LoadSpec, code: UserCode, config: dict[str, Any]) -> BoundPredictor:
@@ -259,6 +282,9 @@ def _construct_predictor(
 ) -> BoundPredictor:
     values = {"config": config, "api_spec": copy.deepcopy(spec.api_spec), "job_spec": None, "metrics_client": metrics}
     instance = code.construct(values, clients)
+    if code.generation.has_application:
+        app = class_application(instance, spec.type, spec.path)
+        return BoundPredictor(code.generation, spec.path, {}, application=as_asgi(app, spec.type, spec.threads))
     batched = batched_method(code.generation) if spec.max_batch_size and spec.type == "python" else None
     methods = {
         verb: bind_method(instance, name, verb, code.generation, is_batched=name == batched)

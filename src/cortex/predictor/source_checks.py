@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from cortex.errors import Diagnostic
+from cortex.predictor.applications import ATTRIBUTE
 from cortex.predictor.interface import GENERATIONS, Generation, Signature
 from cortex.predictor.interface_rules import (
     Argument,
@@ -40,12 +41,16 @@ def check_source(
     has_models: bool = False,
     kind: str = "RealtimeAPI",
     batches: bool = False,
+    app: str | None = None,
 ) -> list[Diagnostic]:
     """Return the mistakes in a `.py` file that can be found without running it.
 
-    `file` is the name in messages; `batches` means that the API uses server-side batching.
+    `file` is the name in messages; `batches` means that the API uses server-side batching, and
+    `app` is the name of an application in the module.
     """
-    generation = GENERATIONS[kind, interface, type_, has_models]
+    generation = GENERATIONS.get((kind, interface, type_, has_models))
+    if generation is None:  # a type that this kind or section does not support, which its own rule reports
+        return []
     try:
         source = Source(text, file)
     except SyntaxError as exc:
@@ -53,6 +58,8 @@ def check_source(
         column = max(exc.offset or 1, 1) if line else 0
         return [Diagnostic(file, line, column, "", f"{type(exc).__name__}: {exc.msg}", "correct the Python syntax")]
     checker = _Checker(source, file, generation, batches)
+    if app is not None:
+        return sorted(checker.check_application(app))
     found = checker.check_functions() if generation.class_name is None else checker.check_class(generation.class_name)
     return sorted(found)
 
@@ -66,6 +73,14 @@ class _Checker:
         self._generation = generation
         self._batches = batches
         self._scope = source.scope
+
+    def check_application(self, name: str) -> Iterator[Diagnostic]:
+        """Check a module that has an application or its factory."""
+        if name in self._scope.bindings or self._scope.is_open:
+            return
+        guess = nearest(name, self._scope.bindings)
+        fix = f'did you mean "app: {guess}"?' if guess else "define it at the top level of the file"
+        yield Diagnostic(self._file, 0, 0, "", f"{name} is not defined", fix)
 
     def check_functions(self) -> Iterator[Diagnostic]:
         """Check a module that defines functions."""
@@ -107,7 +122,12 @@ class _Checker:
             shown = ", ".join(("self", *generation.constructor_signature.required))
             yield self._at_name(scope, at, node, f"{self._of_class}__init__({shown}) is not defined", fix)
         serving = generation.select_serving(scope.bindings.__contains__)
-        if is_complete and not serving and not generation.is_inference_only(scope.bindings.__contains__):
+        if generation.has_application:
+            if is_complete and ATTRIBUTE not in scope.bindings and not _sets_attribute(node, ATTRIBUTE):
+                fix = f"set self.{ATTRIBUTE} in __init__, or define a method {ATTRIBUTE}(self) that returns it"
+                yield self._at(node, f"{self._of_class}{ATTRIBUTE} is not defined", fix)
+            yield from self._check_member(scope, ATTRIBUTE, Signature())
+        elif is_complete and not serving and not generation.is_inference_only(scope.bindings.__contains__):
             yield self._missing_method(scope, node)
         elif is_complete:  # otherwise it may override a method of an unknown base
             for name in sorted({*generation.methods, *generation.hooks} - generation.required_hooks):
@@ -181,6 +201,10 @@ class _Checker:
         classes = self._scope.classes()
         if foreign := find_foreign_class(self._generation, classes):
             return self._at(classes[foreign[0]], message, foreign[1])
+        if self._generation.has_application and "app" in self._scope.bindings:
+            return Diagnostic(
+                self._file, 0, 0, "", message, 'write "app: app" in cortex.yaml to serve app of this file'
+            )
         guess = nearest(name, classes) or self._class_that_serves(classes)
         if guess:
             return self._at(classes[guess], message, _rename(guess, name))
@@ -207,6 +231,8 @@ class _Checker:
         wanted = " or ".join(f"{name}({shown})" for name in list(generation.methods)[:2])
         message = f"{self._of_class}{wanted} is not defined"
         functions = scope.functions()
+        if generation.key == "handler" and generation.kind == "RealtimeAPI" and _sets_attribute(node, ATTRIBUTE):
+            return self._at(node, message, "self.app belongs to `type: asgi`")
         if found := find_method_of_kind(generation, functions):
             return self._at(functions[found[0]], message, f"{found[0]} belongs to `kind: {found[1]}`")
         if foreign := find_foreign_method(generation, functions):
@@ -276,6 +302,14 @@ class _Checker:
 
 def _rename(wrong: str, right: str) -> str:
     return f'did you mean this one? rename "{wrong}" to "{right}"'
+
+
+def _sets_attribute(node: ast.ClassDef, name: str) -> bool:
+    """Return whether a method of a class assigns `self.<name>`."""
+    return any(
+        isinstance(inner, ast.Attribute) and inner.attr == name and isinstance(inner.ctx, ast.Store)
+        for inner in ast.walk(node)
+    )
 
 
 def _has_unknown_decorator(function: FunctionNode) -> bool:

@@ -33,9 +33,14 @@ def set_project(folder: Path) -> None:
     _project_prefix = str(folder.resolve()) + os.sep
 
 
-def format_user_traceback(exc: BaseException) -> str:
-    """Format an exception like Python, without frames of Cortex; paths in the project are relative to it."""
+def format_user_traceback(exc: BaseException, begins_in_project: bool = False) -> str:
+    """Format an exception like Python, without frames of Cortex; paths in the project are relative to it.
+
+    With `begins_in_project`, frames of frameworks before the first frame of the project are left out as well.
+    """
     shown = traceback.TracebackException.from_exception(exc, compact=True)
+    if begins_in_project and shown.stack is not None:
+        shown.stack[:] = _from_project(shown.stack, _prefix())
     _strip(shown, _prefix(), set())
     return "".join(shown.format())
 
@@ -100,6 +105,16 @@ def _strip(shown: traceback.TracebackException, project: str, seen: set[int]) ->
     for linked in (shown.__cause__, shown.__context__, *(shown.exceptions or ())):
         if linked is not None:
             _strip(linked, project, seen)
+
+
+def _from_project(stack: traceback.StackSummary, project: str) -> list[traceback.FrameSummary]:
+    """Return the frames from the first one of the project; all if there is none."""
+    first = next((number for number, frame in enumerate(stack) if project and _is_in(frame.filename, project)), 0)
+    return stack[first:]
+
+
+def _is_in(filename: str, project: str) -> bool:
+    return filename.startswith(project) and not _is_ours(filename)
 
 
 def _first_of_user(stack: traceback.StackSummary) -> int:

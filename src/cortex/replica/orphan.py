@@ -16,13 +16,13 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from cortex.replica.requests.app import App
+from cortex.replica.requests.http import ConnectionPool
 from cortex.replica.shared_state import MAX_CONNECTIONS
-from cortex.replica.spec import ORPHAN_SERVES_S, orphan_limit_s
+from cortex.replica.spec import ORPHAN_SERVES_S, RequestLimits, orphan_limit_s
 
 #: The process ends after this many checks in a row without a request.
 _QUIET_CHECKS = 5
@@ -33,6 +33,19 @@ _PARENT_CHECK_S = 0.01
 
 _PR_SET_PDEATHSIG = 1
 _STDERR = 2
+
+
+class RequestServer(Protocol):
+    """The requests of this process: `App` for methods, `ApplicationServer` for an application."""
+
+    connections: ConnectionPool
+    timeout_s: float
+
+    def configure(self, limits: RequestLimits) -> None:
+        """Set the limits of subsequent requests."""
+
+    def set_suspects(self, groups: Mapping[str, int]) -> None:
+        """Bisect the requests of batches that killed a previous process."""
 
 
 class InheritedOutput(Protocol):
@@ -62,7 +75,7 @@ class Orphan:
     """The behaviour of a process after its supervisor's death. Event-loop thread only, except for `finish`."""
 
     def __init__(
-        self, app: App, loop: asyncio.AbstractEventLoop, inheritance: Inheritance, stop: Callable[[], None]
+        self, app: RequestServer, loop: asyncio.AbstractEventLoop, inheritance: Inheritance, stop: Callable[[], None]
     ) -> None:
         """Create it while the supervisor is alive; `stop` ends the process in order."""
         self._app = app
@@ -73,7 +86,7 @@ class Orphan:
         self._supervisor = os.getppid()
         self._lost_at = 0.0
         self._is_orphan = False
-        self._retires_at = math.inf
+        self._retires_at = self._ends_at = math.inf
         self._served = 0
         self._quiet_checks = 0
 
@@ -104,6 +117,7 @@ class Orphan:
         with contextlib.suppress(Exception):  # serving has priority
             self._output.take_over()
         self._retires_at = time.monotonic() + ORPHAN_SERVES_S
+        self._ends_at = self._retires_at + self._app.timeout_s  # every call that is still running is overdue
         self._served = self._app.connections.served
         self._loop.call_later(_CHECK_S, self._check)
 
@@ -125,7 +139,7 @@ class Orphan:
         served, before = connections.served, self._served
         self._served = served
         self._quiet_checks = 0 if connections.has_requests or served != before else self._quiet_checks + 1
-        if self._quiet_checks >= _QUIET_CHECKS:
+        if self._quiet_checks >= _QUIET_CHECKS or time.monotonic() > self._ends_at:
             self._stop()
             return
         if time.monotonic() > self._retires_at:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from cortex.models.spec import Catalogue
+from cortex.predictor.applications import WSGI
 from cortex.predictor.loader import BoundPredictor, load
 from cortex.processes.priority import enter_background, in_background
 from cortex.replica.channel import Channel
@@ -24,7 +25,7 @@ from cortex.replica.monitoring.metrics import MetricFile
 from cortex.replica.monitoring.trace_export import open_tracing
 from cortex.replica.monitoring.tracker import PredictionTracker
 from cortex.replica.monitoring.user_metrics import MetricsClient, metrics_client
-from cortex.replica.orphan import Inheritance, Orphan, outlive_supervisor
+from cortex.replica.orphan import Inheritance, Orphan, RequestServer, outlive_supervisor
 from cortex.replica.requests.app import App
 from cortex.replica.requests.batching import batched_method
 from cortex.replica.requests.call_timing import CallDurations
@@ -46,6 +47,7 @@ from cortex.replica.worker_process import (
 )
 
 if TYPE_CHECKING:
+    from cortex.replica.applications.lifespan import Lifespan
     from cortex.replica.monitoring.spans import Tracing
 
 #: Delay before messages that the channel could not take are sent again.
@@ -71,11 +73,15 @@ def run_request_worker(
         loop = uvloop.new_event_loop()
         asyncio.set_event_loop(loop)
         check_readiness(spec, predictor, loop, channel)
+        lifespan = _start_application(predictor, loop)
     except BaseException as error:  # the edge of the process: our exceptions, or those of user code beyond Exception
         report_failure(channel, error)
         return 1
     gc.freeze()  # models stay, so no collection has to traverse them
-    orphan = _serve(spec, predictor, loop, channel, shared_state, file, tracing, inheritance)
+    if lifespan is not None:
+        orphan = _serve_application(spec, lifespan, loop, channel, shared_state, file, inheritance)
+    else:
+        orphan = _serve(spec, predictor, loop, channel, shared_state, file, tracing, inheritance)
     run_exit_hooks()
     if tracing is not None:
         tracing.shutdown()
@@ -130,6 +136,41 @@ def _serve(
     return orphan
 
 
+def _start_application(predictor: BoundPredictor, loop: asyncio.AbstractEventLoop) -> Lifespan | None:
+    """Start the API's application, if it has one. Raises: UserError."""
+    if predictor.application is None:
+        return None
+    from cortex.replica.applications.lifespan import Lifespan  # noqa: PLC0415 - other APIs start faster
+
+    lifespan = Lifespan(predictor.application)
+    loop.run_until_complete(lifespan.startup())
+    return lifespan
+
+
+def _serve_application(
+    spec: ReplicaSpec,
+    lifespan: Lifespan,
+    loop: asyncio.AbstractEventLoop,
+    channel: Channel,
+    shared_state: SharedConnectionState,
+    file: MetricFile | None,
+    inheritance: Inheritance,
+) -> Orphan:
+    from cortex.replica.applications.server import ApplicationServer  # noqa: PLC0415 - other APIs start faster
+
+    server = ApplicationServer(spec, lifespan, loop, shared_state, file)
+    stop = partial(server.stop, loop.stop)
+    orphan = Orphan(server, loop, inheritance, stop)
+    supervisor = SupervisorChannel(server, loop, channel, lambda catalogue: None, stop, orphan.begin)
+    outlive_supervisor()
+    supervisor.start()
+    # WSGI calls block a thread each, and can't be cancelled: the supervisor enforces their deadlines.
+    slots = spec.threads if spec.type == WSGI else spec.max_concurrency
+    channel.send("ready", slots=slots, shares_loop=spec.type != WSGI)
+    loop.run_forever()
+    return orphan
+
+
 def _update_models(predictor: BoundPredictor, catalogue_file: str) -> None:
     if predictor.registry is not None:
         predictor.registry.update(Catalogue.from_json(Path(catalogue_file).read_bytes()))
@@ -140,7 +181,7 @@ class SupervisorChannel:
 
     def __init__(
         self,
-        app: App,
+        app: RequestServer,
         loop: asyncio.AbstractEventLoop,
         channel: Channel,
         on_catalogue: Callable[[str], None],

@@ -26,6 +26,8 @@ The worker makes these transitions (`replica/requests/http.py`), except for thos
     RUNNING                     first chunk of a streaming response                 ANSWERING
     READING RUNNING ANSWERING   response complete and taken by the gateway          IDLE
     READING RUNNING ANSWERING   response complete, bytes are unsent                 DRAINING
+    RUNNING                     an application accepts a WebSocket                  UPGRADED
+    UPGRADED                    the WebSocket is closed                             DRAINING, then closed
     DRAINING                    the gateway has taken the rest                      IDLE
     any                         the gateway closes, an error, a stream cut off      closed
     IDLE                        the process retires                                 released, stays open
@@ -40,6 +42,7 @@ The supervisor acts when a process dies or a deadline passes (`supervisor/connec
     QUEUED      503, or AGAIN                                  504
     RUNNING     500, or 504 if overdue; AGAIN if in a batch    504, and the process is condemned or killed
     ANSWERING   closed                                         as RUNNING, without a response
+    UPGRADED    a close frame, then closed                     likewise
     DRAINING    closed                                         -
     AGAIN       stays AGAIN                                    -
 
@@ -78,6 +81,7 @@ class ConnectionState(IntEnum):
     RUNNING = 3  #: user code runs, and no byte of the response has been written
     ANSWERING = 4  #: user code produces a streaming response that has begun
     DRAINING = 5  #: user code has finished, and the client has yet to take the rest of the response
+    UPGRADED = 7  #: the connection is a WebSocket
     AGAIN = 6  #: a process died with the request, which is in the journal: the next process begins with it
 
 

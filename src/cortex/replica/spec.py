@@ -63,7 +63,8 @@ class ReplicaSpec:
     max_body_bytes: int = 100 * 1024 * 1024
     mem_limit_bytes: int | None = None
     log_level: str = "info"
-    type: str = "python"  #: "python", "tensorflow" or "onnx"
+    type: str = "python"  #: "python", "tensorflow", "onnx", "asgi" or "wsgi"
+    app: str | None = None  #: of an application: its name in the module, or of its factory; None: `Handler.app`
     models: ModelSource | None = None  #: None: the API has no models that cortex loads
     trusts_pickle: bool = False  #: pickles among `models` may be loaded, which runs their code
     model_agent_socket: str | None = field(default=None, metadata=HOME_PATH)  #: None: another server loads `models`

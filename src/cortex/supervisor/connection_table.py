@@ -21,10 +21,10 @@ from cortex.supervisor.batch_bisection import BatchBisection
 
 #: Time that a connection stays open after its last response, so that the client reads the response before the close.
 LINGER_S = 2.0
-#: States in which a request has a deadline.
-DEADLINE_STATES = (ConnectionState.RUNNING, ConnectionState.ANSWERING, ConnectionState.QUEUED)
 #: States in which user code runs.
-CALL_STATES = (ConnectionState.RUNNING, ConnectionState.ANSWERING)
+CALL_STATES = (ConnectionState.RUNNING, ConnectionState.ANSWERING, ConnectionState.UPGRADED)
+#: States in which a request has a deadline.
+DEADLINE_STATES = (*CALL_STATES, ConnectionState.QUEUED)
 #: A call that takes longer is long, whatever the average is: nothing is sent to wait behind it.
 LONG_CALL_S = 0.1
 #: Time for a call whose client has disconnected to end by itself.
@@ -33,6 +33,7 @@ ABANDONED_CALL_S = 1.0
 _NOT_RUN = (ConnectionState.READING, ConnectionState.QUEUED, ConnectionState.AGAIN)
 _SLOW_CLIENT_STATES = (ConnectionState.READING, ConnectionState.DRAINING)
 _STALL_CHECK_S = 0.5
+_CLOSE_REASON_BYTES = 123
 
 
 @dataclass
@@ -162,6 +163,8 @@ class ConnectionTable:
                 self.open[index].slow = False
             elif state in (ConnectionState.ANSWERING, ConnectionState.DRAINING):
                 self.close(index)
+            elif state is ConnectionState.UPGRADED:
+                self.end(index, 500, death.message)
             elif state is ConnectionState.RUNNING:
                 expired = death.cause is DeathCause.TIMED_OUT and self.shared_state.deadline_ns(index) < now_ns
                 message = death.message if expired else f"the process that handled this request died: {death.message}"
@@ -220,17 +223,19 @@ class ConnectionTable:
                 self.end(index, 503, "the process that was to run this request once more was stopped")
 
     def end(self, index: int, status: int, message: str) -> None:
-        """Send a last response and close the connection once the client has had time to read it.
+        """Send a last response, or the close frame of a WebSocket, and close once the client has had time to read it.
 
         The process may still write to the row: the index is reused only after the process confirms or dies.
         """
         connection = self.open.pop(index)
-        self._on_answer(status)
+        is_websocket = self.shared_state.state(index) is ConnectionState.UPGRADED
+        if not is_websocket:  # its response, 101, was counted
+            self._on_answer(status)
         request_id = self.shared_state.request_id(index) if status != 503 else ""
         if request_id:
             self.failed_requests.append(request_id)
         try:
-            connection.sock.send(error_response(status, message, request_id))
+            connection.sock.send(close_frame(message) if is_websocket else error_response(status, message, request_id))
             connection.sock.shutdown(socket.SHUT_WR)
         except OSError:
             pass  # the client is gone
@@ -282,6 +287,12 @@ class StallDetector:
             )
             self._stalled_since = (self._stalled_since or now) if is_stalled else None
         return now - self._stalled_since if self._stalled_since is not None else 0.0
+
+
+def close_frame(reason: str) -> bytes:
+    """Return the frame that closes a WebSocket because of an internal error, 1011 (RFC 6455, section 5.5.1)."""
+    text = reason.encode()[:_CLOSE_REASON_BYTES].decode(errors="ignore").encode()
+    return bytes((0x88, 2 + len(text))) + (1011).to_bytes(2, "big") + text
 
 
 def has_unread(sock: socket.socket) -> bool | None:

@@ -30,6 +30,8 @@ class Spec:
     type: str = "python"
     models: ModelSource | None = None
     tensorflow_serving: str | None = None
+    app: str | None = None
+    threads: int = 1
     gpu_ids: tuple[str, ...] = ()
     sockets: tuple[str, ...] = ("unused",)
     kind: str = "RealtimeAPI"

@@ -325,6 +325,8 @@ def revision_of(api: Api, project_hash: str, nonce: str) -> str:
     handler = api.handler.model_dump(mode="json")
     if handler["server_side_batching"] is None:  # hash as versions without this field do: an upgrade restarts nothing
         del handler["server_side_batching"]
+    if handler["app"] is None:
+        del handler["app"]
     parts: dict[str, Any] = {
         "name": api.name,
         "handler": handler,

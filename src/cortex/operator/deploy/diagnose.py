@@ -90,7 +90,8 @@ def _project_problems(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Di
             yield from parse_requirements((project.root / path).read_text(errors="replace"), path)
     for api, path, text in _sources(project, apis):
         h = api.handler
-        yield from check_source(text, path, h.interface, h.type, h.models is not None, api.kind, _has_batching(h))
+        batches, has_models = _has_batching(h), h.models is not None
+        yield from check_source(text, path, h.interface, h.type, has_models, api.kind, batches, _app_of(api))
 
 
 def _warnings(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Diagnostic]:
@@ -113,6 +114,10 @@ def _sources(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[tuple[Api, 
 def _has_batching(handler: Handler) -> bool:
     """Return True if the handler gets batches; TensorFlow models are batched beneath the handler."""
     return handler.server_side_batching is not None and handler.type == "python"
+
+
+def _app_of(api: Api) -> str | None:
+    return api.handler.app if api.is_application else None
 
 
 def _schedule_problems(checked: CheckedFile) -> Iterator[Diagnostic]:

@@ -41,6 +41,8 @@ HELP: Mapping[str, str] = {
     "cortex_request_queue_seconds": "Time from a request's arrival at the gateway to the start of its call.",
     "cortex_request_handler_seconds": "Time in the user's code.",
     "cortex_request_duration_seconds": "Time from a request's arrival at the gateway to its response.",
+    "cortex_route_requests_total": "Responses of an application by route template.",
+    "cortex_route_duration_seconds": "Time from a request's arrival at the gateway to the end of its response.",
     "cortex_batch_wait_seconds": "Time that a request waited for others to join its batch.",
     "cortex_batch_size": "Requests per call.",
     "cortex_process_deaths_total": "Unexpected deaths of processes with user code, by cause.",

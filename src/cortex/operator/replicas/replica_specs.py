@@ -47,6 +47,7 @@ def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
         mem_limit_bytes=api.compute.mem_limit,
         log_level=handler.log_level,
         type=handler.type,
+        app=handler.app,
         models=model_source(api, project_dir),
         trusts_pickle=trusts_pickle(api),
         model_agent_socket=str(home.model_agent_socket) if loads_models(api) else None,

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from cortex.config.schema import REQUEST_HANDLERS, Networking
+from cortex.config.schema import REQUEST_HANDLERS, Api, Networking
 from cortex.errors import GatewayError
 from cortex.gateway.base import Gateway
 from cortex.gateway.maps import V2_PATH
@@ -124,7 +124,8 @@ def _backend(record: ApiRecord, replicas: Sequence[Replica], preparation: Prepar
     unavailable = _unavailable(record, replicas, preparation)
     # Independent of the number of replicas and of requests ahead: a change of the limit makes the gateway reload its
     # configuration.
-    slots = max((replica.status.slots for replica, _ in routed), default=spec.handler.threads_per_process)
+    default_slots = limit if spec.handler.type == "asgi" else spec.handler.threads_per_process
+    slots = max((replica.status.slots for replica, _ in routed), default=default_slots)
     inside = server_capacity(slots, 0, limit, 0, gateways)
     return ApiBackend(
         api=record.name,
@@ -132,7 +133,7 @@ def _backend(record: ApiRecord, replicas: Sequence[Replica], preparation: Prepar
         timeout_s=spec.networking.timeout_s,
         max_body_bytes=spec.networking.max_body_size,
         max_queue=max(0, _share(limit, gateways) - inside),
-        subpaths=(V2_PATH, _SIGNATURE_PATH) if spec.handler.interface in REQUEST_HANDLERS else (V2_PATH,),
+        subpaths=_subpaths(spec),
         unavailable=unavailable or _STARTING,
         servers=tuple(
             Server(
@@ -155,7 +156,14 @@ def _backend(record: ApiRecord, replicas: Sequence[Replica], preparation: Prepar
         needs_key=spec.networking.needs_key,
         cors=_cors(spec.networking),
         has_docs=spec.networking.docs,
+        sticky=spec.networking.sticky,
     )
+
+
+def _subpaths(spec: Api) -> tuple[str, ...]:
+    if spec.is_application:
+        return ("/",)
+    return (V2_PATH, _SIGNATURE_PATH) if spec.handler.interface in REQUEST_HANDLERS else (V2_PATH,)
 
 
 def _jobs_backend(record: ApiRecord, socket: str) -> ApiBackend:

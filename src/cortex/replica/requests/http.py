@@ -63,8 +63,10 @@ class ConnectionPool:
         recorder: RequestRecorder,
         handle: Callable[[Connection], None],
         max_body_bytes: int,
+        connection_class: type[Connection] | None = None,
     ) -> None:
         """Create a pool; `handle` is called with each connection that has received a complete request."""
+        self._connection_class = connection_class or Connection
         self.loop = loop
         self.shared_state = shared_state
         self.recorder = recorder
@@ -88,7 +90,7 @@ class ConnectionPool:
     def add(self, sock: socket.socket, index: int, on_close: Callable[[Connection], None], again: bool = False) -> None:
         """Serve a connection; with `again`, begin with the request that a previous process had when it died."""
         sock.setblocking(False)
-        connection = Connection(sock, index, self, self._clock_of(sock), on_close)
+        connection = self._connection_class(sock, index, self, self._clock_of(sock), on_close)
         self._connections[connection] = None
         if self._on_release is not None:
             self._release(connection)
@@ -361,7 +363,7 @@ class Connection:
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
         # The supervisor enforces the deadline of a running call only while it has the connection.
-        self._abandoned = self._state in (_RUNNING, ConnectionState.ANSWERING)
+        self._abandoned = self._state in (_RUNNING, ConnectionState.ANSWERING, ConnectionState.UPGRADED)
         if self.span is not None:
             self._end_span("connection_closed")
         # A reference cycle with the parser delays the destruction of this object: free large buffers now.
@@ -488,7 +490,7 @@ class Connection:
         if status in _BODILESS:
             body = b""
         start = b"%b%bcontent-length: %d\r\n\r\n" % (
-            _head(status, media_type, headers),
+            response_head(status, media_type, headers),
             self._timing(status),
             len(body),
         )
@@ -512,7 +514,7 @@ class Connection:
             self._close_after = status in _BODILESS  # its chunks must not be parsed as the next response
             timing = self._timing(status)
             self._set_state(ConnectionState.ANSWERING)
-            self._send(_head(status, media_type, headers) + timing + b"transfer-encoding: chunked\r\n\r\n")
+            self._send(response_head(status, media_type, headers) + timing + b"transfer-encoding: chunked\r\n\r\n")
 
     def stream(self, chunk: bytes) -> None:
         """Write a chunk of a response of unknown length."""
@@ -533,7 +535,7 @@ class Connection:
     async def flushed(self) -> None:
         """Wait until the gateway has taken everything or disconnected."""
         if self._backlog and self.open:
-            self._flushed = asyncio.Event()
+            self._flushed = self._flushed or asyncio.Event()
             await self._flushed.wait()
 
     def _timing(self, status: int) -> bytes:
@@ -680,7 +682,7 @@ def error_response(status: int, message: str, request_id: str) -> bytes:
     )
 
 
-def _head(status: int, media_type: bytes | None, headers: tuple[Header, ...]) -> bytes:
+def response_head(status: int, media_type: bytes | None, headers: tuple[Header, ...]) -> bytes:
     """Return the head of a response without its framing headers and its final empty line."""
     plain = _plain_head(status, media_type, int(time.time()))
     return plain + b"".join(b"%b: %b\r\n" % header for header in headers) if headers else plain

@@ -1,0 +1,111 @@
+"""The ASGI or WSGI application of the user's file: an attribute of the module or class, or the result of a factory.
+
+An application is told from a factory by its arguments: ASGI applications are called with `scope`, `receive` and `send`,
+WSGI applications with `environ` and `start_response`, and factories with `config`, if they declare it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, MutableMapping
+from types import ModuleType
+from typing import Any
+
+from cortex.errors import UserError, with_article
+from cortex.predictor.interface_rules import nearest
+from cortex.predictor.tracebacks import user_code
+
+ASGI, WSGI = "asgi", "wsgi"
+#: Values of `type` for applications.
+APPLICATION_TYPES = frozenset({ASGI, WSGI})
+#: The attribute of the user's class that has the application.
+ATTRIBUTE = "app"
+
+AsgiApp = Callable[[MutableMapping[str, Any], Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Any]
+
+_ARGUMENTS = {ASGI: 3, WSGI: 2}
+_NAMES = {ASGI: "an ASGI application", WSGI: "a WSGI application"}
+
+
+def module_application(module: ModuleType, name: str, type_: str, file: str, config: dict[str, Any]) -> Any:
+    """Return the application `name` of a module, or what the factory of this name returns. Raises: UserError."""
+    missing = object()
+    found = getattr(module, name, missing)
+    if found is missing:
+        guess = nearest(name, [key for key in vars(module) if not key.startswith("_")])
+        fix = f'did you mean "{guess}"?' if guess else "define it at the top level of the file"
+        raise UserError(f"{file}: {name} is not defined; {fix}")
+    return _application(found, name, type_, file, config)
+
+
+def class_application(instance: object, type_: str, file: str) -> Any:
+    """Return the application of the user's object: its attribute `app`, or what its method `app` returns.
+
+    Raises: UserError.
+    """
+    owner = f"class {type(instance).__name__}: {ATTRIBUTE}"
+    with user_code(f"by {type(instance).__name__}.{ATTRIBUTE}"):
+        found = getattr(instance, ATTRIBUTE, None)
+    if found is None:
+        fix = "set self.app in __init__, or define a method app(self) that returns the application"
+        raise UserError(f"{file}: {owner} is not defined; {fix}")
+    return _application(found, owner, type_, file, {})
+
+
+def as_asgi(app: Any, type_: str, threads: int) -> AsgiApp:
+    """Return an application as an ASGI application; WSGI applications run on `threads` threads."""
+    if type_ == ASGI:
+        return app  # type: ignore[no-any-return]
+    from a2wsgi import WSGIMiddleware  # noqa: PLC0415 - only for WSGI applications
+
+    wsgi: Any = WSGIMiddleware(app, workers=threads)
+
+    async def asgi(scope: Any, receive: Any, send: Any) -> None:
+        async def receive_all() -> Any:
+            message = await receive()
+            if message["type"] == "http.disconnect":  # a2wsgi would pass an incomplete body on as complete
+                raise ConnectionResetError("the client disconnected before its request was complete")
+            return message
+
+        await wsgi(scope, receive_all if scope["type"] == "http" else receive, send)
+
+    return asgi
+
+
+def _application(found: Any, name: str, type_: str, file: str, config: dict[str, Any]) -> Any:
+    if _is_application(found, name, type_, file):
+        return found
+    with user_code(f"by {name}()"):
+        made = found(**({"config": config} if _required(found) else {}))
+    if inspect.isawaitable(made) or not _is_application(made, f"the result of {name}()", type_, file):
+        raise UserError(
+            f"{file}: the result of {name}() is not {_NAMES[type_]}, but {with_article(type(made).__name__)}"
+        )
+    return made
+
+
+def _is_application(found: Any, name: str, type_: str, file: str) -> bool:
+    """Return whether an object is an application; False if it is a factory. Raises: UserError if it is neither."""
+    if not callable(found):
+        raise UserError(f"{file}: {name} must be {_NAMES[type_]}, but is {with_article(type(found).__name__)}")
+    required = _required(found)
+    if required is None or len(required) == _ARGUMENTS[type_]:
+        return True
+    if not set(required) - {"config"}:
+        return False
+    other = ASGI if type_ == WSGI else WSGI
+    hint = f"; it looks like {_NAMES[other]}: write `type: {other}`" if len(required) == _ARGUMENTS[other] else ""
+    shown = f"{name}({', '.join(required)})"
+    raise UserError(f"{file}: {shown} is neither {_NAMES[type_]} nor a function that returns one{hint}")
+
+
+def _required(function: Any) -> list[str] | None:
+    """Return the names of the arguments that a call must pass; None if they can't be told."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return None
+    required = [each for each in parameters if each.default is each.empty and each.kind is not each.VAR_KEYWORD]
+    return [parameter.name for parameter in required]

@@ -1,0 +1,201 @@
+"""A connection whose requests reach the application from their head on, while their body arrives.
+
+Ordinary connections (`requests/http.py`) deliver a request once it is complete. Here the pool's `handle` is called
+after the head and sets `call`. The body is read as fast as the application takes it. The states in shared memory are
+those of `shared_state`, and mean the same to the supervisor.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from httptools import HttpParserUpgrade
+
+from cortex.replica.requests.http import CLIENT_CLOSED_REQUEST, Connection, Header, response_head
+from cortex.replica.shared_state import ConnectionState
+
+#: The connection is not read while more bytes than this wait for the application.
+MAX_UNREAD_BYTES = 256 * 1024
+
+_BODILESS = frozenset({204, 304})
+_IDLE, _READING = ConnectionState.IDLE, ConnectionState.READING
+
+
+class ConnectionCall(Protocol):
+    """The application's call for the current request of a connection. Event-loop thread only."""
+
+    status: int  #: of the response; 0 until it has begun
+
+    def wake(self) -> None:
+        """Notice that more of the body has arrived, or that the request is over: `connection.call` is another one."""
+
+    def receive_data(self, data: bytes) -> None:
+        """Handle bytes that arrived after an upgrade."""
+
+
+class StreamingConnection(Connection):
+    """A connection from the gateway for the requests of an application."""
+
+    __slots__ = ("_has_length", "_is_bodiless", "_is_upgraded", "call", "is_complete", "is_upgrade")
+
+    # The request.
+
+    @property
+    def has_body(self) -> bool:
+        """Return whether a part of the body waits to be taken."""
+        return bool(self._body)
+
+    def take_body(self) -> bytes:
+        """Return the part of the body that has arrived, and read the next one."""
+        data = self.body
+        self._body.clear()
+        self.resume()
+        return data
+
+    def close(self) -> None:
+        """Close immediately; the call notices it."""
+        super().close()
+        self._end_call()
+
+    # Reading. The parser calls the on_… methods.
+
+    def on_headers_complete(self) -> None:
+        """Pass the request to the application."""
+        super().on_headers_complete()
+        upgrade = dict(self.headers).get(b"upgrade", b"")
+        self.is_upgrade = upgrade.lower() == b"websocket" and bool(self._parser.should_upgrade())
+        self._handle(self)
+
+    def on_body(self, data: bytes) -> None:
+        """Append a part of the body, and pause reading while the application lags behind."""
+        if self._refused or self.call is None:
+            return
+        self._body_bytes += len(data)
+        if self._body_bytes > self._pool.max_body_bytes:
+            self._fail(413, f"the request body is larger than {self._pool.max_body_bytes} bytes")
+            return
+        self._body.append(data)
+        if sum(map(len, self._body)) > MAX_UNREAD_BYTES:
+            self.pause()
+        self.call.wake()
+
+    def on_message_complete(self) -> None:
+        """Note that the body is complete."""
+        self.is_complete = True
+        if self.call is not None:
+            self.call.wake()
+
+    def _on_readable(self) -> None:
+        is_new = self._state is _IDLE
+        if is_new:
+            self._set_state(_READING)  # before the read: if the process dies in between, the connection was not idle
+        try:
+            size = self._recv_into(self._buffer)
+        except (BlockingIOError, InterruptedError):
+            if is_new:
+                self._set_state(_IDLE)
+            return
+        except OSError:
+            size = 0
+        if not size:
+            if self._state is ConnectionState.RUNNING:
+                self._timing(CLIENT_CLOSED_REQUEST)
+            self.close()
+        elif self._refused:
+            pass  # discard the rest of a refused request
+        elif self._is_upgraded and self.call is not None:
+            self.call.receive_data(bytes(self._buffer[:size]))
+        elif self.is_complete:
+            self.close()  # the gateway never pipelines
+        else:
+            self._feed(size)
+
+    def _feed(self, size: int) -> None:
+        try:
+            self._parser.feed_data(self._buffer[:size])
+        except HttpParserUpgrade:
+            pass  # clients send nothing more before the response
+        except Exception:  # of httptools, or raised by one of the callbacks
+            if self.open and not self._refused:
+                self._fail(400, "the request is not valid HTTP")
+
+    def _fail(self, status: int, message: str) -> None:
+        """End the request: respond with an error if the response has not begun, else close."""
+        if self._state is ConnectionState.ANSWERING:
+            self.close()
+        else:
+            if self.call is not None:
+                self.call.status = status
+            self._refuse(status, message)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.call: ConnectionCall | None = None
+        self.is_complete = False  #: the whole body has arrived; some of it may wait to be taken
+        self.is_upgrade = False  #: the client asks for a WebSocket
+        self._is_upgraded = False
+        self._has_length = self._is_bodiless = False
+
+    # Writing.
+
+    def begin_response(self, status: int, headers: tuple[Header, ...], is_head: bool) -> None:
+        """Write the head of a response. Its body is sent in chunks, unless `headers` has its length."""
+        if not self.open:
+            return
+        self._has_length = any(name == b"content-length" for name, _ in headers)
+        self._is_bodiless = is_head or status in _BODILESS
+        framing = b"\r\n" if self._has_length or self._is_bodiless else b"transfer-encoding: chunked\r\n\r\n"
+        timing = self._timing(status)
+        self._set_state(ConnectionState.ANSWERING)
+        self._send(response_head(status, None, headers) + timing + framing)
+
+    def write_body(self, data: bytes) -> None:
+        """Write a part of the body."""
+        if not data or self._is_bodiless:
+            return
+        if self._has_length:
+            self._send(data)
+        else:
+            self.stream(data)
+
+    def end_response(self) -> None:
+        """End the body; the connection is then ready for the next request."""
+        if self._has_length or self._is_bodiless:
+            self._finish_response()
+        else:
+            self.end_stream()
+
+    def upgrade(self, head: bytes) -> None:
+        """Write the head that switches to another protocol; what arrives from now on goes to `receive_data`."""
+        self._timing(101)
+        self._is_upgraded = self._close_after = True
+        self._set_state(ConnectionState.UPGRADED)
+        self._send(head)
+
+    def refuse_upgrade(self, status: int, headers: tuple[Header, ...], body: bytes) -> None:
+        """Respond to a request for an upgrade as to any other; the connection closes after it."""
+        self._close_after = True
+        self.respond(status, None, body, headers)
+
+    def write_raw(self, data: bytes) -> None:
+        """Write bytes of the other protocol."""
+        self._send(data)
+
+    def end_upgrade(self) -> None:
+        """Note that the last bytes of the other protocol are written: if the process dies now, nothing is missing."""
+        self._set_state(ConnectionState.DRAINING)
+
+    def finish(self) -> None:
+        """Close once the gateway has taken everything."""
+        self._finish_response()
+
+    def _finish_response(self) -> None:
+        if not self.is_complete:
+            self._close_after = True  # the rest of the body must not be parsed as the next request
+        self._end_call()
+        super()._finish_response()
+
+    def _end_call(self) -> None:
+        call, self.call = self.call, None
+        if call is not None:
+            call.wake()

@@ -1,0 +1,66 @@
+"""Counts and durations of an application's requests by route template, such as `/items/{id}`.
+
+Starlette, FastAPI and frameworks based on them put the route that matched into the scope. Requests of other frameworks,
+and those without a route, count as the route `other`. So do those of further routes once there are `MAX_ROUTES`: no
+client can make the number of series grow without limit.
+"""
+
+from __future__ import annotations
+
+from cortex.replica.applications.application_scope import Scope
+from cortex.replica.monitoring.metrics import Histogram, MetricFile, SeriesKind, series_key
+
+MAX_ROUTES = 100
+OTHER = "other"
+#: Upper bounds of the buckets of durations, in seconds.
+BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "WEBSOCKET"})
+
+
+def route_template(scope: Scope, endpoint: str) -> str:
+    """Return the template of the route that handled a request, below `endpoint`; OTHER if it is unknown."""
+    route = scope.get("route")
+    path = getattr(route, "path_format", None) or getattr(route, "path", None)
+    if not isinstance(path, str):
+        return OTHER
+    # A mounted application extends the root path of the request; its own routes are below.
+    mounted = scope["root_path"].removeprefix(endpoint)
+    if getattr(route, "methods", None) is None and not hasattr(route, "endpoint"):  # the mount itself
+        return f"{mounted or path}/*"
+    return f"{mounted}{path}" or "/"
+
+
+class RouteRecorder:
+    """The series of one process. Event-loop thread only."""
+
+    def __init__(self, file: MetricFile | None) -> None:
+        self._file = file
+        self._routes: set[tuple[str, str]] = set()
+        self._counters: dict[tuple[str, str, int], int | None] = {}
+        self._histograms: dict[tuple[str, str], Histogram] = {}
+
+    def record(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        if self._file is None:
+            return
+        series = method if method in _METHODS else OTHER, route
+        if series not in self._routes:
+            if len(self._routes) >= MAX_ROUTES:
+                series = OTHER, OTHER
+            self._routes.add(series)
+            self._histograms.setdefault(series, self._histogram(*series))
+        counter = self._counters.get((*series, status), -1)
+        if counter == -1:
+            counter = self._counters[*series, status] = self._file.index_of(_counter_key(*series, status))
+        if counter is not None:
+            self._file.cells[counter] += 1
+        self._histograms[series].observe(seconds)
+
+    def _histogram(self, method: str, route: str) -> Histogram:
+        assert self._file is not None
+        return Histogram(self._file, "cortex_route_duration_seconds", BOUNDS_S, {"method": method, "route": route})
+
+
+def _counter_key(method: str, route: str, status: int) -> str:
+    labels = {"method": method, "route": route, "code": str(status)}
+    return series_key(SeriesKind.COUNTER, "cortex_route_requests_total", labels)

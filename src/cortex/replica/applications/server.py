@@ -1,0 +1,304 @@
+"""The requests of a process that serves an application: calls, deadlines, errors and the end of the process.
+
+    StreamingConnection ── handle ──> ApplicationServer ── task ──> app(scope, receive, send)
+            ^                                                             │
+            └──────────── HttpCall, WebSocketCall <── receive, send ──────┘
+
+All calls share the event loop, which stays on the main thread. A request has a deadline of the API's timeout until the
+first byte of its response, and after it, whenever nothing has moved in either direction for that long. The deadline in
+shared memory is a little later: if it passes, the event loop is blocked, and the supervisor ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cortex.predictor.applications import WSGI
+from cortex.predictor.tracebacks import format_user_traceback
+from cortex.replica.applications.application_scope import http_scope, websocket_scope
+from cortex.replica.applications.connection import StreamingConnection
+from cortex.replica.applications.http_call import HttpCall
+from cortex.replica.applications.lifespan import Lifespan
+from cortex.replica.applications.route_metrics import RouteRecorder, route_template
+from cortex.replica.applications.websocket_call import NORMAL, RESTART, WebSocketCall
+from cortex.replica.monitoring.metrics import MetricFile, RequestRecorder
+from cortex.replica.monitoring.request_log import REQUEST, write_log
+from cortex.replica.requests.background_tasks import contain_exit
+from cortex.replica.requests.batching import ASYNC_GRACE_NS
+from cortex.replica.requests.calls import logs_hint
+from cortex.replica.requests.http import CLIENT_CLOSED_REQUEST, Connection, ConnectionPool
+from cortex.replica.shared_state import SharedConnectionState
+from cortex.replica.spec import ReplicaSpec, RequestLimits
+
+#: A WebSocket without a message in either direction is closed after this time.
+WEBSOCKET_IDLE_S = 3600.0
+#: Time for calls to end after their connections were closed at the end of the process.
+_END_S = 0.7
+#: Interval at which WebSockets show that the event loop is not blocked.
+_TICK_S = 5.0
+#: The event loop counts as blocked if it misses a deadline by this much, or by the timeout if that is less.
+_BLOCKED_S = 5.0
+_NS_PER_S = 1_000_000_000
+_RESTARTS = "the service restarts"
+#: Exceptions by which frameworks report that the client disconnected.
+_DISCONNECTED = frozenset({"ClientDisconnect", "WebSocketDisconnect"})
+
+Call = HttpCall | WebSocketCall
+
+
+class ApplicationServer:
+    """Handles the requests of one process by calls of its ASGI application. Event-loop thread only."""
+
+    def __init__(
+        self,
+        spec: ReplicaSpec,
+        lifespan: Lifespan,
+        loop: asyncio.AbstractEventLoop,
+        shared_state: SharedConnectionState,
+        file: MetricFile | None,
+    ) -> None:
+        """Create the server of the application that `lifespan` has started."""
+        self.connections = ConnectionPool(
+            loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes, StreamingConnection
+        )
+        self.is_wsgi = spec.type == WSGI
+        self.configure(spec.limits)
+        self._api = spec.api
+        self._lifespan = lifespan
+        self.loop = loop
+        self._routes = RouteRecorder(file)
+        self._running: set[_RunningCall] = set()
+        self._ticker: asyncio.TimerHandle | None = None
+
+    def configure(self, limits: RequestLimits) -> None:
+        """Set the limits of subsequent requests."""
+        self.connections.max_body_bytes = limits.max_body_bytes
+        self.connections.cancels_calls = limits.on_disconnect != "finish"
+        self.timeout_s = limits.timeout_s
+        self.timeout_ns = int(limits.timeout_s * _NS_PER_S)
+        # Calls of a WSGI application can't be cancelled: the supervisor ends those that are late, and their process.
+        self.grace_ns = 0 if self.is_wsgi else int(min(limits.timeout_s, _BLOCKED_S) * _NS_PER_S) + ASYNC_GRACE_NS
+
+    def set_suspects(self, groups: Mapping[str, int]) -> None:
+        """Ignore the requests of batches: applications have none."""
+
+    # Start.
+
+    def handle(self, connection: Connection) -> None:
+        """Call the application for the request of a connection, whose head has arrived."""
+        assert isinstance(connection, StreamingConnection)
+        now_ns = time.monotonic_ns()
+        waited_ns = connection.gateway_wait_ns(now_ns)
+        connection.arrived_ns = now_ns - min(waited_ns, self.timeout_ns)
+        if waited_ns >= self.timeout_ns:
+            connection.respond_error(504, f"timed out after {self.timeout_s:g} s, before it could run")
+            return
+        connection.started_ns = now_ns
+        running = _RunningCall(self, connection, connection.arrived_ns + self.timeout_ns)
+        call: Call
+        if connection.is_upgrade:
+            scope = websocket_scope(connection.url, connection.headers, self._lifespan.state)
+            call = WebSocketCall(connection, scope, running.extend, self.connections.max_body_bytes)
+            if not call.begin():
+                return
+            self._tick_later()
+        else:
+            scope = http_scope(connection.method, connection.url, connection.headers, self._lifespan.state)
+            call = HttpCall(connection, scope, running.extend, running.abandon)
+        connection.call = call
+        self._running.add(running)
+        running.start(call, self._lifespan.app)
+
+    # End.
+
+    def stop(self, done: Callable[[], None]) -> None:
+        """End all calls and the application, then call `done`."""
+        self.loop.create_task(self._stop(done))
+
+    async def _stop(self, done: Callable[[], None]) -> None:
+        for running in list(self._running):
+            running.interrupt()
+        if tasks := [running.task for running in self._running]:
+            await asyncio.wait(tasks, timeout=_END_S)
+        await self._lifespan.shutdown()
+        done()
+
+    def remove(self, running: _RunningCall, root_path: str, seconds: float) -> None:
+        """Forget a call that has ended, and count it."""
+        self._running.discard(running)
+        scope = running.call.scope
+        method = scope.get("method", "WEBSOCKET")
+        status = running.call.status or CLIENT_CLOSED_REQUEST
+        self._routes.record(method, route_template(scope, root_path), status, seconds)
+
+    def logs_hint(self) -> str:
+        """Return the end of the message of a failed request."""
+        return logs_hint(self._api)
+
+    # WebSockets.
+
+    def _tick_later(self) -> None:
+        if self._ticker is None:
+            self._ticker = self.loop.call_later(_TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        """Send pings, and show the supervisor that the event loop is not blocked."""
+        self._ticker = None
+        now = time.monotonic()
+        for running in list(self._running):
+            if isinstance(running.call, WebSocketCall):
+                running.tick(running.call, now)
+                self._tick_later()
+
+
+class _RunningCall:
+    """A call of the application with its deadline."""
+
+    def __init__(self, server: ApplicationServer, connection: StreamingConnection, deadline_ns: int) -> None:
+        self.call: Call
+        self.task: asyncio.Task[None]
+        self._server = server
+        self._connection = connection
+        self._log_id = connection.log_id
+        self._arrived_ns = connection.arrived_ns
+        self._deadline_ns = deadline_ns
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_interrupted = False
+
+    def start(self, call: Call, app: Any) -> None:
+        """Call the application in a task of its own."""
+        self.call = call
+        self._root_path = call.scope["root_path"]
+        self._connection.begin(self._deadline_ns + self._server.grace_ns)
+        self.task = self._server.loop.create_task(self._run(app))
+        if not self._server.is_wsgi:
+            self._check_later(time.monotonic_ns())
+
+    def extend(self) -> None:
+        """Begin the time of silence anew, because data has moved."""
+        self._deadline_ns = time.monotonic_ns() + self._silence_ns
+        self._extend_shared()
+
+    def tick(self, call: WebSocketCall, now: float) -> None:
+        """Do what is due for a WebSocket."""
+        if call.is_accepted and not call.is_over:
+            call.tick(now)
+            self._extend_shared()
+
+    def interrupt(self) -> None:
+        """End the call, because its process ends."""
+        self._is_interrupted = True
+        if isinstance(self.call, WebSocketCall):
+            self.call.fail(503, _RESTARTS, RESTART)
+        elif not self.call.is_over:
+            self._connection.close()
+
+    def abandon(self) -> None:
+        """Cancel the call, whose client has disconnected, unless the API's `on_disconnect` lets it finish."""
+        if self._connection.is_abandoned:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Cancel the call, which nobody waits for any more."""
+        self._is_interrupted = True
+        if not self._server.is_wsgi:
+            self.task.cancel()
+
+    @property
+    def _silence_ns(self) -> int:
+        is_open = isinstance(self.call, WebSocketCall) and self.call.is_accepted
+        return int(WEBSOCKET_IDLE_S * _NS_PER_S) if is_open else self._server.timeout_ns
+
+    def _extend_shared(self) -> None:
+        """Move the deadline at which the supervisor considers the event loop blocked."""
+        if self._connection.open and not self.call.is_over:
+            silence_ns = min(self._silence_ns, max(self._server.timeout_ns, int(2 * _TICK_S * _NS_PER_S)))
+            self._connection.extend(time.monotonic_ns() + silence_ns + self._server.grace_ns)
+
+    # Deadline.
+
+    def _check_later(self, now_ns: int) -> None:
+        delay_s = max(0.0, (self._deadline_ns - now_ns) / _NS_PER_S)
+        self._timer = self._server.loop.call_later(delay_s, self._check)
+
+    def _check(self) -> None:
+        self._timer = None
+        now_ns = time.monotonic_ns()
+        if now_ns < self._deadline_ns:
+            self._check_later(now_ns)
+        elif isinstance(self.call, HttpCall):
+            self._time_out(self.call)
+        elif self.call.is_accepted and not self.call.is_over:
+            self.call.close(1001, f"no message for {WEBSOCKET_IDLE_S:g} s")
+            self._deadline_ns = now_ns + self._server.timeout_ns
+            self._check_later(now_ns)
+        else:
+            self.call.fail(504, f"timed out after {self._server.timeout_s:g} s")
+            self.cancel()
+
+    def _time_out(self, call: HttpCall) -> None:
+        if not call.is_over:
+            if call.status:
+                self._connection.close()
+            else:
+                call.status = 504
+                self._connection.respond_error(504, f"timed out after {self._server.timeout_s:g} s")
+        elif not call.was_closed:
+            return  # the response is complete: what runs now are background tasks
+        self.cancel()
+
+    # The call.
+
+    async def _run(self, app: Any) -> None:
+        REQUEST.set(self._log_id)
+        call = self.call
+        try:
+            await contain_exit(app(call.scope, call.receive, call.send))
+        except asyncio.CancelledError as error:
+            if not self._is_interrupted:  # the application cancelled itself, or something that it awaited
+                self._fail(error)
+        except BaseException as error:  # the edge of the user's code
+            if not (call.is_over and (isinstance(error, OSError) or type(error).__name__ in _DISCONNECTED)):
+                self._fail(error)
+        else:
+            self._complete()
+        finally:
+            self._end()
+
+    def _complete(self) -> None:
+        call = self.call
+        if isinstance(call, WebSocketCall) and call.is_accepted:
+            call.close(NORMAL)
+        elif not call.is_over:
+            self._respond_failure("the application returned before its response was complete")
+            write_log(f"request {self._id} failed: the application returned before its response was complete\n")
+
+    def _fail(self, error: BaseException) -> None:
+        write_log(f"request {self._id} failed:\n{format_user_traceback(error, begins_in_project=True)}")
+        if not self.call.is_over:
+            self._respond_failure(f"{type(error).__name__} in the application")
+
+    def _respond_failure(self, what: str) -> None:
+        message = f"internal server error: {what}{self._server.logs_hint()}"
+        if isinstance(self.call, WebSocketCall):
+            self.call.fail(500, message)
+        elif self.call.status:
+            self._connection.close()
+        else:
+            self.call.status = 500
+            self._connection.respond_error(500, message)
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.call.was_closed:
+            self._connection.call_over()
+        over_ns = self.call.over_ns or time.monotonic_ns()
+        self._server.remove(self, self._root_path, (over_ns - self._arrived_ns) / _NS_PER_S)
+
+    @property
+    def _id(self) -> str:
+        return self._log_id.decode("latin-1").partition(":")[0]

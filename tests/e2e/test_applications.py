@@ -1,0 +1,87 @@
+"""A FastAPI application behind the gateway: deploy, stream, update, with a WebSocket open."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from harness.installations.installation import Installation, write_project
+from harness.replicas.applications import WebSocket
+from harness.wait import PATIENCE_S
+
+SOURCE = """
+    import os
+    from fastapi import FastAPI, Request, WebSocket
+    from fastapi.responses import StreamingResponse
+
+    app = FastAPI()
+
+    @app.get("/version")
+    def version():
+        return VERSION
+
+    @app.post("/echo")
+    async def echo(request: Request):
+        return StreamingResponse(request.stream())
+
+    @app.websocket("/socket")
+    async def serve(websocket: WebSocket):
+        await websocket.accept()
+        async for text in websocket.iter_text():
+            if text == "die":
+                os._exit(3)
+            await websocket.send_text(f"{VERSION} {text}")
+"""
+
+CONFIG = """
+    - name: shop
+      kind: RealtimeAPI
+      handler: {type: asgi, path: handler.py, app: app}
+      networking: {timeout: 2s}
+"""
+
+
+def connect(cortex: Installation) -> socket.socket:
+    sock = socket.create_connection((cortex.host, cortex.gateway_port), PATIENCE_S)
+    sock.settimeout(PATIENCE_S)
+    return sock
+
+
+def read_until(sock: socket.socket, end: bytes) -> bytes:
+    received = b""
+    while not received.endswith(end):
+        data = sock.recv(65536)
+        assert data, received
+        received += data
+    return received
+
+
+def test_an_application_streams_and_its_websocket_outlives_an_update(cortex: Installation, tmp_path: Path) -> None:
+    write_project(tmp_path, SOURCE.replace("VERSION", "1"), CONFIG)
+    cortex.cortex("deploy", tmp_path)
+    assert cortex.post("/shop/version", method="GET").json == 1
+    assert "/shop/openapi.json" in cortex.post("/shop/docs", method="GET").body.decode()
+    assert cortex.post("/shop", method="GET").status == 404  # redirected to /shop/, where there is no route either
+    bare = connect(cortex)
+    bare.sendall(b"GET /shop HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert b"location: /shop/\r\n" in read_until(bare, b"\r\n\r\n")
+
+    upload = connect(cortex)
+    upload.sendall(b"POST /shop/echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n")
+    assert read_until(upload, b"3\r\none\r\n")  # the response begins before the request is complete
+    upload.sendall(b"3\r\ntwo\r\n0\r\n\r\n")
+    assert b"3\r\ntwo\r\n" in read_until(upload, b"0\r\n\r\n")
+    client = WebSocket(connect(cortex), "/shop/socket")
+    client.send("a")
+    assert client.receive() == "1 a"
+
+    write_project(tmp_path, SOURCE.replace("VERSION", "2"), CONFIG)
+    cortex.cortex("deploy", tmp_path)
+    assert cortex.post("/shop/version", method="GET").json == 2
+    client.send("b")
+    assert client.receive() == "1 b"
+    assert client.closed() == (1012, "the service restarts")
+
+    client = WebSocket(connect(cortex), "/shop/socket")
+    client.send("die")
+    assert client.closed() == (1011, "exited with code 3")
