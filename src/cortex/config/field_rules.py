@@ -137,6 +137,10 @@ def _model_violations(api: Api) -> Iterator[Violation]:
             message = f"cannot be used with type {handler.type}, only with {ANY_MODEL}"
             yield Violation((f"{_MODELS}.trust", "handler.type"), message, "remove it")
         yield from _cache_violations(api, handler.models)
+        if handler.path is None and api.kind is not ApiKind.REALTIME and handler.models.path is None:
+            fields = tuple(f"{_MODELS}.{form}" for form in ("paths", "dir"))
+            message = f"without code, {api.kind} has one model: jobs and workloads cannot choose another"
+            yield Violation(fields, message, 'write "path" with the model, or write a class')
     elif handler.interface in REQUEST_HANDLERS:
         yield Violation((f"{_MODELS}.path",), "must be defined", 'write "model: s3://bucket/path"')
     elif handler.type not in (PYTHON, *APPLICATION_TYPES):

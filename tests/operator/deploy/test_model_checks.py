@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -195,3 +196,19 @@ def test_reports_memory_that_the_machine_can_never_have(project: Project) -> Non
         "5000.0 GiB: this machine has 8.0 GiB of memory",
         "lower it, or deploy to another machine",
     )
+
+
+def test_the_format_of_a_model_without_code_is_detected_before_a_deploy(project: Project, tmp_path: Path) -> None:
+    pickled = tmp_path / "elsewhere" / "iris.pkl"
+    pickled.parent.mkdir()
+    pickled.write_bytes(pickle.dumps(print))
+    (project.root / "own.pkl").write_bytes(pickled.read_bytes())
+    project.files("notes.txt")
+    for index, path in enumerate(("notes.txt", pickled, "own.pkl")):
+        project.config += (
+            f"- name: api-{index}\n  kind: RealtimeAPI\n  handler:\n    type: model\n    models: {{path: {path}}}\n"
+        )
+    (project.root / "cortex.yaml").write_text(project.config)
+    unknown, untrusted = project.problems()  # pickles of the project need no trust: its code runs anyway
+    assert (unknown.line, "is not a model that cortex knows" in unknown.message) == (5, True)
+    assert (untrusted.line, "write `trust: pickle` if you trust it" in untrusted.message) == (10, True)

@@ -57,7 +57,11 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
         raise InputError(result["error"])
     if detection is not None:
         session.console.line(detection.reason)
-    outcome = wait(client, name, session)
+    try:
+        outcome = wait(client, name, session)
+    except KeyboardInterrupt:
+        session.console.note(f"the deployment continues; `cortex delete {name}` stops it")
+        raise
     if outcome is None:
         raise NotFoundError(f"{name} was deleted")
     if not outcome.is_live:

@@ -1,0 +1,64 @@
+"""`cortex serve`: the API and the project that follow from a model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from cortex.cli.commands import serve
+from cortex.cli.model_request import model_request
+from cortex.errors import InputError
+from cortex.models.formats.detection import Detection
+from cortex.models.formats.requirements import ModelRequirement
+
+
+@pytest.mark.parametrize(
+    ("location", "name"),
+    [
+        ("/models/iris.onnx", "iris"),
+        ("/models/My Model.v2.onnx", "my-model-v2"),
+        ("/models/iris/", "iris"),
+        ("/models/iris/3", "iris"),
+        ("s3://bucket/flowers/2.onnx", "flowers"),
+        ("/models/2024-iris.joblib", "iris"),
+        ("/" + "x" * 60, "x" * 42),
+    ],
+)
+def test_the_name_of_the_api_is_that_of_the_file(location: str, name: str) -> None:
+    assert serve._name(location) == name
+
+
+def test_a_file_whose_name_is_none_of_an_api_needs_one() -> None:
+    with pytest.raises(InputError, match="give one with --name"):
+        serve._name("/123")
+
+
+def test_packages_that_are_missing_here_are_required(tmp_path: Path) -> None:
+    arguments = argparse.Namespace(type="model", trust="pickle")
+    requirements = (ModelRequirement("numpy", "numpy"), ModelRequirement("no-such-package", "no-such-package==1.2"))
+    found = Detection("skops", "/m", "a skops file", requirements=requirements)
+    file = serve._write_project(tmp_path, serve._api("iris", "/m", arguments), found)
+    assert (tmp_path / "requirements.txt").read_text() == "no-such-package==1.2\n"
+    assert "trust: pickle" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "body"),
+    [
+        ([("x", "FP32", [-1, 4])], '{"instances": [[0, 0, 0, 0]]}'),
+        ([("x", "INT64", [-1])], '{"instances": [0]}'),
+        ([("x", "BYTES", [-1, 1])], '{"instances": [["text"]]}'),
+        ([("x", "FP32", [2, 1])], '{"instances": [[0], [0]]}'),
+        ([("a", "FP32", [-1, 1]), ("b", "BYTES", [-1, 1])], '{"instances": [{"a": [0], "b": ["text"]}]}'),
+    ],
+)
+def test_the_printed_request_has_a_row_of_zeros(inputs: list[tuple[str, str, list[int]]], body: str) -> None:
+    tensors = [dict(zip(("name", "datatype", "shape"), each, strict=True)) for each in inputs]
+    assert f"-d '{body}'" in model_request({"inputs": tensors}, "http://localhost:8888/iris")
+
+
+def test_large_rows_are_described() -> None:
+    tensor = {"name": "image", "datatype": "FP32", "shape": [-1, 3, 224, 224]}
+    assert "image FP32 [?, 3, 224, 224]" in model_request({"inputs": [tensor]}, "http://localhost:8888/iris")
