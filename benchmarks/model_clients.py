@@ -24,7 +24,7 @@ from benchmarks.tools import machine, results, tensorflow_clients
 from benchmarks.tools.paths import USER_CODE
 from cortex.models.loaded_models import with_call_scope
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, Layout, Model, ModelPath, ModelSource, Version
-from cortex.predictor.clients.python import Clients, build_clients
+from cortex.predictor.clients.builder import Clients, build_clients
 
 ROW = [5.1, 3.5, 1.4, 0.2]
 

@@ -17,7 +17,7 @@ GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 #: here; otherwise name the module with a term of the glossary, or define a new term there.
 _PLAIN = """
 access address annotated annotation app archive argument arguments array
-async auth autoscaling background base binding body bootstrap budget
+async auth autoscaling background base binding body bootstrap budget builder
 certificate check cleanup cli client command commands config connection content conversion cpu credential cross
 database deploy deployer description detection
 device diagnose document dotenv election embedded engine error export fetcher field

@@ -24,7 +24,7 @@ from cortex.predictor.loader import LoadSpec, UserCode, build_clients, import_co
 
 if TYPE_CHECKING:
     from cortex.models.loader import LoadEvents, ModelFetcher
-    from cortex.predictor.clients.python import Clients
+    from cortex.predictor.clients.builder import Clients
 
 BatchCall = Callable[[Any, str], Any]
 

@@ -39,7 +39,7 @@ from cortex.predictor.tracebacks import set_project, user_code
 if TYPE_CHECKING:
     from cortex.models.loader import LoadEvents, ModelFetcher
     from cortex.models.registry import Registry
-    from cortex.predictor.clients.python import Clients
+    from cortex.predictor.clients.builder import Clients
     from cortex.predictor.inference_model import InferenceModel
 
 
@@ -227,9 +227,9 @@ def build_clients(
     """Build the model clients; None without models. Raises: UserError."""
     if spec.models is None:
         return None
-    from cortex.predictor.clients import python  # noqa: PLC0415 - keeps replicas without models light
+    from cortex.predictor.clients import builder  # noqa: PLC0415 - keeps replicas without models light
 
-    return python.build_clients(spec, catalogue, fetcher, events)
+    return builder.build_clients(spec, catalogue, fetcher, events)
 
 
 def _load_application(spec: LoadSpec, name: str, config: dict[str, Any]) -> BoundPredictor:

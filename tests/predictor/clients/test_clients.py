@@ -11,7 +11,7 @@ import pytest
 
 from cortex.errors import ModelError, UserError
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, Version
-from cortex.predictor.clients import python as clients_module
+from cortex.predictor.clients import builder
 from harness.models.catalogues import source_of, write_models
 from harness.models.model_makers import onnx_model, python_model, tensorflow_model
 from harness.models.user_project import UserProject, user_project
@@ -310,7 +310,7 @@ def test_a_library_that_is_not_installed_is_named_with_what_to_do(project, monke
     def missing(*arguments: Any) -> Any:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
-    monkeypatch.setattr(clients_module, "_BUILDERS", {type_: missing})
+    monkeypatch.setattr(builder, "_BUILDERS", {type_: missing})
     with pytest.raises(UserError) as raised:
         project.load("predictor", text, type=type_, models=source_of(type_), catalogue=Catalogue(()))
     assert str(raised.value).startswith(f"type: {type_} needs {module}, which is not installed; add {package} to")

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 
 from cortex.errors import ModelError
 from cortex.models.loader import LoadRequest
+from cortex.predictor.clients.builder import choose_threads
 from cortex.predictor.clients.onnx import OnnxClient, OnnxLoader, choose_providers
-from cortex.predictor.clients.python import choose_threads
 
 Value = helper.make_tensor_value_info
 

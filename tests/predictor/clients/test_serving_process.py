@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from cortex.errors import ModelError
-from cortex.predictor.clients.python import LOCAL, choose_backend
+from cortex.predictor.clients.builder import LOCAL, choose_backend
 from cortex.predictor.clients.serving_process import LocalServer
 from cortex.predictor.clients.tensorflow import TensorFlowLoader
 from harness.models.serving_conformance import check_outputs_are_those_of_tensorflow, request

@@ -12,7 +12,7 @@ from cortex.errors import ModelError
 from cortex.models.loader import LoadRequest
 from cortex.models.spec import DEFAULT_MODEL
 from cortex.payloads.arrays import Array
-from cortex.predictor.clients.python import LOCAL, choose_backend, is_external
+from cortex.predictor.clients.builder import LOCAL, choose_backend, is_external
 from cortex.predictor.clients.tensorflow import (
     SignatureInfo,
     TensorFlowClient,

@@ -16,7 +16,7 @@ from cortex.errors import ModelFormatError
 from cortex.models.formats.detection import detect
 from cortex.models.loader import LoadRequest
 from cortex.payloads.signature import TensorSignature
-from cortex.predictor.estimators.loader import EstimatorLoader, RunnableModel
+from cortex.predictor.estimators.loader import DetectedLoader, RunnableModel
 
 pytestmark = pytest.mark.heavy  # the libraries take seconds to import
 
@@ -27,7 +27,7 @@ NAMES = ["sepal length", "sepal width", "petal length", "petal width"]
 
 def load(path: Path, *, trusts_pickle: bool = False) -> RunnableModel:
     request = LoadRequest("iris", "1", str(path), "", 0, None)
-    return EstimatorLoader(trusts_pickle, threads=1).load(request)
+    return DetectedLoader(trusts_pickle, threads=1).load(request)
 
 
 def infer(model: RunnableModel, rows: Any) -> dict[str, Any]:

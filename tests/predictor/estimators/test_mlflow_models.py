@@ -15,7 +15,7 @@ from cortex.models.formats.detection import detect
 from cortex.models.loader import LoadRequest
 from cortex.payloads.request_forms import read_request
 from cortex.payloads.signature import TensorSignature
-from cortex.predictor.estimators.loader import EstimatorLoader, RunnableModel
+from cortex.predictor.estimators.loader import DetectedLoader, RunnableModel
 
 pytestmark = pytest.mark.heavy  # mlflow takes seconds to import
 
@@ -30,7 +30,7 @@ def frame() -> Any:
 
 
 def load(folder: Path, *, trusts_pickle: bool = False) -> RunnableModel:
-    return EstimatorLoader(trusts_pickle).load(LoadRequest("m", "1", str(folder), "", 0, None))
+    return DetectedLoader(trusts_pickle).load(LoadRequest("m", "1", str(folder), "", 0, None))
 
 
 def save(flavor: str, model: Any, folder: Path, inputs: Any, outputs: Any, **options: Any) -> None:

@@ -1,20 +1,24 @@
-"""Load a model of any format that `cortex.models.formats` detects, to run it without user code.
+"""Load a model of any format that `cortex.models.formats` detects, for `type: model`.
 
-LoadRequest ── detect ──► Detection ── trust, requirements ──► the module of its format ──► RunnableModel
+request ── detect ── trust, requirements ──┬─ ONNX ──────── `clients.onnx.OnnxLoader` ──────────────┐
+                                           ├─ SavedModel ── `clients.tensorflow.TensorFlowLoader` ──┼─► RunnableModel
+                                           └─ others ────── `load` of the module in `_MODULES` ─────┘
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cortex.errors import ModelError, ModelFormatError
+from cortex.models.formats.content import ModelFormat
 from cortex.models.formats.detection import Detection, detect
 from cortex.models.formats.requirements import check_installed, installed_version
-from cortex.models.loader import LoadRequest
+from cortex.models.loader import LoadRequest, ModelLoader
 from cortex.payloads.signature import ModelSignature
 from cortex.predictor.importing import suggest_requirement
 
@@ -61,6 +65,7 @@ class LoadContext:
 
 
 #: Format → module with a function `load(LoadContext)`. Each imports the libraries of its format, and only those.
+#: ONNX and SavedModel are loaded as for `type: onnx` and `type: tensorflow`.
 _MODULES = {
     "skops": "cortex.predictor.estimators.sklearn",
     "pickle": "cortex.predictor.estimators.sklearn",
@@ -70,21 +75,24 @@ _MODULES = {
 }
 
 
-class EstimatorLoader:
-    """The `ModelLoader` of models without code, except ONNX and SavedModel, which have loaders of their own.
-
-    `others` has the loaders of these formats: their models must be `RunnableModel`s too.
-    """
+class DetectedLoader:
+    """The `ModelLoader` of models whose format is detected. Thread-safe."""
 
     def __init__(
         self,
         trusts_pickle: bool = False,
         threads: int = 1,
-        others: Mapping[str, Callable[[LoadRequest], RunnableModel]] | None = None,
+        has_gpus: bool = False,
+        tensorflow_serving: str | None = None,
     ) -> None:
+        """Load models that use up to `threads` threads each."""
         self._trusts_pickle = trusts_pickle
         self._threads = threads
-        self._others = others or {}
+        self._has_gpus = has_gpus
+        self._tensorflow_serving = tensorflow_serving
+        self._loaders: dict[str, ModelLoader[Any]] = {}  #: by platform; only for ONNX and SavedModel
+        self._stops: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
 
     def load(self, request: LoadRequest) -> RunnableModel:
         """Detect and load the model in `request.path`. Raises: ModelError."""
@@ -93,14 +101,12 @@ class EstimatorLoader:
         check_trust(detection, self._trusts_pickle)
         check_requirements(detection)
         found = replace(request, path=detection.path)
-        other = self._others.get(detection.format)
-        if other is not None:
-            return other(found)
         if detection.format not in _MODULES:
-            raise ModelFormatError(f"{detection.reason}; it has type: {detection.format} in cortex.yaml")
+            model: RunnableModel = self._loader_of(detection.format).load(found)
+            return model
         try:
             module = importlib.import_module(_MODULES[detection.format])
-            model: RunnableModel = module.load(LoadContext(found, detection, self._threads))
+            model = module.load(LoadContext(found, detection, self._threads))
         except ModelError:
             raise
         except ModuleNotFoundError as exc:
@@ -114,7 +120,39 @@ class EstimatorLoader:
         return model
 
     def unload(self, model: RunnableModel) -> None:
-        """Do nothing: an estimator is freed with its last reference."""
+        """Release the resources of a model; an estimator is freed with its last reference."""
+        loader = self._loaders.get(model.signature.platform)
+        if loader is not None:
+            loader.unload(model)
+
+    def close(self) -> None:
+        """Stop the processes of backends."""
+        for stop in self._stops:
+            stop()
+
+    def _loader_of(self, format_: ModelFormat) -> ModelLoader[Any]:
+        """Return the loader of ONNX or SavedModel, which all models of the format share."""
+        platform, build = {
+            "onnx": ("onnxruntime_onnx", self._onnx_loader),
+            "tensorflow": ("tensorflow_savedmodel", self._tensorflow_loader),
+        }[format_]
+        with self._lock:
+            if platform not in self._loaders:
+                self._loaders[platform] = build()
+            return self._loaders[platform]
+
+    def _onnx_loader(self) -> ModelLoader[Any]:
+        from cortex.predictor.clients.onnx import OnnxLoader  # noqa: PLC0415 - needs onnxruntime
+
+        return OnnxLoader(self._has_gpus, self._threads)
+
+    def _tensorflow_loader(self) -> ModelLoader[Any]:
+        from cortex.predictor.clients.builder import choose_backend  # noqa: PLC0415 - only for a SavedModel
+        from cortex.predictor.clients.tensorflow import TensorFlowLoader  # noqa: PLC0415 - needs numpy
+
+        backend = choose_backend(self._tensorflow_serving)
+        self._stops.append(backend.close)
+        return TensorFlowLoader(backend)
 
 
 def check_trust(detection: Detection, trusts_pickle: bool) -> None:
