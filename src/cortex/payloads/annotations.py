@@ -72,7 +72,7 @@ def payload_type(annotation: Any) -> PayloadType | None:
         bare, is_optional = _without_none(annotation)
         if _is_anything(bare) or is_form(bare):
             return None
-        found = _special(bare) or _plain(bare) or _with_text_or_bytes(bare) or JsonType(annotation)
+        found = _library_type(bare) or _builtin_type(bare) or _with_text_or_bytes(bare) or JsonType(annotation)
     except Exception as error:  # the user's types run code of their own
         raise AnnotationProblem(_reason(error)) from error
     if is_optional:
@@ -129,7 +129,7 @@ def _result_signature(annotation: Any) -> BodySignature:
         return BodySignature()
     if isinstance(bare, type) and any(base.__module__ == "starlette.responses" for base in bare.__mro__):
         return BodySignature()
-    found = None if is_optional else _special(bare) or _plain(bare)
+    found = None if is_optional else _library_type(bare) or _builtin_type(bare)
     if found is not None:
         return BodySignature(found.schema, found.result_media_type, is_typed=True)
     from pydantic import TypeAdapter  # noqa: PLC0415 - only for what is annotated
@@ -159,7 +159,7 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
-def _plain(annotation: Any) -> PayloadType | None:
+def _builtin_type(annotation: Any) -> PayloadType | None:
     """Return the type of a built-in that nothing has to be imported for; None for all others."""
     origin, arguments = get_origin(annotation) or annotation, get_args(annotation)
     if origin in (dict, abc.Mapping, abc.MutableMapping) and arguments in ((), (str, Any), (Any, Any)):
@@ -183,7 +183,7 @@ def _library_name(cls: Any) -> str:
     return f"{cls.__module__.partition('.')[0]}.{cls.__name__}" if isinstance(cls, type) else ""
 
 
-def _special(annotation: Any) -> PayloadType | None:
+def _library_type(annotation: Any) -> PayloadType | None:
     """Return the type of an array, frame, image or upload; None for all others."""
     cls = _class_of(annotation)
     is_many = is_list(annotation) and len(get_args(annotation)) == 1
@@ -329,9 +329,9 @@ class Part:
 
 def _for_pydantic(annotation: Any) -> Any:
     """Return an annotation whose arrays, frames and images pydantic can read, at any depth of generics."""
-    special = _special(annotation)
-    if special is not None:
-        return Annotated[Any, Part(special)]
+    found = _library_type(annotation)
+    if found is not None:
+        return Annotated[Any, Part(found)]
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return Annotated[(_for_pydantic(arguments[0]), *arguments[1:])]

@@ -79,7 +79,7 @@ class RequestHeader:
 
 @dataclass(frozen=True, slots=True)
 class InferenceRoute:
-    """What a path below `/v2` asks for."""
+    """A parsed path below `/v2`."""
 
     kind: str  #: `server`, `live`, `ready`, `models`, `model`, `model_ready` or `infer`
     model: str = ""

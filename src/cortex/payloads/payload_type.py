@@ -34,7 +34,7 @@ class PayloadType:
         return BodySignature(self.schema, self.media_type, is_typed=True)
 
     def set_default(self, value: Any) -> None:
-        """Let an empty body be `value`."""
+        """Set the payload of an empty body."""
         self._default = value
 
     def is_none(self, value: Any) -> bool:

@@ -19,7 +19,7 @@ class Shape:
         return f"Shape({', '.join([*map(str, self.sizes), *dtype])})"
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        """Let a field of a pydantic model be such an array."""
+        """Return the core schema of a field that is such an array."""
         from cortex.payloads.annotated_arrays import array_type  # noqa: PLC0415 - only pydantic calls this
         from cortex.payloads.annotations import Part  # noqa: PLC0415 - as above
 

@@ -1,7 +1,8 @@
 """The signature of an API: what its methods and models take and return.
 
-A worker process finds it out once, when it has loaded the user's code: from annotations, from the inputs and outputs of
-a model. Validation, OpenAPI documents, sample requests and the metadata of the Open Inference Protocol are views of it.
+A worker process determines it once, when it has loaded the user's code, from annotations and from the inputs and
+outputs of a model. Validation, OpenAPI documents, sample requests and the metadata of the Open Inference Protocol are
+views of it.
 """
 
 from __future__ import annotations

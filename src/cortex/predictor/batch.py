@@ -118,7 +118,7 @@ def load_batch_code(
 
 
 def _list_of(annotation: Any) -> Any:
-    """Return the type of a batch, a list of items: the annotation itself, or a list of what it says about one item.
+    """Return the annotation of a batch, a list of items: the annotation itself, or a list of it if it is one item's.
 
     So a class can annotate `handle_post` for one request, and run jobs with it as well.
     """

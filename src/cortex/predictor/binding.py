@@ -28,7 +28,7 @@ AfterCall = Callable[[Any, Any, Any, Any], Any]
 
 
 class Bodies(Enum):
-    """How the payload is parsed from a body whose content type is not JSON."""
+    """Rules by which a payload is parsed from a body whose content type is not JSON."""
 
     BY_TYPE = auto()  #: by the content type
     JSON_OVER_FORMS = auto()  #: likewise, but a form whose body is JSON is parsed as JSON
@@ -127,7 +127,7 @@ def bind_method(
 
 @dataclass(frozen=True, slots=True)
 class MethodTypes:
-    """What a method annotates."""
+    """The types in the annotations of a method."""
 
     payload: PayloadType | None = None  #: None: its payload is not validated
     takes_form: bool = False
@@ -204,7 +204,7 @@ def method_signature(
 
 
 def bodies_of(method: Any, generation: Generation) -> Bodies:
-    """Return how the payload of a method is parsed if its type does not say so."""
+    """Return the rule by which the payload of a method without a payload type is parsed."""
     over_forms = generation.json_over_forms and not _asks_for_form(method)
     return Bodies.JSON_OVER_FORMS if over_forms else Bodies.BY_TYPE
 

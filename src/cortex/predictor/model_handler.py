@@ -23,8 +23,8 @@ _SHOWN_NAMES = 50
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
-    """A request to a version of a model."""
+class _ModelCall:
+    """A call of a version of a model."""
 
     model: RegistryModel
     version: str | None  #: None: the newest
@@ -32,7 +32,7 @@ class _Question:
 
     @property
     def key(self) -> Any:
-        """Return what requests have in common that can be joined: the model, and all but the first axis."""
+        """Return what calls must have in common to be joined: the model, and all axes but the first."""
         tensors = tuple((name, array.dtype, array.shape[1:]) for name, array in sorted(self.request.inputs.items()))
         return self.model.name, self.version, tensors
 
@@ -70,7 +70,7 @@ class ModelHandler:
 
     def _read(
         self, payload: Any, query_params: Mapping[str, str] | None, headers: Mapping[str, str] | None
-    ) -> _Question:
+    ) -> _ModelCall:
         """Read a request; jobs have neither query parameters nor headers.
 
         Raises: KeyError for an unknown model or version; ModelInputError, ModelError.
@@ -80,7 +80,7 @@ class ModelHandler:
         version = _chosen(_VERSION, query_params, headers)
         version = None if version == "latest" else version
         signature = model.signature(version)
-        return _Question(model, version, read_request(payload, signature, headers.get("content-type") or ""))
+        return _ModelCall(model, version, read_request(payload, signature, headers.get("content-type") or ""))
 
     def _find(self, name: str | None) -> RegistryModel:
         models = self._models
@@ -100,29 +100,27 @@ class BatchingModelHandler(ModelHandler):
     def handle_post(self, payload: Any, query_params: Any, headers: Any) -> list[Any]:
         """Run the model on the rows of the body."""
         results: list[Any] = [None] * len(payload)
-        groups: dict[Any, list[tuple[int, _Question]]] = {}
+        groups: dict[Any, list[tuple[int, _ModelCall]]] = {}
         for index, request in enumerate(zip(payload, query_params, headers, strict=True)):
             try:
                 with _http_errors():
-                    question = self._read(*request)
-                groups.setdefault(question.key, []).append((index, question))
+                    call = self._read(*request)
+                groups.setdefault(call.key, []).append((index, call))
             except Exception as error:  # of this request alone
                 results[index] = error
         for group in groups.values():
-            for (index, _), result in zip(group, _run_joined([question for _, question in group]), strict=True):
+            for (index, _), result in zip(group, _run_joined([call for _, call in group]), strict=True):
                 results[index] = result
         return results
 
     predict = handle_post
 
 
-def _run_joined(questions: Sequence[_Question]) -> list[Any]:
-    """Return the answers, or the exceptions, of questions that can be joined; one by one if the model refuses that."""
-    first, sizes = questions[0], [question.rows for question in questions]
-    if len(questions) > 1 and None not in sizes:
-        joined = {
-            name: np.concatenate([each.request.inputs[name] for each in questions]) for name in first.request.inputs
-        }
+def _run_joined(calls: Sequence[_ModelCall]) -> list[Any]:
+    """Return the answers, or the exceptions, of calls with one key: run the model once, or if that fails once each."""
+    first, sizes = calls[0], [call.rows for call in calls]
+    if len(calls) > 1 and None not in sizes:
+        joined = {name: np.concatenate([call.request.inputs[name] for call in calls]) for name in first.request.inputs}
         total = sum(size or 0 for size in sizes)
         try:
             outputs = first.model.infer(joined, first.version)
@@ -132,16 +130,16 @@ def _run_joined(questions: Sequence[_Question]) -> list[Any]:
             ends = np.cumsum(np.array(sizes))[:-1]
             parts = {name: np.split(array, ends) for name, array in outputs.items()}
             return [
-                question.request.answer({name: arrays[index] for name, arrays in parts.items()})
-                for index, question in enumerate(questions)
+                call.request.answer({name: arrays[index] for name, arrays in parts.items()})
+                for index, call in enumerate(calls)
             ]
-    return [_result_of(question) for question in questions]
+    return [_result_of(call) for call in calls]
 
 
-def _result_of(question: _Question) -> Any:
+def _result_of(call: _ModelCall) -> Any:
     try:
         with _http_errors():
-            return question.run()
+            return call.run()
     except Exception as error:  # of this request alone
         return error
 

@@ -99,7 +99,7 @@ def report_failure(channel: Channel, error: BaseException) -> None:
 
 
 def signature_text(describe: Callable[[], ApiSignature]) -> str:
-    """Return the JSON form of a signature for the message `ready`; "" if it is too long, or can't be found out."""
+    """Return the JSON form of a signature for the message `ready`; "" if it is too long, or if determining it fails."""
     try:
         text = describe().to_json().decode()
     except Exception as error:  # user code can put anything into a schema; the process serves nevertheless

@@ -90,10 +90,12 @@ def recognize(path: Path) -> ModelContent:
         for recognizer in _RECOGNIZERS:
             if content := recognizer(file):
                 return content
-    raise UnknownContentError(f"{path} is not a model that cortex knows: it {_seen(head)}; accepted: {ACCEPTED}")
+    raise UnknownContentError(
+        f"{path} is not a model that cortex knows: it {_describe_bytes(head)}; accepted: {ACCEPTED}"
+    )
 
 
-def _placeholder(file: _File) -> None:
+def _git_lfs_pointer(file: _File) -> None:
     if file.head.startswith(b"version https://git-lfs"):
         raise file.refused("a pointer of Git LFS, not the model itself", "run `git lfs pull`")
 
@@ -308,7 +310,7 @@ def _saved_model_file(file: _File) -> None:
 
 
 _RECOGNIZERS: tuple[Callable[[_File], ModelContent | None], ...] = (
-    _placeholder,
+    _git_lfs_pointer,
     _saved_model_file,
     _archive,
     _safetensors,
@@ -320,7 +322,7 @@ _RECOGNIZERS: tuple[Callable[[_File], ModelContent | None], ...] = (
 )
 
 
-def _seen(head: bytes) -> str:
+def _describe_bytes(head: bytes) -> str:
     if not head:
         return "is empty"
     try:

@@ -55,13 +55,13 @@ def documentation_routes(documentation: Documentation, gateway_url: str) -> APIR
     @router.get("/openapi.json")
     async def common_document(request: Request) -> Response:
         """Return the OpenAPI document of all APIs; with a token limited to one API, only of that one."""
-        url = _as_called(gateway_url, request)
+        url = _url_for_client(gateway_url, request)
         return _json(await documentation.common_document(url, only=request.state.principal.api))
 
     @router.get("/docs", include_in_schema=False)
     async def page(request: Request) -> Response:
         """Return the page of all APIs, which asks for a token."""
-        return page_response("APIs", calls=_as_called(gateway_url, request))
+        return page_response("APIs", calls=_url_for_client(gateway_url, request))
 
     @router.get("/docs/{file}", include_in_schema=False)
     async def asset(file: str, request: Request) -> Response:
@@ -71,7 +71,7 @@ def documentation_routes(documentation: Documentation, gateway_url: str) -> APIR
     return router
 
 
-def _as_called(gateway_url: str, request: Request) -> str:
+def _url_for_client(gateway_url: str, request: Request) -> str:
     """Return the gateway's URL with the host name by which the client knows this machine."""
     gateway, host = urlsplit(gateway_url), request.url.hostname or ""
     return f"{gateway.scheme}://{f'[{host}]' if ':' in host else host}:{gateway.port}"

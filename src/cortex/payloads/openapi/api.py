@@ -1,4 +1,4 @@
-"""What an OpenAPI document says about one API."""
+"""The description of one API in an OpenAPI document."""
 
 from __future__ import annotations
 
