@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import cProfile
 import pickle
-from collections.abc import Mapping
+import pstats
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -115,6 +118,33 @@ def test_invalid_requests_get_400(project: UserProject, payload: Any, message: s
     assert raised.value.status_code == 400
     assert message in raised.value.detail
     bound.close()
+
+
+def test_a_request_costs_the_same_however_many_models_there_are(project: UserProject) -> None:
+    requests, descriptions = [], []
+    for count in (30, 300):
+        models = {f"m{number}": {"1": onnx_model(10)} for number in range(count)}
+        bound = load(project, "onnx", models, cache_size=1)
+        requests.append(count_calls(partial(request_one, bound)))
+        descriptions.append(count_calls(bound.describe) / count)
+        bound.close()
+    assert requests[1] <= 1.1 * requests[0], requests
+    assert descriptions[1] <= 1.1 * descriptions[0], descriptions
+
+
+def request_one(bound: BoundPredictor) -> None:
+    assert post(bound, [1], {"model": "m1"}) == [11]
+    served = bound.inference_models["m1"]
+    assert served.signature().name == "m1"
+    assert (served.versions(), len(bound.inference_models) > 1) == (("1",), True)
+
+
+def count_calls(run: Callable[[], Any]) -> int:
+    """Return the number of Python and C functions that a second call of `run` calls."""
+    run()
+    profile = cProfile.Profile(builtins=True)
+    profile.runcall(run)
+    return pstats.Stats(profile).total_calls  # type: ignore[attr-defined,no-any-return]
 
 
 def test_batched_requests_are_joined_and_fail_alone(project: UserProject) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic
 
 from cortex.errors import ModelError
@@ -51,6 +51,11 @@ class Registry(Generic[T]):
         self._stand_ins: dict[str, str] = {}
         # Resolved arguments of `get`. It is replaced, never cleared: a concurrent `get` then writes to the old one.
         self._keys: dict[tuple[Any, Any], VersionKey] = {}
+
+    @property
+    def models(self) -> Mapping[str, Model]:
+        """Return the models that exist, by name."""
+        return self._catalogue.by_name
 
     def load_latest(self, extra_versions: Sequence[tuple[str, str]] = ()) -> None:
         """Load the latest version of every model, and `extra_versions` that still exist; with caching, do nothing.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cortex.errors import ModelError, ModelInputError
 from cortex.models.loaded_models import ensure_call_scope
 from cortex.models.registry import Registry
-from cortex.models.spec import LATEST, ModelSource
+from cortex.models.spec import DEFAULT_MODEL, LATEST, ModelSource
 from cortex.payloads.inference_protocol import V2Error
 from cortex.payloads.signature import ModelSignature
 
@@ -27,24 +27,27 @@ if TYPE_CHECKING:
 class RegistryModel:
     """One model of an API, an `InferenceModel`."""
 
-    def __init__(self, name: str, key: str | None, registry: Registry[RunnableModel]) -> None:
-        """`key` is the model's name in the registry; None: its only one."""
+    def __init__(self, name: str, key: str, registry: Registry[RunnableModel]) -> None:
+        """`key` is the model's name in the registry."""
         self.name = name
-        self._key = key
+        self.key = key
         self._registry = registry
+        #: The signature of the version that was requested last, and the same with the name of this model.
+        self._named: tuple[ModelSignature, ModelSignature] | None = None
 
     def signature(self, version: str | None = None) -> ModelSignature:
         """Return the tensors of a version; None: the newest. Raises: KeyError for an unknown version; ModelError."""
         with ensure_call_scope():
-            return replace(self.load(version).signature, name=self.name)
+            found = self.load(version).signature
+        named = self._named
+        if named is None or named[0] is not found:
+            self._named = named = (found, replace(found, name=self.name))
+        return named[1]
 
     def versions(self) -> tuple[str, ...]:
         """Return the versions that exist, the newest last."""
-        return tuple(self._described()["versions"])
-
-    def loaded_versions(self) -> tuple[str, ...]:
-        """Return the versions that are in memory."""
-        return tuple(self._described()["loaded"])
+        model = self._registry.models.get(self.key)
+        return () if model is None else tuple(version.number for version in model.versions)
 
     def infer(self, inputs: Arrays, version: str | None, outputs: Sequence[str] = ()) -> Arrays:
         """Return at least the requested outputs; all if none is requested.
@@ -61,45 +64,41 @@ class RegistryModel:
         """Return a version; None: the newest. Raises: KeyError for an unknown version; ModelError."""
         if version is not None:
             try:
-                self._registry.find(self._key, version)
+                self._registry.find(self.key, version)
             except ModelError as error:
                 raise KeyError(f"{self.name} has no version {version}; it has {', '.join(self.versions())}") from error
-        return self._registry.get(self._key, LATEST if version is None else version)
-
-    def _described(self) -> Mapping[str, Any]:
-        described = self._registry.describe()
-        return next(iter(described.values())) if self._key is None else described[self._key]
+        return self._registry.get(self.key, LATEST if version is None else version)
 
 
 class RegistryModels(Mapping[str, RegistryModel]):
     """The models of an API by name; a single one has the name of the API."""
 
     def __init__(self, api: str, source: ModelSource, registry: Registry[RunnableModel]) -> None:
-        self._only = RegistryModel(api, None, registry) if source.form == "path" else None
+        self._only = RegistryModel(api, DEFAULT_MODEL, registry) if source.form == "path" else None
         self._registry = registry
 
     def __getitem__(self, name: str) -> RegistryModel:
         if self._only is not None:
             if name == self._only.name:
                 return self._only
-        elif name in self._registry.describe():
+        elif name in self._registry.models:
             return RegistryModel(name, name, self._registry)
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._registry.describe() if self._only is None else (self._only.name,))
+        return iter(self._registry.models if self._only is None else (self._only.name,))
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._registry.models) if self._only is None else 1
 
     def describe(self) -> list[dict[str, Any]]:
         """Return what a GET shows of each model: its format and why, its inputs and outputs, its versions."""
-        return [_describe(model) for model in self.values()]
+        loaded = {key: entry["loaded"] for key, entry in self._registry.describe().items()}
+        return [_describe(model, loaded.get(model.key, ())) for model in self.values()]
 
 
-def _describe(model: RegistryModel) -> dict[str, Any]:
+def _describe(model: RegistryModel, loaded: Sequence[str]) -> dict[str, Any]:
     described = {"name": model.name, "versions": list(model.versions())}
-    loaded = model.loaded_versions()
     if not loaded:  # with caching, before its first request
         return described
     signature = model.signature(loaded[-1])

@@ -150,7 +150,7 @@ def make_query_params(query: bytes) -> QueryParams:
     """Parse a query string into a multi-dict."""
     from starlette.datastructures import QueryParams  # noqa: PLC0415 - slow to import, and few methods use it
 
-    return QueryParams(query)
+    return QueryParams(query) if query else QueryParams()
 
 
 def make_headers(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
