@@ -294,6 +294,14 @@ def test_other_values_are_no_arrays(annotation: Any, body: str, message: str) ->
     assert str(caught.value).startswith(message)
 
 
+def test_problems_of_parts_have_the_same_keys_as_those_of_whole_payloads() -> None:
+    with pytest.raises(PayloadError) as caught:
+        read(Sample, '{"pixels": [[1, "{x}"]]}')
+    message = "Input should be a number"
+    assert str(caught.value) == f"payload.pixels: {message}"
+    assert caught.value.detail == [{"type": "array_type", "loc": ["body", "pixels"], "msg": message}]
+
+
 def test_arrays_can_be_parts_of_other_types() -> None:
     (array,) = read(list[NDArray[np.float32]], "[[1, 2]]")
     assert array.dtype == np.float32

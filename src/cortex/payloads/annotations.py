@@ -324,7 +324,7 @@ class Part:
             return self._part.from_json(value, b"")
         except PayloadError as error:
             (problem,) = error.detail
-            raise PydanticCustomError(problem["type"], "{text}", {"text": problem["msg"]}) from None
+            raise PydanticCustomError(problem["type"], problem["msg"]) from None
 
 
 def _for_pydantic(annotation: Any) -> Any:

@@ -331,6 +331,9 @@ class _Reader:
         return _fit(array, tensor, place)
 
 
+# Values to arrays.
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Words for a place within an input."""
