@@ -1,6 +1,6 @@
 """The ASGI or WSGI application of the user's file: an attribute of the module or class, or the result of a factory.
 
-An application is told from a factory by its arguments: ASGI applications are called with `scope`, `receive` and `send`,
+The arguments distinguish applications from factories: ASGI applications are called with `scope`, `receive` and `send`,
 WSGI applications with `environ` and `start_response`, and factories with `config`, if they declare it.
 """
 
@@ -100,7 +100,7 @@ def _is_application(found: Any, name: str, type_: str, file: str) -> bool:
 
 
 def _required(function: Any) -> list[str] | None:
-    """Return the names of the arguments that a call must pass; None if they can't be told."""
+    """Return the names of the arguments that a call must pass; None if they are not known."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

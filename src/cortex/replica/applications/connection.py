@@ -27,7 +27,7 @@ class ConnectionCall(Protocol):
     status: int  #: of the response; 0 until it has begun
 
     def wake(self) -> None:
-        """Notice that more of the body has arrived, or that the request is over: `connection.call` is another one."""
+        """Wake the call: more of the body has arrived, or the request ended and `connection.call` is another one."""
 
     def receive_data(self, data: bytes) -> None:
         """Handle bytes that arrived after an upgrade."""

@@ -61,7 +61,7 @@ class HttpCall:
     # Of the connection.
 
     def wake(self) -> None:
-        """Notice that more of the body has arrived, or that the request is over."""
+        """Wake the call: more of the body has arrived, or the request has ended."""
         if self._connection.call is not self:
             self.is_over = True
             self.over_ns = time.monotonic_ns()
@@ -80,7 +80,7 @@ class HttpCall:
     # Of the application.
 
     async def receive(self) -> Message:
-        """Return the next part of the body, or `http.disconnect` once the request is over."""
+        """Return the next part of the body, or `http.disconnect` after the end of the request."""
         connection = self._connection
         while not self.is_over:
             if not self._is_read and (connection.has_body or connection.is_complete):

@@ -178,7 +178,7 @@ class _RunningCall:
             self._check_later(time.monotonic_ns())
 
     def extend(self) -> None:
-        """Begin the time of silence anew, because data has moved."""
+        """Restart the idle timeout, because data has moved."""
         self._deadline_ns = time.monotonic_ns() + self._silence_ns
         self._extend_shared()
 
