@@ -96,6 +96,11 @@ def test_each_hop_of_a_request_has_a_span_and_user_code_a_child(monkeypatch: pyt
             }  # fmt: skip
             assert resource.items() <= worker.resource.items()
             assert worker.resource["service.instance.id"] == "api-00000000-000001/0"
+            below = {"x-cortex-endpoint": "/iris"}
+            assert replica.request(method="GET", path="/iris/v2/models/unknown", headers=below).status == 404
+            _, worker = hops(spans, "GET /iris")
+            assert worker.attributes["http.route"] == "/iris"
+            assert worker.attributes["url.path"] == "/iris/v2/models/unknown"
         assert "secret" not in repr(spans.spans)
         assert not [span for span in spans.spans if "silent" in span.name]
 

@@ -79,11 +79,12 @@ class Tracing:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in connection.headers}
         context = propagate.extract(headers)
         path = connection.url.partition(b"?")[0].decode("latin-1")[:_MAX_TEXT]
+        route = path if connection.endpoint is None else connection.endpoint.decode("latin-1")[:_MAX_TEXT]
         method = connection.method
         known = method if method in _METHODS else "_OTHER"
         attributes: dict[str, str | int] = {
             "http.request.method": known,
-            "http.route": path,  # an endpoint has no variable parts
+            "http.route": route,  # the endpoint: what follows it may be anything
             "url.path": path,
             "cortex.request_id": connection.request_id.decode("latin-1"),
         }
@@ -91,7 +92,7 @@ class Tracing:
             attributes["http.request.method_original"] = method[:_MAX_TEXT]
         if "user-agent" in headers:
             attributes["user_agent.original"] = headers["user-agent"][:_MAX_TEXT]
-        name = f"{'HTTP' if known == '_OTHER' else method} {path}"
+        name = f"{'HTTP' if known == '_OTHER' else method} {route}"
         received_ns = time.time_ns() - (time.monotonic_ns() - now_ns)
         gateway = self._gateway_tracer.start_span(
             name,
