@@ -75,6 +75,7 @@ def test_a_frame_is_read_from_csv() -> None:
         ({"a": [1], "b": 2}, "payload.b: Input should be a list, the values of a column"),
         ({"a": [1], "b": []}, "payload: Input should have columns of the same length"),
         ({"columns": ["a"], "data": [[1], [1, 2]]}, "payload.data[1]: Input should have 1 values, one per column, but"),
+        ({"columns": ["a", "b", "a"], "data": []}, "payload.columns[2]: Input should be a list of names that differ"),
         ([{str(number): 1} for number in range(2000)], "payload: Input should have records with the same columns"),
     ],
 )
@@ -91,6 +92,11 @@ def test_other_values_are_no_frames(value: Any, message: str) -> None:
         (b"\n", "payload: Input should be CSV in UTF-8"),
         (b"a\n\xff\n", "payload: Input should be CSV in UTF-8"),
         (b"," * 3000 + b"\n" + b"1\n" * 3000, "payload: Input should have rows with as many values as"),
+        (b"," * 3000 + b"\r" + b"1\r" * 3000, "payload: Input should have rows with as many values as"),
+        (b"a\n1,2\n", "payload: Input should have rows with as many values as the first line has names"),
+        (b"a\n" + b"1," * 3000 + b"\n" + b"1\n" * 3000, "payload: Input should have rows with as many values as"),
+        (b"," * 20_000 + b"\n1\n", "payload: Input should be CSV with at most 20000 columns"),
+        (b"a\n1\n" + b"1," * 30_000, "payload: Input should be CSV with at most 20000 columns"),
         (b"[1", "payload: Input should be JSON or CSV"),
     ],
 )

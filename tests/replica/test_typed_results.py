@@ -80,6 +80,11 @@ def test_frames_are_lists_of_records() -> None:
     }  # fmt: skip
 
 
+def test_a_frame_whose_columns_share_a_name_is_refused_instead_of_losing_one() -> None:
+    with pytest.raises(UserError, match=r"result\['rows'\] is a frame with several columns named 'a'"):
+        encode({"rows": pd.DataFrame([[1, 2]], columns=["a", "a"])})
+
+
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "CMYK", "1"])
 def test_images_are_png(mode: str) -> None:
     response = encode(Image.new(mode, (3, 2)))

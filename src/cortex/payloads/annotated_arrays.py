@@ -21,7 +21,10 @@ from cortex.payloads.validation import PayloadError, payload_error
 #: columns in common would need memory for rows × columns.
 _MIN_CELLS = 1_000_000
 _CELLS_PER_VALUE = 20
+#: pandas needs seconds for the names of more columns.
+_MAX_CSV_COLUMNS = 20_000
 
+_LINE_END = re.compile(rb"[\r\n]")
 _SUPPORTED_KINDS = "biufcOU"
 _JSON_TYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "number", "O": "string", "U": "string"}
 
@@ -189,6 +192,11 @@ def _from_rows(value: dict[str, Any]) -> Any:
     columns, rows = value["columns"], value["data"]
     if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
         raise payload_error("list_type", "Input should be a list of names", ("columns",))
+    seen: set[str] = set()
+    for index, name in enumerate(columns):
+        if name in seen:
+            raise payload_error("frame_type", "Input should be a list of names that differ", ("columns", index))
+        seen.add(name)
     for index, row in enumerate(rows):
         if len(row) != len(columns):
             message = f"Input should have {len(columns)} values, one per column, but has {len(row)}"
@@ -196,12 +204,32 @@ def _from_rows(value: dict[str, Any]) -> Any:
     return pd.DataFrame(rows, columns=columns)
 
 
+def _has_wide_line(body: bytes) -> bool:
+    """Return whether a line has too many commas, without a look at each line: only long lines can have so many."""
+    start = 0
+    while len(body) - start > _MAX_CSV_COLUMNS:
+        stop = start + _MAX_CSV_COLUMNS
+        end = max(body.rfind(b"\n", start, stop), body.rfind(b"\r", start, stop))
+        if end < 0:
+            found = _LINE_END.search(body, stop)
+            end = found.start() if found else len(body)
+            if body.count(b",", start, end) >= _MAX_CSV_COLUMNS:
+                return True
+        start = end + 1
+    return False
+
+
 def _read_csv(body: bytes) -> Any:
     import pandas as pd  # noqa: PLC0415 - as above
 
+    if _has_wide_line(body):
+        raise payload_error("csv_invalid", f"Input should be CSV with at most {_MAX_CSV_COLUMNS} columns")
     try:
-        columns = len(pd.read_csv(io.BytesIO(body), nrows=0).columns)
-        if columns * body.count(b"\n") > max(_MIN_CELLS, _CELLS_PER_VALUE * len(body)):
+        head = pd.read_csv(io.BytesIO(body), nrows=1)
+        lines = max(body.count(b"\n"), body.count(b"\r"))  # pandas ends lines at both
+        # With more values than names, pandas uses the first values as labels of the rows.
+        has_labels = not isinstance(head.index, pd.RangeIndex)
+        if has_labels or len(head.columns) * lines > max(_MIN_CELLS, _CELLS_PER_VALUE * len(body)):
             raise payload_error("csv_invalid", "Input should have rows with as many values as the first line has names")
         return pd.read_csv(io.BytesIO(body))
     except PayloadError:

@@ -415,6 +415,9 @@ class _PlainCopy:
             return self._convert_model(value, path)
         library_name = f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
         if library_name in ("pandas.DataFrame", "pandas.Series"):
+            if library_name == "pandas.DataFrame" and not value.columns.is_unique:
+                repeated = value.columns[value.columns.duplicated()][0]
+                raise UserError(f"{path} is a frame with several columns named {repeated!r}; rename them")
             plain = value.astype(object).where(value.notna(), None)
             rows = plain.to_dict("records") if library_name == "pandas.DataFrame" else plain.tolist()
             return self._nested(rows, path, self._convert_list)
