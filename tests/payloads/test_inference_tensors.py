@@ -204,6 +204,7 @@ MISTAKES: list[tuple[Any, str]] = [
     ({"inputs": [_x(shape=[1.5])]}, "input 'x': 1.5 in its shape is not a size"),
     ({"inputs": [_x(shape=[True])]}, "input 'x': true in its shape is not a size"),
     ({"inputs": [_x(shape=[2**62, 2**62, 0])]}, "input 'x': the shape [4611686018427387904"),
+    ({"inputs": [_x(shape=[0, 2**61], data=[])]}, "input 'x': the shape [0, 2305843009213693952] is too large"),
     ({"inputs": [_x(shape=[1] * 65)]}, "input 'x': shape has 65 dimensions; at most 64 are possible"),
     ({"inputs": [_x(data=...)]}, "input 'x' has no data"),
     ({"inputs": [_x(data=1)]}, "input 'x': data must be a list, not a number"),

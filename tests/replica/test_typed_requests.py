@@ -205,6 +205,7 @@ def exceptions() -> Any:
             {"error": "Unprocessable", "detail": [{"loc": ["x"]}]},
         ),
         ({"status": 404, "more": {}}, 404, {"error": "Not Found", "detail": "Not Found"}),
+        ({"status": 499, "more": {"detail": {"a": 1}}}, 499, {"error": "status 499", "detail": {"a": 1}}),
         ({"status": 404, "more": {"headers": {"a b": "c"}}}, 500, None),
         ({"status": 42, "more": {"detail": "x"}}, 500, None),
     ],

@@ -24,7 +24,7 @@ EXTENSIONS = ("binary_tensor_data",)
 CONTENT_TYPES = ("np", "str", "base64", "pd")
 
 _MAX_RANK = 64  #: of numpy's arrays
-_MAX_ELEMENTS = 2**62
+_MAX_ELEMENTS = 2**59  #: numpy counts the bytes of an array with 64 bits
 _SHOWN_CHARACTERS = 60
 _SHOWN_NAMES = 20
 #: Parameters of extensions that would change the meaning of a request.

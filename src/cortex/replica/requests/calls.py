@@ -41,6 +41,7 @@ from cortex.replica.requests.payload import (
 MAX_ITEMS = 10
 MAX_CHARACTERS = 500
 _SHOWN_TYPE = 60
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 _PLAIN = frozenset({dict, list, str, bytes, int, float, bool, tuple, type(None)})
 
@@ -181,13 +182,14 @@ class Caller:
             kept = tuple(
                 header for header in validate_head(exception.status_code, headers) if header[0] != CONTENT_TYPE
             )
+            status = int(exception.status_code)
             detail = orjson.loads(encode_json(exception.detail))
         except Exception as invalid:  # statuses, headers and details of the user may be anything
             write_log(f"request {_id(connection)} failed: its HTTPException is invalid: {describe(invalid)}\n")
             return FailedCall(500, f"internal server error: invalid HTTPException{logs_hint(self._api)}")
         write_log(f"request {_id(connection)} was refused: {describe_http_exception(exception)}\n")
-        message = detail if isinstance(detail, str) else HTTPStatus(exception.status_code).phrase
-        return FailedCall(int(exception.status_code), message, kept, {"detail": detail})
+        message = detail if isinstance(detail, str) else _PHRASES.get(status, f"status {status}")
+        return FailedCall(status, message, kept, {"detail": detail})
 
     def log_error(self, connection: Connection, error: BaseException) -> None:
         """Log the frames of the user's code, or the message of an error about the result; record it in the span."""
