@@ -296,6 +296,15 @@ def mlflow(folder: Path, module: str, more: str = "", data: bytes = LIGHTGBM) ->
     (folder / "model.bin").write_bytes(data)
 
 
+def test_values_of_an_mlflow_file_that_grow_to_gigabytes_are_refused(tmp_path: Path) -> None:
+    mlflow(tmp_path, "mlflow.lightgbm")
+    grown = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))
+    text = (tmp_path / "MLmodel").read_text().replace("mlflow.lightgbm", "*a8")
+    (tmp_path / "MLmodel").write_text(f"a0: &a0 text\n{grown}{text}")
+    with pytest.raises(ModelFormatError, match="has 81 YAML aliases; save the model again with mlflow"):
+        detect(tmp_path)
+
+
 def test_an_mlflow_folder_has_the_requirements_of_its_file(tmp_path: Path) -> None:
     mlflow(tmp_path, "mlflow.lightgbm")
     (tmp_path / "requirements.txt").write_text("mlflow==3.17.2\nlightgbm>=4,<5\n# a comment\n-r other\n")

@@ -16,6 +16,8 @@ from cortex.models.formats.detection import Detection
 from cortex.models.formats.requirements import ModelRequirement, required_by_file
 
 _MAX_FILE_BYTES = 1024**2
+#: More of them, in values of each other, could be gigabytes of text.
+_MAX_ALIASES = 10
 #: Keys of the data file, in the flavor python_function and in the others.
 _DATA_KEYS = ("data", "model_path", "pickled_model")
 #: Loader modules of mlflow that read one file, and the format that it must have.
@@ -53,7 +55,11 @@ def _pyfunc(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
     file = folder / "MLmodel"
     try:
-        document = yaml.safe_load(_read(file))
+        text = _read(file)
+        aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
+        if aliases > _MAX_ALIASES:
+            raise ModelFormatError(f"{file} has {aliases} YAML aliases; save the model again with mlflow")
+        document = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError):
         raise ModelFormatError(f"{file} is not YAML; save the model again with mlflow") from None
     flavors = document.get("flavors") if isinstance(document, dict) else None
