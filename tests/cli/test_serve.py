@@ -35,6 +35,13 @@ def test_a_file_whose_name_is_none_of_an_api_needs_one() -> None:
         serve._name("/123")
 
 
+def test_a_path_through_the_parent_folder_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "iris.onnx").touch()
+    monkeypatch.chdir(tmp_path / "project")
+    assert serve._location("../iris.onnx") == str((tmp_path / "iris.onnx").resolve())
+
+
 def test_packages_that_are_missing_here_are_required(tmp_path: Path) -> None:
     arguments = argparse.Namespace(type="model", trust="pickle")
     requirements = (ModelRequirement("numpy", "numpy"), ModelRequirement("no-such-package", "no-such-package==1.2"))

@@ -240,7 +240,7 @@ def test_a_mistake_is_one_sentence_with_its_place(signature: ModelSignature, bod
         (NAMED, "a,b\n1,2\n1", "row 2 has 1 cells, but the header has 2"),
         (NAMED, "b,a\n1,2", "the columns are in another order than the model's"),
         (NAMED, "1,2\n3,4", "the first line of CSV must be a header"),
-        (NAMED, "a,b\n", "CSV must have a header with the names of the columns, and at least one row"),
+        (NAMED, "a,b\n", "at least one row; with curl, use --data-binary"),
         (NAMED, 'a,b\n"1,2', "the body is not CSV"),
         (NAMED, b"\xff", "the body is not UTF-8"),
         (COLUMNS, "age,city\n3.5,Oslo", "row 1, column 'age' is 3.5; it must be a whole number"),
@@ -252,6 +252,27 @@ def test_a_mistake_in_csv_is_one_sentence_with_its_place(signature: ModelSignatu
     with pytest.raises(ModelInputError) as caught:
         read_request(text, signature, "text/csv")
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "words"),
+    [
+        ({"a,b\n1,2": ""}, "application/x-www-form-urlencoded", "send the header `content-type: application/json`"),
+        ({"file": b"a,b"}, "multipart/form-data; boundary=x", "the body was sent as a form (multipart/form-data)"),
+        ({}, "application/x-www-form-urlencoded", "the body is empty; send rows"),
+        (b"", "", "the body is empty; send rows"),
+        ("", "text/csv", "the body is empty; send rows"),
+    ],
+)
+def test_a_body_that_curl_sends_by_mistake_is_told_what_to_change(body: Any, content_type: str, words: str) -> None:
+    with pytest.raises(ModelInputError) as caught:
+        read_request(body, NAMED, content_type)
+    assert words in str(caught.value)
+
+
+def test_a_form_with_the_names_of_the_columns_is_read_as_before() -> None:
+    with pytest.raises(ModelInputError, match="row 1, column 1"):
+        read_request({"a": "x", "b": "1"}, NAMED, "application/x-www-form-urlencoded")
 
 
 def test_a_hostile_number_of_columns_is_refused_in_linear_time() -> None:

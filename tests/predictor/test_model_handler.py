@@ -5,6 +5,7 @@ from __future__ import annotations
 import cProfile
 import pickle
 import pstats
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 from starlette.exceptions import HTTPException
 
-from cortex.errors import ModelError
-from cortex.models.spec import DEFAULT_MODEL
+from cortex.errors import ModelError, UserError
+from cortex.models.formats import requirements
+from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelPath, ModelSource
 from cortex.payloads.inference_protocol import V2Error
 from cortex.predictor.batch import load_batch_code
 from cortex.predictor.loader import BoundPredictor
@@ -145,6 +147,27 @@ def count_calls(run: Callable[[], Any]) -> int:
     profile = cProfile.Profile(builtins=True)
     profile.runcall(run)
     return pstats.Stats(profile).total_calls  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("iris.onnx", "onnxruntime is not installed; write into requirements.txt: onnxruntime>="),
+        ("s3://bucket/iris.onnx", "type: model needs numpy, which is not installed; add numpy to requirements.txt"),
+    ],
+)
+def test_without_numpy_the_error_has_the_lines_for_requirements(
+    project: UserProject, monkeypatch: pytest.MonkeyPatch, url: str, message: str
+) -> None:
+    (file,) = onnx_model(10).values()
+    (project.root / "iris.onnx").write_bytes(file)
+    source = ModelSource("python", (ModelPath(DEFAULT_MODEL, url if "://" in url else str(project.root / url)),))
+    monkeypatch.setattr(requirements, "installed_version", lambda package: None)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    monkeypatch.delitem(sys.modules, "cortex.predictor.model_handler", raising=False)
+    with pytest.raises(UserError) as raised:
+        project.load("handler", None, "", type="model", models=source, catalogue=Catalogue(()))
+    assert message in str(raised.value)
 
 
 def test_batched_requests_are_joined_and_fail_alone(project: UserProject) -> None:

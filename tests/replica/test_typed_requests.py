@@ -84,6 +84,10 @@ def test_payloads_are_what_the_method_annotates() -> None:
             broken = replica.request(body=body)
             assert broken.status == 400
             assert broken.json["error"].startswith("malformed JSON: ")
+        curl = replica.request(
+            body=b' {"sepal_length": 5', headers={"content-type": "application/x-www-form-urlencoded"}
+        )
+        assert (curl.status, curl.json["error"][:16]) == (400, "malformed JSON: ")
 
         refused = replica.request({"sepal_length": 404})
         assert (refused.status, refused.headers["x-flower"]) == (404, "none")

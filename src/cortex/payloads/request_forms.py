@@ -50,6 +50,7 @@ _SEND = (
     'send rows ([[1, 2]]), records ([{"x": 1}]), {"instances": …}, {"inputs": …}, {"dataframe_split": …}, '
     '{"dataframe_records": …} or text/csv'
 )
+_FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")  #: curl sends the first one by default
 _MAX_RANK = 32
 _SHOWN_NAMES = 20
 _SHOWN_CHARACTERS = 60
@@ -96,12 +97,19 @@ def read_request(payload: Any, signature: ModelSignature, content_type: str = ""
     A body of str or bytes is CSV or JSON, by its content type. Raises: ModelInputError with a message for the caller.
     """
     reader = _Reader(signature)
+    media_type = content_type.partition(";")[0].strip().lower()
+    if payload in ("", b"") or (media_type in _FORM_TYPES and not payload):
+        raise ModelInputError(f"the body is empty; {_SEND}")
     if isinstance(payload, str | bytes):
-        media_type = content_type.partition(";")[0].strip().lower()
         if media_type == "text/csv":
             return ModelRequest(reader.csv(payload), "rows")
         payload = _parse_json(payload)
     if isinstance(payload, Mapping):
+        if media_type in _FORM_TYPES and not set(payload) & {*_FORMS, *reader.names}:
+            raise ModelInputError(
+                f"the body was sent as a form ({media_type}); send the header `content-type: application/json`, "
+                "or `content-type: text/csv` with CSV"
+            )
         return _read_object(reader, payload)
     if isinstance(payload, list):
         if reader.is_row(payload):
@@ -211,7 +219,10 @@ class _Reader:
         except csv.Error as exc:
             raise ModelInputError(f"the body is not CSV: {exc}") from None
         if len(lines) < 2:
-            raise ModelInputError("CSV must have a header with the names of the columns, and at least one row")
+            raise ModelInputError(
+                "CSV must have a header with the names of the columns, and at least one row; "
+                "with curl, use --data-binary: -d removes the line breaks"
+            )
         header, cells = [name.strip() for name in lines[0]], lines[1:]
         if not set(header) & set(self.names) and all(map(_is_number, header)):
             raise ModelInputError("the first line of CSV must be a header with the names of the columns")

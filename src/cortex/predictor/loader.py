@@ -205,7 +205,12 @@ def import_code(spec: LoadSpec) -> UserCode:
 
 def _built_in_code(spec: LoadSpec, generation: Generation) -> UserCode:
     """Return the class that answers requests with models, or, for a request handler, no functions."""
-    from cortex.predictor.model_handler import BatchingModelHandler, ModelHandler  # noqa: PLC0415 - only without code
+    try:
+        from cortex.predictor.model_handler import BatchingModelHandler, ModelHandler  # noqa: PLC0415 - needs numpy
+    except ModuleNotFoundError as exc:
+        from cortex.predictor.clients import builder  # noqa: PLC0415 - as below
+
+        raise builder.missing_library(spec, exc) from exc
 
     target = BatchingModelHandler if spec.max_batch_size else ModelHandler
     serving = generation.select_serving(lambda name: hasattr(target, name))

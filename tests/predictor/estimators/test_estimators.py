@@ -224,7 +224,10 @@ def test_only_requested_outputs_are_computed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([[0, 0, float("nan"), 0]], "row 1, column 3 is missing .NaN., which the model does not accept"),
+        (
+            [[0, 0, float("nan"), 0]],
+            "row 1, column 3 is missing .NaN., which the model does not accept: Input X contains NaN$",
+        ),
         ([[0, 0, 0, 0], [0, float("inf"), 0, 0]], "row 2, column 2 is infinite, which the model does not accept"),
         ([[0, 0, 0]], r"has shape \[1, 3\]; the model takes rows of 4 values"),
         ([0, 0, 0, 0], r"has shape \[4\]; the model takes rows of 4 values"),

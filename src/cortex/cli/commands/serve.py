@@ -57,6 +57,8 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
         raise InputError(result["error"])
     if detection is not None:
         session.console.line(detection.reason)
+        if lines := _missing_requirements(detection):
+            session.console.line(f"installing {', '.join(lines)} into the environment of {name}")
     try:
         outcome = wait(client, name, session)
     except KeyboardInterrupt:
@@ -78,6 +80,8 @@ def _location(written: str) -> str:
     if "://" in written:
         raise InputError(f"{written}: must be a path, or start with s3:// or gs://")
     path = Path(written).expanduser().absolute()
+    if ".." in path.parts:
+        path = path.resolve()
     if not path.exists():
         raise InputError(f"{written}: no such file or folder")
     return str(path)

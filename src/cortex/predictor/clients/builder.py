@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cortex.errors import ModelError, UserError
+from cortex.errors import ModelError, ModelFormatError, UserError
 from cortex.models.loader import LoadEvents, ModelFetcher, ModelLoader
 from cortex.models.registry import Registry
 from cortex.models.spec import Catalogue, ModelSource, Version
@@ -91,6 +91,25 @@ _FIXES = {
 }
 
 
+def missing_library(spec: ClientSpec, error: ModuleNotFoundError) -> UserError:
+    """Return the error for a library that is not installed, with all lines that models on this machine need."""
+    from cortex.models.formats.detection import detect  # noqa: PLC0415 - only after a mistake
+    from cortex.models.formats.requirements import check_installed  # noqa: PLC0415 - as above
+
+    module = error.name or ""
+    fix = _FIXES.get((spec.type, module)) or suggest_requirement(module)
+    if spec.type == "model" and spec.models is not None:
+        try:
+            for model in spec.models.paths:
+                if Path(model.url).exists():
+                    found = detect(model.url)
+                    check_installed(found.requirements, found.path)
+        except ModelFormatError as exc:
+            return UserError(str(exc))
+        fix += "; each format needs packages of its own, such as onnxruntime for ONNX"
+    return UserError(f"type: {spec.type} needs {module}, which is not installed; {fix}")
+
+
 def build_clients(
     spec: ClientSpec,
     catalogue: Catalogue | None = None,
@@ -113,9 +132,7 @@ def build_clients(
     try:
         clients = _BUILDERS[spec.type](spec, registry_of, _count(source, catalogue))
     except ModuleNotFoundError as exc:
-        module = exc.name or ""
-        fix = _FIXES.get((spec.type, module)) or suggest_requirement(module)
-        raise UserError(f"type: {spec.type} needs {module}, which is not installed; {fix}") from exc
+        raise missing_library(spec, exc) from exc
     if spec.path or clients.registry is None:
         return clients
     from cortex.predictor.registry_models import RegistryModels  # noqa: PLC0415 - only APIs without code need it

@@ -189,7 +189,8 @@ class Estimator:
             text = " ".join(str(exc).split())[:_MESSAGE_CHARACTERS]
             where = self._table.explain(inputs)
             if where or isinstance(exc, ValueError):
-                raise ValueError(f"{where}, which the model does not accept: {text}" if where else text) from exc
+                reason = text.partition(". ")[0]  # scikit-learn continues with advice on training
+                raise ValueError(f"{where}, which the model does not accept: {reason}" if where else text) from exc
             raise ModelError(f"the model failed: {type(exc).__name__}: {text}") from exc
 
     def _run(self, argument: Any, outputs: Sequence[str]) -> dict[str, Array]:

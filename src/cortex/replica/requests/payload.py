@@ -128,7 +128,8 @@ def parse_typed(payload_type: PayloadType, content_type: bytes | None, body: byt
         if kind == b"text/plain":
             body = _parse_text(content_type or b"", body).encode()
         return payload_type.from_bytes(body, kind.decode("latin-1"))
-    if kind == FORM and json_or(body, _NOT_JSON) is _NOT_JSON:
+    # `curl -d` sends JSON as a form; a form itself never begins with a brace or bracket, which are encoded in it.
+    if kind == FORM and body.lstrip()[:1] not in (b"{", b"[") and json_or(body, _NOT_JSON) is _NOT_JSON:
         return payload_type.from_form(_parse_form(kind, content_type or b"", body))
     return _parse_typed_json(payload_type, body)
 
