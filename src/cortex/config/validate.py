@@ -149,7 +149,11 @@ def _check(draft: Draft) -> tuple[CheckedApi, list[Diagnostic]]:
             before = frozenset(wrong)
             for detail in error.errors(include_url=False, include_input=False):
                 field = _field_of(draft, detail["loc"])
-                if field not in before and (found := _diagnose(draft, detail, field)):
+                # With models, the type decides whether a path is required; an invalid one is reported itself.
+                is_open = (
+                    field == "handler.path" and "handler.type" in wrong and "handler.models" in draft.section_nodes
+                )
+                if not is_open and field not in before and (found := _diagnose(draft, detail, field)):
                     problems.append(found)
                 wrong.add(field)
                 _replace(data, field)
