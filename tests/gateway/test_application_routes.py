@@ -100,3 +100,22 @@ def test_a_cookie_sends_a_client_to_the_same_process(home: Home) -> None:
             assert answer.json()["server"] == "a"
 
     run(scenario())
+
+
+def test_only_websockets_of_applications_are_upgraded(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            plain = backend("plain", await w.server("p"))
+            await w.gateway.startup(table(application(await w.server("a")), plain))
+            for path, method, protocol, passes in (
+                ("/app/x", "GET", "WebSocket", True),
+                ("/app/x", "POST", "websocket", False),
+                ("/app/x", "GET", "h2c", False),
+                ("/plain", "GET", "websocket", False),
+                ("/plain", "GET", "h2c", False),
+            ):
+                key = {"sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==", "sec-websocket-version": "13"}
+                answer = await ask(w.port, path, method, upgrade=protocol, connection="upgrade", **key)
+                assert ("upgrade" in answer.json()["headers"]) is passes, (path, method, protocol)
+
+    run(scenario())

@@ -369,6 +369,17 @@ def test_a_wsgi_application_knows_its_prefix_and_streams() -> None:
         assert ask(replica, "/a/b", "POST", b"body").body == b'["/app", "/a/b", "https"]body!'
 
 
+def test_clients_cannot_forge_headers_of_the_gateway_in_wsgi() -> None:
+    source = """
+        def app(environ, start_response):
+            start_response("200 OK", [])
+            yield environ["HTTP_X_FORWARDED_FOR"].encode()
+    """
+    with running_replica(source, type="wsgi", app="app") as replica:
+        replica.wait_ready()
+        assert ask(replica, "/", **{"x_forwarded_for": "203.0.113.9"}).body == b"192.0.2.7"
+
+
 def test_a_stuck_wsgi_call_ends_its_process() -> None:
     source = """
         import time

@@ -67,6 +67,11 @@ _CHALLENGE = "hdr WWW-Authenticate Bearer"
 #: Requests that the gateway sends to itself were checked when they came from the client.
 _FROM_CLIENT = f"! {{ fe_name -m str {INSIDE_FRONTEND} }}"
 
+#: Only applications have WebSockets. Of other requests for an upgrade, such as those to HTTP/2 that Java's client makes,
+#: the replica's parser would skip a body of unknown length, and read it as further requests.
+_NO_UPGRADE = "  http-request del-header upgrade"
+_WEBSOCKETS_ONLY = f"{_NO_UPGRADE} unless {{ method GET }} {{ req.hdr(upgrade) -i websocket }}\n"
+
 #: Rules for applications: the headers that tell them how the client reached the gateway, instead of the client's own.
 #: A request that an old worker passes on after a reload has them in variables, see `config`.
 _FORWARDED = f"""\
@@ -313,9 +318,9 @@ def _calls_section(backend: ApiBackend, sockets: GatewaySockets, body_timeout_s:
     )
     if backend.is_application:
         late += " ! { res.hdr(server-timing) -m found }"  # not a response of the application
-        body = _FORWARDED
+        body = _FORWARDED + _WEBSOCKETS_ONLY
     else:
-        body = f"  http-request wait-for-body time {milliseconds(body_timeout_s)}ms\n"
+        body = f"{_NO_UPGRADE}\n  http-request wait-for-body time {milliseconds(body_timeout_s)}ms\n"
     return f"""\
 backend {backend_name(backend)}
   timeout queue {timeout_ms}ms

@@ -61,13 +61,19 @@ def as_asgi(app: Any, type_: str, threads: int) -> AsgiApp:
     wsgi: Any = WSGIMiddleware(app, workers=threads)
 
     async def asgi(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await wsgi(scope, receive, send)
+            return
+
         async def receive_all() -> Any:
             message = await receive()
             if message["type"] == "http.disconnect":  # a2wsgi would pass an incomplete body on as complete
                 raise ConnectionResetError("the client disconnected before its request was complete")
             return message
 
-        await wsgi(scope, receive_all if scope["type"] == "http" else receive, send)
+        # `environ` has one key for X-Forwarded-For and X_Forwarded_For: clients could forge what the gateway sets.
+        headers = [header for header in scope["headers"] if b"_" not in header[0]]
+        await wsgi({**scope, "headers": headers}, receive_all, send)
 
     return asgi
 
