@@ -67,7 +67,7 @@ _CHALLENGE = "hdr WWW-Authenticate Bearer"
 #: Requests that the gateway sends to itself were checked when they came from the client.
 _FROM_CLIENT = f"! {{ fe_name -m str {INSIDE_FRONTEND} }}"
 
-#: Only applications have WebSockets. Of other requests for an upgrade, such as those to HTTP/2 that Java's client makes,
+#: Only applications have WebSockets. If a request asks for another upgrade, such as that of Java's client to HTTP/2,
 #: the replica's parser would skip a body of unknown length, and read it as further requests.
 _NO_UPGRADE = "  http-request del-header upgrade"
 _WEBSOCKETS_ONLY = f"{_NO_UPGRADE} unless {{ method GET }} {{ req.hdr(upgrade) -i websocket }}\n"

@@ -189,6 +189,11 @@ class StreamingConnection(Connection):
         """Close once the gateway has taken everything."""
         self._finish_response()
 
+    def _on_writable(self) -> None:
+        super()._on_writable()
+        if self.call is not None:
+            self.call.wake()  # a part of a large response has moved
+
     def _finish_response(self) -> None:
         if not self.is_complete:
             self._close_after = True  # the rest of the body must not be parsed as the next request

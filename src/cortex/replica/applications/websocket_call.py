@@ -25,6 +25,8 @@ from cortex.replica.requests.payload import JSON, validate_head
 
 #: A ping is sent after this much time without one; a client that sent nothing since the last one is disconnected.
 PING_S = 20.0
+#: Memory of a message that waits for the application, besides its data: clients may send empty ones.
+_MESSAGE_BYTES = 256
 #: Time for the client's part of the closing handshake.
 _CLOSE_S = 2.0
 
@@ -102,8 +104,12 @@ class WebSocketCall:
         """Send a ping if one is due, and disconnect a client that has not reacted to the last one."""
         if self.is_over or now < self._ping_at + PING_S:
             return
+        if self._unread_bytes > MAX_UNREAD_BYTES:
+            self._heard_at = now  # the application lags behind, so the client's answer is not read
         if self._heard_at < self._ping_at:
             self.close(FAILED, "the client does not answer pings")
+            if self._connection.unsent_bytes:
+                self._connection.close()  # it does not read either
             return
         self._ping_at = now
         self._send(Ping())
@@ -135,7 +141,9 @@ class WebSocketCall:
         if isinstance(event, Message):
             self._add_part(event)
         elif isinstance(event, Ping):
-            self._send(event.response())
+            # A client that does not read gets no answers, which would fill the memory.
+            if self._protocol.state is WebSocketState.OPEN and self._connection.unsent_bytes <= MAX_UNSENT_BYTES:
+                self._send(event.response())
         elif isinstance(event, CloseConnection):
             if self._protocol.state is WebSocketState.REMOTE_CLOSING:
                 self._send(event.response())
@@ -149,14 +157,15 @@ class WebSocketCall:
         if self._part_bytes > self._max_message_bytes:
             self.close(TOO_BIG, f"the message is larger than {self._max_message_bytes} bytes")
             return
-        self._parts.append(event.data)
+        if event.data or not self._parts:
+            self._parts.append(event.data)
         if not event.message_finished:
             return
         self._on_progress()
         key, empty = ("text", "") if isinstance(event, TextMessage) else ("bytes", b"")
         data: Any = empty.join(self._parts)
         self._received.append({"type": "websocket.receive", key: data if key == "text" else bytes(data)})
-        self._unread_bytes += self._part_bytes
+        self._unread_bytes += self._part_bytes + _MESSAGE_BYTES
         self._parts, self._part_bytes = [], 0
         if self._unread_bytes > MAX_UNREAD_BYTES:
             self._connection.pause()
@@ -173,8 +182,8 @@ class WebSocketCall:
             self._changed = asyncio.Event()
             await self._changed.wait()
         message = self._received.popleft()
-        if self._unread_bytes:
-            self._unread_bytes -= len(message.get("text") or message.get("bytes") or b"")
+        if message["type"] == "websocket.receive":
+            self._unread_bytes -= len(message.get("text") or message.get("bytes") or b"") + _MESSAGE_BYTES
             if self._unread_bytes <= MAX_UNREAD_BYTES:
                 self._connection.resume()
         return message
