@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 
+import pytest
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import CloseConnection, Event, Ping, Request, TextMessage
 
@@ -70,7 +71,9 @@ class Pair:
 
     def next(self) -> Event:
         while not (events := list(self.client.events())):
-            self.client.receive_data(self.sock.recv(4096))
+            data = self.sock.recv(4096)
+            assert data, "the connection was closed without a close frame"
+            self.client.receive_data(data)
         return events[0]
 
 
@@ -137,6 +140,19 @@ def test_a_ping_after_the_close_frame_is_ignored() -> None:
         pair.call.close(1000, "done")
         assert await pair.send(pair.client.send(Ping(b"late")))
         assert pair.next() == CloseConnection(1000, "done")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("frame", "code"), [(b"\x81\x82\0\0\0\0\xff\xfe", 1007), (b"\x81\x02hi", 1002)])
+def test_the_close_frame_after_an_invalid_frame_has_the_reason(frame: bytes, code: int) -> None:
+    async def scenario(pair: Pair) -> None:
+        await pair.send(frame)
+        closed = pair.next()
+        assert isinstance(closed, CloseConnection)
+        assert closed.code == code
+        assert closed.reason
+        assert (await pair.call.receive())["code"] == code
 
     run(scenario)
 

@@ -145,7 +145,8 @@ class WebSocketCall:
             if self._protocol.state is WebSocketState.OPEN and self._connection.unsent_bytes <= MAX_UNSENT_BYTES:
                 self._send(event.response())
         elif isinstance(event, CloseConnection):
-            if self._protocol.state is WebSocketState.REMOTE_CLOSING:
+            # Also the event for an invalid frame, in the state OPEN.
+            if self._protocol.state in (WebSocketState.OPEN, WebSocketState.REMOTE_CLOSING):
                 self._send(event.response())
                 self._close = event.code or NO_CODE, event.reason or ""
             self._finish()
