@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -42,9 +43,11 @@ def listening(node: LocalNode) -> set[tuple[str, int]]:
     found = set()
     for process in psutil.process_iter(["cmdline"]):
         if any(str(node.home.path) in part for part in process.info["cmdline"] or ()):
-            for each in [process, *process.children(recursive=True)]:
-                listeners = (c for c in each.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
-                found |= {(c.laddr.ip, c.laddr.port) for c in listeners}
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended just now
+                for each in [process, *process.children(recursive=True)]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        listeners = (c for c in each.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
+                        found |= {(c.laddr.ip, c.laddr.port) for c in listeners}
     return found
 
 

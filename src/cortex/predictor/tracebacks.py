@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import traceback
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from cortex.errors import ModelError, UserError
 from cortex.predictor.importing import suggest_requirement
 
 _OUR_FOLDER = str(Path(__file__).resolve().parent.parent) + os.sep
-_EVENT_LOOP = str(Path(asyncio.__file__).parent) + os.sep
+_EVENT_LOOP = str(Path(os.__file__).parent / "asyncio") + os.sep
 _IMPORT_MACHINERY = (
     "<frozen importlib",
     "<frozen runpy",
