@@ -125,6 +125,12 @@ def test_a_dead_process_closes_its_websockets_with_the_cause() -> None:
             for each in (client, other):
                 assert each.closed() == (1011, "segmentation fault (SIGSEGV)")
         replica.wait_ready()
+
+
+@pytest.mark.long  # a blocked event loop is noticed after up to 10 s
+def test_a_process_whose_event_loop_is_blocked_closes_its_websockets_with_the_cause() -> None:
+    with running_replica(SOURCE, type="asgi", app="app", timeout_s=0.5) as replica:
+        replica.wait_ready()
         with websocket(replica, "/block") as client:
             client.send("now")
             assert client.closed() == (1011, "timed out after 0.5 s")

@@ -18,6 +18,8 @@ from cortex.models.formats.requirements import ModelRequirement, required_by_fil
 _MAX_FILE_BYTES = 1024**2
 #: More of them, in values of each other, could be gigabytes of text.
 _MAX_ALIASES = 10
+#: The parser's time grows with the square of the depth.
+_MAX_DEPTH = 50
 #: Keys of the data file, in the flavor python_function and in the others.
 _DATA_KEYS = ("data", "model_path", "pickled_model")
 #: Loader modules of mlflow that read one file, and the format that it must have.
@@ -56,9 +58,13 @@ def _pyfunc(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     file = folder / "MLmodel"
     try:
         text = _read(file)
-        aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
-        if aliases > _MAX_ALIASES:
-            raise ModelFormatError(f"{file} has {aliases} YAML aliases; save the model again with mlflow")
+        aliases = depth = 0
+        for event in yaml.parse(text, yaml.SafeLoader):  # the parser reads only as far as it is asked
+            aliases += isinstance(event, yaml.AliasEvent)
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if aliases > _MAX_ALIASES or depth > _MAX_DEPTH:
+                what = f"{_MAX_ALIASES} YAML aliases" if aliases > _MAX_ALIASES else f"{_MAX_DEPTH} nested values"
+                raise ModelFormatError(f"{file} has more than {what}; save the model again with mlflow")
         document = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError):
         raise ModelFormatError(f"{file} is not YAML; save the model again with mlflow") from None
