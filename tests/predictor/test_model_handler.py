@@ -50,7 +50,7 @@ def plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
-@pytest.mark.parametrize("type_", MAKERS)
+@pytest.mark.parametrize("type_", [pytest.param(each, marks=pytest.mark.heavy) for each in MAKERS])
 def test_each_form_is_answered_in_kind(project: UserProject, type_: str) -> None:
     bound = load(project, type_, {DEFAULT_MODEL: {"1": MAKERS[type_](10)}})
     assert post(bound, [1, 2]) == [11, 12]

@@ -279,6 +279,7 @@ def test_a_handler_may_run_onnx_models_too(project, tmp_path):
     assert bound.methods["PUT"].call([1, 2], {}, None) == [2, 3]
 
 
+@pytest.mark.heavy
 def test_a_tensorflow_predictor_runs_its_models(project, tmp_path):
     pytest.importorskip("tensorflow")
     catalogue = write_models(tmp_path / "content", {"a": {"1": tensorflow_model(1), "2": tensorflow_model(2)}})
