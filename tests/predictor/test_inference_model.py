@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cortex.errors import UserError
-from cortex.predictor.inference_model import MethodModel
+from cortex.predictor.inference.inference_model import MethodModel
 from cortex.predictor.interface import GENERATIONS, HANDLE_V2
 from cortex.predictor.source_checks import check_source
 

@@ -20,8 +20,8 @@ from cortex.payloads.inference_tensors import decode_request, encode_response
 from cortex.payloads.shape import Shape
 from cortex.payloads.signature import TensorSignature
 from cortex.predictor.binding import bind_method
+from cortex.predictor.inference.payload_model import PayloadModel, bind_payload_model, outputs_of
 from cortex.predictor.interface import GENERATIONS
-from cortex.predictor.payload_model import PayloadModel, bind_payload_model, outputs_of
 
 ROW = GENERATIONS["RealtimeAPI", "handler", "python", False]
 

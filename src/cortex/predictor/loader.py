@@ -22,6 +22,7 @@ from cortex.payloads.signature import ApiSignature
 from cortex.predictor.applications import AsgiApp, as_asgi, class_application, module_application
 from cortex.predictor.binding import BoundMethod, bind_function, bind_method, call_kind
 from cortex.predictor.importing import import_user_file
+from cortex.predictor.inference.request_handler import RequestHandler
 from cortex.predictor.interface import GENERATIONS, PRE_INFERENCE, Generation, Signature
 from cortex.predictor.interface_rules import (
     batched_method,
@@ -33,14 +34,13 @@ from cortex.predictor.interface_rules import (
     find_problems,
     nearest,
 )
-from cortex.predictor.request_handler import RequestHandler
 from cortex.predictor.tracebacks import set_project, user_code
 
 if TYPE_CHECKING:
     from cortex.models.loader import LoadEvents, ModelFetcher
     from cortex.models.registry import Registry
     from cortex.predictor.clients.builder import Clients
-    from cortex.predictor.inference_model import InferenceModel
+    from cortex.predictor.inference.inference_model import InferenceModel
 
 
 class LoadSpec(Protocol):
@@ -206,7 +206,7 @@ def import_code(spec: LoadSpec) -> UserCode:
 def _built_in_code(spec: LoadSpec, generation: Generation) -> UserCode:
     """Return the class that answers requests with models, or, for a request handler, no functions."""
     try:
-        from cortex.predictor.model_handler import BatchingModelHandler, ModelHandler  # noqa: PLC0415 - needs numpy
+        from cortex.predictor.inference.model_handler import BatchingModelHandler, ModelHandler  # noqa: PLC0415 - needs numpy
     except ModuleNotFoundError as exc:
         from cortex.predictor.clients import builder  # noqa: PLC0415 - as below
 
@@ -323,11 +323,11 @@ def _inference_models(
     if method is None:
         if post is None or post.payload_type is None:
             return {}
-        from cortex.predictor.payload_model import bind_payload_model  # noqa: PLC0415 - few classes annotate tensors
+        from cortex.predictor.inference.payload_model import bind_payload_model  # noqa: PLC0415 - few classes annotate tensors
 
         model = bind_payload_model(spec.api, post)
         return {spec.api: model} if model else {}
-    from cortex.predictor.inference_model import MethodModel  # noqa: PLC0415 - few classes have the method
+    from cortex.predictor.inference.inference_model import MethodModel  # noqa: PLC0415 - few classes have the method
 
     return {spec.api: MethodModel(spec.api, method, generation.hooks[name], in_scope)}
 

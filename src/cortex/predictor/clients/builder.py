@@ -29,7 +29,7 @@ from cortex.predictor.importing import suggest_requirement
 if TYPE_CHECKING:
     from cortex.predictor.clients.tensorflow import TensorFlowBackend
     from cortex.predictor.clients.tensorflow_serving import ExternalModels
-    from cortex.predictor.registry_models import RegistryModels
+    from cortex.predictor.inference.registry_models import RegistryModels
 
 #: The value of `tensorflow_serving` in a configuration that starts a server for each process.
 LOCAL = "local"
@@ -135,7 +135,7 @@ def build_clients(
         raise missing_library(spec, exc) from exc
     if spec.path or clients.registry is None:
         return clients
-    from cortex.predictor.registry_models import RegistryModels  # noqa: PLC0415 - only APIs without code need it
+    from cortex.predictor.inference.registry_models import RegistryModels  # noqa: PLC0415 - only APIs without code need it
 
     return replace(clients, served_models=RegistryModels(spec.api, source, clients.registry))
 

@@ -30,7 +30,7 @@ from cortex.payloads.inference_protocol import (
 )
 from cortex.payloads.signature import BodySignature, MethodSignature, ModelSignature
 from cortex.predictor.binding import BoundMethod, Kind
-from cortex.predictor.inference_model import MethodModel
+from cortex.predictor.inference.inference_model import MethodModel
 from cortex.predictor.interface import HANDLE_V2
 from cortex.replica.monitoring.tracker import PredictionTracker
 from cortex.replica.requests.http import Connection
@@ -38,7 +38,7 @@ from cortex.replica.requests.payload import BYTES, JSON, Encoded, encode_json
 from cortex.replica.spec import ReplicaSpec
 
 if TYPE_CHECKING:
-    from cortex.predictor.inference_model import Arrays, InferenceModel
+    from cortex.predictor.inference.inference_model import Arrays, InferenceModel
 
 _SPLITTER_HEADER = b"x-cortex-splitter"
 #: Only its verb and name are used: OpenAPI documents describe models by their own signatures.

@@ -25,10 +25,10 @@ from cortex.payloads.payload_type import PayloadType
 from cortex.payloads.signature import Json, ModelSignature, TensorSignature
 from cortex.payloads.validation import PayloadError
 from cortex.predictor.binding import BoundMethod
-from cortex.predictor.inference_model import ONLY_OUTPUT, MethodModel
+from cortex.predictor.inference.inference_model import ONLY_OUTPUT, MethodModel
 
 if TYPE_CHECKING:
-    from cortex.predictor.inference_model import Arrays
+    from cortex.predictor.inference.inference_model import Arrays
 
 #: The name of the input of a method whose payload is an array.
 ONLY_INPUT = "payload"

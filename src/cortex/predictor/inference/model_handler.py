@@ -15,7 +15,7 @@ import numpy as np
 from cortex.errors import ModelInputError
 from cortex.payloads.inference_protocol import V2Error
 from cortex.payloads.request_forms import ModelRequest, read_request
-from cortex.predictor.registry_models import RegistryModel
+from cortex.predictor.inference.registry_models import RegistryModel
 
 #: Query parameters, and headers, that choose one of several models and a version.
 _MODEL, _VERSION = ("model", "x-model-name"), ("version", "x-model-version")
