@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cortex.errors import ModelFormatError
 
@@ -44,11 +44,8 @@ def saved_by(package: str, version: str, title: str = "") -> ModelRequirement:
 
 def saved_by_older(package: str, version: str, title: str = "") -> ModelRequirement:
     """Return the requirement of a format that the same and all later minor versions read, such as XGBoost's JSON."""
-    if not _RELEASE.fullmatch(version):
-        return ModelRequirement(package, package)
-    major, minor = (*version.split("."), "0")[:2]
-    reason = f"it was saved by {title or package} {version}"
-    return ModelRequirement(package, f"{package}=={version}", f">={major}.{minor}", reason)
+    same = saved_by(package, version, title)
+    return replace(same, accepts=same.accepts.removesuffix(".*").replace("==", ">="))
 
 
 def tensorflow_requirement(version: str) -> ModelRequirement:

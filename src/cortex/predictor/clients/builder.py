@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from cortex.errors import ModelError, ModelFormatError, UserError
 from cortex.models.loader import LoadEvents, ModelFetcher, ModelLoader
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cortex.predictor.clients.tensorflow import TensorFlowBackend
     from cortex.predictor.clients.tensorflow_serving import ExternalModels
     from cortex.predictor.inference.registry_models import RegistryModels
+    from cortex.predictor.loader import LoadSpec
 
 #: The value of `tensorflow_serving` in a configuration that starts a server for each process.
 LOCAL = "local"
@@ -38,31 +39,6 @@ _GRPC = {"grpc": "grpcio", "google.protobuf": "protobuf"}
 
 #: Maximum number of threads of all models of a process. Beyond it, a model uses only the calling thread.
 _MAX_THREADS = 64
-
-
-class ClientSpec(Protocol):
-    """The fields of a replica's spec that the clients read."""
-
-    @property
-    def api(self) -> str: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def type(self) -> str: ...
-    @property
-    def models(self) -> ModelSource | None: ...
-    @property
-    def sockets(self) -> tuple[str, ...]: ...
-    @property
-    def tensorflow_serving(self) -> str | None: ...
-    @property
-    def trusts_pickle(self) -> bool: ...
-    @property
-    def gpu_ids(self) -> tuple[str, ...]: ...
-    @property
-    def max_batch_size(self) -> int: ...
-    @property
-    def isolates_failures(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -91,7 +67,7 @@ _FIXES = {
 }
 
 
-def missing_library(spec: ClientSpec, error: ModuleNotFoundError) -> UserError:
+def missing_library(spec: LoadSpec, error: ModuleNotFoundError) -> UserError:
     """Return the error for a library that is not installed, with all lines that models on this machine need."""
     from cortex.models.formats.detection import detect  # noqa: PLC0415 - only after a mistake
     from cortex.models.formats.requirements import check_installed  # noqa: PLC0415 - as above
@@ -111,7 +87,7 @@ def missing_library(spec: ClientSpec, error: ModuleNotFoundError) -> UserError:
 
 
 def build_clients(
-    spec: ClientSpec,
+    spec: LoadSpec,
     catalogue: Catalogue | None = None,
     fetcher: ModelFetcher | None = None,
     events: LoadEvents | None = None,
@@ -143,7 +119,7 @@ def build_clients(
 _RegistryOf = Callable[[ModelLoader[Any]], Registry[Any]]
 
 
-def _python(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clients:
+def _python(spec: LoadSpec, registry_of: _RegistryOf, count: int) -> Clients:
     from cortex.predictor.clients import python  # noqa: PLC0415 - other types do not need it
 
     loader = python.PythonLoader()
@@ -152,7 +128,7 @@ def _python(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clients:
     return Clients(registry, client, client.describe, loader.bind)
 
 
-def _onnx(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clients:
+def _onnx(spec: LoadSpec, registry_of: _RegistryOf, count: int) -> Clients:
     from cortex.predictor.clients import onnx  # noqa: PLC0415 - needs onnxruntime
 
     loader = onnx.OnnxLoader(bool(spec.gpu_ids), choose_threads(len(spec.sockets), count))
@@ -161,7 +137,7 @@ def _onnx(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clients:
     return Clients(registry, client, client.describe)
 
 
-def _tensorflow(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clients:
+def _tensorflow(spec: LoadSpec, registry_of: _RegistryOf, count: int) -> Clients:
     from cortex.predictor.clients import tensorflow  # noqa: PLC0415 - needs numpy
 
     address = spec.tensorflow_serving
@@ -180,7 +156,7 @@ def _tensorflow(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clien
     return Clients(registry, client, client.describe, stop=backend.close)
 
 
-def _model(spec: ClientSpec, registry_of: _RegistryOf, count: int) -> Clients:
+def _model(spec: LoadSpec, registry_of: _RegistryOf, count: int) -> Clients:
     from cortex.predictor.estimators.loader import DetectedLoader  # noqa: PLC0415 - other types do not need it
 
     threads = choose_threads(len(spec.sockets), count)
@@ -246,7 +222,7 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-_BUILDERS: Mapping[str, Callable[[ClientSpec, _RegistryOf, int], Clients]] = {
+_BUILDERS: Mapping[str, Callable[[LoadSpec, _RegistryOf, int], Clients]] = {
     "python": _python,
     "model": _model,
     "onnx": _onnx,
