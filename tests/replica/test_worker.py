@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -31,7 +32,7 @@ HANDLER = """
             self.made, self.config, self.job_id, self.sum = made, config, job_spec["job_id"], 0
             if config.get("fail"):
                 raise ValueError("bad weights")
-            print("constructed for", job_spec["job_id"])
+            print("constructed for", job_spec["job_id"], "by", os.getpid())
 
         def handle_batch(self, payload, batch_id):
             for item in payload:
@@ -209,14 +210,14 @@ def test_a_second_job_has_its_own_process_module_and_log() -> None:
     with running_job_worker(HANDLER) as worker:
         first = worker.submit([[1]], has_hook=True)
         worker.wait_over(first)
-        pid = worker.replica.pid
         second = worker.submit([[2]], "job-2", has_hook=True)
         worker.wait_over(second)
         wait_until(lambda: "sum 2 made 1" in worker.log("job-2"))
-        assert "constructed for job-2" in worker.log("job-2")
         assert "job-2" not in worker.log("job-1")
         assert worker.log("job-1").count("sum 1 made 1") == 1
-        assert worker.replica.pid != pid
+        pids = [re.findall(rf"constructed for {job} by (\d+)", worker.log(job)) for job in ("job-1", "job-2")]
+        assert len(pids[0]) == len(pids[1]) == 1
+        assert pids[0] != pids[1]
 
 
 def test_a_constructor_that_raises_is_a_failed_start() -> None:
