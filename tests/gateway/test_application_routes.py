@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cortex.gateway.protocols import Protocol
 from cortex.gateway.routes import ApiBackend, RoutingTable, Server, Share, Split
 from cortex.home import Home
 from harness.servers.upstream import Answer, Client, ask, backend, run, table, world
@@ -12,7 +13,7 @@ FORGED = {"x-forwarded-for": "203.0.113.9", "x-forwarded-prefix": "/forged", "fo
 
 
 def application(*servers: Server, **settings: Any) -> ApiBackend:
-    return backend("app", *servers, subpaths=("/",), **settings)
+    return backend("app", *servers, subpaths=("/",), replica_protocol=Protocol.APPLICATION, **settings)
 
 
 def forwarded(answer: Answer) -> dict[str, str]:

@@ -25,6 +25,7 @@ from cortex.gateway.maps import (
     UNAVAILABLE_MAP,
     backend_name,
 )
+from cortex.gateway.protocols import RULES, Protocol, json_error
 from cortex.gateway.routes import ApiBackend, RoutingTable, Server
 
 #: The gateway waits this much longer than an API's timeout, so that the replica can end a late call and respond.
@@ -100,7 +101,7 @@ def section(
 ) -> str:
     """Return the section of an API without its servers. `keyed` is the result of `keyed_splits`."""
     first = _key_rules(backend, table, keyed) + _tcp_rules(backend, table.gateway_secret)
-    if backend.jobs_socket:
+    if backend.protocol is Protocol.JOBS:
         return _jobs_section(backend, first)
     return _calls_section(backend, sockets, body_timeout_s, first)
 
@@ -135,11 +136,6 @@ def capacity(server: Server) -> int:
 def milliseconds(seconds: float) -> int:
     """Return a time in HAProxy's unit and range."""
     return min(max(1, round(seconds * 1000)), TIMEOUT_MAX_MS)
-
-
-def json_error(message: str) -> str:
-    """Return the content options of an error response that the gateway generates."""
-    return f"""content-type application/json lf-string '{{"error":"{message}","request_id":"%[unique-id]"}}'"""
 
 
 def keyed_splits(table: RoutingTable) -> tuple[str, ...]:
@@ -187,9 +183,9 @@ def _key_rules(backend: ApiBackend, table: RoutingTable, keyed: Collection[str])
         check = ""
     else:
         return ""
-    missing = _error(backend, _KEY_MISSING, "unauthorized")
-    unknown = _error(backend, _KEY_UNKNOWN, "unauthorized")
-    of_others = _error(backend, _KEY_OF_OTHERS, "forbidden")
+    missing = _error(backend, 401, _KEY_MISSING, "unauthorized")
+    unknown = _error(backend, 401, _KEY_UNKNOWN, "unauthorized")
+    of_others = _error(backend, 403, _KEY_OF_OTHERS, "forbidden")
     return f"""\
 {check}\
   http-request return status 401 {missing} {_CHALLENGE} if {condition} ! {{ var(txn.key) -m found }}
@@ -218,9 +214,9 @@ def _check_key(target: str, conditions: Sequence[str]) -> str:
 """
 
 
-def _error(backend: ApiBackend, message: str, kind: str) -> str:
-    """Return the content options of an error response in the format of the API."""
-    return _jobs_error(message, kind) if backend.jobs_socket else json_error(message)
+def _error(backend: ApiBackend, status: int, message: str, kind: str = "") -> str:
+    """Return the content options of an error response in the form of the API's protocol."""
+    return RULES[backend.protocol].error(status, message, kind)
 
 
 # Replicas over TCP, on this machine or another.
@@ -232,9 +228,9 @@ def _tcp_rules(backend: ApiBackend, secret: str) -> str:
     With a secret, any API has them, so that the first replica over TCP needs no reload. Clients can't send the header:
     the frontend deletes all headers with its prefix.
     """
-    if backend.jobs_socket or not (secret or any(not is_unix(server) for server in backend.servers)):
+    if backend.protocol is Protocol.JOBS or not (secret or any(not is_unix(server) for server in backend.servers)):
         return ""
-    too_long = json_error(f"the URL is longer than {_TCP_URL_MAX_BYTES} bytes")
+    too_long = _error(backend, 414, f"the URL is longer than {_TCP_URL_MAX_BYTES} bytes")
     header = f"  http-request set-header x-cortex-gateway {secret}\n" if secret else ""
     # Without keep-alive probes, idle connections to a machine that vanished would be used again.
     return f"""\
@@ -266,9 +262,9 @@ backend {name}
 {section_log(backend)}{first}\
   http-request set-header x-cortex-api {backend.api}
   http-request set-header x-cortex-job %[path,field(-1,/)] unless {{ path,map({ROUTES_MAP}) -m found }}
-  http-error status 502 {_jobs_error(ended)}
-  http-error status 503 {_jobs_error(refused, kind)} hdr Retry-After 1
-  http-error status 504 {_jobs_error(silent)}
+  http-error status 502 {_error(backend, 502, ended, _OPERATOR_UNAVAILABLE)}
+  http-error status 503 {_error(backend, 503, refused, kind)} hdr Retry-After 1
+  http-error status 504 {_error(backend, 504, silent, _OPERATOR_UNAVAILABLE)}
 {final_status(backend)}\
   server operator 'unix@{backend.jobs_socket}' maxconn {_JOBS_CONNECTIONS}
 """
@@ -292,13 +288,6 @@ backend {DOCS_BACKEND}
     )
 
 
-def _jobs_error(message: str, kind: str = _OPERATOR_UNAVAILABLE) -> str:
-    """Return the content options of an error response in the operator's format."""
-    body = f'{{"kind":"{kind}","message":"{message}","error":"{message}","request_id":"%[unique-id]"}}'
-    quoted = body.replace("'", r"'\''")
-    return f"content-type application/json lf-string '{quoted}'"
-
-
 # APIs with replicas.
 
 
@@ -316,26 +305,31 @@ def _calls_section(backend: ApiBackend, sockets: GatewaySockets, body_timeout_s:
     cookie = (
         f"  cookie cortex-{backend.api} insert indirect nocache httponly attr SameSite=Lax\n" if backend.sticky else ""
     )
-    if backend.is_application:
+    rules = RULES[backend.protocol]
+    if rules.forwards_client:
         late += " ! { res.hdr(server-timing) -m found }"  # not a response of the application
-        body = _FORWARDED + _WEBSOCKETS_ONLY
-    else:
-        body = f"{_NO_UPGRADE}\n  http-request wait-for-body time {milliseconds(body_timeout_s)}ms\n"
+    body = "".join(
+        [
+            _FORWARDED if rules.forwards_client else "",
+            _WEBSOCKETS_ONLY if rules.accepts_websockets else f"{_NO_UPGRADE}\n",
+            f"  http-request wait-for-body time {milliseconds(body_timeout_s)}ms\n" if rules.waits_for_body else "",
+        ]
+    )
     return f"""\
 backend {backend_name(backend)}
   timeout queue {timeout_ms}ms
   timeout server {min(timeout_ms + TIMEOUT_MARGIN_MS, TIMEOUT_MAX_MS)}ms
 {cookie}{section_log(backend)}{first}\
-  http-request return status 413 {json_error(f"the body is larger than {backend.max_body_bytes} bytes")} \
+  http-request return status 413 {_error(backend, 413, f"the body is larger than {backend.max_body_bytes} bytes")} \
 if {{ req.body_size gt {backend.max_body_bytes} }}
 {body}\
   http-request set-var(txn.arrived) date(0,ms)
 {_hold(backend, sockets, timeout_ms)}\
-{_queue_limit(max(0, backend.max_queue))}
+{_queue_limit(backend)}
   # HAProxy's response if the client disconnects while the replica has the request.
-  http-error status 400 {json_error("the client disconnected")} hdr x-cortex-disconnected 1
-  http-error status 503 {json_error(waited)} hdr Retry-After 1
-  http-error status 504 {json_error(f"timed out after {seconds}")}
+  http-error status 400 {_error(backend, 400, "the client disconnected")} hdr x-cortex-disconnected 1
+  http-error status 503 {_error(backend, 503, waited)} hdr Retry-After 1
+  http-error status 504 {_error(backend, 504, f"timed out after {seconds}")}
   http-after-response set-status {CLIENT_CLOSED_REQUEST} if {{ status 400 }} {disconnected}
   http-after-response del-header retry-after if {late}
   http-after-response set-status 504 reason 'Gateway Timeout' if {late}
@@ -346,7 +340,7 @@ def _hold(backend: ApiBackend, sockets: GatewaySockets, timeout_ms: int) -> str:
     """Return the rules that hold or refuse a request while no server is up; see `config` for the two passes."""
     limit = 2 * max(HELD_MIN, backend.max_queue)  # each held request is in this section twice
     reason = f"%[be_name,map({UNAVAILABLE_MAP})]"
-    late = json_error(f"timed out after {backend.timeout_s:g} s, while no replica was ready: {reason}")
+    late = _error(backend, 504, f"timed out after {backend.timeout_s:g} s, while no replica was ready: {reason}")
     # A probe must neither wait nor start a replica.
     probe = f'content-type application/json lf-string \'{{"ready":false,"error":"no replica is ready: {reason}"}}\''
     is_probe = "{ path_end /ready } { path_sub /v2/ } { var(txn.prefix) -m found }"
@@ -355,12 +349,12 @@ def _hold(backend: ApiBackend, sockets: GatewaySockets, timeout_ms: int) -> str:
   # Second pass: wait here.
   http-request lua.cortex_hold {timeout_ms} if {{ nbsrv eq 0 }} {{ var(txn.held) -m found }}
   http-request return status 504 {late} if {{ nbsrv eq 0 }} {{ var(txn.held) -m str late }}
-  http-request return status 503 {json_error(f"no replica is ready: {reason}")} hdr Retry-After 1 \
+  http-request return status 503 {_error(backend, 503, f"no replica is ready: {reason}")} hdr Retry-After 1 \
 if {{ nbsrv eq 0 }} ! {{ be_name,map({HOLDS_MAP}) -m str 1 }}
-  http-request return status 503 {json_error("the queue is full")} hdr Retry-After 1 \
+  http-request return status 503 {_error(backend, 503, "the queue is full")} hdr Retry-After 1 \
 if {{ nbsrv eq 0 }} {{ be_conn gt {limit} }} ! {{ var(txn.held) -m found }}
   # Second pass: the wait ended early because the client disconnected.
-  http-request return status 400 {json_error("the client went away")} \
+  http-request return status 400 {_error(backend, 400, "the client went away")} \
 if {{ nbsrv eq 0 }} {{ var(txn.held) -m found }} ! {{ stopping }}
   # First pass, or second pass in a worker that a reload replaced: go to the frontend {INSIDE_FRONTEND}.
   http-request set-header x-cortex-backend %[be_name] if {{ nbsrv eq 0 }}
@@ -371,8 +365,9 @@ if {{ nbsrv eq 0 }} {{ var(txn.held) -m found }} ! {{ stopping }}
 """
 
 
-def _queue_limit(limit: int) -> str:
-    full = f"http-request return status 503 {json_error('the queue is full')} hdr Retry-After 1"
+def _queue_limit(backend: ApiBackend) -> str:
+    limit = max(0, backend.max_queue)
+    full = f"http-request return status 503 {_error(backend, 503, 'the queue is full')} hdr Retry-After 1"
     # Held requests enter the queue all at once, whatever its limit.
     new = "! { nbsrv eq 0 } ! { var(txn.held) -m found }"
     if limit == 0:

@@ -71,7 +71,6 @@ from cortex.gateway.backends import (
     GatewaySockets,
     docs_section,
     is_unix,
-    json_error,
     keyed_splits,
     milliseconds,
     section,
@@ -103,6 +102,7 @@ from cortex.gateway.maps import (
     map_text,
     v2_names,
 )
+from cortex.gateway.protocols import RULES, json_error
 from cortex.gateway.routes import ApiBackend, RoutingTable
 from cortex.payloads.inference_protocol import EXTENSIONS
 
@@ -338,7 +338,7 @@ frontend {FRONTEND}
 
 def _of_successor(table: RoutingTable, text: str) -> str:
     """Return a part of the configuration that tells applications the clients of requests that old workers pass on."""
-    return text if any(backend.is_application for backend in table.backends) else ""
+    return text if any(RULES[backend.protocol].forwards_client for backend in table.backends) else ""
 
 
 def _prefix_rule(table: RoutingTable) -> str:
@@ -358,7 +358,7 @@ def _split_rules(table: RoutingTable, sockets: GatewaySockets, body_timeout_s: f
     if not table.splits:
         return ""
     copied = "if { var(txn.copy) -m beg api: } ! { req.hdr(x-cortex-info) -m found } ! { stopping }"
-    if any(backend.is_application for backend in table.backends):
+    if any(RULES[backend.protocol].accepts_websockets for backend in table.backends):
         copied += " ! { req.hdr(upgrade) -m found }"
     below = "{ var(txn.prefix) -m found }"
     longest_ms = max((milliseconds(backend.timeout_s) for backend in table.backends), default=1000)

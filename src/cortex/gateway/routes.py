@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cortex.gateway.addresses import host_of, is_path
+from cortex.gateway.protocols import Protocol
 
 Json = dict[str, Any]
 #: Fields that the JSON form lacks at these values, because nodes of an older version refuse them.
@@ -20,6 +21,7 @@ _LEFT_OUT = {
     "operator_socket": "",
     "subpaths": ("/v2",),
     "sticky": False,
+    "replica_protocol": "calls",
     "v2_at_root": False,
 }
 
@@ -68,11 +70,12 @@ class ApiBackend:
     subpaths: tuple[str, ...] = ("/v2",)  #: all paths below these, after the endpoint, lead to its replicas
 
     sticky: bool = False  #: send the requests of a client to the same process, by a cookie
+    replica_protocol: Protocol = Protocol.CALLS  #: of `servers`
 
     @property
-    def is_application(self) -> bool:
-        """Return whether an application answers everything below the endpoint: bodies are streamed to its replicas."""
-        return "/" in self.subpaths
+    def protocol(self) -> Protocol:
+        """The row of `protocols.RULES` by which the gateway serves the API."""
+        return Protocol.JOBS if self.jobs_socket else self.replica_protocol
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ def table_from_json(data: Mapping[str, Any]) -> RoutingTable:
 
 def _parse_backend(data: Mapping[str, Any]) -> ApiBackend:
     servers = _each(lambda server: Server(**server))
-    return ApiBackend(**_parse(data, servers=servers, cors=_parse_cors, subpaths=tuple))
+    return ApiBackend(**_parse(data, servers=servers, cors=_parse_cors, subpaths=tuple, replica_protocol=Protocol))
 
 
 def _parse_split(data: Mapping[str, Any]) -> Split:

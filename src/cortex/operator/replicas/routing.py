@@ -13,6 +13,7 @@ from cortex.config.schema import REQUEST_HANDLERS, Api, Networking
 from cortex.errors import GatewayError
 from cortex.gateway.base import Gateway
 from cortex.gateway.maps import V2_PATH
+from cortex.gateway.protocols import Protocol
 from cortex.gateway.routes import ApiBackend, ApiKey, Cors, RoutingTable, Server, Share, Split
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.replicas.plan import Preparation, PreparationStates, Replica, is_restarting
@@ -157,6 +158,7 @@ def _backend(record: ApiRecord, replicas: Sequence[Replica], preparation: Prepar
         cors=_cors(spec.networking),
         has_docs=spec.networking.docs,
         sticky=spec.networking.sticky,
+        replica_protocol=Protocol.APPLICATION if spec.is_application else Protocol.CALLS,
     )
 
 

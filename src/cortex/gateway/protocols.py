@@ -1,0 +1,67 @@
+"""How the gateway serves each protocol of an API: buffering, WebSockets, forwarded headers and the form of its errors.
+
+The table `RULES` has one row for each protocol. `backends` writes the sections of HAProxy's configuration by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Protocol(StrEnum):
+    """What the replicas of an API expect; a value of the routing table's JSON form."""
+
+    CALLS = "calls"  #: one call of a method or model for each request, with a whole body
+    APPLICATION = "application"  #: an ASGI or WSGI application
+    JOBS = "jobs"  #: requests to the operator, which runs the jobs of the API
+
+
+#: Returns the content options of an error that the gateway generates, from its status, message and kind. The message
+#: may contain HAProxy's expressions.
+ErrorForm = Callable[[int, str, str], str]
+
+
+def json_error(message: str) -> str:
+    """Return the content options of an error in the form of replicas."""
+    return f"""content-type application/json lf-string '{{"error":"{message}","request_id":"%[unique-id]"}}'"""
+
+
+def operator_error(message: str, kind: str) -> str:
+    """Return the content options of an error in the operator's form."""
+    body = f'{{"kind":"{kind}","message":"{message}","error":"{message}","request_id":"%[unique-id]"}}'
+    quoted = body.replace("'", r"'\''")
+    return f"content-type application/json lf-string '{quoted}'"
+
+
+@dataclass(frozen=True)
+class ProtocolRules:
+    """What the gateway does with the requests of a protocol."""
+
+    waits_for_body: bool  #: receive the whole body before a replica is occupied; else stream it
+    accepts_websockets: bool
+    forwards_client: bool  #: describe the client in `X-Forwarded-*`, instead of what the client sent there
+    error: ErrorForm
+
+
+RULES: Mapping[Protocol, ProtocolRules] = {
+    Protocol.CALLS: ProtocolRules(
+        waits_for_body=True,
+        accepts_websockets=False,
+        forwards_client=False,
+        error=lambda status, message, kind: json_error(message),
+    ),
+    Protocol.APPLICATION: ProtocolRules(
+        waits_for_body=False,
+        accepts_websockets=True,
+        forwards_client=True,
+        error=lambda status, message, kind: json_error(message),
+    ),
+    Protocol.JOBS: ProtocolRules(
+        waits_for_body=False,
+        accepts_websockets=False,
+        forwards_client=False,
+        error=lambda status, message, kind: operator_error(message, kind),
+    ),
+}
