@@ -6,7 +6,7 @@ DEV := $(VENV)/.installed-dev
 WORKERS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-stop test-fast test test-long check bench docs format clean
+.PHONY: help demo demo-stop test-fast test test-long check bench dist docs format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -38,6 +38,9 @@ check: $(DEV) ## lint, formatting, types, import order, documentation
 bench: $(DEV) ## measure requests/s, latency and batch jobs against other systems (takes long)
 	$(VENV)/bin/python -m benchmarks.batch
 	$(VENV)/bin/python -m benchmarks
+
+dist: $(DEV) ## build wheel, sdist and SBOM, and run the demo from the wheel
+	@sh scripts/dist
 
 docs: $(DEV) ## write the CLI reference and the JSON Schema from the code, check every link
 	$(VENV)/bin/python scripts/docs.py

@@ -1,4 +1,4 @@
-"""Deploy the iris example into an installation of its own under build/demo, and ask it for a prediction.
+"""Deploy the iris example into an installation of its own under build/demo or $DEMO_HOME, and ask it for a prediction.
 
 Knows cortex only as a user does: by its command and by HTTP. What it starts keeps running, and a second run uses it;
 `--stop` ends it.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-HOME = ROOT / "build" / "demo"
+HOME = ROOT / os.environ.get("DEMO_HOME", "build/demo")
 CORTEX = Path(sys.executable).with_name("cortex")
 EXAMPLE = Path("examples/iris-classifier")
 GATEWAY_PORT, OPERATOR_PORT = 8888, 8889
@@ -51,8 +51,9 @@ def demonstrate() -> None:
     print("\nThe API goes on running. Call it yourself:")
     print(f"  curl {url} -H 'content-type: application/json' -d @{EXAMPLE}/sample.json")
     print("\nSee what runs, and what it logs:")
+    home, cortex_command = (shlex.quote(os.path.relpath(path, ROOT)) for path in (HOME, CORTEX))
     for command in ("get", "logs iris-classifier", "status"):
-        print(f"  CORTEX_HOME={shlex.quote(str(HOME.relative_to(ROOT)))} .venv/bin/cortex {command}")
+        print(f"  CORTEX_HOME={home} {cortex_command} {command}")
     print(f"\ngateway   {running['gateway']['url']}   your APIs")
     print(f"operator  {running['operator']['url']}   the control plane")
     print("\nStop it:\n  make demo-stop")

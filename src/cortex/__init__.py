@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cortex.payloads.shape import Shape as Shape
     from cortex.replica.requests.cancellation import cancelled as cancelled
 
-__version__ = "0.1.0"
+    __version__: str
 
 __all__ = ["Client", "Shape", "__version__", "cancelled", "client", "env_delete", "env_list", "new_client"]
 
@@ -25,6 +25,9 @@ __all__ = ["Client", "Shape", "__version__", "cancelled", "client", "env_delete"
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'cortex' has no attribute {name!r}")
+    if name == "__version__":
+        # On first use, because the import takes milliseconds.
+        return importlib.import_module("importlib.metadata").version("cortex-serving")
     if name == "Shape":
         return importlib.import_module("cortex.payloads.shape").Shape
     if name == "cancelled":
