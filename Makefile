@@ -25,7 +25,7 @@ test: $(DEV) ## run the tests with real operators, gateways, replicas, S3, Postg
 	@sh scripts/test main $(WORKERS)
 
 test-long: $(DEV) ## run the chaos, soak and cluster tests (as root)
-	@sh scripts/test-services
+	@sh scripts/test-services long
 	@sh scripts/test long $(WORKERS)
 
 check: $(DEV) ## lint, formatting, types, import order, documentation
