@@ -1,11 +1,14 @@
-"""A FastAPI application behind the gateway: deploy, stream, update, with a WebSocket open."""
+"""A FastAPI application behind the gateway: deploy, stream, update, with a WebSocket open.
+
+`test_long_connections.py` has many connections at once, through many deploys.
+"""
 
 from __future__ import annotations
 
 import socket
 from pathlib import Path
 
-from harness.installations.installation import Installation, write_project
+from harness.installations.installation import ECHO_CONFIG, ECHO_SOURCE, Installation, write_project
 from harness.replicas.applications import WebSocket
 from harness.wait import PATIENCE_S
 
@@ -72,6 +75,10 @@ def test_an_application_streams_and_its_websocket_outlives_an_update(cortex: Ins
     upload.sendall(b"3\r\ntwo\r\n0\r\n\r\n")
     assert b"3\r\ntwo\r\n" in read_until(upload, b"0\r\n\r\n")
     client = WebSocket(connect(cortex), "/shop/socket")
+    client.send("a")
+    assert client.receive() == "1 a"
+    write_project(tmp_path / "neighbour", ECHO_SOURCE, ECHO_CONFIG)
+    cortex.cortex("deploy", tmp_path / "neighbour")  # the gateway reloads
     client.send("a")
     assert client.receive() == "1 a"
 

@@ -165,3 +165,17 @@ def test_an_application_that_does_not_accept_in_time_is_timed_out() -> None:
             status, body = client.refusal()
             assert status == 504
             assert b"timed out after 0.3 s" in body
+
+
+def test_a_websocket_without_messages_is_closed_after_the_limit_in_force() -> None:
+    with running_replica(SOURCE, type="asgi", app="app", websocket_idle_s=0.2) as replica:
+        replica.wait_ready()
+        with websocket(replica, "/echo") as client:
+            assert client.closed() == (1001, "no message for 0.2 s")
+        replica.command(command="configure", timeout_s=60, max_body_bytes=1000, websocket_idle_s=0.3)
+        wait_until(lambda: _idle_reason(replica) == "no message for 0.3 s")
+
+
+def _idle_reason(replica: Replica) -> str:
+    with websocket(replica, "/echo") as client:
+        return client.closed()[1]

@@ -111,6 +111,10 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
             " it if it is `async def`, a generator, or asks `cortex.cancelled()`, and `kill` also kills its process"
             " if it still runs a second later. Only in files of the current form"
         ),
+        "networking.websocket_idle_timeout": (
+            "`type: asgi` only: the longest time without a message in either direction on a WebSocket, which is then"
+            " closed with the code 1001. Only in files of the current form"
+        ),
         "networking.cors.origins": (
             "the origins whose pages may read responses; every origin if the section `cors` is missing"
         ),

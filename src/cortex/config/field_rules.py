@@ -19,6 +19,7 @@ from cortex.config.schema import (
     MIN_MEMORY_BYTES,
     PYTHON,
     REQUEST_HANDLERS,
+    WEBSOCKET_IDLE_S,
     Api,
     ModelsConfig,
 )
@@ -257,6 +258,9 @@ def _batching_violations(api: Api) -> Iterator[Violation]:
 def _application_violations(api: Api) -> Iterator[Violation]:
     """Check the fields that applications do not support, and those that only they have."""
     handler = api.handler
+    if handler.type != "asgi" and api.networking.websocket_idle_timeout_s != WEBSOCKET_IDLE_S:
+        message = f"cannot be used with type {handler.type}, only with asgi"
+        yield Violation(("networking.websocket_idle_timeout_s", "handler.type"), message, "remove it")
     if not api.is_application:
         if handler.app is not None:
             message = f"cannot be used with type {handler.type}, only with asgi and wsgi"

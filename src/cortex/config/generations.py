@@ -289,6 +289,7 @@ HANDLER = _generation(
     _UPDATE_STRATEGY,
     _BOUNDS,
     _rows("networking", "on_disconnect sticky"),  # extensions
+    {"networking.websocket_idle_timeout": "networking.websocket_idle_timeout_s"},
     _CORS,
     _BATCHES,
     _READINESS,
@@ -349,6 +350,7 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         ApiKind.ASYNC: {
             "app": _APPLICATION,
             "sticky": _NO_PROCESSES,
+            "websocket_idle_timeout": _APPLICATION,
             "cache_memory": "remove it: all models are loaded",
             "cache_size": "remove it: all models are loaded",
             "disk_cache_size": "remove it: all models are loaded",
@@ -367,6 +369,7 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         ApiKind.BATCH: {
             "app": _APPLICATION,
             "sticky": _NO_PROCESSES,
+            "websocket_idle_timeout": _APPLICATION,
             "autoscaling": _WORKERS,
             "cache_memory": _LOADED,
             "cache_size": _LOADED,

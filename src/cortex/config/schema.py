@@ -218,6 +218,7 @@ MIN_MEMORY_BYTES = 20 * 1024**2  #: for files from 0.13 on
 SUBMISSION_BYTES = 10 * 1024**2  #: default size limit of a submission to a BatchAPI
 CPU_PERCENT = 80  #: default target of the CPU usage in files of 0.10 to 0.12
 WORKLOAD_S = 3600.0  #: default time limit of one workload of an AsyncAPI
+WEBSOCKET_IDLE_S = 3600.0  #: default limit of the time without a message on a WebSocket
 ASGI_CONCURRENCY = 100  #: default target of requests in flight per process of an ASGI application
 MAX_BATCH_BYTES = 256 * 1024**2  #: a whole batch is held in memory and stored as one database value
 
@@ -400,6 +401,8 @@ class Networking(ConfigModel):
     docs: Annotated[bool, BeforeValidator(true_or_false)] = True  #: serve `openapi.json` and `docs` below the endpoint
     #: for a call whose client disconnects
     on_disconnect: Annotated[str, BeforeValidator(enum("finish", "cancel", "kill"))] = "cancel"
+    #: without a message in either direction
+    websocket_idle_timeout_s: Annotated[float, BeforeValidator(duration_s(above=0))] = WEBSOCKET_IDLE_S
     cors: CorsConfig | None = None  #: None: pages of every origin may read responses
 
     @property

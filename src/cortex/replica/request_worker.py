@@ -35,7 +35,7 @@ from cortex.replica.requests.payload import make_headers
 from cortex.replica.requests.readiness import check_readiness
 from cortex.replica.requests.runner import Runner
 from cortex.replica.shared_state import SharedConnectionState
-from cortex.replica.spec import ReplicaSpec, RequestLimits
+from cortex.replica.spec import ReplicaSpec, parse_limits
 from cortex.replica.worker_process import (
     ModelEvents,
     ModelStart,
@@ -221,8 +221,7 @@ class SupervisorChannel:
                 connection = socket.socket(fileno=fd)
                 self._app.connections.add(connection, message["index"], self._on_closed, message.get("again", False))
             elif message["kind"] == "configure":
-                limits = RequestLimits(message["timeout_s"], message["max_body_bytes"], message["on_disconnect"])
-                self._app.configure(limits)
+                self._app.configure(parse_limits(message))
             elif message["kind"] == "catalogue":
                 self._on_catalogue(message["path"])
             elif message["kind"] == "suspects":

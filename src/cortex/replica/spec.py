@@ -23,6 +23,7 @@ class RequestLimits:
     timeout_s: float
     max_body_bytes: int
     on_disconnect: str = "cancel"  #: "finish", "cancel" or "kill" a call whose client disconnects
+    websocket_idle_s: float = 3600.0  #: without a message, until a WebSocket is closed
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class ReplicaSpec:
     node_groups: tuple[str, ...] = ()  #: allowed node groups of a cluster; empty: any
     setup: Setup | None = None  #: None: everything is prepared already
     on_disconnect: str = "cancel"  #: "finish", "cancel" or "kill" a call whose client disconnects
+    websocket_idle_s: float = 3600.0  #: without a message, until a WebSocket is closed
     working_copies: str = ""  #: strategy of `replica.working_copy`; "": the supervisor chooses it
 
     @property
@@ -111,7 +113,7 @@ class ReplicaSpec:
     @property
     def limits(self) -> RequestLimits:
         """Return the fields that can change while the replica runs."""
-        return RequestLimits(self.timeout_s, self.max_body_bytes, self.on_disconnect)
+        return RequestLimits(self.timeout_s, self.max_body_bytes, self.on_disconnect, self.websocket_idle_s)
 
     def with_limits(self, limits: RequestLimits) -> ReplicaSpec:
         """Return a copy with other limits."""
@@ -120,6 +122,7 @@ class ReplicaSpec:
             timeout_s=limits.timeout_s,
             max_body_bytes=limits.max_body_bytes,
             on_disconnect=limits.on_disconnect,
+            websocket_idle_s=limits.websocket_idle_s,
         )
 
     def to_json(self) -> str:
@@ -276,6 +279,7 @@ def parse_limits(data: Mapping[str, Any]) -> RequestLimits:
         float(data["timeout_s"]),
         int(data["max_body_bytes"]),
         str(data.get("on_disconnect", RequestLimits.on_disconnect)),
+        float(data.get("websocket_idle_s", RequestLimits.websocket_idle_s)),
     )
 
 

@@ -243,7 +243,12 @@ class _ApiPlan:
 
     def _configure(self) -> None:
         networking = self.record.spec.networking
-        limits = RequestLimits(networking.timeout_s, networking.max_body_size, networking.on_disconnect)
+        limits = RequestLimits(
+            networking.timeout_s,
+            networking.max_body_size,
+            networking.on_disconnect,
+            networking.websocket_idle_timeout_s,
+        )
         self.actions += [Configure(r.spec.id, limits) for r in self.new + self.old if r.spec.limits != limits]
 
     def _retire_stuck(self) -> None:

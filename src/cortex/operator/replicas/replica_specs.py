@@ -44,6 +44,7 @@ def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
         timeout_s=api.networking.timeout_s,
         max_body_bytes=api.networking.max_body_size,
         on_disconnect=api.networking.on_disconnect,
+        websocket_idle_s=api.networking.websocket_idle_timeout_s,
         mem_limit_bytes=api.compute.mem_limit,
         log_level=handler.log_level,
         type=handler.type,

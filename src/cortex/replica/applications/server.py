@@ -33,8 +33,6 @@ from cortex.replica.requests.http import CLIENT_CLOSED_REQUEST, Connection, Conn
 from cortex.replica.shared_state import SharedConnectionState
 from cortex.replica.spec import ReplicaSpec, RequestLimits
 
-#: A WebSocket without a message in either direction is closed after this time.
-WEBSOCKET_IDLE_S = 3600.0
 #: Time for calls to end after their connections were closed at the end of the process.
 _END_S = 0.7
 #: Interval at which WebSockets show that the event loop is not blocked.
@@ -79,6 +77,7 @@ class ApplicationServer:
         self.connections.cancels_calls = limits.on_disconnect != "finish"
         self.timeout_s = limits.timeout_s
         self.timeout_ns = int(limits.timeout_s * _NS_PER_S)
+        self.websocket_idle_s = limits.websocket_idle_s
         # Calls of a WSGI application can't be cancelled: the supervisor ends those that are late, and their process.
         self.grace_ns = 0 if self.is_wsgi else int(min(limits.timeout_s, _BLOCKED_S) * _NS_PER_S) + ASYNC_GRACE_NS
 
@@ -179,7 +178,12 @@ class _RunningCall:
 
     def extend(self) -> None:
         """Restart the idle timeout, because data has moved."""
-        self._deadline_ns = time.monotonic_ns() + self._silence_ns
+        now_ns = time.monotonic_ns()
+        deadline_ns = now_ns + self._silence_ns
+        is_earlier, self._deadline_ns = deadline_ns < self._deadline_ns, deadline_ns
+        if is_earlier and self._timer is not None:  # the limit of a WebSocket is shorter than that of its handshake
+            self._timer.cancel()
+            self._check_later(now_ns)
         self._extend_shared()
 
     def tick(self, call: WebSocketCall, now: float) -> None:
@@ -210,7 +214,7 @@ class _RunningCall:
     @property
     def _silence_ns(self) -> int:
         is_open = isinstance(self.call, WebSocketCall) and self.call.is_accepted
-        return int(WEBSOCKET_IDLE_S * _NS_PER_S) if is_open else self._server.timeout_ns
+        return int(self._server.websocket_idle_s * _NS_PER_S) if is_open else self._server.timeout_ns
 
     def _extend_shared(self) -> None:
         """Move the deadline at which the supervisor considers the event loop blocked."""
@@ -232,7 +236,7 @@ class _RunningCall:
         elif isinstance(self.call, HttpCall):
             self._time_out(self.call)
         elif self.call.is_accepted and not self.call.is_over:
-            self.call.close(1001, f"no message for {WEBSOCKET_IDLE_S:g} s")
+            self.call.close(1001, f"no message for {self._server.websocket_idle_s:g} s")
             self._deadline_ns = now_ns + self._server.timeout_ns
             self._check_later(now_ns)
         else:
