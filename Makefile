@@ -6,7 +6,7 @@ DEV := $(VENV)/.installed-dev
 WORKERS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-stop test-fast test test-long check bench dist docs format clean
+.PHONY: help demo demo-stop test-fast test test-long check bench dist docs site format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,9 @@ dist: $(DEV) ## build wheel, sdist and SBOM, and run the demo from the wheel
 
 docs: $(DEV) ## write the CLI reference and the JSON Schema from the code, check every link
 	$(VENV)/bin/python scripts/docs.py
+
+site: $(DEV) ## build the documentation as a site into build/site
+	@sh scripts/site
 
 format: $(DEV) ## format the code and fix what can be fixed
 	$(VENV)/bin/ruff check --fix .
