@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,6 @@ import pytest
 from cortex.cli.commands import serve
 from cortex.cli.model_request import model_request
 from cortex.errors import InputError
-from cortex.models.formats.detection import Detection
-from cortex.models.formats.requirements import ModelRequirement
 
 
 @pytest.mark.parametrize(
@@ -40,15 +37,6 @@ def test_a_path_through_the_parent_folder_is_accepted(tmp_path: Path, monkeypatc
     (tmp_path / "iris.onnx").touch()
     monkeypatch.chdir(tmp_path / "project")
     assert serve._location("../iris.onnx") == str((tmp_path / "iris.onnx").resolve())
-
-
-def test_packages_that_are_missing_here_are_required(tmp_path: Path) -> None:
-    arguments = argparse.Namespace(type="model", trust="pickle")
-    requirements = (ModelRequirement("numpy", "numpy"), ModelRequirement("no-such-package", "no-such-package==1.2"))
-    found = Detection("skops", "/m", "a skops file", requirements=requirements)
-    file = serve._write_project(tmp_path, serve._api("iris", "/m", arguments), found)
-    assert (tmp_path / "requirements.txt").read_text() == "no-such-package==1.2\n"
-    assert "trust: pickle" in file.read_text()
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ NOT_PATHS = {
         ),
         *("node_groups", "app", "config", "env", "api_spec", "working_copies"),
     },
-    "Setup": {"project_hash", "pip", "conda", "shell", "env", "model"},
+    "Setup": {"model_packages", "project_hash", "pip", "conda", "shell", "env", "model"},
     "ModelSource": {"layout", "signature_key"},
     "ModelPath": {"name", "signature_key"},
 }

@@ -61,7 +61,12 @@ def test_defaults_match_the_documentation() -> None:
             "processes_per_replica": 1,
             "threads_per_process": 1,
             "log_level": "info",
-            "dependencies": {"pip": "requirements.txt", "conda": "conda-packages.txt", "shell": "dependencies.sh"},
+            "dependencies": {
+                "pip": "requirements.txt",
+                "conda": "conda-packages.txt",
+                "shell": "dependencies.sh",
+                "model_packages": {},
+            },
             "server_side_batching": None,
         },
         "networking": {

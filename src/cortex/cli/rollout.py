@@ -33,6 +33,8 @@ def show_result(result: Json, session: Session) -> None:
     session.console.line(result["message"])
     for line in result.get("changes", ()):  # older operators send none
         session.console.line(f"  {line}")
+    if installs := result.get("installs"):
+        session.console.line(f"  installs for its models: {', '.join(installs)}")
     session.console.flush()
 
 

@@ -270,6 +270,9 @@ class Dependencies(ConfigModel):
     pip: ProjectPath = "requirements.txt"
     conda: ProjectPath = "conda-packages.txt"
     shell: ProjectPath = "dependencies.sh"
+    #: Packages of the models, which a deploy derives from their files; lines of a requirements file → the installed
+    #: versions that do as well, such as `==1.9.*`; "": any. No key of cortex.yaml.
+    model_packages: dict[str, str] = {}
 
 
 @accepts(**getattr(memory_bytes, ACCEPTED))

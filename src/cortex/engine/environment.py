@@ -29,6 +29,7 @@ from cortex.engine.local import replica_environ
 from cortex.engine.log_writer import STDOUT, LogWriter
 from cortex.errors import EnvironmentBuildError, StorageError
 from cortex.home import Home
+from cortex.models.formats.packages import packages_to_install
 from cortex.processes.filelock import locked
 from cortex.projects.dotenv import read_dotenv
 from cortex.replica.spec import Setup
@@ -50,7 +51,7 @@ _LEFT_OUT = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "PYTHONPATH", "V
 
 
 class DependencyFiles(Protocol):
-    """Paths of dependency files, relative to the project; any of them may be missing."""
+    """Paths of dependency files, relative to the project, any of which may be missing; and packages of models."""
 
     @property
     def pip(self) -> str: ...
@@ -58,6 +59,8 @@ class DependencyFiles(Protocol):
     def conda(self) -> str: ...
     @property
     def shell(self) -> str: ...
+    @property
+    def model_packages(self) -> Mapping[str, str]: ...
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,8 @@ def setup_of(target: Target) -> Setup:
     """Return what every machine must prepare before it can run replicas of `target`."""
     handler = target.spec.handler
     files = handler.dependencies
-    return Setup(target.project_hash, files.pip, files.conda, files.shell, handler.env, handler.model)
+    paths = files.pip, files.conda, files.shell
+    return Setup(target.project_hash, *paths, handler.env, handler.model, files.model_packages)
 
 
 def install_log(home: Home, api: str, revision: str) -> Path:
@@ -150,7 +154,7 @@ async def prepare_environment(
     cancelled build leaves only its log. Raises: EnvironmentBuildError.
     """
     files = _Files.of(project_dir, dependencies)
-    if not files.names:
+    if not files.names and not files.packages:
         return PreparedEnvironment(sys.executable, str(Path(sys.executable).parent), "")
     variables = variables or {}
     contents = await asyncio.to_thread(_contents, project_dir, files)
@@ -161,7 +165,8 @@ async def prepare_environment(
         return environment
     async with locked(home.environments_dir / f"{key}.lock") as lock:
         if not _is_complete(folder):
-            build = _Build(folder, project_dir, files, environment, len(contents) > len(files.names))
+            names_project_files = len(contents) > len(files.names)
+            build = _Build(folder, project_dir, files, environment, dependencies.pip, names_project_files)
             await build.run({**environ}, {**variables}, lock, on_line)
     return environment
 
@@ -173,11 +178,14 @@ class _Files:
     pip: str | None
     conda: str | None
     shell: str | None
+    packages: tuple[str, ...] = ()  #: lines of requirements that follow from the models
 
     @classmethod
     def of(cls, project_dir: Path, files: DependencyFiles) -> _Files:
         paths = (files.pip, files.conda, files.shell)
-        return cls(*(path if _has_content(project_dir / path) else None for path in paths))
+        pip, conda, shell = (path if _has_content(project_dir / path) else None for path in paths)
+        text = (project_dir / pip).read_text(errors="replace") if pip else ""
+        return cls(pip, conda, shell, packages_to_install(files.model_packages, text))
 
     @property
     def names(self) -> list[str]:
@@ -211,6 +219,7 @@ def _key(contents: Mapping[str, str], files: _Files, variables: Mapping[str, str
         _installation_paths(),
         distribution(_DISTRIBUTION).version,
         replica_constraints(),
+        *([files.packages] if files.packages else []),
     ]
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]
 
@@ -281,6 +290,7 @@ class _Build:
     project_dir: Path
     files: _Files
     target: PreparedEnvironment
+    pip_file: str  #: the project's requirements.txt, which it may lack
     names_project_files: bool  #: in the dependency files, such as `./package` or `-r more.txt`
     constraints: list[str] = field(default_factory=replica_constraints)
 
@@ -334,12 +344,20 @@ class _Build:
             await self._step(
                 installer, self.files.conda, [*self._conda(installer, "install"), "--file", self.files.conda]
             )
-        if self.files.pip:
+        if self.files.pip or self.files.packages:
             command = [uv.find_uv_bin(), "pip", "install", "--color=never", "--python", self.target.python]
             command += ["--compile-bytecode", "--constraint", str(self.folder / "constraints.txt")]
             if self.names_project_files:
                 installer = replace(installer, folder=await asyncio.to_thread(self._copy_project))
-            await self._step(installer, self.files.pip, [*command, "--requirement", self.files.pip])
+            if self.files.pip:
+                command += ["--requirement", self.files.pip]
+            await self._step(installer, self._packages, [*command, *self.files.packages])
+
+    @property
+    def _packages(self) -> str:
+        """What uv installs, for messages."""
+        models = f"packages of the models ({', '.join(self.files.packages)})" if self.files.packages else ""
+        return " and ".join(filter(None, [self.files.pip, models]))
 
     def _copy_project(self) -> Path:
         """Copy the project into the environment, for packages of the project.
@@ -371,6 +389,8 @@ class _Build:
         words = set(re.split(r"[^\w.-]+", "\n".join(lines).lower()))
         clashing = [line for line in self.constraints if re.split(r"[^\w.-]", line)[0] in words]
         parts = [f"{what}: can't be installed ({error})", *lines]
-        if clashing and what == self.files.pip:
+        if clashing and what == self._packages:
             parts.append(f"cortex itself needs {', '.join(clashing)}: allow such a version")
+        if self.files.packages and what == self._packages:
+            parts.append(f"to choose another version for the models, write it into {self.pip_file}")
         return "\n".join([*parts, f"the whole output is in {self.log_file}"])

@@ -25,6 +25,8 @@ from cortex.storage.objects import StoredObject, printable
 #: Larger numbers are considered a mistake, such as a wrong prefix.
 MAX_FILES = 100_000
 MAX_MODELS = 100_000
+#: Of a version that is downloaded only to detect its format.
+MAX_INSPECTED_FILES = 1000
 
 _DIGEST_BYTES = 32
 _MODULUS = 1 << (8 * _DIGEST_BYTES)
@@ -162,6 +164,22 @@ async def download_version(url: str, expected_digest: str, destination: Path, en
     if aggregate.content().digest != expected_digest:
         raise StorageError(f"{url} changed before it was downloaded")
     await download_objects(url, objects, destination, environ)
+
+
+async def download_small_files(url: str, destination: Path, environ: Mapping[str, str], max_bytes: int) -> bool:
+    """Download the files at `url` that have at most `max_bytes` to a new folder; return whether these are all.
+
+    Raises: StorageError, also if there are too many.
+    """
+    objects = []
+    async with aclosing(walk(url, environ)) as batches:
+        async for batch in batches:
+            objects += [item._replace(name=item.name or PurePosixPath(item.key).name) for item in batch]
+            if len(objects) > MAX_INSPECTED_FILES:
+                raise StorageError(f"{url} has more than {MAX_INSPECTED_FILES:,} files")
+    small = [item for item in objects if item.size_bytes <= max_bytes and not item.flaw]
+    await download_objects(url, small, destination, environ)
+    return len(small) == len(objects)
 
 
 # Aggregation.

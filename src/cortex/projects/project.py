@@ -65,6 +65,10 @@ class ProjectFiles:
         index = bisect_left(self.files, normal)
         return index < len(self.files) and self.files[index] == normal
 
+    def text(self, path: str) -> str:
+        """Return the content of a file; "" if the project has no such file."""
+        return (self.root / path).read_text(errors="replace") if self.contains(path) else ""
+
     def has_folder(self, path: str) -> bool:
         """Return True if `path`, relative to the root, is a folder that contains files of the project."""
         normal = os.path.normpath(path)

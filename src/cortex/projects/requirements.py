@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -51,6 +52,28 @@ def parse_requirements(text: str, file: str) -> list[Diagnostic]:
     for line, column, content in _logical_lines(text):
         if problem := _problem(content):
             found.append(Diagnostic(file, line, column, "", *problem))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRequirement:
+    """A line of a requirements file that names a package."""
+
+    requirement: Requirement
+    line: int
+    column: int
+
+
+def named_requirements(text: str) -> dict[str, NamedRequirement]:
+    """Return the lines that name a package, by its normalized name; those of other environments are left out."""
+    found = {}
+    for line, column, content in _logical_lines(text):
+        try:
+            requirement = Requirement(_OPTION_OF_REQUIREMENT.sub("", content).strip())
+        except InvalidRequirement:  # an option, a URL or a path
+            continue
+        if requirement.marker is None or requirement.marker.evaluate():
+            found[str(canonicalize_name(requirement.name))] = NamedRequirement(requirement, line, column)
     return found
 
 

@@ -36,6 +36,7 @@ class Setup:
     shell: str
     env: dict[str, str]  #: variables of the configuration, without those of `.env`
     model: str | None = None  #: a path in the project, or a location in a store, for `init(model_path, …)`
+    model_packages: dict[str, str] = field(default_factory=dict)  #: as in `config.schema.Dependencies`
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,10 @@ class ReplicaSpec:
 
     def to_json(self) -> str:
         """Return one JSON object; `from_json` is its inverse."""
-        return json.dumps(asdict(self), sort_keys=True)
+        data = asdict(self)
+        if self.setup is not None and not self.setup.model_packages:
+            del data["setup"]["model_packages"]  # nodes of older versions refuse it
+        return json.dumps(data, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> ReplicaSpec:

@@ -143,7 +143,7 @@ def test_reports_a_store_that_never_answers(project: Project, monkeypatch: pytes
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         keys = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
-        ((_, violation),) = model_checks.model_violations(apis, project.root, keys, timeout_s=0.6)
+        ((_, violation),) = model_checks.inspect_models(apis, project.root, keys, timeout_s=0.6).violations
     assert violation.message == "s3://bucket/iris did not respond in time"
 
 
@@ -151,7 +151,8 @@ def test_a_location_too_large_to_list_in_time_counts_as_valid(project: Project) 
     project.files(*(f"dir/m{number}/x" for number in range(20)))
     project.add("onnx", "dir: dir")
     apis = diagnose(project.root / "cortex.yaml", "cortex.yaml").apis
-    assert model_checks.model_violations(apis, project.root, {}, timeout_s=model_checks._SAMPLE_TIMEOUT_S) == []
+    inspection = model_checks.inspect_models(apis, project.root, {}, timeout_s=model_checks._SAMPLE_TIMEOUT_S)
+    assert inspection.violations == []
 
 
 def test_models_of_an_external_tensorflow_serving_are_not_checked(project: Project) -> None:

@@ -41,6 +41,8 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
         return _send_sample(diagnosis, arguments.sample, session)
     for api in diagnosis.apis:
         session.console.line(f"{api.name} ({api.kind}): no mistakes found")
+        if installs := diagnosis.installs.get(api.name):
+            session.console.line(f"  installs for its models: {', '.join(installs)}")
     count = len(diagnosis.project.files)
     session.console.line(f"{count} file{'s' if count != 1 else ''} would be uploaded")
     return 0

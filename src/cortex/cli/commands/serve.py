@@ -18,7 +18,6 @@ from cortex.config.schema import ANY_MODEL, MAX_NAME_LENGTH, STORES
 from cortex.config.values import dashed
 from cortex.errors import ConfigError, InputError, ModelFormatError, NotFoundError, OperatorUnavailableError
 from cortex.models.formats.detection import Detection, detect
-from cortex.models.formats.requirements import check_installed
 
 Json = dict[str, Any]
 
@@ -48,7 +47,8 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     client = session.client(LOCAL)
     _check_name_is_free(client, name, location)
     with tempfile.TemporaryDirectory() as folder:
-        file = _write_project(Path(folder), _api(name, location, arguments), detection)
+        file = Path(folder) / DEFAULT_CONFIG
+        file.write_text(dump_specs([_api(name, location, arguments)]))
         try:
             (result,) = upload(client, pack_file(file), file, False, session, dict(session.environ))
         except ConfigError as error:  # its lines are of a file that the user does not have
@@ -57,8 +57,8 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
         raise InputError(result["error"])
     if detection is not None:
         session.console.line(detection.reason)
-        if lines := _missing_requirements(detection):
-            session.console.line(f"installing {', '.join(lines)} into the environment of {name}")
+    if result["installs"]:
+        session.console.line(f"installing {', '.join(result['installs'])} into the environment of {name}")
     try:
         outcome = wait(client, name, session)
     except KeyboardInterrupt:
@@ -126,25 +126,6 @@ def _check_name_is_free(client: Client, name: str, location: str) -> None:
 def _api(name: str, location: str, arguments: argparse.Namespace) -> Json:
     models = {"path": location, **({"trust": arguments.trust} if arguments.trust else {})}
     return {"name": name, "kind": "RealtimeAPI", "handler": {"type": arguments.type, "models": models}}
-
-
-def _write_project(folder: Path, api: Json, detection: Detection | None) -> Path:
-    """Write a project with the packages that the model needs and that are not installed here."""
-    file = folder / DEFAULT_CONFIG
-    file.write_text(dump_specs([api]))
-    if lines := _missing_requirements(detection):
-        (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in lines))
-    return file
-
-
-def _missing_requirements(detection: Detection | None) -> list[str]:
-    lines = []
-    for requirement in detection.requirements if detection is not None else ():
-        try:
-            check_installed([requirement], "")
-        except ModelFormatError:
-            lines.append(requirement.line)
-    return lines
 
 
 def _message(message: str, fix: str) -> str:

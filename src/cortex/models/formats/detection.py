@@ -40,6 +40,11 @@ class Detection:
     versions: tuple[str, ...] = ()  #: numbered folders of the given path, the newest last
 
     @property
+    def name(self) -> str:
+        """Return the name of the model's file or folder."""
+        return Path(self.path).name
+
+    @property
     def needs_trust(self) -> bool:
         """Return whether only somebody who trusts its files may load it."""
         return bool(self.code)

@@ -59,6 +59,7 @@ def tensorflow_requirement(version: str) -> ModelRequirement:
 def required_by_file(text: str) -> tuple[ModelRequirement, ...]:
     """Return the requirements of an MLflow model's requirements.txt; options and URLs are ignored."""
     from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415 - only for MLflow
+    from packaging.utils import canonicalize_name  # noqa: PLC0415
 
     found = []
     for raw in text.splitlines():
@@ -74,7 +75,9 @@ def required_by_file(text: str) -> tuple[ModelRequirement, ...]:
             accepts = saved_by(requirement.name, pins[0]).accepts
         else:
             accepts = str(requirement.specifier)
-        found.append(ModelRequirement(requirement.name, line, accepts, f"its requirements.txt has {line}"))
+        found.append(
+            ModelRequirement(canonicalize_name(requirement.name), line, accepts, f"its requirements.txt has {line}")
+        )
     return tuple(found)
 
 
@@ -98,14 +101,24 @@ def check_installed(
         )
 
 
+def alternatives(package: str) -> tuple[str, ...]:
+    """Return the packages that provide the same module as a package, itself included."""
+    return _ALTERNATIVES.get(package, (package,))
+
+
 def installed_version(package: str) -> str | None:
     """Return the version of an installed package, or of one that provides the same module; None without any."""
-    for name in _ALTERNATIVES.get(package, (package,)):
+    for name in alternatives(package):
         try:
             return importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
     return None
+
+
+def is_installed(requirement: ModelRequirement) -> bool:
+    """Return whether an installed package meets a requirement."""
+    return _problem(requirement, installed_version) is None
 
 
 def _problem(requirement: ModelRequirement, version_of: Callable[[str], str | None]) -> str | None:

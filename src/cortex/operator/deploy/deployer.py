@@ -40,6 +40,7 @@ class DeployResult:
     message: str = ""
     error: str = ""
     changes: tuple[str, ...] = ()  #: differences from the revision that was live
+    installs: tuple[str, ...] = ()  #: packages that its models need and that are not installed here
 
 
 class Deployer:
@@ -98,7 +99,10 @@ class Deployer:
                     if self._shared is not None:
                         await self._shared.save(project_hash, folder)
                     self._projects.adopt(folder, project_hash)
-                return self._write(results, changes, deletions)  # without an await: or the project would be deleted
+                results = self._write(results, changes, deletions)  # no await since adopt: or the project is deleted
+                changed = {change.target.spec.name for change in changes}
+                installs = {name: lines for name, lines in diagnosis.installs.items() if name in changed}
+                return [replace(result, installs=installs.get(result.api, ())) for result in results]
 
     async def patch(
         self, config: bytes, force: bool = False, principal: Principal | None = None, by: str = ""
@@ -327,6 +331,8 @@ def revision_of(api: Api, project_hash: str, nonce: str) -> str:
         del handler["server_side_batching"]
     if handler["app"] is None:
         del handler["app"]
+    if not handler["dependencies"]["model_packages"]:
+        del handler["dependencies"]["model_packages"]
     parts: dict[str, Any] = {
         "name": api.name,
         "handler": handler,

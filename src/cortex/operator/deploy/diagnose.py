@@ -7,7 +7,7 @@ imports that only some configurations need happen inside the functions that use 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from cortex.projects.requirements import parse_requirements
 
 if TYPE_CHECKING:
     from cortex.engine.devices import Inventory
+    from cortex.operator.deploy.model_checks import ModelInspection
 
 
 _GIB = 1024**3
@@ -36,6 +37,8 @@ class Diagnosis:
     apis: tuple[Api, ...]
     project: ProjectFiles
     warnings: tuple[Diagnostic, ...] = ()  #: what works, but probably not as intended
+    #: Packages that follow from the models of each API, and that are not installed on this machine.
+    installs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,11 +76,16 @@ def diagnose_project(
     """Check a configuration file against a project in another folder; otherwise like `diagnose`."""
     checked = check_file(config_file, display_name, project, deployed)
     problems = [*checked.problems, *_project_problems(project, checked.readable), *_schedule_problems(checked)]
+    packages: dict[str, dict[str, str]] = {}
     if machine is not None:
-        problems += _machine_problems(project, checked, machine)
+        inspection = _inspect_models(project, checked.readable, machine)
+        problems += _machine_problems(checked, machine, inspection)
+        packages, conflicts = _model_packages(project, checked, inspection)
+        problems += conflicts
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
-    return Diagnosis(checked.apis, project, tuple(_warnings(project, checked.apis)))
+    apis = tuple(with_model_packages(api, packages.get(api.name, {})) for api in checked.apis)
+    return Diagnosis(apis, project, tuple(_warnings(project, apis)), dict(_installs(project, apis)))
 
 
 def _project_problems(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Diagnostic]:
@@ -143,15 +151,57 @@ def _submission_violations(api: Api, submission: dict[str, Any]) -> Iterator[Vio
             yield Violation(("schedule.submission",), message, fix)
 
 
-def _machine_problems(project: ProjectFiles, checked: CheckedFile, machine: Machine) -> Iterator[Diagnostic]:
+def _inspect_models(project: ProjectFiles, apis: Sequence[Api], machine: Machine) -> ModelInspection | None:
+    """Inspect the models of APIs; None if they have none."""
+    if not any(api.handler.models is not None or api.handler.model is not None for api in apis):
+        return None
+    from cortex.operator.deploy.model_checks import inspect_models  # noqa: PLC0415 - see the module's docstring
+
+    return inspect_models(apis, project.root, machine.environ)
+
+
+def _model_packages(
+    project: ProjectFiles, checked: CheckedFile, inspection: ModelInspection | None
+) -> tuple[dict[str, dict[str, str]], list[Diagnostic]]:
+    """Return the packages that follow from the models of each API, and their conflicts with the user's."""
+    packages: dict[str, dict[str, str]] = {}
+    problems: list[Diagnostic] = []
+    for api in checked.readable:
+        if inspection is not None and (detections := inspection.detections.get(api.name)):
+            from cortex.operator.deploy.model_packages import packages_of  # noqa: PLC0415 - see the module's docstring
+
+            packages[api.name], conflicts = packages_of(api, detections, project)
+            for conflict in conflicts:
+                if conflict.written is not None:
+                    line, column = conflict.written.line, conflict.written.column
+                    where = api.handler.dependencies.pip, line, column, ""
+                    problems.append(Diagnostic(*where, conflict.message, conflict.fix))
+                elif found := checked.point_at(api, Violation(("handler.models",), conflict.message, conflict.fix)):
+                    problems.append(found)
+    return packages, problems
+
+
+def with_model_packages(api: Api, packages: Mapping[str, str]) -> Api:
+    """Return an API with the packages that its models need."""
+    dependencies = api.handler.dependencies.model_copy(update={"model_packages": dict(packages)})
+    return api.model_copy(update={"handler": api.handler.model_copy(update={"dependencies": dependencies})})
+
+
+def _installs(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for api in apis:
+        if packages := api.handler.dependencies.model_packages:
+            from cortex.models.formats.packages import packages_to_install  # noqa: PLC0415 - see the module's docstring
+
+            yield api.name, packages_to_install(packages, project.text(api.handler.dependencies.pip))
+
+
+def _machine_problems(
+    checked: CheckedFile, machine: Machine, inspection: ModelInspection | None
+) -> Iterator[Diagnostic]:
     apis = checked.readable
-    violations: list[tuple[Api, Violation]] = []
+    violations = list(inspection.violations) if inspection is not None else []
     if machine.devices is not None:
         violations += [(api, violation) for api in apis for violation in _compute_violations(api, machine.devices)]
-    if any(api.handler.models is not None or api.handler.model is not None for api in apis):
-        from cortex.operator.deploy.model_checks import model_violations  # noqa: PLC0415 - see the module's docstring
-
-        violations += model_violations(apis, project.root, machine.environ)
     reported = {(problem.line, problem.column) for problem in checked.problems}
     for api, violation in violations:
         problem = checked.point_at(api, violation)

@@ -29,6 +29,7 @@ def describe_changes(before: Api, after: Api, folder_before: Path, folder_after:
     Reads the files of both projects unless the folders are the same.
     """
     lines = _limited(list(spec_changes(before, after)), "fields")
+    lines += _model_package_changes(before, after)
     if folder_before != folder_after and folder_before.is_dir():  # it may be missing after a change of the leader
         lines += _limited(list(_requirement_changes(before, after, folder_before, folder_after)), "requirements")
         lines += file_changes(folder_before, folder_after)
@@ -71,6 +72,11 @@ def _fields(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _fields(f"{prefix}.{key}" if prefix else str(key), inner)
     elif value is not None:
         yield prefix, value
+
+
+def _model_package_changes(before: Api, after: Api) -> list[str]:
+    old, new = (tuple(api.handler.dependencies.model_packages) for api in (before, after))
+    return [f"packages of its models: {', '.join(old) or 'none'} → {', '.join(new) or 'none'}"] if old != new else []
 
 
 def _requirement_changes(before: Api, after: Api, folder_before: Path, folder_after: Path) -> Iterator[str]:

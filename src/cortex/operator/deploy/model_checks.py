@@ -1,25 +1,28 @@
-"""Checks the models of a configuration before a deploy: each must exist, and have a valid layout if cortex loads it.
+"""Inspect the models of a configuration before a deploy: check that each exists and is valid, and detect its format.
 
 Each location is listed once, in bounded time. A location with too many files to list counts as valid; `cortex get`
-then shows its problems after the deploy. Loads and downloads nothing.
+then shows its problems after the deploy. To detect the format of a model in a bucket, the files of its newest version
+are downloaded to a temporary folder, without large ones. No model is loaded.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cortex.config.schema import ANY_MODEL, Api
+from cortex.config.schema import ANY_MODEL, PYTHON, Api
 from cortex.config.violations import Violation
 from cortex.errors import ModelFormatError, StorageError
-from cortex.models.formats.detection import detect
+from cortex.models.formats.detection import Detection, detect
 from cortex.models.layout import CheckedListing, check_listing, describe_invalid, source_entries
-from cortex.models.listing import Listing, Prefix, list_models, sample_names
+from cortex.models.listing import Listing, Prefix, download_small_files, list_models, sample_names
 from cortex.models.source import loads_models, model_source, trusts_pickle
-from cortex.models.spec import ModelProblem, ModelSource
+from cortex.models.spec import Model, ModelProblem, ModelSource
 from cortex.predictor.estimators.loader import check_trust
 from cortex.storage.client import is_remote
 
@@ -30,6 +33,10 @@ _PARALLEL = 8
 #: Maximum of invalid models per folder that are shown in full.
 _SHOWN_MODELS = 5
 _INDENT = "    "
+#: Models of a folder whose formats are detected; the packages of the others are not derived.
+_DETECTED_MODELS = 20
+#: Larger files in buckets are not downloaded: their format stays unknown until a replica loads them.
+_MAX_DOWNLOAD_BYTES = 256 * 1024**2
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,25 @@ class ModelLocation:
 
 
 @dataclass(frozen=True)
+class ModelInspection:
+    """The mistakes in the models of all APIs, and what was detected of those without any, by the name of the API."""
+
+    violations: list[tuple[Api, Violation]] = field(default_factory=list)
+    detections: dict[str, list[Detection]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Downloads:
+    """Versions of models that were downloaded to detect their formats; several APIs may have the same."""
+
+    folder: Path
+    complete: dict[str, bool] = field(default_factory=dict)  #: by URL: False if files were too large
+
+    def path(self, url: str) -> Path:
+        return self.folder / hashlib.sha256(url.encode()).hexdigest()[:16] / url.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
 class _Inspection:
     """Result for a prefix; both fields are empty if it is too large to list."""
 
@@ -51,13 +77,16 @@ class _Inspection:
     error: str = ""
 
 
-def model_violations(
+def inspect_models(
     apis: Sequence[Api], project_dir: Path, environ: Mapping[str, str], timeout_s: float = TIMEOUT_S
-) -> list[tuple[Api, Violation]]:
-    """Return the mistakes in the models of these APIs; blocks for up to `timeout_s`. No event loop may run."""
+) -> ModelInspection:
+    """Inspect the models of these APIs; blocks for up to `timeout_s`. No event loop may run."""
     locations = [location for api in apis for location in _locations(api, project_dir)]
     passed = [(api, api.handler.model) for api in apis if api.handler.model and is_remote(api.handler.model)]
-    return asyncio.run(_check(locations, passed, project_dir, environ, timeout_s)) if locations or passed else []
+    if not locations and not passed:
+        return ModelInspection()
+    with tempfile.TemporaryDirectory(prefix="cortex-models-") as downloads:
+        return asyncio.run(_check(locations, passed, project_dir, environ, timeout_s, _Downloads(Path(downloads))))
 
 
 def _locations(api: Api, project_dir: Path) -> Iterator[ModelLocation]:
@@ -76,7 +105,8 @@ async def _check(
     project_dir: Path,
     environ: Mapping[str, str],
     timeout_s: float,
-) -> list[tuple[Api, Violation]]:
+    downloads: _Downloads,
+) -> ModelInspection:
     """Check the models that cortex loads, and the URLs of those that are passed to module functions."""
     deadline = time.monotonic() + timeout_s
     slots = asyncio.Semaphore(_PARALLEL)
@@ -91,9 +121,15 @@ async def _check(
 
     distinct = list(dict.fromkeys(location.prefix for location in locations))
     inspections = dict(zip(distinct, await asyncio.gather(*map(inspect, distinct)), strict=True))
-    found: list[tuple[Api, Violation]] = []
+    result = ModelInspection()
+    found = result.violations
     for location in locations:
-        for message in await _location_problems(location, inspections[location.prefix], environ, deadline):
+        inspection = inspections[location.prefix]
+        models, messages = await _location_problems(location, inspection, environ, deadline)
+        if not messages and location.api.handler.type != PYTHON:
+            detected, messages = await _detect_models(location, models, environ, deadline, downloads)
+            result.detections.setdefault(location.api.name, []).extend(detected)
+        for message in messages:
             # Models of the project are in a temporary folder that means nothing to the user.
             first, *more = message.replace(f"{project_dir}/", "").rstrip().split("\n")
             text = "\n".join([first, *(f"{_INDENT}{line}".rstrip() for line in more)])
@@ -102,7 +138,7 @@ async def _check(
     found += [
         (api, Violation(("handler.model",), error)) for (api, _), error in zip(passed, errors, strict=True) if error
     ]
-    return found
+    return result
 
 
 async def _inspect(prefix: Prefix, environ: Mapping[str, str], deadline: float) -> _Inspection:
@@ -129,20 +165,18 @@ async def _absence(url: str, environ: Mapping[str, str], deadline: float) -> str
 
 async def _location_problems(
     location: ModelLocation, inspection: _Inspection, environ: Mapping[str, str], deadline: float
-) -> list[str]:
-    """Return one message for each invalid model."""
+) -> tuple[Sequence[Model], list[str]]:
+    """Return the valid models of a location, and one message for each invalid one."""
     if inspection.listing is None:
-        return [inspection.error] if inspection.error else []
+        return (), [inspection.error] if inspection.error else []
     url, layout = location.prefix.url, location.source.layout
     if not inspection.listing.objects:
-        return [f"there is nothing at {url}"]
-    if location.api.handler.type == ANY_MODEL and not location.prefix.is_dir and not is_remote(url):
-        return await asyncio.to_thread(_format_problems, location)
+        return (), [f"there is nothing at {url}"]
     judged = check_listing(layout, location.model, None, inspection.listing, time.time())
     if not judged.models and not judged.invalid:
         names = await _names(url, environ, deadline)
         what = "contains no model folders" if location.prefix.is_dir else "contains no model"
-        return [f"{url} {what}\n{describe_invalid(layout, names)}"]
+        return (), [f"{url} {what}\n{describe_invalid(layout, names)}"]
     by_model = _by_model(judged)
     messages = []
     for model, problems in list(by_model.items())[:_SHOWN_MODELS]:
@@ -151,16 +185,55 @@ async def _location_problems(
         messages.append(f"{reasons}\n{describe_invalid(layout, names)}")
     if len(by_model) > _SHOWN_MODELS:
         messages.append(f"{len(by_model) - _SHOWN_MODELS} more models of {url} are invalid")
-    return messages
+    return judged.models, messages
 
 
-def _format_problems(location: ModelLocation) -> list[str]:
-    """Return why a model on this machine can't be served without code."""
+async def _detect_models(
+    location: ModelLocation, models: Sequence[Model], environ: Mapping[str, str], deadline: float, downloads: _Downloads
+) -> tuple[list[Detection], list[str]]:
+    """Detect the formats of the models of a location; return them, and why some can't be served without code.
+
+    With another type than `model`, the format is fixed, and a replica reports what is wrong with the files.
+    """
+    url, is_dir = location.prefix.url, location.prefix.is_dir
+    detections: list[Detection] = []
+    messages: list[str] = []
+    for model in models[:_DETECTED_MODELS]:
+        try:
+            if is_remote(url):
+                found = await _detect_remote(model.latest.url, environ, deadline, downloads)
+            else:
+                found = await asyncio.to_thread(detect, f"{url}/{model.name}" if is_dir else url)
+            if found is not None and location.api.handler.type == ANY_MODEL:
+                check_trust(found, trusts_pickle(location.api))
+        except ModelFormatError as error:
+            messages += [str(error)] if location.api.handler.type == ANY_MODEL else []
+        else:
+            detections += [found] if found is not None else []
+    return detections, messages
+
+
+async def _detect_remote(
+    url: str, environ: Mapping[str, str], deadline: float, downloads: _Downloads
+) -> Detection | None:
+    """Detect the format of a version in a bucket; None if that takes too long, or needs files that are too large.
+
+    Raises: ModelFormatError, which names the bucket's files.
+    """
+    folder = downloads.path(url)
+    if url not in downloads.complete:
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                downloads.complete[url] = await download_small_files(url, folder, environ, _MAX_DOWNLOAD_BYTES)
+        except (StorageError, TimeoutError):
+            return None
     try:
-        check_trust(detect(location.prefix.url), trusts_pickle(location.api))
+        found = await asyncio.to_thread(detect, folder)
     except ModelFormatError as error:
-        return [str(error)]
-    return []
+        if not downloads.complete[url]:
+            return None
+        raise ModelFormatError(str(error).replace(str(folder), url)) from None
+    return replace(found, reason=found.reason.replace(str(folder), url), path=found.path.replace(str(folder), url))
 
 
 def _by_model(judged: CheckedListing) -> dict[str, list[ModelProblem]]:
