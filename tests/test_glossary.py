@@ -19,7 +19,7 @@ _PLAIN = """
 access address annotated annotation app archive argument arguments array
 async auth autoscaling background base binding body bootstrap budget builder
 certificate check cleanup cli client command commands config connection content conversion cpu credential cross
-database deploy deployer description detection
+database deploy deployer description detection dev
 device diagnose document dotenv election embedded engine error export fetcher field
 file filelock foreground form format get glob haproxy
 hosting http exception identity ignore importing infrastructure installer
@@ -32,7 +32,7 @@ protocol python query queue queueing ray reason record remote replica report req
 route routing rpc rule run runner sample scaling
 schema service serving session settings shape simulation socket source
 start state statistics status storage store stream streaming summary table task telemetry template tensor tensorflow
-theory timing tls total traceback tracking traffic transport
+testing theory timing tls total traceback tracking traffic transport
 type unacknowledged usage user validate validation value view violation
 wire writer
 """

@@ -48,13 +48,22 @@ def configure_allocator() -> bool:
 
 def resident_bytes() -> int:
     """Return this process's resident memory, shared pages included."""
-    with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 – on the path of every load; pathlib takes twice as long
-        return int(file.read().split()[1]) * _PAGE_BYTES
+    try:
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 – on the path of every load; pathlib takes twice as long
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except FileNotFoundError:  # not Linux
+        import psutil  # noqa: PLC0415 - only there
+
+        return int(psutil.Process().memory_info().rss)
 
 
 def peak_bytes() -> int:
     """Return the peak of `resident_bytes`; 0 if the kernel does not report it."""
-    for line in Path("/proc/self/status").read_bytes().splitlines():
+    try:
+        lines = Path("/proc/self/status").read_bytes().splitlines()
+    except FileNotFoundError:  # not Linux
+        return 0
+    for line in lines:
         if line.startswith(b"VmHWM:"):
             return int(line.split()[1]) * 1024
     return 0

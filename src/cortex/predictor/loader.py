@@ -98,6 +98,7 @@ class BoundPredictor:
     request_handler: RequestHandler | None = None  #: the functions around the model, in interfaces that have them
     loads_on_demand: bool = False  #: a model is loaded when it is called, and may be unloaded afterwards
     application: AsgiApp | None = None  #: answers all requests, instead of `methods`
+    instance: object | None = None  #: of the user's class; None if `methods` are functions or those of a built-in class
 
     @property
     def registry(self) -> Registry[Any] | None:
@@ -290,13 +291,26 @@ def _construct_predictor(
     if code.generation.has_application:
         app = class_application(instance, spec.type, spec.path)
         return BoundPredictor(code.generation, spec.path, {}, application=as_asgi(app, spec.type, spec.threads))
+    if clients is not None and clients.registry is not None:
+        clients.registry.load_latest(extra_versions)
+    return _bind_instance(spec, code, instance, clients)
+
+
+def rebind(spec: LoadSpec, predictor: BoundPredictor) -> BoundPredictor:
+    """Check and bind the methods of the user's object again, after its class has changed. Raises: UserError."""
+    target, generation = type(predictor.instance), predictor.generation
+    serving_methods = generation.select_serving(lambda name: _is_defined(target, name))
+    _check_members(target, generation, serving_methods, spec.path)
+    code = UserCode(generation, target, serving_methods)
+    return _bind_instance(spec, code, predictor.instance, predictor.clients)
+
+
+def _bind_instance(spec: LoadSpec, code: UserCode, instance: object, clients: Clients | None) -> BoundPredictor:
     batched = batched_method(code.generation) if spec.max_batch_size and spec.type == "python" else None
     methods = {
         verb: bind_method(instance, name, verb, code.generation, is_batched=name == batched)
         for name, verb in code.serving_methods.items()
     }
-    if clients is not None and clients.registry is not None:
-        clients.registry.load_latest(extra_versions)
     is_cached = spec.models is not None and spec.models.is_cached  # a model must not be unloaded while a call uses it
     if is_cached:
         methods = {verb: method.in_scope() for verb, method in methods.items()}
@@ -306,7 +320,7 @@ def _construct_predictor(
     inference_models = _inference_models(
         spec, code.generation, instance, None if batched else methods.get("POST"), is_cached
     )
-    return BoundPredictor(code.generation, spec.path, methods, clients, inference_models)
+    return BoundPredictor(code.generation, spec.path, methods, clients, inference_models, instance=instance)
 
 
 def _inference_models(

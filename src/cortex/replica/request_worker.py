@@ -26,7 +26,7 @@ from cortex.replica.monitoring.trace_export import open_tracing
 from cortex.replica.monitoring.tracker import PredictionTracker
 from cortex.replica.monitoring.user_metrics import MetricsClient, metrics_client
 from cortex.replica.orphan import Inheritance, Orphan, RequestServer, outlive_supervisor
-from cortex.replica.requests.app import App
+from cortex.replica.requests.app import SHARING_LOOP, App, call_slots
 from cortex.replica.requests.batching import batched_method
 from cortex.replica.requests.call_timing import CallDurations
 from cortex.replica.requests.http import Connection
@@ -115,8 +115,8 @@ def _serve(
     kinds = {method.kind for method in predictor.methods.values()} | inference_kinds(predictor.inference_models)
     if any(method.needs_headers or method.needs_query_params for method in predictor.methods.values()):
         make_headers(())  # imports starlette, which would delay the first request
-    shares_loop = bool(kinds & {"async", "async_generator"})
-    slots = max(spec.threads, spec.max_concurrency) if shares_loop else spec.threads
+    shares_loop = bool(kinds & SHARING_LOOP)
+    slots = call_slots(spec, predictor)
     # Any call may have to load its model first, and must not delay calls that other threads could run.
     waits_for_models = spec.threads > 1 and spec.models is not None
     always_threads = "generator" in kinds or waits_for_models

@@ -170,7 +170,7 @@ def choose_threads(processes: int, models: int) -> int:
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdigit() and int(wanted) > 0:
         return int(wanted)
-    processors = len(os.sched_getaffinity(0))
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(processors // max(processes, 1), _MAX_THREADS // max(models, 1)))
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
@@ -20,7 +20,7 @@ from cortex.predictor.batch import BoundBatch
 from cortex.predictor.binding import Bodies
 from cortex.predictor.tracebacks import describe, format_user_traceback
 from cortex.replica.channel import replace_surrogates
-from cortex.replica.jobs.operator_client import CompletionHook, LeaseClient
+from cortex.replica.jobs.operator_client import CompletionHook
 from cortex.replica.jobs.shared_state import HOOK, SharedJobState
 from cortex.replica.jobs.unacknowledged_reports import ActiveLease, BatchOutcome
 from cortex.replica.monitoring.request_log import REQUEST, write_log
@@ -36,6 +36,26 @@ _MAX_TRACEBACK_CHARS = 16 * 1024
 _NS_PER_S = 1_000_000_000
 
 
+class LeaseSource(Protocol):
+    """The leases of a job: those of the operator (`LeaseClient`), or those of a job without one (`dev.local_jobs`)."""
+
+    @property
+    def is_ending(self) -> bool:
+        """Return whether the process ends, and begins no further batch."""
+
+    def next_task(self) -> ActiveLease | CompletionHook | None:
+        """Wait for the next lease, or for the completion hook; return None if there is no more work."""
+
+    def done(self, outcome: BatchOutcome, /) -> None:
+        """Report the outcome of a batch."""
+
+    def work_done(self, batches: int, seconds: float) -> None:
+        """Report that a lease has been worked through."""
+
+    def hook_done(self, hook: CompletionHook, error: str | None, traceback: str) -> None:
+        """Report the end of the completion hook, with the reason if it has failed."""
+
+
 class JobRun:
     """Runs the batches of one job."""
 
@@ -44,7 +64,7 @@ class JobRun:
         job: Assignment,
         bound: BoundBatch,
         shared_state: SharedJobState,
-        lease_client: LeaseClient,
+        lease_client: LeaseSource,
         tracing: Tracing | None = None,
     ) -> None:
         self._job = job

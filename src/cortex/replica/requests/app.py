@@ -27,7 +27,7 @@ from cortex.replica.requests.background_tasks import BackgroundTasks
 from cortex.replica.requests.batching import ASYNC_GRACE_NS, BatchCaller, RequestBatcher, batched_method, for_one
 from cortex.replica.requests.calls import Caller, CompletedCall, FailedCall, Outcome, UnfinishedCall
 from cortex.replica.requests.http import Connection, ConnectionPool, Header
-from cortex.replica.requests.inference_routes import InferenceRoutes
+from cortex.replica.requests.inference_routes import InferenceRoutes, inference_kinds
 from cortex.replica.requests.payload import JSON, encode_json
 from cortex.replica.requests.runner import Runner
 from cortex.replica.requests.streaming import ResponseStream, open_response
@@ -37,6 +37,8 @@ from cortex.replica.spec import ReplicaSpec, RequestLimits
 if TYPE_CHECKING:
     from cortex.replica.monitoring.spans import Tracing
 
+#: Kinds of methods whose calls share the event loop.
+SHARING_LOOP = frozenset({"async", "async_generator"})
 _NS_PER_S = 1_000_000_000
 
 
@@ -301,6 +303,12 @@ class App:
                 self._start(waiting, method, deadline_ns, time.monotonic_ns())
         if self.connections.is_paused and self._running < self._slots:
             self.connections.set_paused(False)
+
+
+def call_slots(spec: ReplicaSpec, predictor: BoundPredictor) -> int:
+    """Return how many calls of a process may run at once: one per thread, or more on the event loop."""
+    kinds = {method.kind for method in predictor.methods.values()} | inference_kinds(predictor.inference_models)
+    return max(spec.threads, spec.max_concurrency) if kinds & SHARING_LOOP else spec.threads
 
 
 def _asks_for_signature(connection: Connection) -> bool:
