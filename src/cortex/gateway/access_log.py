@@ -67,7 +67,7 @@ def section_log(backend: ApiBackend) -> str:
 
 
 def final_status(backend: ApiBackend) -> str:
-    """Return the rule that takes the status of a response for the log; it follows all rules that change the status."""
+    """Return the rule that takes the status of a response for the log; those that change it come before."""
     return "  http-after-response set-var(txn.status) status\n" if backend.access_log else ""
 
 

@@ -80,8 +80,8 @@ from cortex.gateway.backends import (
 from cortex.gateway.cors import request_rules, response_rules
 from cortex.gateway.maps import (
     BACKEND_PREFIX,
-    DRAINING_KEY,
-    DRAINING_MAP,
+    DRAINING_BACKEND,
+    DRAINING_SERVER,
     HEALTH_BACKEND,
     INFO_MAP,
     JOBS_MAP,
@@ -318,15 +318,19 @@ frontend {FRONTEND}
   unique-id-header X-Cortex-Request-ID
 {frontend_log(table)}\
 {_prefix_rule(table)}\
-{request_rules(table)}  http-request deny deny_status 400 if {{ req.hdrs_bin,length gt {HEADERS_MAX_BYTES} }}
+{request_rules(table)}\
+  http-request deny deny_status 400 if {{ req.len gt {HEADERS_MAX_BYTES // 2} }} \
+{{ req.hdrs_bin,length gt {HEADERS_MAX_BYTES} }}
 {_of_successor(table, _FROM_OLD_WORKER)}\
   http-request del-header x-cortex- -m beg
   http-request set-header x-cortex-info 1 if {{ path_end /info }} {{ path,map({INFO_MAP}) -m found }}
   {below}
 {_split_rules(table, sockets, settings.body_timeout_s)}\
-  http-after-response set-header x-cortex-request-id %[unique-id] unless {{ be_name -m str cortex-successor }}
+  # A response of the worker that replaced this one is complete.
+  http-after-response allow if {{ stopping }} {{ be_name -m str cortex-successor }}
+  http-after-response set-header x-cortex-request-id %[unique-id]
 {response_rules(table)}\
-  http-after-response set-header connection close if {{ str({DRAINING_KEY}),map({DRAINING_MAP}) -m str 1 }}
+  http-after-response set-header connection close if {{ nbsrv({DRAINING_BACKEND}) gt 0 }}
   # An old worker passes what still arrives on idle connections to the worker that replaced it.
   use_backend cortex-successor if {{ stopping }}
 {_split_routes(table)}\
@@ -345,7 +349,7 @@ def _prefix_rule(table: RoutingTable) -> str:
     """Return the rule that finds the longest beginning of a path that no map has as a whole."""
     subpaths = {path.rstrip("/") for backend in table.backends for path in backend.subpaths}
     # A cheap condition comes first: requests at exact paths must not pay for lookups.
-    first = "" if "" in subpaths else f"{{ path_sub {' '.join(sorted(subpaths | {V2_PATH}))} }} "
+    first = "" if "" in subpaths else f"{{ path_dir {' '.join(sorted(subpaths | {V2_PATH}))} }} "
     of_jobs = ""
     if any(backend.jobs_socket for backend in table.backends):
         of_jobs = f" ! {{ path,regsub('[^/]+$',''),map({JOBS_MAP}) -m found }}"
@@ -413,6 +417,10 @@ backend cortex-successor
   timeout server {TIMEOUT_MAX_MS}ms
 {_of_successor(table, _TO_SUCCESSOR)}\
   server successor 'unix@{sockets.successor}'
+""",
+        f"""\
+backend {DRAINING_BACKEND}
+  server {DRAINING_SERVER.partition("/")[2]} 'unix@{sockets.successor}' disabled
 """,
     )
 

@@ -18,8 +18,6 @@ from __future__ import annotations
 from cortex.gateway.maps import CORS_MAP, DOCS_MAP, JOBS_MAP, ROUTES_MAP, SPLITS_MAP, cors_by_key
 from cortex.gateway.routes import RoutingTable
 
-#: An old worker passes requests on to its successor, whose rules count; see `config`.
-_FOREIGN = "{ be_name -m str cortex-successor }"
 _METHODS = "hdr access-control-allow-methods 'GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS'"
 _MAX_AGE = "hdr access-control-max-age 86400"
 _PREFLIGHT = "{ method OPTIONS } ! { stopping }"
@@ -59,13 +57,12 @@ if {_PREFLIGHT} {_ALLOWED}
 def response_rules(table: RoutingTable) -> str:
     """Return the frontend's rules for the headers of all responses, also of those that the gateway generates."""
     if not cors_by_key(table):
-        return f"  http-after-response set-header access-control-allow-origin * unless {_FOREIGN}\n"
-    own = f"! {_FOREIGN}"
+        return "  http-after-response set-header access-control-allow-origin *\n"
     any_origin = "{ var(txn.cors_origin) -m str * }"
     with_credentials = "{ var(txn.cors_mode) -m str credentials }"
     return f"""\
-  http-after-response del-header access-control- -m beg if {own} ! {_ALLOWED}
-  http-after-response set-header access-control-allow-origin %[var(txn.cors_origin)] if {own} {_ALLOWED}
-  http-after-response set-header access-control-allow-credentials true if {own} {with_credentials}
-  http-after-response add-header vary Origin if {own} ! {any_origin}
+  http-after-response del-header access-control- -m beg if ! {_ALLOWED}
+  http-after-response set-header access-control-allow-origin %[var(txn.cors_origin)] if {_ALLOWED}
+  http-after-response set-header access-control-allow-credentials true if {with_credentials}
+  http-after-response add-header vary Origin if ! {any_origin}
 """

@@ -20,7 +20,7 @@ from cortex.errors import GatewayError
 from cortex.gateway.access_log import ACCESS_LOG_FILE
 from cortex.gateway.backends import GatewaySockets, capacity, server_options
 from cortex.gateway.config import CONFIG_FILE, FRONTEND, GatewaySettings, RenderedConfig, render
-from cortex.gateway.maps import BACKEND_PREFIX, DRAINING_KEY, DRAINING_MAP, api_of, backend_name
+from cortex.gateway.maps import BACKEND_PREFIX, DRAINING_SERVER, api_of, backend_name
 from cortex.gateway.routes import RoutingTable
 from cortex.gateway.runtime_api import (
     BackendState,
@@ -34,7 +34,6 @@ from cortex.gateway.runtime_api import (
     lacks_servers,
     may_use,
     server_commands,
-    set_map,
 )
 from cortex.gateway.statistics import BackendStats, ResponseTotals, backend_stats, in_flight_by_server
 from cortex.home import Home, write_private
@@ -152,7 +151,8 @@ class HaproxyGateway:
         """Undo `drain` of an operator that was killed before it stopped HAProxy."""
         workers = await self._runtime.workers()
         if workers.current is not None:
-            await self._runtime.run(workers.current, [f"enable frontend {FRONTEND}"])
+            commands = [f"set server {DRAINING_SERVER} state maint", f"enable frontend {FRONTEND}"]
+            await self._runtime.run(workers.current, commands)
 
     async def apply(self, table: RoutingTable) -> None:
         """Put `table` in force; idempotent. Raises: GatewayError; `ensure_running` then tries again."""
@@ -240,8 +240,8 @@ class HaproxyGateway:
             workers = await self._runtime.workers()
             if workers.current is not None:
                 # Clients that send one request after the other would never end: each response closes its connection.
-                closing = set_map(DRAINING_MAP, DRAINING_KEY, "1")
-                await self._runtime.run(workers.current, [closing, f"disable frontend {FRONTEND}"])
+                commands = [f"set server {DRAINING_SERVER} state ready", f"disable frontend {FRONTEND}"]
+                await self._runtime.run(workers.current, commands)
             idle = 0
             while idle < _DRAIN_CHECKS and asyncio.get_running_loop().time() < deadline:
                 seen = await self._runtime.all_backends(await self._runtime.workers())

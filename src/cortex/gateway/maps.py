@@ -17,7 +17,6 @@ configuration, so that HAProxy never parses it as a directive.
 | `shadows.map` | splitter:0 to splitter:99 | backend that gets a copy, or `-` | command |
 | `cors.map` | backend or splitter; followed by `/` and an origin | see `cors` | command |
 | `keys.map` | hash of a key; hash/API | id of the key | command |
-| `draining.map` | `gateway` | 1 if responses close their connections, because the gateway ends soon | command |
 """
 
 from __future__ import annotations
@@ -39,10 +38,7 @@ SLOTS_MAP = "slots.map"
 SHADOWS_MAP = "shadows.map"
 CORS_MAP = "cors.map"
 KEYS_MAP = "keys.map"
-DRAINING_MAP = "draining.map"
 
-#: The only key of `draining.map`.
-DRAINING_KEY = "gateway"
 BACKEND_PREFIX = "api:"
 #: Backends of APIs that run jobs. Their only server is always the operator, so no command ever changes them.
 JOBS_PREFIX = "jobs:"
@@ -50,6 +46,9 @@ JOBS_PREFIX = "jobs:"
 DOCS_BACKEND = "cortex-docs"
 UNKNOWN_BACKEND = "cortex-unknown"
 HEALTH_BACKEND = "cortex-health"
+#: A flag, changed by command: the only server of this backend is up while the gateway drains. No request goes there.
+DRAINING_BACKEND = "cortex-draining"
+DRAINING_SERVER = f"{DRAINING_BACKEND}/draining"
 #: The backend of the Open Inference Protocol's paths at the root that name no API.
 V2_BACKEND = "cortex-v2"
 NO_SHADOW = "-"
@@ -190,7 +189,6 @@ def live_maps(table: RoutingTable) -> Maps:
         HOLDS_MAP: {backend_name(backend): "1" if backend.holds else "0" for backend in calls},
         SLOTS_MAP: slots,
         SHADOWS_MAP: shadows,
-        DRAINING_MAP: {DRAINING_KEY: "0"},
         CORS_MAP: _cors_map(table),
     }
 
