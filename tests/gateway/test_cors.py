@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from test_config import SOCKETS
 
 from cortex.errors import GatewayError
 from cortex.gateway.config import GatewaySettings, render
-from cortex.gateway.routes import ApiBackend, Cors, RoutingTable, Share, Split, table_from_json, table_to_json
+from cortex.gateway.protocols import Protocol
+from cortex.gateway.routes import ApiBackend, Cors, RoutingTable, Server, Share, Split, table_from_json, table_to_json
 from cortex.home import Home
 from harness.servers.upstream import Answer, Client, World, ask, backend, run, world
 
@@ -158,6 +160,43 @@ def test_job_endpoints_and_held_requests_have_the_headers(home: Home) -> None:
             ready = replace(held, servers=backend("held", await w.server("h")).servers)
             await w.gateway.apply(RoutingTable((ready, sum_)))
             assert permissions(await waiting) == {"access-control-allow-origin": PAGE, "vary": "Origin"}
+
+    run(scenario())
+
+
+#: The response of an application with CORS middleware.
+OWN = f"header=server-timing:handler;dur=1&header=access-control-allow-origin:{PAGE}"
+
+
+def application(name: str, *servers: Server, **settings: Any) -> ApiBackend:
+    return backend(name, *servers, subpaths=("/",), replica_protocol=Protocol.APPLICATION, **settings)
+
+
+def test_an_application_without_rules_decides_about_cors(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            app = application("app", await w.server("a"))
+            iris = backend("iris", await w.server("i"), endpoint="/app/iris")
+            keyed = application("keyed", await w.server("k"), needs_key=True)
+            down = application("down")
+            ruled = application("ruled", await w.server("r"), cors=Cors((OTHER,)))
+            splits = (Split("both", "/both", (Share("app", 100),)), Split("other", "/other", (Share("ruled", 100),)))
+            for others in ((), (ruled,)):  # without rules of any API, and with them
+                table = RoutingTable((app, down, iris, keyed, *others), splits[: 1 + len(others)])
+                await (w.gateway.apply(table) if others else w.gateway.startup(table))
+                for path in ("/app", "/app/", "/app/x", "/both", "/both/x"):
+                    answer = await ask(w.port, f"{path}?{OWN}", "OPTIONS", origin=OTHER)
+                    assert answer.json()["method"] == "OPTIONS"
+                    assert permissions(answer) == {"access-control-allow-origin": PAGE}
+                assert permissions(await ask(w.port, "/app/x?header=server-timing:a", origin=OTHER)) == {}
+                assert await allows(w, "/down", OTHER) == "*"  # an error of the gateway
+                for path in ("/app/iris", "/keyed/x"):
+                    assert (await ask(w.port, path, "OPTIONS", origin=OTHER)).status == 204
+                    assert await allows(w, path, OTHER) == "*"
+            for path in ("/ruled/x", "/other/x"):
+                assert (await ask(w.port, path, "OPTIONS", origin=OTHER)).status == 204
+                assert await allows(w, f"{path}?{OWN}", OTHER) == OTHER
+                assert await allows(w, f"{path}?{OWN}", PAGE) is None
 
     run(scenario())
 

@@ -11,6 +11,7 @@ configuration, so that HAProxy never parses it as a directive.
 | `jobs.map` | endpoint and `/` | backend of the API that runs jobs | reload |
 | `splits.map` | path | splitter | reload |
 | `prefixes.map` | beginning of a path, such as `/iris/v2/` | backend or splitter, a vertical bar, endpoint | reload |
+| `preflights.map` | backend or splitter whose applications answer preflight requests | 1 | reload |
 | `unavailable.map` | backend | reason, as the inside of a JSON string | command |
 | `holds.map` | backend | 1 if requests wait for the first replica | command |
 | `slots.map` | splitter:0 to splitter:99 | backend | command |
@@ -24,6 +25,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 
+from cortex.gateway.protocols import RULES
 from cortex.gateway.routes import ApiBackend, Cors, RoutingTable, Share, Split
 
 ROUTES_MAP = "routes.map"
@@ -32,6 +34,7 @@ INFO_MAP = "info.map"
 JOBS_MAP = "jobs.map"
 SPLITS_MAP = "splits.map"
 PREFIXES_MAP = "prefixes.map"
+PREFLIGHTS_MAP = "preflights.map"
 UNAVAILABLE_MAP = "unavailable.map"
 HOLDS_MAP = "holds.map"
 SLOTS_MAP = "slots.map"
@@ -124,8 +127,14 @@ def fixed_maps(table: RoutingTable) -> Maps:
     jobs = {f"{b.endpoint.rstrip('/')}/": backend_name(b) for b in table.backends if b.jobs_socket}
     prefixes = _prefixes_map(table)
     return {
-        ROUTES_MAP: routes, DOCS_MAP: docs, INFO_MAP: info, JOBS_MAP: jobs, SPLITS_MAP: splits, PREFIXES_MAP: prefixes
-    }  # fmt: skip
+        ROUTES_MAP: routes,
+        DOCS_MAP: docs,
+        INFO_MAP: info,
+        JOBS_MAP: jobs,
+        SPLITS_MAP: splits,
+        PREFIXES_MAP: prefixes,
+        PREFLIGHTS_MAP: dict.fromkeys(answer_preflights(table), "1"),
+    }
 
 
 def v2_names(table: RoutingTable) -> list[str]:
@@ -201,6 +210,23 @@ def cors_by_key(table: RoutingTable) -> dict[str, Cors]:
         of_apis = (by_api.get(share.api) for share in split.shares)
         found[split.name] = split.cors or next(filter(None, of_apis), None)
     return {key: cors for key, cors in found.items() if cors is not None}
+
+
+def answer_preflights(table: RoutingTable) -> list[str]:
+    """Return the backends and splitters whose applications answer preflight requests; see `cors`."""
+    keyed = {backend.api for backend in table.backends if backend.needs_key}
+    ruled = cors_by_key(table)
+    apis = {
+        backend.api: backend_name(backend)
+        for backend in table.backends
+        if RULES[backend.protocol].answers_preflights and backend.api not in keyed
+    }
+    names = [name for name in apis.values() if name not in ruled]
+    for split in table.splits:
+        needs_key = split.needs_key or (split.shadow is not None and split.shadow.api in keyed)
+        if not needs_key and split.name not in ruled and all(share.api in apis for share in split.shares):
+            names.append(split.name)
+    return names
 
 
 def _cors_map(table: RoutingTable) -> dict[str, str]:

@@ -42,6 +42,7 @@ class ProtocolRules:
     waits_for_body: bool  #: receive the whole body before a replica is occupied; else stream it
     accepts_websockets: bool
     forwards_client: bool  #: describe the client in `X-Forwarded-*`, instead of what the client sent there
+    answers_preflights: bool  #: the API decides about CORS itself, unless it has rules for that or requires a key
     error: ErrorForm
 
 
@@ -50,18 +51,21 @@ RULES: Mapping[Protocol, ProtocolRules] = {
         waits_for_body=True,
         accepts_websockets=False,
         forwards_client=False,
+        answers_preflights=False,
         error=lambda status, message, kind: json_error(message),
     ),
     Protocol.APPLICATION: ProtocolRules(
         waits_for_body=False,
         accepts_websockets=True,
         forwards_client=True,
+        answers_preflights=True,
         error=lambda status, message, kind: json_error(message),
     ),
     Protocol.JOBS: ProtocolRules(
         waits_for_body=False,
         accepts_websockets=False,
         forwards_client=False,
+        answers_preflights=False,
         error=lambda status, message, kind: operator_error(message, kind),
     ),
 }
