@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -83,3 +84,13 @@ def test_a_process_that_ended_is_not_alive_even_before_it_is_reaped() -> None:
     assert not identity.is_alive()
     with pytest.raises(ProcessLookupError):
         Identity.of(2**22 + 1)
+
+
+def test_a_process_is_alive_though_no_descriptor_is_free_to_inspect_it() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        is_alive, is_ended_alive = OWN.is_alive(), replace(OWN, pid=2**22 + 1).is_alive()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert (is_alive, is_ended_alive) == (True, False)

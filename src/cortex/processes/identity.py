@@ -8,6 +8,7 @@ in seconds does change: the kernel computes it from the clock, which may be set 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ _PROC = Path("/proc")
 _HAS_PROC = (_PROC / "self" / "stat").exists()
 #: Tolerance between two readings of one start time: the clock may be adjusted between them.
 _SAME_TIME_S = 5.0
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 if not _HAS_PROC:
     import psutil
@@ -85,12 +87,25 @@ class Identity:
         return self.created_at < other.created_at - _SAME_TIME_S
 
     def is_alive(self) -> bool:
-        """Return whether this very process still runs; one that waits to be reaped does not."""
+        """Return whether this very process still runs; one that waits to be reaped does not.
+
+        Without a free file descriptor, any process with this id counts: a gateway or a replica must not be taken for
+        dead, and replaced, because the operator has too many connections.
+        """
         try:
             current, runs = _inspect(self.pid)
+        except ProcessLookupError as error:
+            return isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_DESCRIPTOR and self._exists()
+        return runs and self.is_same(current)
+
+    def _exists(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except PermissionError:
+            return True
         except ProcessLookupError:
             return False
-        return runs and self.is_same(current)
+        return True
 
     def _with_ticks(self) -> Identity:
         """Add the ticks to an identity that has only a start time, so that it survives the next change of the clock."""
