@@ -13,7 +13,7 @@ from harness.cluster.cluster_installation import OnRay, installed
 from harness.cluster.ray_cluster import RayCluster
 from harness.installations.installation import write_project
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(300)]
 
 SOURCE = """
     import os

@@ -17,14 +17,28 @@ from typing import Any
 import pytest
 
 from cortex.home import Home
+from harness.homes import temporary_home
 from harness.installations.running import BROKEN_HANDLER, Load, RunningOperator, config, running_operator
 from harness.wait import wait_until
 
 pytestmark = pytest.mark.processes
 
 
+@pytest.fixture(scope="module")
+def running() -> Iterator[RunningOperator]:
+    with temporary_home() as home, running_operator(home) as running:
+        yield running
+
+
 @pytest.fixture
-def operator(home: Home) -> Iterator[RunningOperator]:
+def operator(running: RunningOperator) -> Iterator[RunningOperator]:
+    """An operator without APIs, which other tests use too."""
+    yield running
+    running.clear()
+
+
+@pytest.fixture
+def own_operator(home: Home) -> Iterator[RunningOperator]:
     with running_operator(home) as running:
         yield running
 
@@ -169,10 +183,14 @@ def test_a_taken_port_is_a_clear_error(operator: RunningOperator, tmp_path: Any)
     assert f"127.0.0.1:{operator.port}: address already in use" in stderr.decode()
 
 
-def test_a_flood_of_idle_connections_blocks_neither_operator_nor_gateway(operator: RunningOperator) -> None:
-    assert operator.process is not None
+def test_a_flood_of_idle_connections_blocks_neither_operator_nor_gateway(own_operator: RunningOperator) -> None:
+    operator = own_operator
     operator.deploy(config())
     operator.wait()
+    # The next operator adopts the gateway, and needs descriptors to find out whether it runs.
+    operator.end(signal.SIGKILL)
+    operator.start()
+    assert operator.process is not None
     gateway = operator.call("GET", "/v1/status")[1]["gateway"]["pid"]
     resource.prlimit(operator.process.pid, resource.RLIMIT_NOFILE, (100, 100))
     with contextlib.ExitStack() as stack:
@@ -205,12 +223,12 @@ def test_the_token_and_the_identity_are_private(operator: RunningOperator) -> No
 
 
 def test_logs_of_all_replicas_are_streamed(operator: RunningOperator) -> None:
-    operator.deploy(config(), BROKEN_HANDLER)
-    operator.wait()
+    operator.deploy(config("logged"), BROKEN_HANDLER)
+    operator.wait("logged")
     import http.client
 
     connection = http.client.HTTPConnection("127.0.0.1", operator.port, timeout=20)
-    connection.request("GET", "/v1/apis/iris/logs?follow=true", headers={"authorization": f"Bearer {operator.token}"})
+    connection.request("GET", "/v1/apis/logged/logs?follow=true", headers={"authorization": f"Bearer {operator.token}"})
     response = connection.getresponse()
     replica = operator.replicas()[0]["id"].rsplit("-", 1)[-1]
     line = response.readline().decode()

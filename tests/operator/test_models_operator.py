@@ -13,6 +13,7 @@ import pytest
 
 from cortex.client.cleanup import inspect_processes, stop_all
 from cortex.home import Home
+from harness.homes import temporary_home
 from harness.installations.running import RunningOperator, config, project, running_operator
 from harness.wait import wait_until
 
@@ -33,8 +34,22 @@ class PythonPredictor:
 """
 
 
+@pytest.fixture(scope="module")
+def running() -> Iterator[RunningOperator]:
+    with temporary_home() as home, running_operator(home) as running:
+        yield running
+
+
 @pytest.fixture
-def operator(home: Home) -> Iterator[RunningOperator]:
+def operator(running: RunningOperator) -> Iterator[RunningOperator]:
+    """An operator without APIs, which other tests use too."""
+    yield running
+    running.clear()
+
+
+@pytest.fixture
+def own_operator(home: Home) -> Iterator[RunningOperator]:
+    """An operator that has never served models."""
     with running_operator(home) as running:
         yield running
 
@@ -92,7 +107,8 @@ def test_shows_models_reloads_them_and_reports_their_problems(operator: RunningO
     assert operator.predict({})[1] == {"number": 2}
 
 
-def test_the_model_agent_outlives_the_operator_until_shutdown(operator: RunningOperator, source: Path) -> None:
+def test_the_model_agent_outlives_the_operator_until_shutdown(own_operator: RunningOperator, source: Path) -> None:
+    operator = own_operator
     assert agent_pid(operator) is None
     operator.deploy(yaml(source), PREDICTOR)
     operator.wait()

@@ -23,6 +23,7 @@ from typing import Any
 
 from cortex.client.client import Client
 from cortex.client.environments import Environments
+from cortex.errors import CortexError
 from cortex.home import Home
 from cortex.installation import Installation as Made
 from harness.cluster.machines import Network
@@ -50,7 +51,7 @@ class OnRay:
     @property
     def client(self) -> Client:
         """The Python client, on this machine."""
-        return Client(Environments.from_environ(self.cortex.environ).get(FROM_HERE))
+        return self.cortex.client
 
     def replicas(self, api: str) -> list[dict[str, Any]]:
         """Return the ready processes of an API's replicas, as in `cortex status`."""
@@ -63,7 +64,7 @@ class OnRay:
         def there() -> list[dict[str, Any]] | None:
             try:
                 found = self.replicas(api)
-            except AssertionError as error:
+            except CortexError as error:
                 if "this operator stands by" in str(error):  # a slow database cost it the lead, which it gets again
                     return None
                 raise
@@ -167,22 +168,18 @@ def installed(cluster: RayCluster, database: str | None = None, place: RayNode |
         {**cluster.environ, **place.environ},
         place.host,
         tuple(place.machine.command([])),
-        ("--host", place.host),
+        flags=("--host", place.host),
+        environment=FROM_HERE,
     )
     try:
         cortex.up()
-        _know_from_here(cortex)
+        token = (home / "token").read_text().strip()
+        url = f"http://{place.host}:{cortex.operator_port}"
+        Environments.from_environ(cortex.environ).configure(FROM_HERE, url, token)
         yield OnRay(cluster, cortex)
     finally:
         cortex.down()
         shutil.rmtree(home, ignore_errors=True)
-
-
-def _know_from_here(cortex: Installation) -> None:
-    """Forward the operator's port so that the Python client reaches it from outside of the head's namespaces."""
-    token = (cortex.home / "token").read_text().strip()
-    url = f"http://{cortex.host}:{cortex.operator_port}"
-    cortex.cortex("env", "configure", FROM_HERE, "--operator", url, "--token", token)
 
 
 def pids(node: RayNode, what: bytes, with_text: bytes = b"") -> list[int]:

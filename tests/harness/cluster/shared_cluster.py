@@ -52,8 +52,12 @@ def cached_packages(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster(surroundings: Surroundings) -> Iterator[RayCluster]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[RayCluster]:
     """A head and three nodes of four cores; a test that kills a node restarts it."""
+    require_machines()
+    # Nodes must know the S3 endpoint when they start; it costs seconds, and only some tests use it.
+    uses_bucket = any("surroundings" in item.fixturenames for item in request.session.items)
+    surroundings = request.getfixturevalue("surroundings") if uses_bucket else Surroundings(None, {})
     with ExitStack() as stack:
         cluster = stack.enter_context(ray_cluster(nodes=0))
         cluster.environ.update(_variables(surroundings, cluster.network, stack))

@@ -56,6 +56,7 @@ class Installation:
     variables: Mapping[str, str] = field(default_factory=dict)  #: of the operator, beside those of the test run
     host: str = "127.0.0.1"  #: where operator and gateway are reached
     prefix: tuple[str, ...] = ()  #: in front of each command: runs it on another machine
+    environment: str = LOCAL  #: with which the Python client reaches the operator from this machine
     flags: tuple[str, ...] = ()  #: of `cortex up`
 
     @property
@@ -89,20 +90,18 @@ class Installation:
     @property
     def client(self) -> Client:
         """The Python client of this installation."""
-        return Client(Environments.from_environ(self.environ).get(LOCAL))
+        return Client(Environments.from_environ(self.environ).get(self.environment))
 
     def status(self) -> Any:
-        """Return what `cortex status -o json` prints; without a command, if possible, because tests poll it."""
-        if self.prefix:
-            return json.loads(self.cortex("status", "-o", "json").stdout)
+        """Return what `cortex status -o json` prints; without a command, because tests poll it."""
         try:
             return self.client.operator_status()
         except OperatorUnavailableError:
+            if self.prefix:
+                return json.loads(self.cortex("status", "-o", "json").stdout)
             return inspect_processes(Home(self.home))
 
     def get(self, api: str) -> Any:
-        if self.prefix:
-            return json.loads(self.cortex("get", api, "-o", "json").stdout)
         return self.client.get_api(api)
 
     def pids(self, api: str) -> set[int]:

@@ -31,6 +31,8 @@ class Handler:
             time.sleep(payload["sleep"])
         return {"answer": self.answer, "pid": os.getpid()}
 """
+#: Between two requests of a thread of `Load`: they must not take the cores from what the test waits for.
+_LOAD_PAUSE_S = 0.005
 BROKEN_HANDLER = HANDLER.replace("        self.answer", "        raise ValueError('bad weights')\n        self.answer")
 
 
@@ -85,6 +87,14 @@ class RunningOperator:
         assert self.process is not None
         self.process.send_signal(number)
         self.process.wait(PATIENCE_S)
+
+    def clear(self) -> None:
+        """Delete all APIs, and start it if it has ended: the next test uses it too."""
+        if self.process is None or self.process.poll() is not None:
+            self.start()
+        for each in self.call("GET", "/v1/apis")[1]:
+            self.call("DELETE", f"/v1/apis/{each['spec']['name']}?force=true")
+        wait_until(lambda: not self.replicas() and not self.call("GET", "/v1/apis")[1], message="all APIs deleted")
 
     @property
     def token(self) -> str:
@@ -184,7 +194,7 @@ class Load:
 
     def _run(self) -> None:
         connection = HTTPConnection("127.0.0.1", self._operator.gateway_port, timeout=30)
-        while not self._stop.is_set():
+        while not self._stop.wait(_LOAD_PAUSE_S):
             try:
                 connection.request("POST", "/iris", "{}", {"content-type": "application/json"})
                 response = connection.getresponse()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cortex.home import Home
+from harness.homes import temporary_home
 from harness.installations.running import RunningOperator, config, running_operator
 
 pytestmark = pytest.mark.processes
@@ -19,10 +19,19 @@ pytestmark = pytest.mark.processes
 KEYED = "  networking: {auth: api_key}\n"
 
 
-@pytest.fixture
-def operator(home: Home) -> Iterator[RunningOperator]:
-    with running_operator(home) as running:
+@pytest.fixture(scope="module")
+def running() -> Iterator[RunningOperator]:
+    with temporary_home() as home, running_operator(home) as running:
         yield running
+
+
+@pytest.fixture
+def operator(running: RunningOperator) -> Iterator[RunningOperator]:
+    """An operator without keys, which other tests use too."""
+    yield running
+    running.clear()
+    for key in running.call("GET", "/v1/keys")[1]:
+        running.call("DELETE", f"/v1/keys/{key['id']}")
 
 
 def create(operator: RunningOperator, *apis: str) -> dict[str, Any]:
