@@ -56,12 +56,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests on Ray, which share one cluster and so one process, and tests that start processes."""
+    """Mark tests on Ray, which share one cluster and so one process, and tests that start processes.
+
+    Modules that take long come first: the processes of `make test` get whole modules, and short ones fill the end.
+    """
     for item in items:
         if item.path.parent.name == "cluster" and _ON_RAY.search(item.path.stem):
             item.add_marker(pytest.mark.ray)
         if _starts_processes(item):
             item.add_marker(pytest.mark.processes)
+    slow = {item.path for item in items if {"processes", "heavy"} & {mark.name for mark in item.iter_markers()}}
+    items.sort(key=lambda item: (item.path not in slow, item.path.parent.name != "e2e"))
 
 
 def _starts_processes(item: pytest.Item) -> bool:
