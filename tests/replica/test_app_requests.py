@@ -307,6 +307,9 @@ def test_json_with_a_forgotten_content_type_is_json_unless_the_method_asks_for_a
         replica.wait_ready()
         assert replica.request(body=b'{"name": "Ada"}', headers=FORM).json == {"hello": "Ada"}
         assert replica.request(body=b"name=Ada", headers=FORM).json == {"hello": "Ada"}
+        failed = replica.request(body=b'{"names": "Ada"}', headers=FORM)
+        assert failed.status == 500
+        assert "content-type" not in failed.json["error"]
         put = replica.request(body=b'{"name": "Ada"}', method="PUT", headers=FORM)
         assert put.json == {"form": {'{"name": "Ada"}': ""}}
 

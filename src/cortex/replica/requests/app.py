@@ -247,14 +247,14 @@ class App:
         except TimeoutError as error:
             if limit.expired():
                 return FailedCall(504, f"timed out after {self.timeout_s:g} s")
-            return self._caller.fail(connection, unfinished.method.name, error)
+            return self._caller.fail(connection, unfinished.method, error)
         except asyncio.CancelledError as error:
             if not connection.open:
                 raise
             # The client is still connected: user code cancelled itself, or something it awaited.
-            return self._caller.fail(connection, unfinished.method.name, error)
+            return self._caller.fail(connection, unfinished.method, error)
         except BaseException as error:  # the edge of the user's code
-            return self._caller.fail(connection, unfinished.method.name, error)
+            return self._caller.fail(connection, unfinished.method, error)
         return self._caller.finish(connection, unfinished, result)
 
     async def _respond(self, connection: Connection, completed: CompletedCall) -> None:

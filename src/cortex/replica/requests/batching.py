@@ -371,7 +371,7 @@ class BatchCaller:
                     raise item
                 outcome = caller.complete(connection, method, item, member.arguments)
             except BaseException as error:  # an error of this item alone
-                outcome = caller.fail(connection, method.name, error)
+                outcome = caller.fail(connection, method, error)
             batch.outcomes.append((connection, outcome))
 
     def fail(self, batch: RequestBatch, members: list[BatchMember], error: BaseException) -> None:
@@ -384,7 +384,7 @@ class BatchCaller:
                 size = len(connections)
                 write_log(f"a batch of {size} requests failed, calling its halves separately: {describe(error)}\n")
             return
-        failed = self._caller.fail(connections[0], self._method.name, error)
+        failed = self._caller.fail(connections[0], self._method, error)
         if len(connections) > 1:
             ids = ", ".join(connection.request_id.decode("latin-1") for connection in connections)
             write_log(f"that was a batch of {len(connections)} requests: {ids}\n")
@@ -424,7 +424,7 @@ class BatchCaller:
             try:
                 members.append(BatchMember(connection, self._caller.parse_arguments(connection, self._method)))
             except BaseException as error:  # an invalid body
-                batch.outcomes.append((connection, self._caller.fail(connection, self._method.name, error)))
+                batch.outcomes.append((connection, self._caller.fail(connection, self._method, error)))
         return members
 
     def _invoke(self, members: list[BatchMember]) -> Any:

@@ -15,7 +15,7 @@ import orjson
 from cortex.errors import ModelError, UserError
 from cortex.payloads.inference_protocol import V2Error
 from cortex.payloads.validation import PayloadError
-from cortex.predictor.binding import BoundMethod, Kind, result_kind, split_callback
+from cortex.predictor.binding import Bodies, BoundMethod, Kind, result_kind, split_callback
 from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import describe, format_user_traceback
 from cortex.replica.monitoring.request_log import write_log
@@ -24,6 +24,7 @@ from cortex.replica.requests.http import Connection, Header
 from cortex.replica.requests.http_exceptions import as_http_exception, describe_http_exception
 from cortex.replica.requests.payload import (
     CONTENT_TYPE,
+    FORM,
     JSON,
     BadBody,
     Encoded,
@@ -106,7 +107,7 @@ class Caller:
             connection.returned_ns = time.monotonic_ns()
             return self.complete(connection, method, result, arguments)
         except BaseException as error:  # the edge of the user's code: its exceptions end the request, not the process
-            return self.fail(connection, method.name, error)
+            return self.fail(connection, method, error)
 
     def parse_arguments(self, connection: Connection, method: BoundMethod) -> Arguments:
         """Return the arguments that the method has parameters for. Raises: BadBody, PayloadError."""
@@ -134,7 +135,7 @@ class Caller:
             connection.returned_ns = time.monotonic_ns()
             return self.complete(connection, unfinished.method, result, unfinished.arguments)
         except BaseException as error:  # as in `call`
-            return self.fail(connection, unfinished.method.name, error)
+            return self.fail(connection, unfinished.method, error)
 
     def complete(self, connection: Connection, method: BoundMethod, result: Any, arguments: Arguments) -> CompletedCall:
         """Encode and track a result. Raises: UserError if it cannot be encoded."""
@@ -152,8 +153,11 @@ class Caller:
             )
         return CompletedCall(encoded, background)
 
-    def fail(self, connection: Connection, name: str, error: BaseException) -> FailedCall:
-        """Return the outcome for an exception; the traceback is logged, not sent to the caller."""
+    def fail(self, connection: Connection, failed: BoundMethod | str, error: BaseException) -> FailedCall:
+        """Return the outcome for an exception of a method, or of what has the name `failed`.
+
+        The traceback is logged, not sent to the caller.
+        """
         if isinstance(error, BadBody):
             return FailedCall(400, str(error))
         if isinstance(error, V2Error):
@@ -168,8 +172,8 @@ class Caller:
             error, UserError
         ):  # a result that cannot be encoded, or an unknown model: callers see the message
             return FailedCall(500, f"internal server error: {error}")
+        name, hint = (failed, "") if isinstance(failed, str) else (failed.name, _content_type_hint(connection, failed))
         what = f"{type(error).__name__} in {name}()"
-        hint = _content_type_hint(connection)
         return FailedCall(500, f"internal server error: {what}{logs_hint(self._api)}{hint}")
 
     def refuse(self, connection: Connection, error: BaseException) -> FailedCall | None:
@@ -206,13 +210,14 @@ def logs_hint(api: str) -> str:
     return f"; `cortex logs {api}` shows the traceback"
 
 
-def _content_type_hint(connection: Connection) -> str:
-    """Return a hint for the caller of a failed call whose body is JSON with another content type."""
-    if connection.endpoint is not None:  # V2 requests need no content type
+def _content_type_hint(connection: Connection, method: BoundMethod) -> str:
+    """Return a hint for the caller of a failed call whose body is JSON, but was passed on as something else."""
+    if connection.endpoint is not None or method.payload_type is not None:  # these need no content type
         return ""
     content_type, body = connection.content_type, connection.body
     kind = content_type.partition(b";")[0].strip().lower() if content_type else b""
-    if kind == JSON or not isinstance(json_or(body, None), dict | list):
+    is_parsed = kind == JSON or (kind == FORM and method.bodies is Bodies.JSON_OVER_FORMS)
+    if is_parsed or not isinstance(json_or(body, None), dict | list):
         return ""
     sent = f"the content type {content_type.decode('latin-1')[:_SHOWN_TYPE]}" if content_type else "no content type"
     return f"; the body is JSON, but was sent with {sent}: send the header `content-type: application/json`"

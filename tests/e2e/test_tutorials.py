@@ -1,0 +1,22 @@
+"""Every command and file of the quickstart and the tutorials, run as a reader runs them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.documents.walkthrough import run
+from harness.installations.installation import ROOT, Installation
+
+PAGES = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_tutorial_does_what_it_says(cortex: Installation, page: Path, tmp_path: Path) -> None:
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    ports = {"8888": str(cortex.gateway_port), "8889": str(cortex.operator_port)}
+    run(page, tmp_path, {**cortex.environ, "PATH": programs}, ports, timeout_s=120)
