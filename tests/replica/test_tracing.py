@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from harness.replicas.applications import ask, websocket
 from harness.replicas.replicas import new_request_id, running_replica
 from harness.servers.collector import Collector, Span, collector
 from harness.wait import wait_until
@@ -133,6 +134,89 @@ def test_errors_streams_and_disconnects_end_their_spans(monkeypatch: pytest.Monk
                 gone.sendall(head + b'"leave"')
             gone_span = hops(spans, "PUT /gone")[1]
             assert gone_span.is_error and gone_span.attributes["error.type"] == "connection_closed"
+
+
+APPLICATION = """
+    from fastapi import FastAPI, WebSocket
+    from opentelemetry import trace
+
+    app = FastAPI()
+
+    def note(name):
+        with trace.get_tracer("of the user").start_as_current_span(name):
+            pass
+
+    @app.get("/items/{number}")
+    def item(number: int):
+        note("inside thread")
+        return number
+
+    @app.get("/fail")
+    async def fail():
+        raise ValueError("bad")
+
+    @app.websocket("/echo/{room}")
+    async def echo(socket: WebSocket):
+        await socket.accept()
+        await socket.receive_text()
+        note("inside socket")
+        await socket.send_text("done")
+"""
+
+
+def is_below(spans: Collector, span: Span, ancestor: Span) -> bool:
+    """Return whether a span is below another one, directly or through those that FastAPI creates itself."""
+    while span.parent_id != ancestor.span_id:
+        parents = [each for each in spans.spans if each.span_id == span.parent_id]
+        if not parents:
+            return False
+        span = parents[0]
+    return True
+
+
+def test_calls_and_websockets_of_applications_have_spans_by_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hops(path: str) -> tuple[Span, Span]:
+        own = spans.wait_for(
+            lambda each: each.attributes.get("url.path") == path and "cortex.request_id" in each.attributes, 2
+        )
+        (gateway,) = (each for each in own if each.service == "cortex-gateway")
+        (worker,) = (each for each in own if each.service == "api")
+        assert worker.parent_id == gateway.span_id
+        return gateway, worker
+
+    with collector() as spans:
+        exporting(monkeypatch, spans)
+        with running_replica(APPLICATION, type="asgi", app="app") as replica:
+            replica.wait_ready()
+            assert ask(replica, "/items/7", **TRACED).status == 200
+            gateway, worker = hops("/app/items/7")
+            assert (gateway.parent_id, gateway.trace_id) == (CALLER, TRACE)
+            assert gateway.name == worker.name == "GET /app/items/{number}"
+            assert worker.attributes["http.route"] == "/app/items/{number}"
+            assert worker.attributes["http.response.status_code"] == 200
+            (inside,) = spans.wait_for(lambda each: each.name == "inside thread")
+            wait_until(lambda: is_below(spans, inside, worker))
+            wait_until(lambda: [each.trace_id for each in spans.spans if each.parent_id == CALLER] == [TRACE])
+
+            assert ask(replica, "/fail").status == 500
+            failing = hops("/app/fail")[1]
+            assert failing.is_error and failing.attributes["error.type"] == "ValueError"
+            assert failing.events[0]["exception.message"] == "bad"
+            assert ask(replica, "/none").status == 404
+            assert hops("/app/none")[1].name == "GET /app"
+
+            with websocket(replica, "/echo/a") as client:
+                client.send("now")
+                assert client.receive() == "done"
+                assert client.closed() == (1000, "")
+            socket_span = hops("/app/echo/a")[1]
+            (inside,) = spans.wait_for(lambda each: each.name == "inside socket")
+            wait_until(lambda: is_below(spans, inside, socket_span))
+            assert socket_span.name == "GET /app/echo/{room}"
+            assert socket_span.attributes["http.response.status_code"] == 101 and not socket_span.is_error
+            with websocket(replica, "/echo/b") as client:
+                pass
+            assert {each.attributes["error.type"] for each in hops("/app/echo/b")} == {"connection_closed"}
 
 
 def test_a_batch_of_several_requests_has_no_current_span(monkeypatch: pytest.MonkeyPatch) -> None:

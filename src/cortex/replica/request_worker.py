@@ -79,7 +79,7 @@ def run_request_worker(
         return 1
     gc.freeze()  # models stay, so no collection has to traverse them
     if lifespan is not None:
-        orphan = _serve_application(spec, lifespan, loop, channel, shared_state, file, inheritance)
+        orphan = _serve_application(spec, lifespan, loop, channel, shared_state, file, tracing, inheritance)
     else:
         orphan = _serve(spec, predictor, loop, channel, shared_state, file, tracing, inheritance)
     run_exit_hooks()
@@ -154,11 +154,12 @@ def _serve_application(
     channel: Channel,
     shared_state: SharedConnectionState,
     file: MetricFile | None,
+    tracing: Tracing | None,
     inheritance: Inheritance,
 ) -> Orphan:
     from cortex.replica.applications.server import ApplicationServer  # noqa: PLC0415 - other APIs start faster
 
-    server = ApplicationServer(spec, lifespan, loop, shared_state, file)
+    server = ApplicationServer(spec, lifespan, loop, shared_state, file, tracing)
     stop = partial(server.stop, loop.stop)
     orphan = Orphan(server, loop, inheritance, stop)
     supervisor = SupervisorChannel(server, loop, channel, lambda catalogue: None, stop, orphan.begin)

@@ -13,6 +13,7 @@ from typing import Any
 
 from cortex.replica.applications.application_scope import Scope
 from cortex.replica.applications.connection import StreamingConnection
+from cortex.replica.applications.route_metrics import name_span
 from cortex.replica.requests.http import Header
 from cortex.replica.requests.payload import validate_head
 
@@ -49,6 +50,7 @@ class HttpCall:
         self._connection = connection
         self._on_progress = on_progress
         self._on_abandoned = on_abandoned
+        self._endpoint = scope["root_path"]
         self._is_head = scope["method"] == "HEAD"
         # The bare endpoint; pages there need the slash, so that their relative addresses lead below the endpoint.
         self._may_redirect = scope["path"] == scope["root_path"] and scope["method"] in ("GET", "HEAD")
@@ -136,7 +138,10 @@ class HttpCall:
             self.status, headers = self._head
             if not more and self._length is None and not self._is_head and self.status not in (204, 304):
                 headers = (*headers, (b"content-length", b"%d" % len(body)))
+            name_span(self._connection.span, self.scope, self._endpoint)
             self._connection.begin_response(self.status, headers, self._is_head)
+            if self.status >= 500:
+                self._connection.span = None  # frameworks raise the exception after the response: see `_RunningCall`
         if not self._is_head:
             self._sent_bytes += len(body)
             if self._length is not None and self._sent_bytes > self._length:

@@ -7,8 +7,13 @@ client can make the number of series grow without limit.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cortex.replica.applications.application_scope import Scope
 from cortex.replica.monitoring.metrics import Histogram, MetricFile, SeriesKind, series_key
+
+if TYPE_CHECKING:
+    from cortex.replica.monitoring.spans import RequestSpan
 
 MAX_ROUTES = 100
 OTHER = "other"
@@ -28,6 +33,12 @@ def route_template(scope: Scope, endpoint: str) -> str:
     if getattr(route, "methods", None) is None and not hasattr(route, "endpoint"):  # the mount itself
         return f"{mounted or path}/*"
     return f"{mounted}{path}" or "/"
+
+
+def name_span(span: RequestSpan | None, scope: Scope, endpoint: str) -> None:
+    """Name the span of a request by the route that handles it, as soon as it responds."""
+    if span is not None and (route := route_template(scope, endpoint)) != OTHER:
+        span.set_route(endpoint + route)
 
 
 class RouteRecorder:

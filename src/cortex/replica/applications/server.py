@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cortex.predictor.applications import WSGI
 from cortex.predictor.tracebacks import format_user_traceback
@@ -32,6 +32,9 @@ from cortex.replica.requests.calls import logs_hint
 from cortex.replica.requests.http import CLIENT_CLOSED_REQUEST, Connection, ConnectionPool
 from cortex.replica.shared_state import SharedConnectionState
 from cortex.replica.spec import ReplicaSpec, RequestLimits
+
+if TYPE_CHECKING:
+    from cortex.replica.monitoring.spans import Tracing
 
 #: Time for calls to end after their connections were closed at the end of the process.
 _END_S = 0.7
@@ -57,8 +60,9 @@ class ApplicationServer:
         loop: asyncio.AbstractEventLoop,
         shared_state: SharedConnectionState,
         file: MetricFile | None,
+        tracing: Tracing | None = None,
     ) -> None:
-        """Create the server of the application that `lifespan` has started."""
+        """Create the server of the application that `lifespan` has started. Without `tracing`, it exports no spans."""
         self.connections = ConnectionPool(
             loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes, StreamingConnection
         )
@@ -66,6 +70,7 @@ class ApplicationServer:
         self.configure(spec.limits)
         self._api = spec.api
         self._lifespan = lifespan
+        self._tracing = tracing
         self.loop = loop
         self._routes = RouteRecorder(file)
         self._running: set[_RunningCall] = set()
@@ -92,20 +97,23 @@ class ApplicationServer:
         now_ns = time.monotonic_ns()
         waited_ns = connection.gateway_wait_ns(now_ns)
         connection.arrived_ns = now_ns - min(waited_ns, self.timeout_ns)
+        if self._tracing is not None:
+            connection.span = self._tracing.start_request(connection, now_ns)
         if waited_ns >= self.timeout_ns:
             connection.respond_error(504, f"timed out after {self.timeout_s:g} s, before it could run")
             return
         connection.started_ns = now_ns
+        headers = connection.headers if connection.span is None else connection.span.propagate(connection.headers)
         running = _RunningCall(self, connection, connection.arrived_ns + self.timeout_ns)
         call: Call
         if connection.is_upgrade:
-            scope = websocket_scope(connection.url, connection.headers, self._lifespan.state)
+            scope = websocket_scope(connection.url, headers, self._lifespan.state)
             call = WebSocketCall(connection, scope, running.extend, self.connections.max_body_bytes)
             if not call.begin():
                 return
             self._tick_later()
         else:
-            scope = http_scope(connection.method, connection.url, connection.headers, self._lifespan.state)
+            scope = http_scope(connection.method, connection.url, headers, self._lifespan.state)
             call = HttpCall(connection, scope, running.extend, running.abandon)
         connection.call = call
         self._running.add(running)
@@ -162,6 +170,7 @@ class _RunningCall:
         self._server = server
         self._connection = connection
         self._log_id = connection.log_id
+        self._span = connection.span
         self._arrived_ns = connection.arrived_ns
         self._deadline_ns = deadline_ns
         self._timer: asyncio.TimerHandle | None = None
@@ -258,6 +267,8 @@ class _RunningCall:
 
     async def _run(self, app: Any) -> None:
         REQUEST.set(self._log_id)
+        if self._span is not None:
+            self._span.enter()
         call = self.call
         try:
             await contain_exit(app(call.scope, call.receive, call.send))
@@ -281,6 +292,8 @@ class _RunningCall:
             write_log(f"request {self._id} failed: the application returned before its response was complete\n")
 
     def _fail(self, error: BaseException) -> None:
+        if self._span is not None and not self._span.is_over:
+            self._span.fail(error)
         write_log(f"request {self._id} failed:\n{format_user_traceback(error, begins_in_project=True)}")
         if not self.call.is_over:
             self._respond_failure(f"{type(error).__name__} in the application")
@@ -300,6 +313,8 @@ class _RunningCall:
             self._timer.cancel()
         if self.call.was_closed:
             self._connection.call_over()
+        if self._span is not None and not self._span.is_over:
+            self._span.end("connection_closed" if self.call.was_closed else "")
         over_ns = self.call.over_ns or time.monotonic_ns()
         self._server.remove(self, self._root_path, (over_ns - self._arrived_ns) / _NS_PER_S)
 

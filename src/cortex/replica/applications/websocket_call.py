@@ -20,6 +20,7 @@ from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 from cortex.replica.applications.application_scope import Scope
 from cortex.replica.applications.connection import MAX_UNREAD_BYTES, StreamingConnection
 from cortex.replica.applications.http_call import MAX_UNSENT_BYTES, ClientDisconnectedError
+from cortex.replica.applications.route_metrics import name_span
 from cortex.replica.requests.http import Header, error_body
 from cortex.replica.requests.payload import JSON, validate_head
 
@@ -50,6 +51,7 @@ class WebSocketCall:
         self.is_over = False  #: nothing can be sent any more
         self.was_closed = False  #: the connection was closed without a closing handshake
         self.over_ns = 0  #: when `is_over` became true, monotonic
+        self._endpoint = scope["root_path"]
         self._connection = connection
         self._on_progress = on_progress
         self._max_message_bytes = max_message_bytes
@@ -223,6 +225,7 @@ class WebSocketCall:
         headers = list(validate_head(200, message.get("headers") or ()))
         head = self._protocol.send(AcceptConnection(subprotocol=message.get("subprotocol"), extra_headers=headers))
         self.status = 101
+        name_span(self._connection.span, self.scope, self._endpoint)
         self._connection.upgrade(head)
         self._on_progress()
 

@@ -33,7 +33,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 from cortex.replica.spec import ReplicaSpec
 
 if TYPE_CHECKING:
-    from cortex.replica.requests.http import Connection
+    from cortex.replica.requests.http import Connection, Header
 
 #: Service of the gateway's spans.
 GATEWAY_SERVICE = "cortex-gateway"
@@ -104,7 +104,7 @@ class Tracing:
         context = trace.set_span_in_context(gateway, context)
         attributes["url.scheme"] = "http"  # of the gateway's connections to workers
         worker = self._tracer.start_span(name, context, SpanKind.SERVER, attributes, start_time=received_ns)
-        return RequestSpan(gateway, worker, trace.set_span_in_context(worker, context))
+        return RequestSpan(name.partition(" ")[0], gateway, worker, trace.set_span_in_context(worker, context))
 
     def start_batch(self, name: str, traceparent: str, attributes: Attributes) -> BatchSpan:
         """Start the span of a batch or workload as that of the current context.
@@ -126,18 +126,29 @@ class Tracing:
 class RequestSpan:
     """The spans of one request: of the gateway, and of this process."""
 
-    __slots__ = ("_context", "_gateway", "_has_error", "_worker")
+    __slots__ = ("_context", "_gateway", "_has_error", "_method", "_worker", "is_over")
 
-    def __init__(self, gateway: Span, worker: Span, context: Context) -> None:
+    def __init__(self, method: str, gateway: Span, worker: Span, context: Context) -> None:
+        self.is_over = False  #: both spans have ended
+        self._method = method
         self._gateway = gateway
         self._worker = worker
         self._context = context
         self._has_error = False
 
-    def enter(self, function: str) -> None:
+    def enter(self, function: str = "") -> None:
         """Make this the parent of the spans that user code creates in this context, by calling `function`."""
         attach(self._context)
-        self._worker.set_attribute("code.function.name", function)
+        if function:
+            self._worker.set_attribute("code.function.name", function)
+
+    def propagate(self, headers: list[Header]) -> list[Header]:
+        """Return the headers of the request with this span as its caller, for frameworks that create spans."""
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier, self._context)
+        own = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in carrier.items()]
+        names = {name for name, _ in own}
+        return [*(header for header in headers if header[0] not in names), *own]
 
     def leave(self) -> None:
         """Let spans of user code in this context have no parent."""
@@ -147,6 +158,12 @@ class RequestSpan:
         """Record an exception of user code."""
         _record(self._worker, error)
         self._has_error = True
+
+    def set_route(self, route: str) -> None:
+        """Name the spans by the route of an application that responds, with its endpoint."""
+        for span in (self._worker, self._gateway):
+            span.update_name(f"{self._method} {route}")
+            span.set_attribute("http.route", route)
 
     def respond(self, status: int, durations_ns: Mapping[str, int]) -> None:
         """Record the response; `durations_ns` are the parts of `Server-Timing`."""
@@ -161,6 +178,7 @@ class RequestSpan:
 
     def end(self, error_type: str = "") -> None:
         """End both spans; `error_type` says why the response is incomplete."""
+        self.is_over = True
         now_ns = time.time_ns()
         for span in (self._worker, self._gateway):
             if error_type:
