@@ -17,7 +17,7 @@ GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 #: here; otherwise name the module with a term of the glossary, or define a new term there.
 _PLAIN = """
 access address annotated annotation app archive argument arguments array
-async auth autoscaling background base binding body bootstrap budget builder
+async auth autoscaling background base binding body bound bootstrap budget builder
 certificate check cleanup cli client command commands config connection content conversion cpu credential cross
 database deploy deployer description detection dev
 device diagnose document dotenv election embedded engine error export fetcher field
@@ -25,9 +25,9 @@ file filelock foreground form format get glob haproxy
 hosting http exception identity ignore importing infrastructure installer
 interface json jsonl key known lifecycle loaded loader local location log main map mapping memory metric
 lightgbm mlflow monitor
-monitoring object onnx output packaging path pickle
+monitoring object onnx openai output packaging parameter path pickle
 policy postgresql prediction preparations priority process progress
-protobuf sklearn xgboost
+protobuf routed sklearn xgboost
 protocol python query queue queueing ray reason record remote replica report request requirement reservation retry
 route routing rpc rule run runner sample scaling
 schema service serving session settings shape simulation socket source

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from cortex.client import env_list as env_list
     from cortex.client import new_client as new_client
     from cortex.payloads.shape import Shape as Shape
+    from cortex.predictor.routes import route as route
     from cortex.replica.requests.cancellation import cancelled as cancelled
 
     __version__: str
 
-__all__ = ["Client", "Shape", "__version__", "cancelled", "client", "env_delete", "env_list", "new_client"]
+__all__ = ["Client", "Shape", "__version__", "cancelled", "client", "env_delete", "env_list", "new_client", "route"]
 
 
 def __getattr__(name: str) -> Any:
@@ -32,6 +33,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("cortex.payloads.shape").Shape
     if name == "cancelled":
         return importlib.import_module("cortex.replica.requests.cancellation").cancelled
+    if name == "route":
+        return importlib.import_module("cortex.predictor.routes").route
     module = importlib.import_module("cortex.client")
     # `cortex.client` is both a package and a function: the package is callable.
     return module if name == "client" else getattr(module, name)

@@ -1,4 +1,4 @@
-"""A FastAPI application behind the gateway: deploy, stream, update, with a WebSocket open.
+"""Paths below an endpoint behind the gateway: a FastAPI application, routes of a class.
 
 `test_long_connections.py` has many connections at once, through many deploys.
 """
@@ -92,3 +92,45 @@ def test_an_application_streams_and_its_websocket_outlives_an_update(cortex: Ins
     client = WebSocket(connect(cortex), "/shop/socket")
     client.send("die")
     assert client.closed() == (1011, "exited with code 3")
+
+
+ROUTES = """
+    import cortex
+
+    class Handler:
+        def __init__(self, config):
+            self.version = VERSION
+
+        @cortex.route("GET", "/v1/items/{number}")
+        def item(self, number: int, query_params):
+            return {"item": number, "version": self.version, **query_params}
+
+        @cortex.route("POST", "/v1/stream")
+        def stream(self, payload: dict):
+            for number in range(payload["n"]):
+                yield f"data: {number}\\n\\n"
+"""
+ROUTES_CONFIG = """
+    - name: routed
+      kind: RealtimeAPI
+      handler: {type: python, path: handler.py}
+"""
+
+
+def test_routes_of_a_class_are_served_below_its_endpoint(cortex: Installation, tmp_path: Path) -> None:
+    write_project(tmp_path, ROUTES.replace("VERSION", "1"), ROUTES_CONFIG)
+    cortex.cortex("deploy", tmp_path)
+    assert cortex.post("/routed/v1/items/7?a=b", method="GET").json == {"item": 7, "version": 1, "a": "b"}
+    assert cortex.post("/routed/v1/stream", {"n": 2}).body == b"data: 0\n\ndata: 1\n\n"
+    invalid = cortex.post("/routed/v1/items/x", method="GET")
+    assert (invalid.status, invalid.json["error"]["param"]) == (422, "number")
+    assert cortex.post("/routed/v1/items/1", method="PUT").status == 405
+    assert cortex.post("/routed/nothing", method="GET").status == 404
+    assert len(cortex.post("/routed/info", method="GET").json["routes"]) == 2
+    document = cortex.post("/routed/openapi.json", method="GET").json
+    assert sorted(document["paths"]) == ["/routed/info", "/routed/v1/items/{number}", "/routed/v1/stream"]
+
+    write_project(tmp_path, ROUTES.replace("/v1/items/{number}", "/items/{number"), ROUTES_CONFIG)
+    refused = cortex.cortex("deploy", tmp_path, check=False)
+    assert refused.returncode == 2
+    assert 'handler.py:8:26: class Handler: the path "/items/{number" has a brace' in refused.stdout + refused.stderr

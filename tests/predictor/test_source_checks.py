@@ -236,3 +236,73 @@ def test_source_checks_and_the_loader_agree_on_signatures(names, marker):
     signature = GENERATIONS["RealtimeAPI", "predictor", "python", False].method_signature
     problems = find_problems(signature, from_function(namespace["PythonPredictor"].predict), takes_self=True)
     assert [p.message for p in problems] == [message.partition('": ')[2] for _, message, _ in found("predictor", text)]
+
+
+ROUTED = """import cortex
+from cortex import route as at
+class Handler:
+    def __init__(self, config): ...
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("@cortex.route('GET', '/a/{x}/')\n    def a(self, x, payload=None, headers): ...".replace("=None", ""), []),
+        ("@at('get', '/a')\n    @at(verb='GET', path='/b')\n    @staticmethod\n    def a(): ...", []),
+        ("@at(VERB, '/' + NAME)\n    def a(self, anything): ...", []),
+        ("@at('GET', '/a/{x}')\n    @traced\n    def a(self): ...", []),
+        ("@other.route('GET', 'a')\n    def handle_get(self, x): ...", []),
+        ("@at('GET', '/a')\n    def handle_psot(self): ...", []),
+        ("@at('FETCH', '/a')\n    def a(self): ...",
+         [("5:9", 'class Handler: "FETCH" is not a verb of routes: GET, POST, PUT, PATCH, DELETE',
+           'write @cortex.route("GET", "/path")')]),
+        ("@at('GET', path='/v2/a')\n    def a(self): ...",
+         [("5:21", 'class Handler: the path "/v2/a" is reserved for the Open Inference Protocol',
+           "choose another path")]),
+        ("@at\n    def a(self): ...",
+         [("5:6", "class Handler: @cortex.route has no verb and path", 'write @cortex.route("GET", "/path")')]),
+        ("@at('GET', '/a/{x}')\n    def a(self, y): ...",
+         [("6:17", 'class Handler: invalid signature for method "a(self, y)": "y" is not a supported argument',
+           "supported: x, payload, query_params, headers; any other needs a default"),
+          ("6:9", 'class Handler: invalid signature for method "a(self, y)": "x" is a required argument, '
+           "but was not provided", 'add "x"')][::-1]),
+        ("@at('GET', '/a/{x}')\n    def a(self, x): ...\n    @at('GET', '/a/{y}/')\n    def b(self, y): ...",
+         [("7:6", "class Handler: GET /a/{y} is the route of a on line 6, too", "change one of the two")]),
+    ],
+)  # fmt: skip
+def test_reports_mistakes_in_routes(method, expected):
+    assert (
+        found(
+            "handler", ROUTED.format(method.replace("{", "{{").replace("}", "}}")).replace("{{", "{").replace("}}", "}")
+        )
+        == expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("interface", "fields", "message", "fix"),
+    [
+        ("handler", {"kind": "AsyncAPI"}, "class Handler: @cortex.route is not supported by `kind: AsyncAPI`",
+         "remove it, or use `kind: RealtimeAPI`"),
+        ("handler", {"type_": "asgi"}, "class Handler: @cortex.route is not supported by `type: asgi`",
+         "add the route to the application"),
+        ("functions", {}, "@cortex.route is only for methods of a class",
+         "define class Handler, and configure `handler:`"),
+    ],
+)  # fmt: skip
+def test_only_classes_of_realtime_apis_have_routes(interface, fields, message, fix):
+    text = """
+        import cortex
+        class Handler:
+            def __init__(self, config): self.app = None
+            def handle_async(self, payload): ...
+            @cortex.route("GET", "/a")
+            def a(self): ...
+        @cortex.route("GET", "/a")
+        def predict(sample, metadata): ...
+    """
+    diagnostics = check_source(textwrap.dedent(text), "handler.py", interface, **fields)
+    line = 8 if interface == "functions" else 6
+    assert [(d.line, d.message, d.fix) for d in diagnostics] == [(line, message, fix)]

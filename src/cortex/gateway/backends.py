@@ -320,7 +320,7 @@ def _calls_section(backend: ApiBackend, sockets: GatewaySockets, body_timeout_s:
 backend {backend_name(backend)}
   timeout queue {timeout_ms}ms
   timeout server {min(timeout_ms + TIMEOUT_MARGIN_MS, TIMEOUT_MAX_MS)}ms
-{cookie}{section_log(backend)}{first}\
+{cookie}{section_log(backend)}{rules.variables}{first}\
   http-request return status 413 {_error(backend, 413, f"the body is larger than {backend.max_body_bytes} bytes")} \
 if {{ req.body_size gt {backend.max_body_bytes} }}
 {body}\

@@ -10,6 +10,7 @@ configuration, so that HAProxy never parses it as a directive.
 | `info.map` | path that ends in `/info` | backend or splitter | reload |
 | `jobs.map` | endpoint and `/` | backend of the API that runs jobs | reload |
 | `splits.map` | path | splitter | reload |
+| `openai.map` | beginning of a path whose errors have OpenAI's form, such as `/llm/v1/` | 1 | reload |
 | `prefixes.map` | beginning of a path, such as `/iris/v2/` | backend or splitter, a vertical bar, endpoint | reload |
 | `preflights.map` | backend or splitter whose applications answer preflight requests | 1 | reload |
 | `unavailable.map` | backend | reason, as the inside of a JSON string | command |
@@ -25,7 +26,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 
-from cortex.gateway.protocols import RULES
+from cortex.gateway.protocols import OPENAI_MAP, RULES, Protocol
 from cortex.gateway.routes import ApiBackend, Cors, RoutingTable, Share, Split
 
 ROUTES_MAP = "routes.map"
@@ -56,6 +57,8 @@ DRAINING_SERVER = f"{DRAINING_BACKEND}/draining"
 V2_BACKEND = "cortex-v2"
 NO_SHADOW = "-"
 V2_PATH = "/v2"
+#: Below the endpoint of an API with routes: errors have OpenAI's form, as those of its replicas.
+OPENAI_PATH = "/v1"
 
 UNAVAILABLE_MAX_LENGTH = 1000
 _HEALTH_PATHS = ("/livez", "/readyz", "/healthz")
@@ -134,6 +137,11 @@ def fixed_maps(table: RoutingTable) -> Maps:
         SPLITS_MAP: splits,
         PREFIXES_MAP: prefixes,
         PREFLIGHTS_MAP: dict.fromkeys(answer_preflights(table), "1"),
+        OPENAI_MAP: {
+            f"{entry.endpoint.rstrip('/')}{OPENAI_PATH}/": "1"
+            for entry in entries
+            if Protocol.ROUTES in _protocols(table, entry)
+        },
     }
 
 
@@ -151,7 +159,14 @@ def _subpaths(table: RoutingTable, entry: ApiBackend | Split) -> list[str]:
 
 
 def _has_application(table: RoutingTable, entry: ApiBackend | Split) -> bool:
-    return "/" in _subpaths(table, entry)
+    return Protocol.APPLICATION in _protocols(table, entry)
+
+
+def _protocols(table: RoutingTable, entry: ApiBackend | Split) -> set[Protocol]:
+    if isinstance(entry, ApiBackend):
+        return {entry.protocol}
+    apis = {share.api for share in entry.shares}
+    return {backend.protocol for backend in table.backends if backend.api in apis}
 
 
 def _prefixes_map(table: RoutingTable) -> dict[str, str]:

@@ -9,11 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+#: The map of paths whose errors have OpenAI's form.
+OPENAI_MAP = "openai.map"
+
 
 class Protocol(StrEnum):
     """What the replicas of an API expect; a value of the routing table's JSON form."""
 
     CALLS = "calls"  #: one call of a method or model for each request, with a whole body
+    ROUTES = "routes"  #: likewise, also for all paths below the endpoint
     APPLICATION = "application"  #: an ASGI or WSGI application
     JOBS = "jobs"  #: requests to the operator, which runs the jobs of the API
 
@@ -26,6 +30,23 @@ ErrorForm = Callable[[int, str, str], str]
 def json_error(message: str) -> str:
     """Return the content options of an error in the form of replicas."""
     return f"""content-type application/json lf-string '{{"error":"{message}","request_id":"%[unique-id]"}}'"""
+
+
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error"}
+#: Sets the variable that selects the form of `routes_error`.
+_SET_OPENAI = f"  http-request set-var(txn.openai) path,concat(/),map_beg_int({OPENAI_MAP},0)\n"
+
+
+def routes_error(status: int, message: str) -> str:
+    """Return the content options of an error in OpenAI's form for paths in the map, in that of replicas for others."""
+    kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    begin, end = (
+        '%[var(txn.openai),iif("{}","")]'.format(text.replace('"', r"\""))
+        for text in ('{"message":', f',"type":"{kind}","param":null,"code":null}}')
+    )
+    return (
+        f"""content-type application/json lf-string '{{"error":{begin}"{message}"{end},"request_id":"%[unique-id]"}}'"""
+    )
 
 
 def operator_error(message: str, kind: str) -> str:
@@ -44,6 +65,7 @@ class ProtocolRules:
     forwards_client: bool  #: describe the client in `X-Forwarded-*`, instead of what the client sent there
     answers_preflights: bool  #: the API decides about CORS itself, unless it has rules for that or requires a key
     error: ErrorForm
+    variables: str = ""  #: rules that set the variables of `error`
 
 
 RULES: Mapping[Protocol, ProtocolRules] = {
@@ -53,6 +75,14 @@ RULES: Mapping[Protocol, ProtocolRules] = {
         forwards_client=False,
         answers_preflights=False,
         error=lambda status, message, kind: json_error(message),
+    ),
+    Protocol.ROUTES: ProtocolRules(
+        waits_for_body=True,
+        accepts_websockets=False,
+        forwards_client=False,
+        answers_preflights=False,
+        error=lambda status, message, kind: routes_error(status, message),
+        variables=_SET_OPENAI,
     ),
     Protocol.APPLICATION: ProtocolRules(
         waits_for_body=False,

@@ -68,11 +68,29 @@ class MethodSignature:
 
 
 @dataclass(frozen=True, slots=True)
+class ParameterSignature:
+    """A parameter of a path."""
+
+    name: str
+    schema: Json
+
+
+@dataclass(frozen=True, slots=True)
+class RouteSignature:
+    """A method that answers requests at a path below the endpoint."""
+
+    path: str  #: as OpenAPI documents write it: `/users/{id}`
+    parameters: tuple[ParameterSignature, ...]
+    method: MethodSignature
+
+
+@dataclass(frozen=True, slots=True)
 class ApiSignature:
     """All methods and models of an API."""
 
     methods: tuple[MethodSignature, ...] = ()
     models: tuple[ModelSignature, ...] = ()
+    routes: tuple[RouteSignature, ...] = ()
 
     def to_json(self) -> bytes:
         """Return its JSON form; `parse_signature` is the inverse."""

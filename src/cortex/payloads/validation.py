@@ -31,25 +31,27 @@ def payload_error(kind: str, message: str, place: Place = ()) -> PayloadError:
     return PayloadError(f"{_path(place)}: {message}", [{"type": kind, "loc": ["body", *place], "msg": message}])
 
 
-def from_pydantic(error: ValidationError, value: Any) -> PayloadError:
-    """Return the problems that pydantic found in `value`, a parsed JSON value."""
+def from_pydantic(
+    error: ValidationError, value: Any, name: str = "payload", location: Place = ("body",)
+) -> PayloadError:
+    """Return the problems that pydantic found in `value`, a parsed JSON value; `location` begins each `loc`."""
     count = error.error_count()
     if count > _MAX_LISTED:
-        return PayloadError(f"payload: {count} values are not of the annotated type", [])
+        return PayloadError(f"{name}: {count} values are not of the annotated type", [])
     problems = error.errors(include_url=False, include_input=False)
     first = problems[0]
     message = _truncate(first["msg"], _MAX_MESSAGE_CHARS)
     others = f" (and {count - 1} more problem{'s' if count > 2 else ''})" if count > 1 else ""
     place = _existing_place(first["loc"], value, is_missing=first["type"] == "missing")
     return PayloadError(
-        f"{_path(place)}: {message}{others}", [_problem(problem) for problem in problems[:MAX_PROBLEMS]]
+        f"{_path(place, name)}: {message}{others}", [_problem(each, location) for each in problems[:MAX_PROBLEMS]]
     )
 
 
-def _problem(problem: Any) -> dict[str, Any]:
+def _problem(problem: Any, location: Place) -> dict[str, Any]:
     shown = {
         "type": problem["type"],
-        "loc": ["body", *map(_key, problem["loc"])],
+        "loc": [*location, *map(_key, problem["loc"])],
         "msg": _truncate(problem["msg"], _MAX_MESSAGE_CHARS),
     }
     if "ctx" in problem:
@@ -77,9 +79,9 @@ def _existing_place(place: Place, value: Any, is_missing: bool) -> Place:
     return tuple(kept)
 
 
-def _path(place: Place) -> str:
+def _path(place: Place, name: str = "payload") -> str:
     """Return a place as Python would write it: `payload.flowers[3].sepal_length`."""
-    return "payload" + "".join(f"[{key}]" if isinstance(key, int) else f".{_key(key)}" for key in place)
+    return name + "".join(f"[{key}]" if isinstance(key, int) else f".{_key(key)}" for key in place)
 
 
 def _key(key: str | int) -> str | int:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from cortex.errors import Diagnostic
 from cortex.predictor.interface import GENERATIONS
 from cortex.predictor.interface_rules import nearest
+from cortex.predictor.route_checks import RouteNames
 from cortex.predictor.source_checks import FunctionNode, Scope, Source, arguments_of, scope_of
 
 #: Subscripts whose strings are values, not names of types.
@@ -39,7 +40,8 @@ def check_annotations(
     known = {*dir(builtins), *source.scope.bindings, *members.bindings}
     type_only = _names_for_type_checkers(source)
     found = []
-    for name in generation.select_serving(functions.__contains__):
+    routed = [each.function.name for each in RouteNames(source.scope).decorators(members)]
+    for name in dict.fromkeys([*generation.select_serving(functions.__contains__), *routed]):
         for annotation in _payload_annotations(functions[name]):
             line, column = source.position(annotation)
             for missing in _names(annotation):

@@ -159,11 +159,9 @@ def bind_types(
             if payload is not None and any(each.name == "payload" and each.has_default for each in arguments):
                 payload.set_default(inspect.signature(method).parameters["payload"].default)
     except AnnotationProblem as problem:
-        code = getattr(inspect.unwrap(method), "__code__", None)
-        where = f"{_relative(code.co_filename)}:{code.co_firstlineno}: " if code else ""
         sys.stderr.write(
-            f"warning: {where}{name}(): the annotation of payload can't be used, so payloads are not validated:"
-            f" {problem}\n"
+            f"warning: {where_defined(method)}{name}(): the annotation of payload can't be used, so payloads are not"
+            f" validated: {problem}\n"
         )
     return MethodTypes(payload, result=_result_of(method, result_of))
 
@@ -176,8 +174,13 @@ def _result_of(method: Any, result_of: Callable[[Any], Any] | None) -> BodySigna
     return result_signature(result_of(annotation) if result_of else annotation)
 
 
-def _relative(path: str) -> str:
-    return os.path.relpath(path) if path.startswith(str(Path.cwd())) else path
+def where_defined(function: Any) -> str:
+    """Return the beginning of a message about a function: its file and line, if they are known."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return ""
+    path = code.co_filename
+    return f"{os.path.relpath(path) if path.startswith(str(Path.cwd())) else path}:{code.co_firstlineno}: "
 
 
 def method_signature(

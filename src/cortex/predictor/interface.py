@@ -53,6 +53,7 @@ class Generation:
     json_over_forms: bool = False  #: a form whose body is JSON is a forgotten content type: the payload is the JSON
     logs_on_demand: bool = False  #: `?debug=true` logs the payload and the result
     is_typed: bool = False  #: payloads are validated against their annotations, which older generations ignore
+    takes_routes: bool = False  #: methods may answer requests at paths below the endpoint, see `routes`
     has_application: bool = False  #: an ASGI or WSGI application answers, the attribute or method `app`; no `methods`
 
     def select_serving(self, is_defined: Callable[[str], bool]) -> dict[str, str]:
@@ -172,6 +173,7 @@ _PREDICTOR = Generation(
     hooks={"post_predict": Signature(optional=("response", *_REQUEST))},
     after_hook="post_predict",
     logs_on_demand=True,
+    takes_routes=True,
 )
 _PREDICTOR_WITH_MODELS = replace(
     _PREDICTOR,
@@ -222,6 +224,7 @@ _HANDLER = Generation(
     returns_callback=True,
     json_over_forms=True,
     is_typed=True,
+    takes_routes=True,
 )
 _HANDLER_WITH_MODELS = replace(
     _HANDLER,
@@ -263,6 +266,7 @@ _ASGI_HANDLER = replace(
     returns_callback=False,
     json_over_forms=False,
     is_typed=False,
+    takes_routes=False,
     has_application=True,
 )
 _WSGI_HANDLER = replace(_ASGI_HANDLER, type="wsgi")
@@ -300,6 +304,7 @@ def _for_kind(row: Generation, kind: ApiKind, verb: str) -> Generation:
         inference_method=None,
         returns_callback=False,
         logs_on_demand=False,
+        takes_routes=False,
     )
 
 

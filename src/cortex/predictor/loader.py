@@ -21,6 +21,7 @@ from cortex.models.spec import Catalogue, ModelSource
 from cortex.payloads.signature import ApiSignature
 from cortex.predictor.applications import AsgiApp, as_asgi, class_application, module_application
 from cortex.predictor.binding import BoundMethod, bind_function, bind_method, call_kind
+from cortex.predictor.bound_routes import BoundRoute, bind_routes
 from cortex.predictor.importing import import_user_file
 from cortex.predictor.inference.request_handler import RequestHandler
 from cortex.predictor.interface import GENERATIONS, PRE_INFERENCE, Generation, Signature
@@ -34,6 +35,7 @@ from cortex.predictor.interface_rules import (
     find_problems,
     nearest,
 )
+from cortex.predictor.routes import declared_routes, repeated, unsupported
 from cortex.predictor.tracebacks import set_project, user_code
 
 if TYPE_CHECKING:
@@ -99,6 +101,7 @@ class BoundPredictor:
     loads_on_demand: bool = False  #: a model is loaded when it is called, and may be unloaded afterwards
     application: AsgiApp | None = None  #: answers all requests, instead of `methods`
     instance: object | None = None  #: of the user's class; None if `methods` are functions or those of a built-in class
+    routes: tuple[BoundRoute, ...] = ()  #: methods that answer requests at paths below the endpoint
 
     @property
     def registry(self) -> Registry[Any] | None:
@@ -110,7 +113,7 @@ class BoundPredictor:
         """Return what the methods and the models that are always loaded take and return."""
         methods = tuple(method.signature for method in self.methods.values())
         models = [] if self.loads_on_demand else [model.signature() for model in self.inference_models.values()]
-        return ApiSignature(methods, tuple(models))
+        return ApiSignature(methods, tuple(models), tuple(each.signature for each in self.routes))
 
     def close(self) -> None:
         """Unload the models and stop their backend; no method may be called afterwards."""
@@ -129,6 +132,16 @@ class BoundPredictor:
                 for verb, method in self.methods.items()
             },
         }
+        if self.routes:
+            described["routes"] = [
+                {
+                    "verb": each.route.verb,
+                    "path": each.route.template.text,
+                    "name": each.method.name,
+                    "arguments": [*(parameter.name for parameter in each.parameters), *each.method.arguments],
+                }
+                for each in self.routes
+            ]
         if self.clients is not None:
             described["model_metadata"] = self.clients.describe()
             if self.clients.served_models is not None:
@@ -314,13 +327,18 @@ def _bind_instance(spec: LoadSpec, code: UserCode, instance: object, clients: Cl
     is_cached = spec.models is not None and spec.models.is_cached  # a model must not be unloaded while a call uses it
     if is_cached:
         methods = {verb: method.in_scope() for verb, method in methods.items()}
+    routes = bind_routes(instance, code.generation, is_cached)
     if clients is not None and clients.served_models is not None:
         served = clients.served_models
-        return BoundPredictor(code.generation, spec.path, methods, clients, served, loads_on_demand=is_cached)
+        return BoundPredictor(
+            code.generation, spec.path, methods, clients, served, loads_on_demand=is_cached, routes=routes
+        )
     inference_models = _inference_models(
         spec, code.generation, instance, None if batched else methods.get("POST"), is_cached
     )
-    return BoundPredictor(code.generation, spec.path, methods, clients, inference_models, instance=instance)
+    return BoundPredictor(
+        code.generation, spec.path, methods, clients, inference_models, instance=instance, routes=routes
+    )
 
 
 def _inference_models(
@@ -395,7 +413,10 @@ def _is_defined(target: Any, name: str) -> bool:
 def _check_members(target: Any, generation: Generation, serving_methods: Mapping[str, str], file: str) -> None:
     """Check that `target` defines the required members with valid signatures. Raises: UserError."""
     where = f"{file}: " + (f"class {generation.class_name}: " if generation.class_name else "")
-    is_complete = serving_methods or generation.is_inference_only(lambda name: _is_defined(target, name))
+    routes = declared_routes(target)
+    if routes and (problem := unsupported(generation)):
+        raise UserError(f"{where}{routes[0][0]}(): {problem[0]}; {problem[1]}")
+    is_complete = serving_methods or routes or generation.is_inference_only(lambda name: _is_defined(target, name))
     if generation.methods and not is_complete:
         wanted = " or ".join(f"{name}()" for name in generation.methods)
         other = find_method_of_kind(generation, dir(target))
@@ -405,6 +426,11 @@ def _check_members(target: Any, generation: Generation, serving_methods: Mapping
         _check_signature(target, generation.constructor, generation.constructor_signature, generation, file)
     for name in serving_methods:
         _check_signature(target, name, generation.method_signature, generation, file)
+    for index, first in repeated(routes):
+        name, route = routes[index]
+        raise UserError(f"{where}{first}() and {name}() have the same route, {route}; change one of them")
+    for name, route in routes:
+        _check_signature(target, name, route.signature(generation), generation, file)
     for name, signature in generation.hooks.items():
         if name in generation.required_hooks and not callable(getattr(target, name, None)):
             raise UserError(f"{where}{name}({', '.join(('self', *signature.required))}) is not defined; add it")

@@ -26,6 +26,8 @@ from cortex.predictor.interface_rules import (
     find_problems,
     nearest,
 )
+from cortex.predictor.route_checks import RouteDecorator, RouteNames
+from cortex.predictor.routes import repeated, unsupported
 
 #: Methods that some kind of API serves; they are never reported as misspellings.
 _SERVING = frozenset(name for row in GENERATIONS.values() for name in row.methods)
@@ -64,6 +66,16 @@ def check_source(
     return sorted(found)
 
 
+def has_routes(text: str, class_name: str) -> bool:
+    """Return whether a class in a source file plainly has routes, its own or those of bases in the same file."""
+    try:
+        source = Source(text, "")
+    except SyntaxError:
+        return False
+    node = source.scope.classes().get(class_name)
+    return node is not None and bool(RouteNames(source.scope).decorators(members_of(source.scope, node)[0]))
+
+
 class _Checker:
     """Check one source against one generation."""
 
@@ -73,6 +85,7 @@ class _Checker:
         self._generation = generation
         self._batches = batches
         self._scope = source.scope
+        self._routes = RouteNames(source.scope)
 
     def check_application(self, name: str) -> Iterator[Diagnostic]:
         """Check a module that has an application or its factory."""
@@ -85,6 +98,7 @@ class _Checker:
     def check_functions(self) -> Iterator[Diagnostic]:
         """Check a module that defines functions."""
         generation = self._generation
+        yield from self._check_routes(self._routes.decorators(self._scope))
         for name in generation.methods:
             if name not in self._scope.bindings and not self._scope.is_open:
                 yield self._missing_function(name)
@@ -114,7 +128,7 @@ class _Checker:
 
     def _check_members(self, node: ast.ClassDef) -> Iterator[Diagnostic]:
         generation = self._generation
-        scope, is_complete = self._members(node, set())
+        scope, is_complete = members_of(self._scope, node)
         constructor = generation.constructor
         if constructor not in scope.bindings and is_complete and generation.constructor_required:
             at = self._guess(constructor, scope)
@@ -122,12 +136,14 @@ class _Checker:
             shown = ", ".join(("self", *generation.constructor_signature.required))
             yield self._at_name(scope, at, node, f"{self._of_class}__init__({shown}) is not defined", fix)
         serving = generation.select_serving(scope.bindings.__contains__)
+        routes = self._routes.decorators(scope)
+        yield from self._check_routes(routes)
         if generation.has_application:
             if is_complete and ATTRIBUTE not in scope.bindings and not _sets_attribute(node, ATTRIBUTE):
                 fix = f"set self.{ATTRIBUTE} in __init__, or define a method {ATTRIBUTE}(self) that returns it"
                 yield self._at(node, f"{self._of_class}{ATTRIBUTE} is not defined", fix)
             yield from self._check_member(scope, ATTRIBUTE, Signature())
-        elif is_complete and not serving and not generation.is_inference_only(scope.bindings.__contains__):
+        elif is_complete and not (serving or routes or generation.is_inference_only(scope.bindings.__contains__)):
             yield self._missing_method(scope, node)
         elif is_complete:  # otherwise it may override a method of an unknown base
             for name in sorted({*generation.methods, *generation.hooks} - generation.required_hooks):
@@ -142,23 +158,23 @@ class _Checker:
         for name, signature in generation.hooks.items():
             yield from self._check_member(scope, name, signature)
 
-    def _members(self, node: ast.ClassDef, seen: set[str]) -> tuple[Scope, bool]:
-        """Return the members of a class and its bases in this file; False if some bases are unknown."""
-        own = scope_of(node.body)
-        bindings = dict(own.bindings)
-        is_complete = not own.is_open
-        for base in node.bases:
-            name = base.id if isinstance(base, ast.Name) else ""
-            defined = self._scope.bindings.get(name, [])
-            definition = defined[0].node if len(defined) == 1 else None
-            if isinstance(definition, ast.ClassDef) and not definition.decorator_list and name not in seen:
-                inherited, is_known = self._members(definition, seen | {node.name})
-                is_complete = is_complete and is_known
-                for key, value in inherited.bindings.items():
-                    bindings.setdefault(key, value)
-            elif name != "object" or defined:
-                is_complete = False
-        return Scope(bindings, own.is_open), is_complete
+    def _check_routes(self, decorators: list[RouteDecorator]) -> Iterator[Diagnostic]:
+        """Check the routes of a class, or that there are none."""
+        if problem := unsupported(self._generation):
+            for each in decorators:
+                yield self._at(each.node, f"{self._of_class}{problem[0]}", problem[1])
+            return
+        for each in decorators:
+            if each.error is not None:
+                yield self._at(each.node, f"{self._of_class}{each.error.message}", each.error.fix)
+            elif each.route is not None and not self._has_unknown_decorator(each.function):
+                yield from self._check_signature(each.function, each.route.signature(self._generation))
+        routes = [(each, each.route) for each in decorators if each.route is not None]
+        for index, first in repeated((each.function.name, route) for each, route in routes):
+            each, route = routes[index]
+            lines = [other.function.lineno for other, same in routes[:index] if same.key == route.key]
+            message = f"{self._of_class}{route} is the route of {first} on line {lines[0]}, too"
+            yield self._at(each.node, message, "change one of the two")
 
     def _check_member(self, scope: Scope, name: str, signature: Signature) -> Iterator[Diagnostic]:
         """Check one function, if it is plainly defined: once, unconditionally, under decorators that we know."""
@@ -166,7 +182,7 @@ class _Checker:
         if not bindings or any(binding.conditional for binding in bindings):
             return
         nodes = [binding.node for binding in bindings if isinstance(binding.node, FunctionNode)]
-        if len(nodes) != len(bindings) or any(_has_unknown_decorator(node) for node in nodes):
+        if len(nodes) != len(bindings) or any(self._has_unknown_decorator(node) for node in nodes):
             return
         for other in nodes[1:]:
             message = f"{self._of_class}{self._noun} {name} is defined twice, first on line {nodes[0].lineno}"
@@ -258,7 +274,8 @@ class _Checker:
         name = batched_method(self._generation)
         bindings = scope.bindings.get(name, [])
         at = next((binding.node for binding in bindings if isinstance(binding.node, FunctionNode)), None)
-        is_streaming = at is not None and len(bindings) == 1 and is_generator(at) and not _has_unknown_decorator(at)
+        is_known = at is not None and len(bindings) == 1 and not self._has_unknown_decorator(at)
+        is_streaming = at is not None and is_known and is_generator(at)
         problem = batching_problem(name, bool(bindings), is_streaming)
         if problem is not None and (bindings or self._guess(name, scope) is None):  # a misspelling has been reported
             yield self._at(at or node, self._of_class + problem[0], problem[1])
@@ -277,9 +294,17 @@ class _Checker:
         generation = self._generation
         known = {generation.constructor, *generation.hooks, *_SERVING}
         prefix = "handle_" if name.startswith("handle_") else ""
+        known |= {each.function.name for each in self._routes.decorators(scope)}
         candidates = {n.removeprefix(prefix): n for n in scope.functions() if n not in known and n.startswith(prefix)}
         guess = nearest(name.removeprefix(prefix), candidates, _LIKELY_MISSPELLING)
         return candidates[guess] if guess is not None else None
+
+    def _has_unknown_decorator(self, function: FunctionNode) -> bool:
+        return any(
+            not (isinstance(decorator, ast.Name) and decorator.id in ("staticmethod", "classmethod"))
+            and not self._routes.is_route(decorator)
+            for decorator in function.decorator_list
+        )
 
     @property
     def _of_class(self) -> str:
@@ -309,13 +334,6 @@ def _sets_attribute(node: ast.ClassDef, name: str) -> bool:
     return any(
         isinstance(inner, ast.Attribute) and inner.attr == name and isinstance(inner.ctx, ast.Store)
         for inner in ast.walk(node)
-    )
-
-
-def _has_unknown_decorator(function: FunctionNode) -> bool:
-    return any(
-        not (isinstance(decorator, ast.Name) and decorator.id in ("staticmethod", "classmethod"))
-        for decorator in function.decorator_list
     )
 
 
@@ -391,6 +409,25 @@ def scope_of(body: list[ast.stmt]) -> Scope:
             else:
                 bindings.setdefault(name, []).append(Binding(statement, conditional))
     return Scope(bindings, is_open or _binds_dynamically(body))
+
+
+def members_of(module: Scope, node: ast.ClassDef, seen: frozenset[str] = frozenset()) -> tuple[Scope, bool]:
+    """Return the members of a class and its bases in this module; False if some bases are unknown."""
+    own = scope_of(node.body)
+    bindings = dict(own.bindings)
+    is_complete = not own.is_open
+    for base in node.bases:
+        name = base.id if isinstance(base, ast.Name) else ""
+        defined = module.bindings.get(name, [])
+        definition = defined[0].node if len(defined) == 1 else None
+        if isinstance(definition, ast.ClassDef) and not definition.decorator_list and name not in seen:
+            inherited, is_known = members_of(module, definition, seen | {node.name})
+            is_complete = is_complete and is_known
+            for key, value in inherited.bindings.items():
+                bindings.setdefault(key, value)
+        elif name != "object" or defined:
+            is_complete = False
+    return Scope(bindings, own.is_open), is_complete
 
 
 def arguments_of(function: FunctionNode) -> tuple[list[Argument], list[ast.arg]]:

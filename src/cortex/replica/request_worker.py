@@ -112,8 +112,9 @@ def _serve(
     tracing: Tracing | None,
     inheritance: Inheritance,
 ) -> Orphan:
-    kinds = {method.kind for method in predictor.methods.values()} | inference_kinds(predictor.inference_models)
-    if any(method.needs_headers or method.needs_query_params for method in predictor.methods.values()):
+    methods = [*predictor.methods.values(), *(route.method for route in predictor.routes)]
+    kinds = {method.kind for method in methods} | inference_kinds(predictor.inference_models)
+    if any(method.needs_headers or method.needs_query_params for method in methods):
         make_headers(())  # imports starlette, which would delay the first request
     shares_loop = bool(kinds & SHARING_LOOP)
     slots = call_slots(spec, predictor)

@@ -66,6 +66,8 @@ _ROW_BYTES = 80
 _ROW_WORDS = _ROW_BYTES // _WORD
 _ID_OFFSET = 32
 _ID_MAX_BYTES = _ROW_BYTES - _ID_OFFSET
+#: Bit of the word `_ID_BYTES`: errors for this request have OpenAI's form.
+_OPENAI_ERRORS = 1 << 8
 #: The word after the rows.
 _SHORT_CALLS = MAX_CONNECTIONS * _ROW_WORDS
 #: Pages that are never written take no memory; MAP_NORESERVE keeps the kernel from reserving all of them.
@@ -131,6 +133,14 @@ class SharedConnectionState:
         self._bytes[start : start + length] = request_id[:length]
         self._words[base] = _RUNNING
 
+    def set_openai_errors(self, index: int) -> None:
+        """Note that an error response to the current request has OpenAI's form; the next `begin` forgets it."""
+        self._words[index * _ROW_WORDS + _ID_BYTES] |= _OPENAI_ERRORS
+
+    def has_openai_errors(self, index: int) -> bool:
+        """Return whether an error response to the last request that ran on a connection has OpenAI's form."""
+        return bool(self._words[index * _ROW_WORDS + _ID_BYTES] & _OPENAI_ERRORS)
+
     def set_batch(self, index: int, batch: int) -> None:
         """Set the batch in which a request runs; 0: it runs in none and is QUEUED."""
         base = index * _ROW_WORDS
@@ -152,7 +162,7 @@ class SharedConnectionState:
     def request_id(self, index: int) -> str:
         """Return the id of the last request that ran on a connection."""
         start = index * _ROW_BYTES + _ID_OFFSET
-        length = self._words[index * _ROW_WORDS + _ID_BYTES]
+        length = self._words[index * _ROW_WORDS + _ID_BYTES] & ~_OPENAI_ERRORS
         return bytes(self._bytes[start : start + length]).decode("latin-1")
 
 

@@ -234,8 +234,10 @@ class ConnectionTable:
         request_id = self.shared_state.request_id(index) if status != 503 else ""
         if request_id:
             self.failed_requests.append(request_id)
+        in_openai_form = bool(request_id) and self.shared_state.has_openai_errors(index)
+        response = error_response(status, message, request_id, in_openai_form)
         try:
-            connection.sock.send(close_frame(message) if is_websocket else error_response(status, message, request_id))
+            connection.sock.send(close_frame(message) if is_websocket else response)
             connection.sock.shutdown(socket.SHUT_WR)
         except OSError:
             pass  # the client is gone

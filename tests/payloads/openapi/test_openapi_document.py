@@ -12,7 +12,15 @@ from pydantic import BaseModel, Field, TypeAdapter
 from cortex.lifecycle import ApiKind
 from cortex.payloads.openapi.api import DocumentedApi, Sample
 from cortex.payloads.openapi.document import api_document, common_document
-from cortex.payloads.signature import ApiSignature, BodySignature, MethodSignature, ModelSignature, TensorSignature
+from cortex.payloads.signature import (
+    ApiSignature,
+    BodySignature,
+    MethodSignature,
+    ModelSignature,
+    ParameterSignature,
+    RouteSignature,
+    TensorSignature,
+)
 
 T = TypeVar("T")
 
@@ -280,3 +288,22 @@ def test_models_are_described_by_the_routes_of_the_open_inference_protocol() -> 
         request = document["components"]["schemas"]["IrisRequest"]
         assert request["properties"]["inputs"]["description"] == "- `x`: FP32 [-1, 4] (a, b)"
         assert of(document, f"{each.endpoint}/v2/models/a%20%7Bb%7D%2Fc", "get")
+
+
+def test_routes_are_operations_at_paths_below_the_endpoint() -> None:
+    number = ParameterSignature("number", {"type": "integer"})
+    routes = (
+        RouteSignature("/items/{number}", (number,), method("GET", query_params=True)),
+        RouteSignature("/items/{number}", (number,), method("DELETE")),
+        RouteSignature("/v1/chat", (), method(payload=Iris)),
+    )
+    document = valid(api_document(api(signature=ApiSignature((), (), routes))))
+    get = of(document, "/iris/items/{number}", "get")
+    assert [(each["name"], each["in"]) for each in get["parameters"]] == [("number", "path"), ("query_params", "query")]
+    assert get["parameters"][0]["schema"] == {"type": "integer"}
+    assert "delete" in document["paths"]["/iris/items/{number}"]
+    assert "/iris" not in document["paths"]
+    chat = of(document, "/iris/v1/chat")
+    for status, named in (("422", "OpenAIErrorResponse"), ("503", "OpenAIErrorResponse")):
+        content = chat["responses"][status]["content"]["application/json"]
+        assert content["schema"] == {"$ref": f"#/components/schemas/{named}"}

@@ -46,6 +46,7 @@ from cortex.operator.replicas.plan import (
 )
 from cortex.operator.replicas.preparations import Preparations
 from cortex.operator.replicas.replica_specs import replica_spec
+from cortex.operator.replicas.routed_apis import RoutedApis
 from cortex.operator.replicas.routing import RoutePublisher, routes_of, server_name
 from cortex.operator.replicas.signatures import Signatures
 from cortex.operator.replicas.status import ApiState, failure_of, shortage_of, status_of, through_gateway
@@ -110,6 +111,7 @@ class Reconciler:
         self._was_lost_with_node = was_lost_with_node
         self._clock = clock
         self._projects = ProjectFolders(home)
+        self._routed_apis = RoutedApis(signatures, self._projects)
         self._publisher = RoutePublisher(gateway, self._notify_changed, logger)
         self._awake = asyncio.Event()
         self._changed = asyncio.Event()
@@ -182,7 +184,13 @@ class Reconciler:
         records = self._store.records()
         jobs_socket = str(self._home.jobs_socket)
         table = routes_of(
-            records, self._active(), self._states(records), jobs_socket, self._keys(), self._gateway_count()
+            records,
+            self._active(),
+            self._states(records),
+            jobs_socket,
+            self._keys(),
+            self._gateway_count(),
+            self._routed_apis.names(records),
         )
         return replace(table, gateway_secret=self._gateway_secret, v2_at_root=self._v2_at_root)
 

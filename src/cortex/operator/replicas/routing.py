@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from cortex.config.schema import REQUEST_HANDLERS, Api, Networking
 from cortex.errors import GatewayError
@@ -48,12 +48,13 @@ def routes_of(
     jobs_socket: str = "",
     keys: Iterable[ApiKey] = (),
     gateways: int = 1,
+    routed: Collection[str] = (),
 ) -> RoutingTable:
     """Return the routing table for `replicas`, the replicas that accept new requests.
 
     Backends of all kinds except realtime APIs, and the documentation of all, lead to the operator, at `jobs_socket`.
     `keys` are the API keys of callers. `gateways` is the number of gateways that serve the table; each one counts only
-    its own requests.
+    its own requests. `routed` are the APIs whose class has routes.
     """
     wanted = sorted(records, key=lambda record: record.name)
     by_api: dict[str, list[Replica]] = {}
@@ -67,6 +68,7 @@ def routes_of(
                 sorted(by_api.get(record.name, []), key=lambda replica: replica.spec.id),
                 preparations.get((record.name, record.revision), Preparation()),
                 gateways,
+                record.name in routed,
             )
             if record.spec.kind is ApiKind.REALTIME
             else _jobs_backend(record, jobs_socket)
@@ -118,7 +120,9 @@ def _share(number: int, gateways: int) -> int:
     return -(-number // gateways)
 
 
-def _backend(record: ApiRecord, replicas: Sequence[Replica], preparation: Preparation, gateways: int) -> ApiBackend:
+def _backend(
+    record: ApiRecord, replicas: Sequence[Replica], preparation: Preparation, gateways: int, has_routes: bool
+) -> ApiBackend:
     spec = record.spec
     limit = max(1, spec.autoscaling.max_replica_concurrency // spec.handler.processes_per_replica)
     routed = _routed(replicas)
@@ -134,7 +138,7 @@ def _backend(record: ApiRecord, replicas: Sequence[Replica], preparation: Prepar
         timeout_s=spec.networking.timeout_s,
         max_body_bytes=spec.networking.max_body_size,
         max_queue=max(0, _share(limit, gateways) - inside),
-        subpaths=_subpaths(spec),
+        subpaths=_subpaths(spec, has_routes),
         unavailable=unavailable or _STARTING,
         servers=tuple(
             Server(
@@ -158,13 +162,21 @@ def _backend(record: ApiRecord, replicas: Sequence[Replica], preparation: Prepar
         cors=_cors(spec.networking),
         has_docs=spec.networking.docs,
         sticky=spec.networking.sticky,
-        replica_protocol=Protocol.APPLICATION if spec.is_application else Protocol.CALLS,
+        replica_protocol=_protocol(spec, has_routes),
     )
 
 
-def _subpaths(spec: Api) -> tuple[str, ...]:
+def _protocol(spec: Api, has_routes: bool) -> Protocol:
+    if spec.is_application:
+        return Protocol.APPLICATION
+    return Protocol.ROUTES if has_routes else Protocol.CALLS
+
+
+def _subpaths(spec: Api, has_routes: bool) -> tuple[str, ...]:
     if spec.is_application:
         return ("/",)
+    if has_routes:
+        return (V2_PATH, "/")
     return (V2_PATH, _SIGNATURE_PATH) if spec.handler.interface in REQUEST_HANDLERS else (V2_PATH,)
 
 

@@ -38,6 +38,11 @@ class Signatures:
         text = self._known.get(key) or self._store.get(*key)
         return _parse(text) if text is not None else None
 
+    def in_memory(self, target: Target) -> ApiSignature | None:
+        """Return the signature of a revision of which a replica runs; None for others, and until it has reported it."""
+        text = self._known.get((target.spec.name, target.revision))
+        return _parse(text) if text is not None else None
+
     def _store_one(self, status: ReplicaStatus) -> None:
         key = (status.api, status.revision)
         if _parse(status.signature) is None:  # another version, or user code, wrote it

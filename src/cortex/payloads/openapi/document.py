@@ -6,6 +6,7 @@ A document describes what the gateway answers at the endpoints of its APIs, with
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,13 @@ from cortex.lifecycle import ApiKind
 from cortex.payloads.openapi import errors, inference, jobs
 from cortex.payloads.openapi.api import DocumentedApi
 from cortex.payloads.openapi.schemas import SchemaComponents
-from cortex.payloads.signature import BodySignature, MethodSignature
+from cortex.payloads.signature import (
+    ApiSignature,
+    BodySignature,
+    MethodSignature,
+    ParameterSignature,
+    RouteSignature,
+)
 
 Json = dict[str, Any]
 
@@ -99,15 +106,31 @@ def _used(components: Mapping[str, Json], paths: Json) -> Json:
 def _paths(api: DocumentedApi, schemas: SchemaComponents) -> dict[str, Json]:
     if api.kind is ApiKind.REALTIME or api.kind is ApiKind.SPLITTER:
         operations = {verb.lower(): _operation(api, each, schemas) for verb, each in _methods(api).items()}
-        paths = {api.endpoint: operations, f"{api.endpoint.rstrip('/')}/info": {"get": _info(api)}}
+        paths = {api.endpoint: operations} if operations else {}  # a class may have routes only
+        paths |= {f"{api.endpoint.rstrip('/')}/info": {"get": _info(api)}}
         signatures = [each.signature for each in api.targets or (api,) if each.signature is not None]
         models = {model.name: model for signature in signatures for model in signature.models}
         for model in models.values():
             paths |= inference.model_paths(api, model, schemas)
-        return paths
+        return paths | _route_paths(api, signatures, schemas)
     method = next(iter(_known_methods(api)))
     find_paths = jobs.workload_paths if api.kind is ApiKind.ASYNC else jobs.job_paths
     return find_paths(api, method, schemas)
+
+
+def _route_paths(api: DocumentedApi, signatures: Iterable[ApiSignature], schemas: SchemaComponents) -> dict[str, Json]:
+    """Return the operations of the routes of an API's class; of a TrafficSplitter, of all its APIs."""
+    found: dict[tuple[str, str], list[RouteSignature]] = {}
+    for signature in signatures:
+        for route in signature.routes:
+            known = found.setdefault((route.path, route.method.verb), [])
+            if route not in known:
+                known.append(route)
+    paths: dict[str, Json] = {}
+    for (path, verb), routes in found.items():
+        operation = _operation(api, [route.method for route in routes], schemas, path, routes[0].parameters)
+        paths.setdefault(api.endpoint.rstrip("/") + path, {})[verb.lower()] = operation
+    return paths
 
 
 def _methods(api: DocumentedApi) -> dict[str, list[MethodSignature]]:
@@ -123,22 +146,33 @@ def _methods(api: DocumentedApi) -> dict[str, list[MethodSignature]]:
 
 def _known_methods(api: DocumentedApi) -> tuple[MethodSignature, ...]:
     """Return the methods of an API; while they are not known, one that takes and returns anything."""
-    if api.signature is not None and api.signature.methods:
+    if api.signature is not None and (api.signature.methods or api.signature.routes):
         return api.signature.methods
     payload = None if api.likely_verb == "GET" else BodySignature()
     return (MethodSignature(api.likely_verb, "predict", payload, BodySignature(), query_params=True),)
 
 
-def _operation(api: DocumentedApi, methods: Sequence[MethodSignature], schemas: SchemaComponents) -> Json:
+def _operation(
+    api: DocumentedApi,
+    methods: Sequence[MethodSignature],
+    schemas: SchemaComponents,
+    route: str = "",
+    parameters: Sequence[ParameterSignature] = (),
+) -> Json:
+    """Return an operation at the endpoint, or at the path of a route, which has `parameters`."""
     first = methods[0]
     bodies = [method.payload for method in methods if method.payload is not None]
-    made: Json = {"operationId": first.name, "summary": first.summary or f"Call {first.name}"}
+    # A method may have several routes.
+    of_route = f"_{first.verb.lower()}{re.sub('[^A-Za-z0-9]+', '_', route).rstrip('_')}" if route else ""
+    made: Json = {"operationId": f"{first.name}{of_route}", "summary": first.summary or f"Call {first.name}"}
     if first.description:
         made["description"] = first.description
-    if any(method.query_params for method in methods):
-        made["parameters"] = [_QUERY_PARAMS]
+    described = [_path_parameter(each, schemas) for each in parameters]
+    described += [_QUERY_PARAMS] if any(method.query_params for method in methods) else []
+    if described:
+        made["parameters"] = described
     if bodies:
-        examples = api.examples if first.verb == "POST" else {}
+        examples = api.examples if first.verb == "POST" and not route else {}
         is_required = all(body.is_typed for body in bodies)
         made["requestBody"] = {"content": _content(bodies, [_JSON], schemas, examples), "required": is_required}
         if not is_required:
@@ -148,9 +182,18 @@ def _operation(api: DocumentedApi, methods: Sequence[MethodSignature], schemas: 
     content = _content([method.result for method in methods], untyped, schemas)
     made["responses"] = {
         "200": errors.response("The result, in chunks" if streams else "The result", content),
-        **errors.of_requests(api, has_body=bool(bodies), is_typed=any(body.is_typed for body in bodies)),
+        **errors.of_requests(
+            api,
+            has_body=bool(bodies),
+            is_typed=any(body.is_typed for body in bodies) or bool(parameters),
+            in_openai_form=f"{route}/".startswith("/v1/"),
+        ),
     }
     return made
+
+
+def _path_parameter(parameter: ParameterSignature, schemas: SchemaComponents) -> Json:
+    return {"name": parameter.name, "in": "path", "required": True, "schema": schemas.add(parameter.schema)}
 
 
 _QUERY_PARAMS: Json = {

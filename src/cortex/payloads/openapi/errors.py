@@ -58,6 +58,24 @@ SCHEMAS: Json = {
             "ctx": {"type": "object", "additionalProperties": True},
         },
     },
+    "OpenAIErrorResponse": {
+        "type": "object",
+        "description": "The form of OpenAI's API, whose clients raise exceptions for it",
+        "required": ["error", "request_id"],
+        "properties": {
+            "error": {
+                "type": "object",
+                "required": ["message", "type", "param", "code"],
+                "properties": {
+                    "message": _TEXT,
+                    "type": {"type": "string", "examples": ["invalid_request_error", "server_error"]},
+                    "param": {"type": ["string", "null"], "description": "The field of the body that is wrong"},
+                    "code": {"type": ["string", "null"]},
+                },
+            },
+            "request_id": _REQUEST_ID,
+        },
+    },
     "JobErrorResponse": {
         "type": "object",
         "required": ["kind", "message", "error", "request_id"],
@@ -89,9 +107,9 @@ def json_content(name: str) -> Json:
     return {_JSON: {"schema": schema(name)}}
 
 
-def of_requests(api: DocumentedApi, *, has_body: bool, is_typed: bool) -> Json:
+def of_requests(api: DocumentedApi, *, has_body: bool, is_typed: bool, in_openai_form: bool = False) -> Json:
     """Return the errors of requests to replicas, by status."""
-    content = json_content("ErrorResponse")
+    content = json_content("OpenAIErrorResponse" if in_openai_form else "ErrorResponse")
     found = {
         "400": response("The request, or its body for its content type, is not valid", content),
         **key_errors(api, content),
@@ -101,7 +119,8 @@ def of_requests(api: DocumentedApi, *, has_body: bool, is_typed: bool) -> Json:
     if has_body:
         found["413"] = response(f"The body is larger than {api.max_body_bytes} bytes", content)
     if is_typed:
-        found["422"] = response("The body does not match its schema", json_content("ValidationErrorResponse"))
+        invalid = content if in_openai_form else json_content("ValidationErrorResponse")
+        found["422"] = response("The body, or a parameter of the path, does not match its schema", invalid)
     return {
         **found,
         "500": response("The code of the API raised an exception, or its process died", content),

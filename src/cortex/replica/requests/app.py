@@ -6,8 +6,8 @@
 
 A request runs at once if a slot is free, and is queued otherwise. The call runs on a handler thread, inline on the
 event loop once calls have proved to be quick (see `runner`), or as a task if the method is `async def`. APIs that batch
-pass their requests to a `RequestBatcher` instead, which makes one call for several. `inference_routes` provides the
-methods of requests at paths below the endpoint.
+pass their requests to a `RequestBatcher` instead, which makes one call for several. `inference_routes`, and `routes`
+for classes with routes, provide the methods of requests at paths below the endpoint; these are never batched.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from cortex.replica.spec import ReplicaSpec, RequestLimits
 
 if TYPE_CHECKING:
     from cortex.replica.monitoring.spans import Tracing
+    from cortex.replica.requests.routes import RouteRequests
 
 #: Kinds of methods whose calls share the event loop.
 SHARING_LOOP = frozenset({"async", "async_generator"})
@@ -59,14 +60,21 @@ class App:
     ) -> None:
         """Create the application and its connection pool; `slots` is how many calls may run at once."""
         self._tracing = tracing
-        self.connections = ConnectionPool(loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes)
+        inference = InferenceRoutes(spec, predictor.inference_models, tracker, lambda: self.connections.max_body_bytes)
+        self._below: InferenceRoutes | RouteRequests = inference  #: accepts requests at paths below the endpoint
+        connection_class = None
+        if predictor.routes:
+            from cortex.replica.requests import routes  # noqa: PLC0415 - only for classes with routes
+
+            self._below = routes.RouteRequests(predictor.routes, inference)
+            connection_class = routes.routed_connections(file)
+        self.connections = ConnectionPool(
+            loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes, connection_class
+        )
         self.configure(spec.limits)
         self._predictor = predictor
         self._methods = predictor.methods
         self._caller = Caller(spec.api, predictor, tracker)
-        self._inference = InferenceRoutes(
-            spec, predictor.inference_models, tracker, lambda: self.connections.max_body_bytes
-        )
         self._runner = runner
         self._loop = loop
         self._slots = slots
@@ -117,7 +125,7 @@ class App:
                 signature = self._predictor.request_handler.describe()
                 connection.respond(200, JSON, encode_json({"signature": signature}))
                 return
-            method = self._inference.accept(connection)
+            method = self._below.accept(connection)
             if method is None:
                 return
         elif method is None or connection.requests_info:
@@ -145,7 +153,8 @@ class App:
             connection.respond(200, JSON, b"")
         else:
             allowed = ", ".join(self._methods)
-            answers = allowed or "the Open Inference Protocol at /v2 below this path"
+            below = "its routes" if self._predictor.routes else "the Open Inference Protocol at /v2"
+            answers = allowed or f"{below} below this path"
             message = f"{verb} is not supported by this API; it answers {answers}"
             connection.respond_error(405, message, ((b"allow", allowed.encode()),))
 

@@ -145,7 +145,7 @@ class Caller:
         if method.after is not None:
             background = partial(method.after, result, *arguments)
         encoded = encode(result, self._json_only)
-        if self._tracker is not None and encoded is not result:  # V2 routes track for themselves
+        if self._tracker is not None and connection.endpoint is None:  # V2 routes track for themselves
             self._tracker.track(result, connection.request_id)
         if encoded.background is not None:
             background = (
@@ -212,7 +212,7 @@ def logs_hint(api: str) -> str:
 
 def _content_type_hint(connection: Connection, method: BoundMethod) -> str:
     """Return a hint for the caller of a failed call whose body is JSON, but was passed on as something else."""
-    if connection.endpoint is not None or method.payload_type is not None:  # these need no content type
+    if not method.needs_payload or method.payload_type is not None:  # these need no content type
         return ""
     content_type, body = connection.content_type, connection.body
     kind = content_type.partition(b";")[0].strip().lower() if content_type else b""

@@ -26,6 +26,7 @@ from httptools import HttpRequestParser
 from cortex.replica.monitoring.metrics import RequestRecorder
 from cortex.replica.monitoring.request_log import REQUEST, log_id
 from cortex.replica.requests.cancellation import CLIENTS
+from cortex.replica.requests.openai_errors import openai_error_body
 from cortex.replica.shared_state import ConnectionState, SharedConnectionState
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class ConnectionPool:
         recorder: RequestRecorder,
         handle: Callable[[Connection], None],
         max_body_bytes: int,
-        connection_class: type[Connection] | None = None,
+        connection_class: Callable[..., Connection] | None = None,
     ) -> None:
         """Create a pool; `handle` is called with each connection that has received a complete request."""
         self._connection_class = connection_class or Connection
@@ -670,9 +671,13 @@ def error_body(message: str, request_id: str, fields: Mapping[str, Any] = _NO_FI
     return json.dumps({"error": message, **fields, "request_id": request_id}).encode()
 
 
-def error_response(status: int, message: str, request_id: str) -> bytes:
+def error_response(status: int, message: str, request_id: str, in_openai_form: bool = False) -> bytes:
     """Return a complete error response that closes its connection."""
-    body = error_body(message, request_id)
+    body = (
+        openai_error_body(status, message, request_id, _NO_FIELDS)
+        if in_openai_form
+        else error_body(message, request_id)
+    )
     retry = b"retry-after: 1\r\n" if status == 503 else b""
     return b"%bcontent-type: application/json\r\n%bcontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
         _STATUS_LINES[status],

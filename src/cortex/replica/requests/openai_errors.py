@@ -1,0 +1,38 @@
+"""Errors in the form of OpenAI's API, whose clients raise typed exceptions for them.
+
+APIs with routes answer with it at paths below `<endpoint>/v1`: the gateway, workers and supervisors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+#: Path below the endpoint.
+OPENAI_PATH = b"/v1"
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_FIELDS = ("message", "type", "param", "code")
+
+
+def openai_error_body(status: int, message: str, request_id: str, fields: Mapping[str, Any]) -> bytes:
+    """Return the JSON body `{"error": {"message", "type", "param", "code"}, "request_id"}`.
+
+    `fields` are those of Cortex's own form. A `detail` with the keys of this form replaces what it has; the first
+    mistake of a validation names the parameter.
+    """
+    error: dict[str, Any] = {"message": message, "type": _type_of(status), "param": None, "code": None}
+    detail = fields.get("detail")
+    if isinstance(detail, dict):
+        detail = detail.get("error", detail)
+        if isinstance(detail, dict):
+            error |= {name: detail[name] for name in _FIELDS if name in detail}
+    elif isinstance(detail, list) and detail and isinstance(detail[0], dict):
+        place = [str(each) for each in detail[0].get("loc", ())[1:]]
+        error |= {"param": ".".join(place) or None, "code": detail[0].get("type")}
+    return json.dumps({"error": error, "request_id": request_id}).encode()
+
+
+def _type_of(status: int) -> str:
+    return _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
