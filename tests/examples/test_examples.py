@@ -19,6 +19,7 @@ import yaml
 from harness.installations.example_cases import (
     ASYNC_EXAMPLES,
     BATCH_EXAMPLES,
+    COMMAND_EXAMPLES,
     EXAMPLES,
     EXAMPLES_DIR,
     MODEL_EXAMPLES,
@@ -35,10 +36,8 @@ each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: 
 
 def test_every_folder_has_a_case() -> None:
     folders = {path.parent.name for path in EXAMPLES_DIR.glob("*/cortex.yaml")} - {"kubernetes"}  # a manifest
-    assert (
-        folders
-        == {example.name for example in [*EXAMPLES, *MODEL_EXAMPLES, *BATCH_EXAMPLES, *ASYNC_EXAMPLES]} | TASK_EXAMPLES
-    )
+    named = {example.name for example in [*EXAMPLES, *MODEL_EXAMPLES, *BATCH_EXAMPLES, *ASYNC_EXAMPLES]}
+    assert folders == named | TASK_EXAMPLES | COMMAND_EXAMPLES
 
 
 @each_example

@@ -57,7 +57,14 @@ def _names(keys: Sequence[str]) -> str:
 def _sample(spec: dict[str, Any], folder: Path) -> Path | None:
     """Return the sample that the replicas have answered, or the one of the project."""
     names = (spec.get("readiness"), _SAMPLE_NAME)
-    return next((folder / name for name in names if name is not None and (folder / name).is_file()), None)
+    return next(
+        (
+            folder / name
+            for name in names
+            if name is not None and not name.startswith("/") and (folder / name).is_file()
+        ),
+        None,
+    )
 
 
 def _arguments(spec: dict[str, Any], folder: Path) -> RequestArguments:

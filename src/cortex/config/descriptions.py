@@ -17,16 +17,28 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         ),
         "readiness": (
             "RealtimeAPI only: the JSON body of a POST request that each new process must process before it "
-            "receives requests. If it fails, the version does not start. `readiness: sample.json`"
+            "receives requests. If it fails, the version does not start. `readiness: sample.json`. With `type: "
+            "command`, the path at which the server answers a GET request once it is ready. `readiness: /health`"
         ),
         "deployment": ("only in files with `kind: deployment`, where it is an entry of its own with a `name`"),
         "handler.type": (
             "`python`, the type of the exported models that the code uses, or the type of an application; `model` "
-            "detects the format of models without code"
+            "detects the format of models without code; `command` runs a server of your own"
         ),
         "handler.path": "the file with the class; without it, cortex itself answers requests with the models",
         "handler.app": (
             "only with `type: asgi` and `wsgi`: the application in `path`, or the function that returns it"
+        ),
+        "handler.command": (
+            "only with `type: command`: the program and its arguments, which may contain `$PORT`, `$CORTEX_SOCKET` and "
+            "other environment variables"
+        ),
+        "handler.strip_prefix": (
+            "only with `type: command`: whether the server gets paths without the endpoint: `/v1/models` for "
+            "`/llm/v1/models`"
+        ),
+        "handler.start_timeout": (
+            "only with `type: command`: the longest time until the server is ready; then it is ended and started again"
         ),
         "handler.python_path": "a folder to add to the Python path, in addition to the project's",
         "handler.config": "passed to `__init__` as `config` (to module functions as `metadata`)",
@@ -112,8 +124,8 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
             " if it still runs a second later. Only in files of the current form"
         ),
         "networking.websocket_idle_timeout": (
-            "`type: asgi` only: the longest time without a message in either direction on a WebSocket, which is then"
-            " closed with the code 1001. Only in files of the current form"
+            "`type: asgi` and `command` only: the longest time without a message in either direction on a WebSocket, "
+            "which is then closed with the code 1001. Only in files of the current form"
         ),
         "networking.cors.origins": (
             "the origins whose pages may read responses; every origin if the section `cors` is missing"

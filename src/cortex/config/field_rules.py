@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from cortex.config.schema import (
     ANY_MODEL,
     APPLICATION_TYPES,
+    COMMAND,
     LOCAL_SERVING,
     MAX_NAME_LENGTH,
     MIN_CORES,
     MIN_MEMORY_BYTES,
     PYTHON,
     REQUEST_HANDLERS,
+    START_S,
     WEBSOCKET_IDLE_S,
     Api,
     ModelsConfig,
@@ -41,6 +43,7 @@ def field_violations(api: Api) -> Iterator[Violation]:
     yield from _model_violations(api)
     yield from _batching_violations(api)
     yield from _application_violations(api)
+    yield from _command_violations(api)
     yield from _splitter_violations(api)
     yield from _schedule_violations(api)
     if api.networking.on_disconnect == "kill" and api.handler.server_side_batching is not None:
@@ -144,7 +147,7 @@ def _model_violations(api: Api) -> Iterator[Violation]:
             yield Violation(fields, message, 'write "path" with the model, or write a class')
     elif handler.interface in REQUEST_HANDLERS:
         yield Violation((f"{_MODELS}.path",), "must be defined", 'write "model: s3://bucket/path"')
-    elif handler.type not in (PYTHON, *APPLICATION_TYPES):
+    elif handler.type not in (PYTHON, COMMAND, *APPLICATION_TYPES):
         message = f"must be defined with type {handler.type}"
         yield Violation((_MODELS,), message, 'write "models:" with "path: s3://bucket/path"')
     if handler.type == ANY_MODEL and handler.interface != "handler":
@@ -258,11 +261,11 @@ def _batching_violations(api: Api) -> Iterator[Violation]:
 def _application_violations(api: Api) -> Iterator[Violation]:
     """Check the fields that applications do not support, and those that only they have."""
     handler = api.handler
-    if handler.type != "asgi" and api.networking.websocket_idle_timeout_s != WEBSOCKET_IDLE_S:
-        message = f"cannot be used with type {handler.type}, only with asgi"
+    if handler.type not in ("asgi", COMMAND) and api.networking.websocket_idle_timeout_s != WEBSOCKET_IDLE_S:
+        message = f"cannot be used with type {handler.type}, only with asgi and command"
         yield Violation(("networking.websocket_idle_timeout_s", "handler.type"), message, "remove it")
     if not api.is_application:
-        if handler.app is not None:
+        if handler.app is not None and handler.type != COMMAND:
             message = f"cannot be used with type {handler.type}, only with asgi and wsgi"
             yield Violation(("handler.app", "handler.type"), message, 'write "type: asgi", or remove it')
         return
@@ -286,6 +289,57 @@ def _application_violations(api: Api) -> Iterator[Violation]:
             yield Violation((field, "handler.type"), f"cannot be used with type {handler.type}", fix)
     if handler.type == "asgi" and handler.threads_per_process > 1:
         message = "cannot be used with type asgi: its calls share one event loop"
+        fix = 'remove it; "autoscaling.max_replica_concurrency" limits concurrent requests'
+        yield Violation(("handler.threads_per_process", "handler.type"), message, fix)
+
+
+def _command_violations(api: Api) -> Iterator[Violation]:
+    """Check the fields that commands do not support, and those that only they have."""
+    handler = api.handler
+    if handler.type != COMMAND:
+        only_commands = (
+            ("command", handler.command is not None),
+            ("strip_prefix", not handler.strip_prefix),
+            ("start_timeout_s", handler.start_timeout_s != START_S),
+        )
+        for name, is_set in only_commands:
+            if is_set:
+                message = f"cannot be used with type {handler.type}, only with {COMMAND}"
+                yield Violation((f"handler.{name}", "handler.type"), message, f'write "type: {COMMAND}", or remove it')
+        if (api.readiness or "").startswith("/"):
+            message = f"{quote(api.readiness)} must be relative to the project folder"
+            yield Violation(("readiness",), message, "write a path inside the project folder")
+        return
+    if handler.interface != "handler" or api.kind is not ApiKind.REALTIME:
+        message = f"type {COMMAND} requires `kind: RealtimeAPI` with `handler:`"
+        yield Violation(("handler.type",), message, 'write "kind: RealtimeAPI" and "handler:"')
+        return
+    if handler.command is None:
+        fix = 'write "command: [vllm, serve, my-model, --uds, $CORTEX_SOCKET]"'
+        yield Violation(("handler.command",), f"must be defined with type {COMMAND}", fix)
+    if api.readiness is not None and not api.readiness.startswith("/"):
+        message = f"{quote(api.readiness)}: with type {COMMAND}, it is the path of a GET request"
+        yield Violation(("readiness", "handler.type"), message, 'write a path such as "/health"')
+    if api.networking.on_disconnect == "kill":
+        message = f"cannot be kill with type {COMMAND}: its requests share one process"
+        yield Violation(("networking.on_disconnect", "handler.type"), message, 'write "cancel" or "finish"')
+    if "PORT" in handler.env:
+        message = f"PORT is set by cortex with type {COMMAND}: each process has a port of its own"
+        yield Violation(("handler.env", "handler.type"), message, "remove it, and use $PORT in command")
+    no_python = "remove it: cortex does not import code of a command"
+    unsupported = (
+        ("handler.path", handler.path, "remove it, and write the program in command"),
+        ("handler.config", handler.config or None, "remove it, and pass arguments in command, or variables in env"),
+        (_BATCHING, handler.server_side_batching, "remove it: the server receives each request by itself"),
+        (_MODELS, handler.models, "remove it: the server loads its models itself"),
+        ("tracker", api.tracker, "remove it: the responses of a command are not inspected"),
+        ("handler.app", handler.app, no_python),
+    )
+    for field, value, fix in unsupported:
+        if value is not None:
+            yield Violation((field, "handler.type"), f"cannot be used with type {COMMAND}", fix)
+    if handler.threads_per_process > 1:
+        message = f"cannot be used with type {COMMAND}: the server has threads of its own"
         fix = 'remove it; "autoscaling.max_replica_concurrency" limits concurrent requests'
         yield Violation(("handler.threads_per_process", "handler.type"), message, fix)
 

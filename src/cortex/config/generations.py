@@ -275,7 +275,8 @@ HANDLER = _generation(
     "handler",
     "handler",
     _NAMES,
-    _rows("handler", f"{_CLASS} app {_TENSORFLOW} {_PROCESSES} {_LATE}"),
+    _rows("handler", f"{_CLASS} app command strip_prefix {_TENSORFLOW} {_PROCESSES} {_LATE}"),
+    {"handler.start_timeout": "handler.start_timeout_s"},
     _rows("handler", "image tensorflow_serving_image shm_size", IGNORED),
     _models("handler.multi_model_reloading"),
     _models("handler.models"),
@@ -336,6 +337,7 @@ _ONE_CALL = 'remove it: each process runs one workload at a time; "autoscaling" 
 _ONE_WORKER = "remove it: a task is one call in one worker"
 _DEFINITION = 'write "definition:" with "path"'
 _APPLICATION = "remove it: only a RealtimeAPI can have an application"
+_COMMAND = "remove it: only a RealtimeAPI can have a command"
 _NO_PROCESSES = "remove it: its requests are stored, and any process may run them"
 _OF_TARGETS = "set it for the APIs that the splitter names"
 
@@ -349,6 +351,9 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         ApiKind.ASYNC: {
             "app": _APPLICATION,
+            "command": _COMMAND,
+            "start_timeout": _COMMAND,
+            "strip_prefix": _COMMAND,
             "sticky": _NO_PROCESSES,
             "websocket_idle_timeout": _APPLICATION,
             "cache_memory": "remove it: all models are loaded",
@@ -368,6 +373,9 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         ApiKind.BATCH: {
             "app": _APPLICATION,
+            "command": _COMMAND,
+            "start_timeout": _COMMAND,
+            "strip_prefix": _COMMAND,
             "sticky": _NO_PROCESSES,
             "websocket_idle_timeout": _APPLICATION,
             "autoscaling": _WORKERS,

@@ -41,13 +41,14 @@ def project_violations(api: Api, project: ProjectFiles, named: frozenset[str]) -
         field, file = f"handler.dependencies.{name}", getattr(api.handler.dependencies, name)
         if field in named and not project.contains(file):
             yield Violation((field,), *_absent(file, project))
+    yield from _program_violations(api, project)
     yield from _model_file_violations(api, project)
     yield from _sample_violations(api, project)
 
 
 def _code_violations(api: Api, project: ProjectFiles) -> Iterator[Violation]:
     path = api.handler.path
-    if path is None:
+    if path is None or api.runs_command:
         return
     suffixes = (".py",) if api.handler.interface == "functions" else (".py", ".pickle")
     if not project.contains(path):
@@ -55,6 +56,18 @@ def _code_violations(api: Api, project: ProjectFiles) -> Iterator[Violation]:
     elif not path.endswith(suffixes):
         message = f"{quote(path)} must be a {' or '.join(suffixes)} file"
         yield Violation(("handler.path",), message, _closest_file(path, project, suffixes))
+
+
+def _program_violations(api: Api, project: ProjectFiles) -> Iterator[Violation]:
+    """Check that a command's program is in the project, if it is a path of the project."""
+    program = (api.handler.command or [""])[0]
+    if "/" not in program or program.startswith("/") or "$" in program:
+        return
+    if not project.contains(program):
+        yield Violation(("handler.command",), *_absent(program, project))
+    elif not os.access(project.root / program, os.X_OK):
+        fix = f"run `chmod +x {program}`, or write the interpreter first"
+        yield Violation(("handler.command",), f"{quote(program)}: file is not executable", fix)
 
 
 def _model_file_violations(api: Api, project: ProjectFiles) -> Iterator[Violation]:
@@ -109,8 +122,8 @@ def _not_a_folder(field: str, location: str) -> Violation:
 
 def _sample_violations(api: Api, project: ProjectFiles) -> Iterator[Violation]:
     """Check the readiness sample and the tracker's baseline."""
-    if api.readiness is not None:
-        _, wrong = _read(api.readiness, project)
+    if api.readiness_sample is not None and not api.readiness_sample.startswith("/"):
+        _, wrong = _read(api.readiness_sample, project)
         if wrong:
             yield Violation((_READINESS,), *wrong)
     if api.tracker is not None and api.tracker.baseline is not None:

@@ -6,8 +6,10 @@ YAML, positions and older file forms are handled elsewhere: `conversion.py` conv
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
+import shlex
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
@@ -35,6 +37,7 @@ from cortex.config.values import (
     text,
     time_zone,
     true_or_false,
+    wrong_type,
 )
 from cortex.lifecycle import ApiKind
 
@@ -99,6 +102,7 @@ DEFAULT_MODEL = "_cortex_default"  #: internal name of the model given by `path`
 LOCAL_SERVING = "local"  #: a TensorFlow Serving process that the replica starts
 PYTHON = "python"  #: the handler type without models that cortex loads
 ANY_MODEL = "model"  #: the handler type without code, which detects the format of its models
+COMMAND = "command"  #: the handler type of a server of the user's own
 
 
 @accepts(type="string", pattern=f"^(?!{DEFAULT_MODEL}$)[A-Za-z0-9_-]+$")
@@ -204,6 +208,21 @@ class ModelsConfig(ConfigModel):
         return self.cache_size is not None or self.cache_memory is not None
 
 
+@accepts(type="string", pattern=r"^(/|(?!~)(?!(.*/)?\.\.(/|$)).*\S)")
+def _readiness(value: object) -> str:
+    """Validate the sample of a project, or the path at which the server of a command answers."""
+    if isinstance(value, dict) and isinstance(value.get("path"), str):
+        raise wrong_type(value, "a string", f"write {quote(value['path'])}")
+    written = text(value)
+    if not written.startswith("/"):
+        return _project_path(value)
+    if not re.fullmatch(r"/[!-~]*", written):
+        raise problem(
+            f"{quote(written)} must contain only printable ASCII characters without spaces", 'write "/health"'
+        )
+    return written
+
+
 #: Values of `type` for applications, which answer everything below the endpoint.
 APPLICATION_TYPES = frozenset({"asgi", "wsgi"})
 
@@ -219,7 +238,8 @@ SUBMISSION_BYTES = 10 * 1024**2  #: default size limit of a submission to a Batc
 CPU_PERCENT = 80  #: default target of the CPU usage in files of 0.10 to 0.12
 WORKLOAD_S = 3600.0  #: default time limit of one workload of an AsyncAPI
 WEBSOCKET_IDLE_S = 3600.0  #: default limit of the time without a message on a WebSocket
-ASGI_CONCURRENCY = 100  #: default target of requests in flight per process of an ASGI application
+START_S = 600.0  #: default time until the server of a command is ready
+ASGI_CONCURRENCY = 100  #: default target of requests in flight per process of an ASGI application or a command
 MAX_BATCH_BYTES = 256 * 1024**2  #: a whole batch is held in memory and stored as one database value
 
 
@@ -302,16 +322,36 @@ def _attribute_name(value: object) -> str:
     return name
 
 
+@accepts(type="array", minItems=1, items={"type": "string"})
+def _command(value: object) -> list[object]:
+    """Validate the program of a command and its arguments."""
+    if isinstance(value, str) and value.strip():
+        try:
+            parts = shlex.split(value)
+        except ValueError:  # no closing quotation
+            parts = value.split()
+        raise problem("must be a list: the program, then each argument", f"write {json.dumps(parts)}")
+    if value == []:
+        raise problem("cannot be empty", 'write the program and its arguments, such as ["node", "server.js"]')
+    return a_list(value)
+
+
 class Handler(ConfigModel):
     """The user's code: its location, its interface and its arguments."""
 
-    null_means_default = frozenset({"app", "config", "env", "server_side_batching"})
+    null_means_default = frozenset(
+        {"app", "command", "config", "env", "server_side_batching", "start_timeout_s", "strip_prefix"}
+    )
 
     interface: Interface
-    type: Annotated[str, BeforeValidator(enum(PYTHON, "tensorflow", "onnx", ANY_MODEL, "asgi", "wsgi"))]
+    type: Annotated[str, BeforeValidator(enum(PYTHON, "tensorflow", "onnx", ANY_MODEL, "asgi", "wsgi", COMMAND))]
     #: The user's file; None: a built-in class serves the models.
     path: Annotated[str | None, BeforeValidator(_code_path)] = Field(default=None, validate_default=True)
     app: Annotated[str, BeforeValidator(_attribute_name)] | None = None  #: the application in `path`, or its factory
+    #: The program of the user's own server, and its arguments.
+    command: Annotated[list[Text], BeforeValidator(_command)] | None = None
+    strip_prefix: Annotated[bool, BeforeValidator(true_or_false)] = True  #: the command's server gets paths without it
+    start_timeout_s: Annotated[float, BeforeValidator(duration_s(above=0))] = START_S  #: until that server is ready
     python_path: Annotated[str, BeforeValidator(folder_on_path)] | None = None
     config: Annotated[dict[str, Any], BeforeValidator(a_map)] = {}
     env: Annotated[dict[EnvName, EnvValue], BeforeValidator(a_map)] = {}
@@ -510,7 +550,8 @@ class Api(ConfigModel):
     autoscaling: Autoscaling = Autoscaling()
     update_strategy: UpdateStrategy = UpdateStrategy()
     tracker: TrackerConfig | None = None
-    readiness: ProjectPath | None = None  #: sample request that a new replica must answer before it receives traffic
+    #: Sample request that a new replica must answer before it receives traffic; of a command, the path of one.
+    readiness: Annotated[str, BeforeValidator(_readiness)] | None = None
     apis: Annotated[list[Traffic], BeforeValidator(_shares)] | None = None  #: targets of a TrafficSplitter
     schedule: Schedule | None = None  #: only for a BatchAPI or a TaskAPI
     #: The user's own keys and values, with defaults; see `api_spec.py`. None if an older version stored the API.
@@ -552,6 +593,16 @@ class Api(ConfigModel):
         return self.handler.type in APPLICATION_TYPES
 
     @property
+    def runs_command(self) -> bool:
+        """True if a server of the user's own answers everything below the endpoint."""
+        return self.handler.type == COMMAND
+
+    @property
+    def readiness_sample(self) -> str | None:
+        """The file of the project that has the sample request of `readiness`."""
+        return None if self.runs_command else self.readiness
+
+    @property
     def concurrency(self) -> int:
         """Number of requests that one replica runs concurrently."""
         return self.handler.processes_per_replica * self.handler.threads_per_process
@@ -561,7 +612,7 @@ class Api(ConfigModel):
         """Number of requests in flight per replica that the autoscaler targets."""
         batching, handler = self.handler.server_side_batching, self.handler
         calls = max(handler.threads_per_process, batching.max_batch_size if batching else 1)
-        if handler.type == "asgi":
+        if handler.type in ("asgi", COMMAND):
             calls = min(
                 ASGI_CONCURRENCY, max(1, self.autoscaling.max_replica_concurrency // handler.processes_per_replica)
             )

@@ -29,6 +29,9 @@ _FIELD = re.compile(r"\{(handler(?:\.[a-z_]+)+)\}")
 _FIELDS_UNRELATED_TO_CODE = frozenset(
     {
         "handler.python_path",
+        "handler.command",
+        "handler.strip_prefix",
+        "handler.start_timeout_s",
         "handler.config",
         "handler.env",
         "handler.model",

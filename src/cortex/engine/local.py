@@ -362,7 +362,7 @@ def _modified(path: Path) -> float:
 
 
 def _clean(spec: ReplicaSpec) -> None:
-    for socket in (spec.control_socket, *spec.sockets):
+    for socket in (spec.control_socket, *spec.sockets, *spec.command_sockets):
         with contextlib.suppress(OSError):
             Path(socket).unlink()
     remove_tree(Path(spec.run_dir))

@@ -18,7 +18,7 @@ class Protocol(StrEnum):
 
     CALLS = "calls"  #: one call of a method or model for each request, with a whole body
     ROUTES = "routes"  #: likewise, also for all paths below the endpoint
-    APPLICATION = "application"  #: an ASGI or WSGI application
+    APPLICATION = "application"  #: an ASGI or WSGI application, or a server of the user's own
     JOBS = "jobs"  #: requests to the operator, which runs the jobs of the API
 
 

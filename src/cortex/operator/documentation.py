@@ -83,7 +83,7 @@ class Documentation:
     def _sample(self, target: Target) -> Sample | None:
         """Return the sample that the replicas have answered, or the one of the project."""
         folder = self._projects.path(target.project_hash)
-        for name in filter(None, (target.spec.readiness, _SAMPLE_FILE)):
+        for name in filter(None, (target.spec.readiness_sample, _SAMPLE_FILE)):
             try:
                 text = _read(folder / name, _SAMPLE_MAX_BYTES)
                 return Sample(f"{name} of the project", orjson.loads(text))

@@ -65,7 +65,7 @@ class ReplicaSpec:
     max_body_bytes: int = 100 * 1024 * 1024
     mem_limit_bytes: int | None = None
     log_level: str = "info"
-    type: str = "python"  #: "python", "tensorflow", "onnx", "asgi" or "wsgi"
+    type: str = "python"  #: "python", "tensorflow", "onnx", "model", "asgi", "wsgi" or "command"
     app: str | None = None  #: of an application: its name in the module, or of its factory; None: `Handler.app`
     models: ModelSource | None = None  #: None: the API has no models that cortex loads
     trusts_pickle: bool = False  #: pickles among `models` may be loaded, which runs their code
@@ -99,6 +99,10 @@ class ReplicaSpec:
     setup: Setup | None = None  #: None: everything is prepared already
     on_disconnect: str = "cancel"  #: "finish", "cancel" or "kill" a call whose client disconnects
     websocket_idle_s: float = 3600.0  #: without a message, until a WebSocket is closed
+    command: tuple[str, ...] = ()  #: of `type: command`: the program and its arguments
+    endpoint: str = ""  #: of `type: command`: the path prefix of the API
+    strip_prefix: bool = True  #: of `type: command`: the server gets paths without `endpoint`
+    start_timeout_s: float = 600.0  #: of `type: command`: time until the server is ready
     working_copies: str = ""  #: strategy of `replica.working_copy`; "": the supervisor chooses it
 
     @property
@@ -110,6 +114,11 @@ class ReplicaSpec:
     def batches_calls(self) -> bool:
         """Return whether one call of the method gets several requests, and not one run of a model below it."""
         return self.max_batch_size > 0 and (self.type == "python" or not self.path)
+
+    @property
+    def command_sockets(self) -> tuple[str, ...]:
+        """Return the unix socket at which the command of each process may listen."""
+        return tuple(f"{path}s" for path in self.sockets) if self.command else ()
 
     @property
     def limits(self) -> RequestLimits:
@@ -144,6 +153,7 @@ class ReplicaSpec:
                 **known,
                 "setup": Setup(**setup) if setup else None,
                 "sockets": tuple(data["sockets"]),
+                "command": tuple(data.get("command", ())),
                 "node_groups": tuple(data.get("node_groups", ())),
                 "gpu_ids": tuple(data.get("gpu_ids", ())),
                 "inf_ids": tuple(data.get("inf_ids", ())),

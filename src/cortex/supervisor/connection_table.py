@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cortex.lifecycle import DeathCause
-from cortex.replica.requests.http import error_response
+from cortex.replica.requests.http import close_frame, error_response
 from cortex.replica.shared_state import MAX_CONNECTIONS, ConnectionState, SharedConnectionState
 from cortex.replica.spec import Death
 from cortex.supervisor.batch_bisection import BatchBisection
@@ -33,7 +33,6 @@ ABANDONED_CALL_S = 1.0
 _NOT_RUN = (ConnectionState.READING, ConnectionState.QUEUED, ConnectionState.AGAIN)
 _SLOW_CLIENT_STATES = (ConnectionState.READING, ConnectionState.DRAINING)
 _STALL_CHECK_S = 0.5
-_CLOSE_REASON_BYTES = 123
 
 
 @dataclass
@@ -289,12 +288,6 @@ class StallDetector:
             )
             self._stalled_since = (self._stalled_since or now) if is_stalled else None
         return now - self._stalled_since if self._stalled_since is not None else 0.0
-
-
-def close_frame(reason: str) -> bytes:
-    """Return the frame that closes a WebSocket because of an internal error, 1011 (RFC 6455, section 5.5.1)."""
-    text = reason.encode()[:_CLOSE_REASON_BYTES].decode(errors="ignore").encode()
-    return bytes((0x88, 2 + len(text))) + (1011).to_bytes(2, "big") + text
 
 
 def has_unread(sock: socket.socket) -> bool | None:

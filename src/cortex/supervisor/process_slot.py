@@ -107,6 +107,11 @@ class ProcessSlot(ABC):
         return self.pid
 
     @property
+    def memory_bytes(self) -> int:
+        """The resident memory of the process that runs user code."""
+        return resident_bytes(self.user_pid) if self.user_pid is not None else 0
+
+    @property
     def inherited(self) -> tuple[int, ...]:
         """Descriptors of the supervisor that the process keeps open."""
         return ()
@@ -189,6 +194,9 @@ class ProcessSlot(ABC):
         """Handle the end of the channel: the process is dying, or the user's code closed its descriptor."""
         self._channel_lost_at = time.monotonic()
 
+    def on_output(self, data: bytes) -> None:  # noqa: B027 - only commands need it
+        """Handle output of the process, which is in the log as well."""
+
     def configure(self, spec: ReplicaSpec) -> None:
         """Apply changed limits, and send them to the process."""
         self._spec = spec
@@ -233,7 +241,7 @@ class ProcessSlot(ABC):
         if self._channel_lost_at is not None and now - self._channel_lost_at > _CHANNEL_LOST_S:
             self.kill(Death(DeathCause.KILLED, "killed: it closed the socket to its supervisor", time.time()))
         if self._spec.mem_limit_bytes and self.user_pid is not None:
-            used = resident_bytes(self.user_pid)
+            used = self.memory_bytes
             if used > self._spec.mem_limit_bytes:
                 self.kill(over_memory_limit(used, self._spec.mem_limit_bytes))
         if self.state is ProcessState.STOPPING:

@@ -42,6 +42,8 @@ _FINISH_S = 1.0
 class RequestWorker(ProcessSlot):
     """A slot whose processes serve requests; its listeners and connections outlive them."""
 
+    exit_s = EXIT_S  #: time for the process to end, after it has been told to stop
+
     def __init__(
         self,
         spec: ReplicaSpec,
@@ -258,7 +260,7 @@ class RequestWorker(ProcessSlot):
             return
         self._idle_since = self._idle_since or now
         if (busy or now - self._idle_since > IDLE_BEFORE_STOP_S) and self.channel is not None:
-            self._exit_until = now + EXIT_S
+            self._exit_until = now + self.exit_s
             self.channel.send("stop")
 
     def _on_dead(self, death: Death) -> Death:

@@ -142,6 +142,10 @@ class Supervisor:
             from cortex.supervisor.job_worker import JobWorker  # noqa: PLC0415 - other replicas start sooner
 
             return JobWorker(self._spec, index, fork)
+        if self._spec.command:
+            from cortex.supervisor.command_worker import CommandWorker  # noqa: PLC0415 - as above
+
+            return CommandWorker(self._spec, index, self._listeners, fork, on_answer=self._metrics.answered)
         return self._create_request_worker(index)
 
     def _create_request_worker(self, index: int, is_standby: bool = False) -> RequestWorker:
@@ -269,6 +273,7 @@ class Supervisor:
             return False
         if data:
             self._log.feed(worker.index, worker.outputs[fd], data)
+            worker.on_output(data)
             return True
         self._unwatch(fd)
         os.close(fd)

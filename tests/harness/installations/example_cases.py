@@ -158,6 +158,7 @@ class AsyncExample:
 
 #: Their README is tested as it is.
 TASK_EXAMPLES = {"task-disk-report"}
+COMMAND_EXAMPLES = {"own-server"}
 
 ASYNC_EXAMPLES = [
     AsyncExample(

@@ -41,3 +41,11 @@ def test_models_of_another_server_need_no_model_agent(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, handler)
     assert spec.models is not None
     assert spec.model_agent_socket is None
+
+
+def test_a_command_gets_its_arguments_and_its_endpoint(tmp_path: Path) -> None:
+    handler = {"interface": "handler", "type": "command", "path": None, "command": ["node", "server.js"]}
+    spec = spec_of(tmp_path, handler, networking={"endpoint": "/own"}, readiness="/health")
+    assert (spec.path, spec.command, spec.endpoint) == ("", ("node", "server.js"), "/own")
+    assert (spec.readiness, spec.strip_prefix, spec.start_timeout_s) == ("/health", True, 600.0)
+    assert spec_of(tmp_path).command == ()

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cortex.config.schema import Api
+from cortex.gateway.protocols import Protocol
 from cortex.gateway.routes import ApiBackend, Share, Split
 from cortex.lifecycle import ProcessState
 from cortex.operator.replicas.plan import Preparation, Replica
@@ -173,3 +174,10 @@ def test_a_splitter_has_shares_and_a_shadow() -> None:
     assert table.backends == ()
     shares = (Share("one", 30), Share("two", 70))
     assert table.splits == (Split("iris", "/iris", shares, Share("dark", 5), has_docs=True),)
+
+
+def test_a_command_gets_every_path_below_its_endpoint_as_it_arrives() -> None:
+    handler = {"interface": "handler", "type": "command", "command": ["node", "server.js"]}
+    found = backend([], handler=handler)
+    assert found.subpaths == ("/",)
+    assert found.protocol is Protocol.APPLICATION

@@ -333,6 +333,9 @@ def revision_of(api: Api, project_hash: str, nonce: str) -> str:
         del handler["app"]
     if not handler["dependencies"]["model_packages"]:
         del handler["dependencies"]["model_packages"]
+    if not api.runs_command:
+        for name in ("command", "strip_prefix", "start_timeout_s"):
+            del handler[name]
     parts: dict[str, Any] = {
         "name": api.name,
         "handler": handler,
@@ -344,6 +347,8 @@ def revision_of(api: Api, project_hash: str, nonce: str) -> str:
         parts["tracker"] = [api.tracker.key, api.tracker.model_type]
     if api.readiness is not None:
         parts["readiness"] = api.readiness
+    if api.runs_command:  # its environment has the endpoint
+        parts["endpoint"] = api.networking.endpoint
     return _digest(parts)
 
 

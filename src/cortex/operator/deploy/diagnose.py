@@ -79,7 +79,7 @@ def diagnose_project(
     packages: dict[str, dict[str, str]] = {}
     if machine is not None:
         inspection = _inspect_models(project, checked.readable, machine)
-        problems += _machine_problems(checked, machine, inspection)
+        problems += _machine_problems(project, checked, machine, inspection)
         packages, conflicts = _model_packages(project, checked, inspection)
         problems += conflicts
     if problems:
@@ -196,12 +196,18 @@ def _installs(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[tuple[str,
 
 
 def _machine_problems(
-    checked: CheckedFile, machine: Machine, inspection: ModelInspection | None
+    project: ProjectFiles, checked: CheckedFile, machine: Machine, inspection: ModelInspection | None
 ) -> Iterator[Diagnostic]:
     apis = checked.readable
     violations = list(inspection.violations) if inspection is not None else []
     if machine.devices is not None:
         violations += [(api, violation) for api in apis for violation in _compute_violations(api, machine.devices)]
+    commands = [api for api in apis if api.handler.command is not None]
+    if commands and (machine.devices is None or machine.devices.cores):  # else a cluster runs it
+        from cortex.operator.deploy.command_checks import program_violation  # noqa: PLC0415 - likewise
+
+        found = [(api, program_violation(api, project, machine.environ)) for api in commands]
+        violations += [(api, violation) for api, violation in found if violation is not None]
     reported = {(problem.line, problem.column) for problem in checked.problems}
     for api, violation in violations:
         problem = checked.point_at(api, violation)

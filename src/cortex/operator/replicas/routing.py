@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from cortex.config.schema import REQUEST_HANDLERS, Api, Networking
+from cortex.config.schema import COMMAND, REQUEST_HANDLERS, Api, Networking
 from cortex.errors import GatewayError
 from cortex.gateway.base import Gateway
 from cortex.gateway.maps import V2_PATH
@@ -129,7 +129,7 @@ def _backend(
     unavailable = _unavailable(record, replicas, preparation)
     # Independent of the number of replicas and of requests ahead: a change of the limit makes the gateway reload its
     # configuration.
-    default_slots = limit if spec.handler.type == "asgi" else spec.handler.threads_per_process
+    default_slots = limit if spec.handler.type in ("asgi", COMMAND) else spec.handler.threads_per_process
     slots = max((replica.status.slots for replica, _ in routed), default=default_slots)
     inside = server_capacity(slots, 0, limit, 0, gateways)
     return ApiBackend(
@@ -167,13 +167,13 @@ def _backend(
 
 
 def _protocol(spec: Api, has_routes: bool) -> Protocol:
-    if spec.is_application:
+    if spec.is_application or spec.runs_command:
         return Protocol.APPLICATION
     return Protocol.ROUTES if has_routes else Protocol.CALLS
 
 
 def _subpaths(spec: Api, has_routes: bool) -> tuple[str, ...]:
-    if spec.is_application:
+    if spec.is_application or spec.runs_command:
         return ("/",)
     if has_routes:
         return (V2_PATH, "/")

@@ -44,6 +44,7 @@ _LINGER_S = 2.0
 _JOIN_BYTES = 64 * 1024
 #: Status in metrics of a request whose client disconnected before the response. Nobody receives it.
 CLIENT_CLOSED_REQUEST = 499
+_CLOSE_REASON_BYTES = 123
 #: Statuses whose responses have no body, whatever their headers are.
 _BODILESS = frozenset({204, 304})
 _NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
@@ -685,6 +686,12 @@ def error_response(status: int, message: str, request_id: str, in_openai_form: b
         len(body),
         body,
     )
+
+
+def close_frame(reason: str, code: int = 1011) -> bytes:
+    """Return the frame with which a server closes a WebSocket, by default for an internal error (RFC 6455, 5.5.1)."""
+    text = reason.encode()[:_CLOSE_REASON_BYTES].decode(errors="ignore").encode()
+    return bytes((0x88, 2 + len(text))) + code.to_bytes(2, "big") + text
 
 
 def response_head(status: int, media_type: bytes | None, headers: tuple[Header, ...]) -> bytes:

@@ -1,0 +1,94 @@
+"""The requests of a process that runs a command: the proxy between the gateway and the command's server.
+
+    StreamingConnection ── handle ──> CommandServer ── CommandCall ──> UpstreamConnection ──> the server
+
+The proxy keeps what the server can't: a request that runs when the server dies gets a response with the cause, requests
+wait while it restarts, and its connections, from this machine or another, are those of every worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from cortex.replica.applications.connection import StreamingConnection
+from cortex.replica.commands.command_call import RESTART, CommandCall
+from cortex.replica.commands.command_process import CommandProcess
+from cortex.replica.commands.upstream import Address, UpstreamPool
+from cortex.replica.monitoring.metrics import MetricFile, RequestRecorder
+from cortex.replica.requests.http import READ_BYTES, Connection, ConnectionPool
+from cortex.replica.shared_state import SharedConnectionState
+from cortex.replica.spec import ReplicaSpec, RequestLimits
+
+#: Data that a dying server has sent is read within this time.
+_FLUSH_S = 0.02
+_NS_PER_S = 1_000_000_000
+
+
+class CommandServer:
+    """Passes on the requests of one process. Event-loop thread only."""
+
+    def __init__(
+        self,
+        spec: ReplicaSpec,
+        process: CommandProcess,
+        address: Address,
+        loop: asyncio.AbstractEventLoop,
+        shared_state: SharedConnectionState,
+        file: MetricFile | None,
+    ) -> None:
+        """Create the proxy of a server that listens at `address`."""
+        self.connections = ConnectionPool(
+            loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes, StreamingConnection
+        )
+        self.upstreams = UpstreamPool(loop, address, memoryview(bytearray(READ_BYTES)))
+        self.strips_prefix = spec.strip_prefix
+        self.answered_at = time.monotonic()  #: when the server last answered anything
+        self.is_stopping = False
+        self._process = process
+        self._loop = loop
+        self._running: set[CommandCall] = set()
+        self.configure(spec.limits)
+
+    def configure(self, limits: RequestLimits) -> None:
+        """Set the limits of subsequent requests."""
+        self.connections.max_body_bytes = limits.max_body_bytes
+        self.connections.cancels_calls = limits.on_disconnect != "finish"
+        self.timeout_s = limits.timeout_s
+        self.websocket_idle_s = limits.websocket_idle_s
+
+    def set_suspects(self, groups: Mapping[str, int]) -> None:
+        """Ignore the requests of batches: commands have none."""
+
+    def handle(self, connection: Connection) -> None:
+        """Pass on the request of a connection, whose head has arrived."""
+        assert isinstance(connection, StreamingConnection)
+        now_ns = time.monotonic_ns()
+        timeout_ns = int(self.timeout_s * _NS_PER_S)
+        waited_ns = connection.gateway_wait_ns(now_ns)
+        connection.arrived_ns = now_ns - min(waited_ns, timeout_ns)
+        if waited_ns >= timeout_ns:
+            connection.respond_error(504, f"timed out after {self.timeout_s:g} s, before it could run")
+            return
+        connection.started_ns = now_ns
+        call = CommandCall(self, connection, connection.arrived_ns + timeout_ns, self._running.discard)
+        connection.call = call
+        self._running.add(call)
+        call.begin()
+
+    def answered(self) -> None:
+        """Note that the server has answered."""
+        self.answered_at = time.monotonic()
+
+    def stop(self, done: Callable[[], None]) -> None:
+        """End the command and its processes, then call `done`."""
+        self.is_stopping = True
+        self._loop.create_task(self._stop(done))
+
+    async def _stop(self, done: Callable[[], None]) -> None:
+        await self._process.stop()
+        await asyncio.sleep(_FLUSH_S)
+        for call in list(self._running):
+            call.close_websocket(RESTART, "the service restarts")
+        done()

@@ -1,0 +1,114 @@
+"""The process that runs a command: start it, report readiness to the supervisor, pass on requests until it is stopped.
+
+If the command ends, this process does too, so that the supervisor answers its requests with the cause and starts both
+again. The supervisor's side is `supervisor.command_worker`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import uvloop
+
+from cortex.replica.channel import Channel
+from cortex.replica.commands.command_process import CommandProcess
+from cortex.replica.commands.readiness_probe import PROBE_S, SILENCE_S, probe, wait_until_ready
+from cortex.replica.commands.server import CommandServer
+from cortex.replica.commands.upstream import Address
+from cortex.replica.monitoring.request_log import write_log
+from cortex.replica.orphan import Inheritance, Orphan, outlive_supervisor
+from cortex.replica.request_worker import SupervisorChannel
+from cortex.replica.shared_state import SharedConnectionState
+from cortex.replica.spec import ReplicaSpec
+from cortex.replica.worker_process import enter_project, open_metrics, report_failure
+
+#: What a server has sent before its end is passed on within this time.
+_FLUSH_S = 0.02
+
+
+def run_command_worker(
+    spec: ReplicaSpec,
+    index: int,
+    channel: Channel,
+    shared_state: SharedConnectionState,
+    inheritance: Inheritance,
+) -> int:
+    """Run the command as process `index` of a replica; return the exit code."""
+    process: CommandProcess | None = None
+    try:
+        spec = enter_project(spec, index)
+        loop = uvloop.new_event_loop()
+        asyncio.set_event_loop(loop)
+        process = CommandProcess(spec, index)
+        process.start(loop)
+        channel.send("command", pid=process.pid)
+        address = loop.run_until_complete(wait_until_ready(spec, process))
+    except BaseException as error:  # the edge of the process
+        report_failure(channel, error)
+        if process is not None:
+            process.signal(signal.SIGKILL)
+        return 1
+    if address is None:
+        channel.send("ended", wait_status=process.wait_status)
+        return 1
+    return _serve(spec, index, process, address, loop, channel, shared_state, inheritance)
+
+
+def _serve(
+    spec: ReplicaSpec,
+    index: int,
+    process: CommandProcess,
+    address: Address,
+    loop: asyncio.AbstractEventLoop,
+    channel: Channel,
+    shared_state: SharedConnectionState,
+    inheritance: Inheritance,
+) -> int:
+    server = CommandServer(spec, process, address, loop, shared_state, open_metrics(spec, index))
+    stop = partial(server.stop, loop.stop)
+    orphan = Orphan(server, loop, inheritance, stop)
+    supervisor = SupervisorChannel(server, loop, channel, lambda catalogue: None, stop, orphan.begin)
+    outlive_supervisor()
+    supervisor.start()
+    tasks = [loop.create_task(_report_end(process, server, channel, loop))]
+    if spec.readiness is not None:
+        tasks.append(loop.create_task(_watch(spec, server, address, channel)))
+    channel.send("ready", slots=spec.max_concurrency, shares_loop=True)
+    loop.run_forever()
+    process.signal(signal.SIGKILL)  # what the command has left behind
+    with contextlib.suppress(OSError):  # the folder may be gone
+        Path(process.socket_path).unlink(missing_ok=True)
+    orphan.finish()
+    return 0 if server.is_stopping else 1
+
+
+async def _report_end(
+    process: CommandProcess, server: CommandServer, channel: Channel, loop: asyncio.AbstractEventLoop
+) -> None:
+    """End this process when the command ends by itself."""
+    await process.ended()
+    if not server.is_stopping:
+        await asyncio.sleep(_FLUSH_S)
+        channel.send("ended", wait_status=process.wait_status)
+        loop.stop()
+
+
+async def _watch(spec: ReplicaSpec, server: CommandServer, address: Address, channel: Channel) -> None:
+    """Let the supervisor end a server that has answered neither probes nor requests for long."""
+    is_silent = False
+    while True:
+        await asyncio.sleep(PROBE_S)
+        result = await probe(address, spec.readiness)
+        if result.is_ready:
+            server.answered()
+        silent_s = time.monotonic() - server.answered_at
+        if silent_s > SILENCE_S + server.timeout_s:
+            channel.send("unresponsive", message=f"{result.problem}; no request was answered for {silent_s:.0f} s")
+        elif not result.is_ready and not is_silent:
+            write_log(f"the command does not answer: {result.problem}\n")
+        is_silent = not result.is_ready

@@ -1,0 +1,88 @@
+"""The slot of a worker that runs a command: names the command's end, and keeps its last lines if it does not start."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from cortex.lifecycle import DeathCause, ProcessState
+from cortex.replica.channel import Channel
+from cortex.replica.commands.command_process import STOP_S, process_tree
+from cortex.replica.commands.worker import run_command_worker
+from cortex.replica.orphan import Inheritance
+from cortex.replica.spec import Death, StartFailure
+from cortex.supervisor.exit_reasons import name_death, resident_bytes
+from cortex.supervisor.request_worker import RequestWorker, WorkerOutput
+
+#: Output of a command that is kept until it is ready.
+_TAIL_BYTES = 8 * 1024
+_TAIL_LINES = 20
+#: Time to stop the proxy, in addition to that of the command.
+_PROXY_EXIT_S = 0.5
+
+
+class CommandWorker(RequestWorker):
+    """A slot whose processes pass requests to the server of a command, which they start."""
+
+    exit_s = STOP_S + _PROXY_EXIT_S
+
+    def run(self, channel: Channel) -> int:
+        """Run the process: called in the fork, returns its exit code."""
+        output = WorkerOutput(self._spec.log_path, self.index, self.outputs)
+        inheritance = Inheritance(output, self._listener)
+        return run_command_worker(self._spec, self.index, channel, self._connections.shared_state, inheritance)
+
+    @property
+    def user_pid(self) -> int | None:
+        """The process of the command."""
+        return self.pid and (self._command_pid or self.pid)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The resident memory of the command and of the processes that it has started."""
+        return sum(map(resident_bytes, process_tree(self._command_pid))) if self._command_pid else 0
+
+    def _on_start(self) -> None:
+        super()._on_start()
+        self._command_pid = 0
+        self._wait_status: int | None = None  # of the command, once it has ended
+        self._tail = b""
+
+    def on_message(self, message: dict[str, Any]) -> None:
+        """Handle a message of the process. Raises: KeyError, TypeError, ValueError if the command wrote it."""
+        kind = message["kind"]
+        if kind == "command":
+            self._command_pid = int(message["pid"])
+        elif kind == "ended":
+            self._wait_status = int(message["wait_status"])
+        elif kind == "unresponsive":
+            self.kill(Death(DeathCause.TIMED_OUT, f"unresponsive: {message['message']}", time.time()))
+        else:
+            super().on_message(message)
+
+    def on_output(self, data: bytes) -> None:
+        """Keep the last lines of a command that is not ready."""
+        if self.state is ProcessState.STARTING:
+            self._tail = (self._tail + data)[-_TAIL_BYTES:]
+
+    def on_death(self, wait_status: int) -> Death:
+        """Determine the cause of a death, handle what was running, and schedule the next start."""
+        if self._wait_status is not None:
+            wait_status = self._wait_status
+            if self.state is ProcessState.STARTING and self._killed_for is None:
+                self._failure = StartFailure(self._start_problem(wait_status))
+        if self._failure is not None and not self._failure.traceback:
+            self._failure = replace(self._failure, traceback=self._last_lines())
+        return super().on_death(wait_status)
+
+    def _start_problem(self, wait_status: int) -> str:
+        reason = f"the command {name_death(wait_status, 0).message} before it was ready"
+        lines = self._last_lines().splitlines()
+        if wait_status == 0:
+            return f"{reason}: it must run in the foreground"
+        return f"{reason}: {lines[-1]}" if lines else reason
+
+    def _last_lines(self) -> str:
+        lines = self._tail.decode(errors="replace").strip().splitlines()
+        return "\n".join(lines[-_TAIL_LINES:])

@@ -1,0 +1,31 @@
+"""The example of a server of the user's own behind the gateway: deploy, request, update under load."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from harness.installations.example_cases import EXAMPLES_DIR
+from harness.installations.installation import Installation
+from harness.wait import wait_until
+
+
+def test_a_server_of_the_users_own_is_updated_without_a_lost_request(cortex: Installation, tmp_path: Path) -> None:
+    project = tmp_path / "own server"
+    shutil.copytree(EXAMPLES_DIR / "own-server", project)
+    cortex.cortex("deploy", project)
+    sample = (project / "sample.txt").read_bytes()
+    answer = cortex.post("/own-server/count", body=sample)
+    assert answer.json == {"the": 3, "boats": 1, "of": 1}
+    assert answer.headers["x-cortex-request-id"]
+    assert cortex.post("/own-server/ticks", method="GET").body == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
+    assert cortex.post("/own-server/none", method="GET").json == {"error": "no page has the path /none"}
+    assert "listening" in cortex.cortex("logs", "own-server").stdout
+
+    first = cortex.pids("own-server")
+    config = project / "cortex.yaml"
+    with cortex.load("/own-server/count", rate=50, connections=4) as summary:
+        config.write_text(config.read_text().replace("    command:", "    env: {A: b}\n    command:"))
+        cortex.cortex("deploy", project)
+        wait_until(lambda: not first & cortex.pids("own-server"))
+    assert set(summary["statuses"]) == {"200"}, summary

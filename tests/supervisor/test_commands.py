@@ -1,0 +1,224 @@
+"""Real replicas of commands: servers of the user's own that cortex supervises."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cortex.lifecycle import DeathCause, ProcessState
+from harness.replicas.applications import FROM_GATEWAY
+from harness.replicas.commands import ON_PORT, ON_SOCKET, running_command
+from harness.replicas.replicas import Answer, Replica
+from harness.wait import wait_until
+
+OF_GATEWAY = FROM_GATEWAY | {"x-cortex-endpoint": "/own"}
+
+
+def ask(replica: Replica, path: str, method: str = "POST", body: bytes = b"", **headers: str) -> Answer:
+    """Send a request below the endpoint."""
+    sent = OF_GATEWAY | {name.replace("_", "-"): value for name, value in headers.items()}
+    return replica.request(method=method, path=f"/own{path}", body=body, headers=sent)
+
+
+def in_background(pool: ThreadPoolExecutor, replica: Replica, path: str, body: bytes = b"") -> Future[Answer]:
+    """Send a request; return its future once the server has received it."""
+    before = replica.log().count("begun")
+    future = pool.submit(ask, replica, path, body=body)
+    wait_until(lambda: replica.log().count("begun") > before, message=replica.log())
+    return future
+
+
+def runs(pid: int) -> bool:
+    """Return whether a process runs; one that was not reaped does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("command", [ON_PORT, ON_SOCKET])
+def test_requests_reach_a_server_at_its_port_or_its_socket(command: tuple[str, ...]) -> None:
+    with running_command(*command, readiness="/health") as replica:
+        replica.wait_ready()
+        answer = ask(replica, "/v1/chat?stream=1", body=b"hello", x_mine="2", connection="close")
+        told = answer.json
+        assert (told["method"], told["path"], told["body"]) == ("POST", "/v1/chat?stream=1", "hello")
+        assert told["endpoint"] == "/own"
+        assert {"x-forwarded-prefix": "/own", "x-mine": "2", "host": "example.com"}.items() <= told["headers"].items()
+        assert not {"x-cortex-endpoint", "connection"} & told["headers"].keys()
+        assert answer.headers["x-own"] == "1"
+        assert "server-timing" in answer.headers
+        assert told["pid"] == replica.pid
+
+        assert ask(replica, "/stream").body == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
+        assert ask(replica, "/until-closed").body == b"until the end"
+        assert ask(replica, "/early").body == b"after hints"
+        assert ask(replica, "/nothing").status == 204
+        assert ask(replica, "/redirect").headers["location"] == "/own/elsewhere?x=1"
+        head = ask(replica, "/x", method="HEAD")
+        assert (head.status, head.body) == (200, b"")
+        assert int(head.headers["content-length"]) > 0
+        assert ask(replica, "/hang-up").status == 502
+        large = os.urandom(3_000_000).hex().encode()
+        assert len(ask(replica, "/x", body=large).json["body"]) == len(large)
+        assert "o arguments" in replica.log()
+
+
+def test_the_prefix_stays_if_the_server_wants_it() -> None:
+    with running_command(strip_prefix=False) as replica:
+        replica.wait_ready()
+        assert ask(replica, "/v1").json["path"] == "/own/v1"
+        assert ask(replica, "/v1").json["headers"]["x-forwarded-prefix"] == "/own"
+
+
+def test_requests_of_a_killed_command_get_the_cause_and_the_next_ones_another_process() -> None:
+    with running_command() as replica, ThreadPoolExecutor() as pool:
+        replica.wait_ready()
+        pid = replica.pid
+        child = int(ask(replica, "/spawn").body)
+        asked = in_background(pool, replica, "/sleep")
+        os.kill(pid, signal.SIGKILL)
+        answer = asked.result()
+        assert answer.status == 500
+        assert answer.json["error"] == "the process that handled this request died: killed (SIGKILL)"
+        assert ask(replica, "/x").json["pid"] != pid  # waits for the next process
+        wait_until(lambda: not runs(child))
+
+        assert ask(replica, "/exit").json["error"].endswith("died: exited with code 3")
+        death = replica.wait_ready().processes[0].death
+        assert death is not None
+        assert death.cause is DeathCause.EXITED
+
+
+def test_a_command_that_exits_at_its_start_is_reported_with_its_last_lines() -> None:
+    source = "import sys; sys.exit('the weights are bad')"
+    with running_command(sys.executable, "handler.py", source=source) as replica:
+        status = replica.wait_state(ProcessState.BACKING_OFF)
+        failure = status.processes[0].failure
+        assert failure is not None
+        assert failure.message == "the command exited with code 1 before it was ready: the weights are bad"
+        assert failure.traceback == "the weights are bad"
+        answer = ask(replica, "/x")
+        assert answer.status == 503
+        assert "the weights are bad" in answer.json["error"]
+
+
+def test_a_program_that_does_not_exist_is_reported() -> None:
+    with running_command("no-such-server") as replica:
+        failure = replica.wait_state(ProcessState.BACKING_OFF).processes[0].failure
+        assert failure is not None
+        assert failure.message == "can't run no-such-server: No such file or directory"
+
+
+def test_a_command_that_listens_elsewhere_fails_with_the_address() -> None:
+    source = """
+        import socket, time
+        sock = socket.create_server(("127.0.0.1", 0))
+        time.sleep(600)
+    """
+    with running_command(sys.executable, "handler.py", source=source, start_timeout_s=1.0) as replica:
+        failure = replica.wait_state(ProcessState.BACKING_OFF).processes[0].failure
+        assert failure is not None
+        assert "was not ready within 1 s: it listens neither at the port $PORT" in failure.message
+        assert "it listens at 127.0.0.1:" in failure.message
+
+
+def test_requests_are_finished_before_a_command_is_stopped(tmp_path: Path) -> None:
+    with running_command() as replica, ThreadPoolExecutor() as pool:
+        replica.wait_ready()
+        pid = replica.pid
+        asked = in_background(pool, replica, "/wait", str(tmp_path / "go").encode())
+        replica.command(command="stop", drain_s=30)
+        replica.wait_state(ProcessState.STOPPING)
+        (tmp_path / "go").touch()
+        assert asked.result().body == b"waited"
+        replica.process.wait(30)
+        assert not runs(pid)
+
+
+@pytest.mark.long
+def test_a_command_that_ignores_sigterm_is_killed() -> None:
+    with running_command(*ON_PORT, "--deaf") as replica:
+        replica.wait_ready()
+        pid = replica.pid
+        replica.command(command="stop", drain_s=0)
+        replica.process.wait(30)
+        assert not runs(pid)
+
+
+@pytest.mark.long
+def test_a_late_request_gets_504_and_the_server_continues() -> None:
+    with running_command(timeout_s=0.5) as replica:
+        replica.wait_ready()
+        pid = replica.pid
+        answer = ask(replica, "/sleep")
+        assert (answer.status, answer.json["error"]) == (504, "timed out after 0.5 s")
+        assert ask(replica, "/x").json["pid"] == pid
+
+
+@pytest.mark.long
+def test_a_command_beyond_its_memory_limit_ends_with_the_cause() -> None:
+    with running_command(mem_limit_bytes=200 * 1024 * 1024) as replica:
+        replica.wait_ready()
+        assert "out of memory (used " in ask(replica, "/allocate").json["error"]
+
+
+def test_no_process_of_a_command_outlives_its_supervisor_for_long() -> None:
+    with running_command() as replica, ThreadPoolExecutor() as pool:
+        replica.wait_ready()
+        pid = replica.pid
+        child = int(ask(replica, "/spawn").body)
+        asked = in_background(pool, replica, "/sleep", b"0.3")
+        replica.process.kill()
+        assert asked.result().body == b"slept"
+        wait_until(lambda: not runs(pid))
+        wait_until(lambda: not runs(child))
+
+
+@pytest.mark.long
+def test_a_command_ends_with_a_killed_proxy() -> None:
+    with running_command() as replica:
+        replica.wait_ready()
+        pid = replica.pid
+        proxy = psutil.Process(pid).parent()
+        assert proxy is not None
+        proxy.kill()
+        wait_until(lambda: not runs(pid))
+        assert ask(replica, "/x").json["pid"] != pid
+
+
+def test_a_websocket_is_passed_on_until_its_process_dies() -> None:
+    source = """
+        import base64, hashlib, os, socket, sys
+        listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+        while True:
+            sock = listener.accept()[0]
+            head = sock.recv(65536)
+            if not head:
+                continue
+            key = next(line.split(b": ")[1] for line in head.split(b"\\r\\n") if b"-key" in line)
+            accept = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+            sock.sendall(b"HTTP/1.1 101 Switching Protocols\\r\\nUpgrade: websocket\\r\\nConnection: Upgrade\\r\\n"
+                         b"Sec-WebSocket-Accept: " + accept + b"\\r\\n\\r\\n\\x81\\x02hi")
+            if not sock.recv(65536):
+                continue
+            os._exit(7)
+    """
+    from harness.replicas.applications import WebSocket
+
+    with running_command(source=source) as replica, socket.socket(socket.AF_UNIX) as sock:
+        replica.wait_ready()
+        sock.settimeout(60)
+        sock.connect(replica.spec.sockets[0])
+        client = WebSocket(sock, "/own/socket", **{"x-cortex-endpoint": "/own"})
+        assert client.is_open
+        assert client.receive() == "hi"
+        client.send("x")
+        assert client.closed() == (1011, "exited with code 7")
