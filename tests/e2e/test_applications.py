@@ -1,13 +1,19 @@
-"""Paths below an endpoint behind the gateway: a FastAPI application, routes of a class.
+"""Paths below an endpoint behind the gateway: a FastAPI application, routes of a class, and an OpenAI client.
 
 `test_long_connections.py` has many connections at once, through many deploys.
 """
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 import socket
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from harness.installations.example_cases import EXAMPLES_DIR, with_what_is_installed
 from harness.installations.installation import ECHO_CONFIG, ECHO_SOURCE, Installation, write_project
 from harness.replicas.applications import WebSocket
 from harness.wait import PATIENCE_S
@@ -92,6 +98,51 @@ def test_an_application_streams_and_its_websocket_outlives_an_update(cortex: Ins
     client = WebSocket(connect(cortex), "/shop/socket")
     client.send("die")
     assert client.closed() == (1011, "exited with code 3")
+
+
+def test_the_official_openai_client_calls_the_chat_example(cortex: Installation, tmp_path: Path) -> None:
+    import openai
+
+    project = tmp_path / "llm-chat"
+    shutil.copytree(EXAMPLES_DIR / "llm-chat", project, ignore=shutil.ignore_patterns("__pycache__"))
+    cortex.cortex("deploy", with_what_is_installed(project))
+    options: dict[str, Any] = {"base_url": cortex.url("/llm-chat/v1"), "api_key": "none", "max_retries": 0}
+    asked: dict[str, Any] = {"model": "tiny-random", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
+    client = openai.OpenAI(**options)
+    assert [model.id for model in client.models.list()] == ["tiny-random"]
+    assert client.models.retrieve("tiny-random").owned_by == "cortex"
+    answer = client.chat.completions.create(**asked, max_tokens=20)
+    text = answer.choices[0].message.content
+    assert (len(text or ""), answer.choices[0].finish_reason) == (20, "length")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 20
+
+    chunks = list(
+        client.chat.completions.create(**asked, max_tokens=20, stream=True, stream_options={"include_usage": True})
+    )
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == text
+    assert chunks[-1].usage == answer.usage
+
+    async def concurrently() -> list[str | None]:
+        async with openai.AsyncOpenAI(**options) as async_client:
+            create = async_client.chat.completions.create
+            answers = await asyncio.gather(*(create(**asked, max_tokens=20) for _ in range(8)))
+            return [each.choices[0].message.content for each in answers]
+
+    assert asyncio.run(concurrently()) == [text] * 8
+    with pytest.raises(openai.NotFoundError, match="does not exist") as unknown:
+        client.chat.completions.create(**{**asked, "model": "gpt-9"})
+    assert (unknown.value.code, unknown.value.param, unknown.value.type) == (
+        "model_not_found",
+        "model",
+        "invalid_request_error",
+    )
+    with pytest.raises(openai.UnprocessableEntityError) as invalid:
+        client.chat.completions.create(**{**asked, "temperature": 9})
+    assert (invalid.value.param, invalid.value.code) == ("temperature", "less_than_equal")
+    cortex.cortex("delete", "llm-chat")
+    with pytest.raises(openai.NotFoundError):
+        client.models.list()
 
 
 ROUTES = """

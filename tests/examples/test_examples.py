@@ -23,6 +23,7 @@ from harness.installations.example_cases import (
     EXAMPLES,
     EXAMPLES_DIR,
     MODEL_EXAMPLES,
+    ROUTE_EXAMPLES,
     TASK_EXAMPLES,
     BatchExample,
     Example,
@@ -37,7 +38,7 @@ each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: 
 def test_every_folder_has_a_case() -> None:
     folders = {path.parent.name for path in EXAMPLES_DIR.glob("*/cortex.yaml")} - {"kubernetes"}  # a manifest
     named = {example.name for example in [*EXAMPLES, *MODEL_EXAMPLES, *BATCH_EXAMPLES, *ASYNC_EXAMPLES]}
-    assert folders == named | TASK_EXAMPLES | COMMAND_EXAMPLES
+    assert folders == named | TASK_EXAMPLES | COMMAND_EXAMPLES | ROUTE_EXAMPLES
 
 
 @each_example

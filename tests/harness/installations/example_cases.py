@@ -159,6 +159,8 @@ class AsyncExample:
 #: Their README is tested as it is.
 TASK_EXAMPLES = {"task-disk-report"}
 COMMAND_EXAMPLES = {"own-server"}
+#: Tested in `tests/examples/test_llm_example.py`, and by its client in `tests/e2e/test_applications.py`.
+ROUTE_EXAMPLES = {"llm-chat"}
 
 ASYNC_EXAMPLES = [
     AsyncExample(
