@@ -18,12 +18,12 @@ GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 _PLAIN = """
 access address annotated annotation app archive argument arguments array
 async auth autoscaling background base binding body bound bootstrap budget builder
-certificate check cleanup cli client command commands config connection content conversion cpu credential cross
-database deploy deployer description detection dev
+certificate change check cleanup cli client command commands config connection content conversion cpu credential cross
+database debugger deploy deployer description detection dev
 device diagnose document dotenv election embedded engine error export fetcher field
 file filelock foreground form format get glob haproxy
 hosting http exception identity ignore importing infrastructure installer
-interface json jsonl key known lifecycle loaded loader local location log main map mapping memory metric
+interface json jsonl key known lifecycle link loaded loader local location log main map mapping memory metric
 lightgbm mlflow monitor
 monitoring object onnx openai output packaging parameter path pickle
 policy postgresql prediction preparations priority process progress
@@ -32,8 +32,8 @@ protocol python query queue queueing ray reason record remote replica report req
 route routing rpc rule run runner sample scaling
 schema service serving session settings shape simulation socket source
 start state statistics status storage store stream streaming summary table task telemetry template tensor tensorflow
-testing theory timing tls total traceback tracking traffic transport
-type unacknowledged usage user validate validation value view violation
+terminal testing theory timing tls total traceback tracking traffic transport
+type unacknowledged usage user validate validation value view violation watcher
 wire writer
 """
 PLAIN = set(_PLAIN.split())

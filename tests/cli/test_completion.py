@@ -38,7 +38,7 @@ def session(operator: Operator, home: Path) -> Session:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("de", ["deploy", "delete"]),
+        ("de", ["dev", "deploy", "delete"]),
         ("nope ", []),
         ("get ", ["sum", "summary", "iris"]),
         ("get su", ["sum", "summary"]),

@@ -22,6 +22,7 @@ from cortex.home import Home
 
 COMMANDS = {
     "init": "write a new project",
+    "dev": "serve a project in this terminal, and reload it when its files change",
     "deploy": "deploy the APIs of a configuration file and wait until they are live",
     "serve": "serve a model without code: detect its format and deploy it",
     "check": "find all mistakes in a project before deploying it",

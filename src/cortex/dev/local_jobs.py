@@ -118,6 +118,11 @@ class JobsApi:
         """Import the user's code. Raises: UserError, StorageError."""
         self.code = load_jobs_class(self._spec, self._models)
 
+    @property
+    def class_name(self) -> str | None:
+        """Return the name of the user's class."""
+        return self.code.class_name
+
     def submit(self, body: bytes | Mapping[str, Any]) -> LocalJob:
         """Validate a submission and cut its input into batches. Raises: SubmissionError, StorageError."""
         networking = self._api.networking
@@ -228,6 +233,11 @@ class AsyncApi:
         self.code = load_jobs_class(self._spec, self._models)
         spec = self._spec
         self._bound = self.code.construct(spec.config, {}, spec.api_spec)
+
+    @property
+    def class_name(self) -> str | None:
+        """Return the name of the user's class."""
+        return self.code.class_name
 
     def submit(self, content_type: str, body: bytes) -> Workload:
         """Store a workload."""

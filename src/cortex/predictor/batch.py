@@ -49,6 +49,11 @@ class BatchCode:
         self._metrics = metrics
         self._loop = _Loop()
 
+    @property
+    def class_name(self) -> str | None:
+        """Return the name of the user's class."""
+        return self._code.generation.class_name
+
     def construct(self, config: dict[str, Any], job_spec: dict[str, Any], api_spec: dict[str, Any]) -> BoundBatch:
         """Construct the object of the job, with the API's config merged with that of the job. Raises: UserError."""
         clients = self._clients

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ from cortex.replica.requests.payload import (
     validate_head,
 )
 
+#: Set in processes of `cortex dev`, whose tracebacks appear in its terminal.
+DEV_VARIABLE = "CORTEX_DEV"
 #: Limits of a logged value: items of each list and dict on each level, and characters in total.
 MAX_ITEMS = 10
 MAX_CHARACTERS = 500
@@ -207,7 +210,8 @@ class Caller:
 
 def logs_hint(api: str) -> str:
     """Return the end of the message of a failed call, which says where its traceback is."""
-    return f"; `cortex logs {api}` shows the traceback"
+    where = "the terminal" if DEV_VARIABLE in os.environ else f"`cortex logs {api}`"
+    return f"; {where} shows the traceback"
 
 
 def _content_type_hint(connection: Connection, method: BoundMethod) -> str:

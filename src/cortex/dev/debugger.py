@@ -1,0 +1,81 @@
+"""`breakpoint()` and `pdb` in the terminal of `cortex dev`, which the processes of several APIs share.
+
+A pipe holds one token. A process takes it before it reads from the terminal, so that one debugger runs at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pdb
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_TOKEN = b"t"
+
+
+class TerminalToken:
+    """The right to read from the terminal."""
+
+    def __init__(self, read: int, write: int) -> None:
+        self.read, self.write = read, write
+
+    @classmethod
+    def create(cls) -> TerminalToken:
+        """Create the pipe, with its token."""
+        token = cls(*os.pipe())
+        token.put_back()
+        return token
+
+    def put_back(self) -> None:
+        """Put the token back: also that of a process which died in its debugger."""
+        os.write(self.write, _TOKEN)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the token; wait until no other process does."""
+        os.read(self.read, 1)
+        try:
+            yield
+        finally:
+            self.put_back()
+
+    def close(self) -> None:
+        """Close the pipe."""
+        os.close(self.read)
+        os.close(self.write)
+
+
+def install(token: TerminalToken, on_change: Callable[[bool], object]) -> None:
+    """Let all debuggers of this process wait for the terminal; `on_change` is called when one begins and ends."""
+
+    class TerminalPdb(pdb.Pdb):
+        def interaction(self, *args: Any, **kwargs: Any) -> None:
+            with token.held():
+                on_change(True)
+                try:
+                    super().interaction(*args, **kwargs)
+                finally:
+                    on_change(False)
+
+    def breakpointhook(*_: Any, **__: Any) -> None:
+        frame = sys._getframe(1)
+        TerminalPdb().set_trace(frame)
+
+    pdb.Pdb = TerminalPdb  # type: ignore[misc]  # for `pdb.set_trace()`
+    if "PYTHONBREAKPOINT" not in os.environ:
+        sys.breakpointhook = breakpointhook
+
+
+def listen(port: int) -> str | None:
+    """Let debuggers of editors attach at a port of this machine; return why that is not possible."""
+    try:
+        import debugpy  # type: ignore[import-not-found]  # noqa: PLC0415 - an optional dependency
+    except ModuleNotFoundError:
+        return "debugpy is not installed; add debugpy to requirements.txt, or install it beside cortex"
+    try:
+        debugpy.listen(("127.0.0.1", port))
+    except (OSError, RuntimeError) as error:
+        return f"debugpy can't listen on port {port}: {error}"
+    return None

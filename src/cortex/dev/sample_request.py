@@ -1,0 +1,95 @@
+"""A command for curl that works when it is pasted, for an API of `cortex dev`; and the request of `--sample`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from cortex.config.schema import Api
+from cortex.lifecycle import ApiKind
+from cortex.payloads.openapi.inference import row_of_zeros
+from cortex.payloads.signature import ApiSignature, parse_signature
+from cortex.predictor.request_arguments import RequestArguments, request_arguments
+
+_SAMPLE_FILE = "sample.json"
+_JSON_HEADER = "-H 'content-type: application/json'"
+_EXAMPLES: dict[str, Any] = {"string": "text", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
+
+
+def curl_command(api: Api, url: str, signature: str, folder: Path) -> str:
+    """Return a command that calls an API; the user's file is `folder / sample.json`, if it exists."""
+    url = shlex.quote(url)
+    if api.kind is ApiKind.TASK:
+        return f"curl -X POST {url}"
+    if api.is_application:
+        return f"curl {url}/"
+    if api.kind is ApiKind.BATCH:
+        body = {"workers": 1, "item_list": {"items": [1, 2], "batch_size": 2}}
+        return f"curl {url} {_JSON_HEADER} -d {shlex.quote(json.dumps(body))}"
+    sample = next((name for name in (api.readiness, _SAMPLE_FILE) if name and (folder / name).is_file()), None)
+    arguments = _arguments(api, folder)
+    verb = arguments.verb if arguments is not None else "POST"
+    query = "&".join(f"{key}=1" for key in arguments.query_keys) if arguments is not None else ""
+    target = f"{url}?{query}" if query else url
+    if arguments is not None and arguments.payload_keys is None:
+        shown = "" if verb == "GET" else f" -X {verb}"
+        return f"curl{shown} {shlex.quote(target) if query else target}"
+    if sample is not None:
+        data = shlex.quote(f"@{sample}")
+    else:
+        data = shlex.quote(json.dumps(_example(signature, arguments)))
+    shown = "" if verb == "POST" else f" -X {verb}"
+    return f"curl{shown} {shlex.quote(target) if query else target} {_JSON_HEADER} -d {data}"
+
+
+def sample_body(api: Api, content: bytes, content_type: str) -> tuple[bytes, str]:
+    """Return the body and content type of the request for a sample; for a BatchAPI, a job with one item, or a list."""
+    if api.kind is not ApiKind.BATCH:
+        return content, content_type
+    value = json.loads(content)
+    if isinstance(value, dict) and {"item_list", "file_path_lister", "delimited_files"} & value.keys():
+        return content, content_type
+    items = value if isinstance(value, list) else [value]
+    body = {"workers": 1, "item_list": {"items": items, "batch_size": max(1, len(items))}}
+    return json.dumps(body).encode(), "application/json"
+
+
+def _arguments(api: Api, folder: Path) -> RequestArguments | None:
+    handler = api.handler
+    if handler.path is None or not handler.path.endswith(".py"):
+        return None
+    try:
+        text = (folder / handler.path).read_text(errors="replace")
+    except OSError:
+        return None
+    return request_arguments(text, handler.interface, handler.type, handler.models is not None, api.kind)
+
+
+def _example(signature: str, arguments: RequestArguments | None) -> Any:
+    """Return a payload: a row of zeros for a model, otherwise the keys that the method reads or its type declares."""
+    known = parse_signature(signature) if signature else ApiSignature()
+    if known.models and (row := row_of_zeros(known.models[0])) is not None and not known.methods:
+        return {"instances": [row]}
+    schema = known.methods[0].payload.schema if known.methods and known.methods[0].payload is not None else {}
+    if "properties" in schema or "$ref" in schema:
+        return _of_schema(schema, schema.get("$defs", {}))
+    if known.models and (row := row_of_zeros(known.models[0])) is not None:
+        return {"instances": [row]}
+    return dict.fromkeys(arguments.payload_keys or (), 1) if arguments is not None else {}
+
+
+def _of_schema(schema: dict[str, Any], definitions: dict[str, Any], depth: int = 0) -> Any:
+    if "$ref" in schema:
+        schema = definitions.get(str(schema["$ref"]).rpartition("/")[2], {})
+    if "default" in schema:
+        return schema["default"]
+    if schema.get("examples"):
+        return schema["examples"][0]
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "properties" in schema and depth < 5:
+        required = schema.get("required", schema["properties"])
+        return {name: _of_schema(schema["properties"][name], definitions, depth + 1) for name in required}
+    return _EXAMPLES.get(schema.get("type", ""))

@@ -1,0 +1,567 @@
+"""`cortex dev`: the processes of a project's APIs, and what a change of its files does to them.
+
+file_watcher ── changed files ──▶ DevSession: check the project; if that fails, the old code goes on serving
+                                    │ requests are held
+                                    ├─▶ DevApi.reload: swap functions in the process, or
+                                    └─▶ DevApi.restart: a new process beside the old, which takes over when it is ready
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+import time
+from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import dataclass, replace
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+from cortex.config.schema import Api
+from cortex.dev.api_process import ApiProcess, DebugSettings, LoadResult, environment_of_processes
+from cortex.dev.debugger import TerminalToken
+from cortex.dev.file_watcher import FileWatcher
+from cortex.dev.http_gateway import DevGateway, UnavailableError
+from cortex.dev.project import LocalProject, prepare
+from cortex.dev.sample_request import curl_command, sample_body
+from cortex.dev.terminal import Terminal, format_body, format_ms
+from cortex.errors import ConfigError, ConflictError, CortexError, Diagnostic
+from cortex.home import Home
+from cortex.lifecycle import ApiKind, JobStatus
+from cortex.processes.backoff import Backoff
+from cortex.replica.spec import ReplicaSpec
+
+#: Calls have no deadline, since a debugger may stop them.
+_TIMEOUT_S = 24 * 3600.0
+#: Streams that continue after a reload are cut after this time.
+STREAM_S = 1.0
+#: Time for the requests of a process that was replaced; longer while a debugger runs.
+_DRAIN_S = 30.0
+#: The next process is prepared once the current one has been ready for this long.
+_STANDBY_DELAY_S = 0.5
+_RESTART_BACKOFF = Backoff(0.1, 5.0)
+_PORTS_TRIED = 20
+_SAMPLE_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """The arguments of `cortex dev`."""
+
+    config_file: Path
+    home: Home
+    environ: Mapping[str, str]
+    host: str = "127.0.0.1"
+    port: int | None = None  #: None: the first free one from 8888 on
+    debug_port: int | None = None
+    sample: tuple[bytes, str] | None = None  #: body and content type
+
+
+class DevApi:
+    """One API of the project: its process, and the one that is prepared for the next restart."""
+
+    def __init__(self, api: Api, spec: ReplicaSpec, session: DevSession, debug: DebugSettings) -> None:
+        self.api = api
+        self.spec = spec
+        self.failure = ""  #: why no process serves
+        self.last_sample = ""  #: response to the sample
+        self._session = session
+        self._debug = debug
+        self._current: ApiProcess | None = None
+        self._standby: ApiProcess | None = None
+        self._standby_timer: asyncio.TimerHandle | None = None
+        self._open = asyncio.Event()
+        self._owners: dict[socket.socket, ApiProcess] = {}
+        self._deaths = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def signature(self) -> str:
+        """Return the signature of its methods as JSON; "" if it is not known."""
+        return self._current.signature if self._current is not None else ""
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Return the project's modules that the process has loaded, relative to it."""
+        return self._current.files.modules if self._current is not None else frozenset()
+
+    @property
+    def data(self) -> frozenset[str]:
+        """Return the other files of the project that the process read while it was loading."""
+        return self._current.files.data if self._current is not None else frozenset()
+
+    @property
+    def is_serving(self) -> bool:
+        """Return whether a process serves."""
+        return self._current is not None
+
+    # Requests.
+
+    async def connect(self) -> socket.socket:
+        """Return a connection for one request; wait while the API is reloaded. Raises: UnavailableError."""
+        while True:
+            await self._open.wait()
+            process = self._current
+            if process is None:
+                raise UnavailableError(f"{self.api.name} does not run: {self.failure}")
+            connection = process.connect()
+            if connection is not None:
+                process.requests += 1
+                self._owners[connection] = process
+                return connection
+            await asyncio.sleep(0)  # it has ended; `_on_exit` follows
+
+    def disconnect(self, connection: socket.socket) -> None:
+        """Note that a request has ended."""
+        process = self._owners.pop(connection)
+        process.requests -= 1
+
+    def hold(self) -> None:
+        """Hold requests until `release`."""
+        self._open.clear()
+
+    def release(self) -> None:
+        """Let requests pass."""
+        self._open.set()
+
+    # Changes.
+
+    async def swap(self) -> LoadResult:
+        """Replace the functions that have changed; "new_process" if that does not suffice."""
+        if self._current is None:
+            return LoadResult("new_process", "no process runs")
+        return await self._current.swap()
+
+    async def restart(self) -> LoadResult:
+        """Start a process with the present code; it takes over once it is ready. Otherwise the old one goes on."""
+        process = self._take_standby() or self._new_process()
+        result = await process.load(self.spec, self.api, self._session.prefix_of(self.api))
+        if result.kind != "ready":
+            self._in_background(process.stop())
+            if self._current is None:
+                self.failure = result.message
+            return result
+        old, self._current, self.failure = self._current, process, ""
+        if old is not None:
+            self._in_background(self._retire(old))
+        loop = asyncio.get_running_loop()
+        self._standby_timer = loop.call_later(_STANDBY_DELAY_S, self._prepare_standby)
+        return result
+
+    async def stop(self) -> None:
+        """End all processes of the API."""
+        if self._standby_timer is not None:
+            self._standby_timer.cancel()
+        processes = [each for each in (self._current, self._standby) if each is not None]
+        self._current = self._standby = None
+        self.failure = "cortex dev ends"
+        self.release()
+        await asyncio.gather(*(each.stop() for each in processes), *self._tasks, return_exceptions=True)
+
+    # Processes.
+
+    def _new_process(self) -> ApiProcess:
+        session = self._session
+        process = ApiProcess(
+            self.spec, session.environ, self._debug, session.terminal.set_debugging, session.watch, self._on_exit
+        )
+        process.start()
+        return process
+
+    def _prepare_standby(self) -> None:
+        """Start the next process, which imports the libraries of the user's code meanwhile."""
+        self._standby_timer = None
+        if self._standby is None and self._current is not None:
+            self._standby = self._new_process()
+
+    def _take_standby(self) -> ApiProcess | None:
+        if self._standby_timer is not None:
+            self._standby_timer.cancel()
+            self._standby_timer = None
+        standby, self._standby = self._standby, None
+        if standby is None:
+            return None
+        if (standby.spec.python, standby.spec.env) == (self.spec.python, self.spec.env) and not standby.ended.is_set():
+            return standby
+        self._in_background(standby.stop())
+        return None
+
+    async def _retire(self, process: ApiProcess) -> None:
+        """Stop a process that was replaced, once its requests have ended."""
+        deadline = time.monotonic() + _DRAIN_S
+        while process.requests and not process.ended.is_set():
+            if time.monotonic() > deadline and not process.is_debugging:
+                break
+            await asyncio.sleep(0.02)
+        await process.stop()
+
+    def _on_exit(self, process: ApiProcess) -> None:
+        if process is self._standby:
+            self._standby = None
+        if process is not self._current or process.is_stopping:
+            return
+        self._current = None
+        self._deaths += 1
+        self.failure = f"its process ended: {process.exit_reason}"
+        self._session.terminal.line(f"{self.api.name}  the process ended: {process.exit_reason}; starting another")
+        self.hold()
+        self._in_background(self._restart_later(_RESTART_BACKOFF.delay_s(self._deaths)))
+
+    async def _restart_later(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        await self._session.restart_after_exit(self)
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class DevSession:
+    """All APIs of a project in one terminal, until Ctrl-C."""
+
+    def __init__(self, settings: SessionSettings, terminal: Terminal) -> None:
+        self.terminal = terminal
+        self.environ = environment_of_processes(settings.environ)
+        self._settings = settings
+        self._apis: dict[str, DevApi] = {}
+        self._gateway = DevGateway(terminal.request)
+        self._port = 0
+        self._project: LocalProject
+        self._changed: asyncio.Queue[set[Path]] = asyncio.Queue()
+        self._stopped = asyncio.Event()
+        self._reloading = asyncio.Lock()
+        self._has_failed = False
+
+    async def run(self) -> None:
+        """Serve until SIGINT, SIGTERM or SIGHUP. Raises: ConfigError, InputError, ConflictError, CortexError."""
+        loop = asyncio.get_running_loop()
+        self._project = await asyncio.to_thread(LocalProject.read, self._settings.config_file, self._settings.environ)
+        self._print_warnings(self._project)
+        token = TerminalToken.create()
+        self._debug = DebugSettings(token, self._settings.debug_port)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._stopped.set)
+        self._port = await self._listen()
+        self._watcher = FileWatcher(loop, self._changed.put_nowait)
+        work = asyncio.create_task(self._work())
+        stopping = asyncio.create_task(self._stopped.wait())
+        try:
+            await asyncio.wait([work, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                await work  # raises what failed
+        finally:
+            self._watcher.stop()
+            work.cancel()
+            stopping.cancel()
+            await asyncio.gather(work, stopping, return_exceptions=True)
+            await self._gateway.stop()
+            await asyncio.gather(*(each.stop() for each in self._apis.values()))
+            token.close()
+
+    def prefix_of(self, api: Api) -> str:
+        """Return what precedes each line that the processes of an API print: nothing if there is just one API."""
+        return f"{api.name} | " if len(self._apis) > 1 else ""
+
+    def watch(self) -> None:
+        """Watch the files that the project and its processes use at present."""
+        project = self._project
+        paths = {project.config_file, project.folder / ".cortexignore"}
+        paths |= {project.folder / name for name in project.diagnosis.project.files if name.endswith(".py")}
+        for each in self._apis.values():
+            paths |= {project.folder / name for name in (*each.modules, *each.data)}
+            paths |= {*project.dependency_files(each.api), *project.settings_files(each.api)}
+        if self._has_failed:  # a module that is missing may be added
+            paths |= {path.parent for path in paths if path.parent.is_relative_to(project.folder)}
+        self._watcher.watch(paths)
+
+    async def restart_after_exit(self, each: DevApi) -> None:
+        """Start the process of an API again after it has ended on its own."""
+        async with self._reloading:
+            if not each.is_serving:
+                self._report_start(each, await each.restart(), time.perf_counter(), "started again")
+            each.release()
+
+    # Start.
+
+    async def _listen(self) -> int:
+        settings = self._settings
+        first = settings.port if settings.port is not None else 8888
+        count = 1 if settings.port is not None else _PORTS_TRIED
+        for port in range(first, first + count):
+            try:
+                return await self._gateway.start(settings.host, port)
+            except OSError as error:
+                reason = error.strerror or str(error)
+        raise ConflictError(f"port {first} can't be used: {reason.lower()}; choose another with --port")
+
+    async def _work(self) -> None:
+        for api in self._project.diagnosis.apis:
+            await self._add(api)
+        self._gateway.upstreams = [*self._apis.values()]
+        self.watch()
+        self._watcher.start()
+        served = [each for each in self._apis.values() if each.api.kind is not ApiKind.SPLITTER]
+        await asyncio.gather(*(self._start(each) for each in served))
+        for each in self._apis.values():
+            if each.is_serving or each.api.kind is ApiKind.SPLITTER:
+                self._print_api(each)
+        self.terminal.raw(self.terminal.styled("save a file to reload it; Ctrl-C ends", "dim"))
+        for each in served:
+            await self._send_sample(each)
+        while True:
+            await self._handle(await self._changed.get())
+
+    async def _add(self, api: Api) -> DevApi:
+        spec = await self._prepare(self._project, api)
+        each = self._apis[api.name] = DevApi(api, spec, self, self._debug_of(len(self._apis)))
+        if api.kind is ApiKind.SPLITTER:
+            each.release()
+        return each
+
+    def _debug_of(self, number: int) -> DebugSettings:
+        """Return the settings of an API; each has a port of its own for editors."""
+        port = self._debug.port
+        return replace(self._debug, port=port + number) if port is not None else self._debug
+
+    async def _prepare(self, project: LocalProject, api: Api) -> ReplicaSpec:
+        """Build the environment of an API, and show the output of installers. Raises: CortexError."""
+        spec = await prepare(project, api, self._settings.home, self._settings.environ, self._show_installer)
+        return replace(spec, timeout_s=_TIMEOUT_S)
+
+    def _show_installer(self, line: str) -> None:
+        self.terminal.raw(self.terminal.styled(f"  {line}", "dim"))
+
+    async def _start(self, each: DevApi) -> None:
+        started = time.perf_counter()
+        self._report_start(each, await each.restart(), started, "ready")
+        each.release()
+        self.watch()
+
+    def _print_api(self, each: DevApi) -> None:
+        api, url = each.api, self._url(each.api)
+        self.terminal.raw(f"{self.terminal.styled(api.name, 'bold')}  {url}")
+        if api.kind is not ApiKind.SPLITTER:
+            self.terminal.raw(f"  {curl_command(api, url, each.signature, self._project.folder)}")
+        if api.networking.docs and not api.is_application:
+            self.terminal.raw(f"  {url.rstrip('/')}/docs")
+
+    def _url(self, api: Api) -> str:
+        host = self._settings.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._port}{api.networking.endpoint}"
+
+    # Changes.
+
+    async def _handle(self, changed: set[Path]) -> None:
+        """Apply a change of files; requests are held meanwhile."""
+        while not self._changed.empty():
+            changed |= self._changed.get_nowait()
+        started = time.perf_counter()
+        async with self._reloading:
+            for each in self._apis.values():
+                each.hold()
+            try:
+                await self._apply(changed, started)
+            except CortexError as error:
+                self._report_error(error)
+            finally:
+                for each in self._apis.values():
+                    each.release()
+        self.watch()
+        for each in list(self._apis.values()):
+            await self._send_sample(each)
+
+    async def _apply(self, changed: set[Path], started: float) -> None:
+        project = await asyncio.to_thread(LocalProject.read, self._settings.config_file, self._settings.environ)
+        self._print_warnings(project)
+        names = {self._relative(path) for path in changed}
+        before, self._project = self._project, project
+        wanted = {api.name: api for api in project.diagnosis.apis}
+        for name in self._apis.keys() - wanted.keys():
+            removed = self._apis.pop(name)
+            self._gateway.upstreams = [*self._apis.values()]
+            await removed.stop()
+            self.terminal.line(f"{name}  removed")
+        pending = []
+        for name, api in wanted.items():
+            if name not in self._apis:
+                each = await self._add(api)
+                if api.kind is not ApiKind.SPLITTER:
+                    pending.append(self._restart(each, started, "added"))
+                continue
+            each = self._apis[name]
+            spec = await self._prepare(project, api)
+            reason = self._restart_reason(each, api, spec, names, before)
+            has_changed = bool(names & each.modules) or not each.is_serving
+            each.api, each.spec = api, spec
+            if api.kind is ApiKind.SPLITTER:
+                continue
+            if reason:
+                pending.append(self._restart(each, started, reason))
+            elif has_changed:
+                pending.append(self._reload(each, started, names))
+        self._gateway.upstreams = [*self._apis.values()]
+        await asyncio.gather(*pending)
+
+    def _restart_reason(
+        self, each: DevApi, api: Api, spec: ReplicaSpec, changed: set[str], before: LocalProject
+    ) -> str:
+        """Return why an API needs a new process whatever has changed in its code; "" if it does not."""
+        if spec.python != each.spec.python:
+            return "the environment was rebuilt"
+        if spec.env != each.spec.env:
+            return "environment variables changed"
+        if spec != each.spec or api != each.api:
+            return f"the configuration of {api.name} changed"
+        settings = {self._relative(path) for path in self._project.settings_files(api)}
+        for name in sorted(changed):
+            if name in each.data or any(name == each or name.startswith(f"{each}/") for each in settings):
+                return f"{name} changed"
+        return ""
+
+    async def _reload(self, each: DevApi, started: float, changed: set[str]) -> None:
+        """Swap functions, or start a new process if that does not suffice."""
+        result = await each.swap()
+        if result.kind != "swapped":
+            await self._restart(each, started, result.message)
+            return
+        files = ", ".join(sorted(changed & each.modules))
+        if not result.names:
+            self.terminal.line(f"{each.api.name}  {files}: nothing that runs has changed")
+            return
+        what = f"swapped {', '.join(result.names)} in {self._elapsed(started)}"
+        self.terminal.line(f"{each.api.name}  {files}: {what}; the object and its models stay")
+        self._cut_streams(each)
+
+    async def _restart(self, each: DevApi, started: float, reason: str) -> None:
+        result = await each.restart()
+        self._report_start(each, result, started, f"new process ({reason}), ready")
+        if result.kind == "ready":
+            self._cut_streams(each)
+
+    def _cut_streams(self, each: DevApi) -> None:
+        """Cut the streams that began with the old code, after a second."""
+        before = time.perf_counter()
+        asyncio.get_running_loop().call_later(STREAM_S, self._cut, each, before)
+
+    def _cut(self, each: DevApi, before: float) -> None:
+        if count := self._gateway.cut_streams(each, before):
+            self.terminal.line(f"{each.api.name}  cut {count} stream{'s' if count != 1 else ''} of the old code")
+
+    def _report_start(self, each: DevApi, result: LoadResult, started: float, what: str) -> None:
+        name = each.api.name
+        self._has_failed = result.kind != "ready"
+        if result.kind == "ready":
+            self.terminal.line(f"{name}  {what} in {self._elapsed(started)}")
+            return
+        self.terminal.line(f"{name}  {self.terminal.styled('failed to start', 'red')}: {result.message}")
+        for line in result.traceback.rstrip().splitlines():
+            self.terminal.raw(f"  {line}")
+        if each.is_serving:
+            self.terminal.line(f"{name}  the old code goes on serving")
+
+    def _report_error(self, error: CortexError) -> None:
+        self._has_failed = True
+        if isinstance(error, ConfigError):
+            for diagnostic in error.diagnostics:
+                self.terminal.raw(str(self._located(diagnostic)))
+            count = len(error.diagnostics)
+            what = f"{count} mistake{'s' if count != 1 else ''} found"
+        else:
+            what = str(error)
+        self.terminal.line(f"{self.terminal.styled('not reloaded', 'red')}: {what}; the old code goes on serving")
+
+    def _print_warnings(self, project: LocalProject) -> None:
+        for warning in project.diagnosis.warnings:
+            self.terminal.raw(f"warning: {self._located(warning)}")
+
+    def _located(self, diagnostic: Diagnostic) -> Diagnostic:
+        return replace(diagnostic, file=str(self._settings.config_file.parent / diagnostic.file))
+
+    def _relative(self, path: Path) -> str:
+        folder = self._project.folder
+        return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
+
+    def _elapsed(self, started: float) -> str:
+        return format_ms(time.perf_counter() - started)
+
+    # Samples.
+
+    async def _send_sample(self, each: DevApi) -> None:
+        """Send the sample of the command line, and show how the response differs from the last one."""
+        if self._settings.sample is None or not each.is_serving:
+            return
+        try:
+            shown = await asyncio.to_thread(self._response_to_sample, each, *self._settings.sample)
+        except (OSError, HTTPException, ValueError) as error:
+            self.terminal.line(f"{each.api.name}  the sample has no response: {error}")
+            return
+        if not each.last_sample:
+            for line in shown.splitlines():
+                self.terminal.raw(f"  {line}")
+        elif shown == each.last_sample:
+            self.terminal.raw("  the response to the sample is the same")
+        else:
+            self.terminal.difference(each.last_sample, shown)
+        each.last_sample = shown
+
+    def _response_to_sample(self, each: DevApi, content: bytes, content_type: str) -> str:
+        body, content_type = sample_body(each.api, content, content_type)
+        status, answered, data = self._call("POST", each.api.networking.endpoint, body, content_type)
+        if each.api.kind.runs_jobs and status == 200:
+            return self._outcome(each.api, data)
+        return format_body(status, answered, data)
+
+    def _outcome(self, api: Api, submitted: bytes) -> str:
+        """Wait for the end of a job or workload, and return its outcome without what differs each time."""
+        import json  # noqa: PLC0415
+
+        answer = json.loads(submitted)
+        path = f"{api.networking.endpoint.rstrip('/')}/{answer.get('id') or answer.get('job_id')}"
+        while True:
+            _, _, data = self._call("GET", f"{path}?wait=10" if api.kind is ApiKind.ASYNC else path, b"", "")
+            found = json.loads(data)
+            if api.kind is ApiKind.ASYNC and found.get("status") in ("completed", "failed"):
+                shown = {key: found[key] for key in ("status", "result", "error") if key in found}
+                return json.dumps(shown, indent=2)
+            status = found.get("job_status", {}).get("status")
+            if api.kind is not ApiKind.ASYNC and JobStatus(status).is_over:
+                return json.dumps(
+                    {"status": status, "results": found["results"], "failures": found["failures"]}, indent=2
+                )
+            time.sleep(0.02)
+
+    def _call(self, method: str, path: str, body: bytes, content_type: str) -> tuple[int, str, bytes]:
+        connection = HTTPConnection(self._settings.host, self._port, timeout=_SAMPLE_TIMEOUT_S)
+        with contextlib.closing(connection):
+            connection.request(method, path, body or None, {"content-type": content_type} if content_type else {})
+            response = connection.getresponse()
+            return response.status, response.getheader("content-type", ""), response.read()
+
+
+def run_session(settings: SessionSettings, terminal: Terminal) -> None:
+    """Run `cortex dev`; the mode of the terminal is restored at the end. Raises: CortexError."""
+    with _terminal_mode():
+        asyncio.run(DevSession(settings, terminal).run())
+
+
+@contextlib.contextmanager
+def _terminal_mode() -> Iterator[None]:
+    """Restore the mode of the terminal: a debugger that is killed leaves it without echo."""
+    try:
+        import termios  # noqa: PLC0415
+
+        saved = termios.tcgetattr(sys.stdin.fileno())
+    except (ImportError, OSError, ValueError, AttributeError):
+        yield
+        return
+    except Exception:  # termios.error
+        yield
+        return
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, saved)

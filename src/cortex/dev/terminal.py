@@ -1,0 +1,83 @@
+"""The lines that `cortex dev` prints: never while a debugger has the terminal, and always complete."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+_STYLES = {"bold": "1", "red": "31", "green": "32", "yellow": "33", "dim": "2"}
+_SHOWN_BODY_LINES = 40
+
+
+class Terminal:
+    """Standard error of `cortex dev`. Lines wait while a debugger reads from the terminal."""
+
+    def __init__(self, has_colors: bool, write: Callable[[str], object] | None = None) -> None:
+        self._has_colors = has_colors
+        self._write = write or sys.stderr.write
+        self._debuggers = 0
+        self._waiting: list[str] = []
+
+    def line(self, text: str) -> None:
+        """Print a line with the time."""
+        self.raw(f"{self.styled(time.strftime('%H:%M:%S'), 'dim')} {text}")
+
+    def raw(self, text: str) -> None:
+        """Print a line as it is."""
+        if self._debuggers:
+            self._waiting.append(text)
+            return
+        self._write(f"{text}\n")
+        sys.stderr.flush()
+
+    def set_debugging(self, is_active: bool) -> None:
+        """Hold back lines while a debugger runs."""
+        self._debuggers = max(0, self._debuggers + (1 if is_active else -1))
+        if not self._debuggers:
+            waiting, self._waiting = self._waiting, []
+            for text in waiting:
+                self.raw(text)
+
+    def styled(self, text: str, *styles: str) -> str:
+        """Return text with styles if the terminal has colours."""
+        return f"\x1b[{';'.join(_STYLES[style] for style in styles)}m{text}\x1b[0m" if self._has_colors else text
+
+    def request(self, api: str, method: str, path: str, status: int, seconds: float) -> None:
+        """Print a request with its status and its time."""
+        color = "green" if status < 400 else "yellow" if status < 500 else "red"
+        shown = self.styled(str(status), color) if status else self.styled("closed", "yellow")
+        self.line(f"{api}  {method} {path} {shown}  {format_ms(seconds)}")
+
+    def difference(self, before: str, after: str) -> None:
+        """Print how two responses differ."""
+        lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2))[2:]
+        for text in lines[:_SHOWN_BODY_LINES]:
+            color = {"+": "green", "-": "red"}.get(text[:1])
+            self.raw(f"  {self.styled(text, color) if color else text}")
+
+
+def format_ms(seconds: float) -> str:
+    """Return a duration: `3.1 ms`, `420 ms`, `2.4 s`."""
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1000:.0f} ms" if seconds >= 0.1 else f"{seconds * 1000:.1f} ms"
+
+
+def format_body(status: int, content_type: str, body: bytes) -> str:
+    """Return a response as lines, JSON with indentation, so that two can be compared."""
+    text = body.decode(errors="replace")
+    if "json" in content_type:
+        with contextlib.suppress(ValueError):
+            text = json.dumps(json.loads(body), indent=2, ensure_ascii=False)
+    return f"{status}\n{text}"
+
+
+def shortened(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the first lines of a long text."""
+    yield from lines[:_SHOWN_BODY_LINES]
+    if len(lines) > _SHOWN_BODY_LINES:
+        yield f"… and {len(lines) - _SHOWN_BODY_LINES} more lines"

@@ -1,0 +1,348 @@
+"""`cortex dev` in a terminal: reload, hold, debug, end."""
+
+from __future__ import annotations
+
+import json
+import socket
+import textwrap
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.dev_terminal import DevTerminal
+from harness.wait import wait_until
+
+HANDLER = """
+import os
+
+class Handler:
+    def __init__(self, config):
+        self.factor = config["factor"]
+        self.calls = 0
+
+    def handle_post(self, payload):
+        self.calls += 1
+        return {"y": payload["x"] * self.factor, "calls": self.calls, "pid": os.getpid()}
+
+    def handle_get(self):
+        return "text"
+"""
+CONFIG = """
+- name: double
+  kind: RealtimeAPI
+  handler: {type: python, path: handler.py, config: {factor: 2}}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "a project"
+    folder.mkdir()
+    write(folder, "cortex.yaml", CONFIG)
+    write(folder, "handler.py", HANDLER)
+    return folder
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(textwrap.dedent(text))
+
+
+def edit(folder: Path, old: str, new: str, name: str = "handler.py") -> None:
+    text = (folder / name).read_text()
+    assert old in text
+    (folder / name).write_text(text.replace(old, new))
+
+
+def call(url: str, payload: Any = None, timeout_s: float = 60.0) -> tuple[int, Any]:
+    data = None if payload is None else json.dumps(payload).encode()
+    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            status, body = response.status, response.read()
+    except urllib.error.HTTPError as error:
+        status, body = error.code, error.read()
+    try:
+        return status, json.loads(body)
+    except ValueError:
+        return status, body.decode()
+
+
+def test_a_changed_method_is_swapped_and_a_changed_constructor_starts_a_new_process(project: Path) -> None:
+    with DevTerminal(project) as terminal:
+        url = f"{terminal.url}/double"
+        assert f"curl {url} -H 'content-type: application/json' -d '{{\"x\": 1}}'" in terminal.text
+        _, first = call(url, {"x": 3})
+        assert (first["y"], first["calls"]) == (6, 1)
+        terminal.expect("double  POST /double 200")
+
+        edit(project, 'payload["x"] *', '100 + payload["x"] *')
+        terminal.expect("handler.py: swapped Handler.handle_post() in ")
+        assert call(url, {"x": 3}) == (200, {"y": 106, "calls": 2, "pid": first["pid"]})
+
+        edit(project, "self.calls = 0", "self.calls = 10")
+        terminal.expect("new process (handler.py:5: Handler.__init__() runs while the process loads), ready in ")
+        _, third = call(url, {"x": 3})
+        assert (third["y"], third["calls"]) == (106, 11)
+        assert third["pid"] != first["pid"]
+
+
+def test_the_old_code_serves_while_the_new_one_has_a_mistake(project: Path) -> None:
+    with DevTerminal(project) as terminal:
+        url = f"{terminal.url}/double"
+        edit(project, "self.calls += 1", "self.calls +=")
+        terminal.expect("handler.py:10:22: SyntaxError")
+        terminal.expect("not reloaded: 1 mistake found; the old code goes on serving")
+        assert call(url, {"x": 1})[1]["y"] == 2
+
+        edit(project, "self.calls +=", "self.calls += 1")
+        edit(project, "self.calls = 0", "self.calls = 1 / 0")
+        terminal.expect("failed to start: ZeroDivisionError: division by zero")
+        terminal.expect('File "handler.py", line 7, in __init__')
+        assert call(url, {"x": 1})[1]["y"] == 2
+
+        write(project, "handler.py", HANDLER.replace("self.factor", "self.number"))
+        terminal.expect("new process (")
+        assert call(url, {"x": 1})[1]["y"] == 2
+
+
+def test_a_failed_request_shows_the_frames_of_the_user(project: Path) -> None:
+    with DevTerminal(project) as terminal:
+        status, body = call(f"{terminal.url}/double", {})
+        assert status == 500
+        assert body["error"] == "internal server error: KeyError in handle_post(); the terminal shows the traceback"
+        shown = terminal.expect("KeyError: 'x'")
+        assert 'File "handler.py", line 11, in handle_post' in shown
+        assert "site-packages" not in shown
+        assert "src/cortex" not in shown
+
+
+def test_requests_are_held_while_a_new_process_starts(project: Path) -> None:
+    edit(project, "self.calls = 0", "self.calls = 0\n        import time; time.sleep(0.5)")
+    with DevTerminal(project) as terminal:
+        url = f"{terminal.url}/double"
+        _, before = call(url, {"x": 1})
+        answers: list[tuple[int, Any]] = []
+        is_over = threading.Event()
+
+        def load() -> None:
+            while not is_over.is_set():
+                answers.append(call(url, {"x": 1}))
+
+        clients = [threading.Thread(target=load) for _ in range(4)]
+        for client in clients:
+            client.start()
+        edit(project, '"factor"]', '"factor"] * 5')
+        terminal.expect("new process (")
+        wait_until(lambda: answers and answers[-1][1]["y"] == 10)
+        is_over.set()
+        for client in clients:
+            client.join()
+        assert {status for status, _ in answers} == {200}
+        assert {(body["y"], body["pid"] == before["pid"]) for _, body in answers} == {(2, True), (10, False)}
+
+
+def test_breakpoint_stops_in_the_terminal(project: Path) -> None:
+    edit(project, "self.calls += 1", "self.calls += 1; breakpoint()")
+    with DevTerminal(project) as terminal:
+        url = f"{terminal.url}/double"
+        answers: list[Any] = []
+        client = threading.Thread(target=lambda: answers.append(call(url, {"x": 4})))
+        client.start()
+        terminal.expect("(Pdb) ")
+        terminal.type("p payload\n")
+        terminal.expect("{'x': 4}")
+        terminal.type("payload['x'] = 5\nc\n")
+        client.join()
+        assert answers[0][1]["y"] == 10
+
+
+def test_an_interrupt_leaves_no_process_no_port_and_no_file(project: Path) -> None:
+    edit(project, "self.calls = 0", "self.calls = 0; import subprocess; subprocess.Popen(['sleep', '1000'])")
+    before = sorted(project.rglob("*"))
+    with DevTerminal(project) as terminal:
+        port = int(terminal.url.rpartition(":")[2])
+        call(f"{terminal.url}/double", {"x": 1})
+        wait_until(lambda: len(terminal.processes()) >= 3)  # the process, its child, and the next process
+        processes = terminal.processes()
+        assert terminal.interrupt() == 0
+        _, alive = psutil.wait_procs(processes, 10)
+        assert alive == []
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port)).close()
+    assert sorted(project.rglob("*")) == before
+    assert not (project.parent / "home").exists()
+
+
+def test_it_ends_with_an_error_if_the_project_has_a_mistake(project: Path) -> None:
+    edit(project, "type: python", "type: pythn", "cortex.yaml")
+    with DevTerminal(project) as terminal:
+        terminal.expect("1 mistake found")
+        wait_until(lambda: psutil.Process(terminal.pid).status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.long
+def test_a_stream_is_cut_a_second_after_a_reload(project: Path) -> None:
+    edit(
+        project,
+        'return "text"',
+        "for number in range(100000):\n            yield f'{number} '\n            __import__('time').sleep(0.01)",
+    )
+    with DevTerminal(project) as terminal:
+        response = urllib.request.urlopen(f"{terminal.url}/double", timeout=60)
+        assert response.read(2) == b"0 "
+        edit(project, "{number} ", "{number}, ")
+        swapped = time.monotonic()
+        with pytest.raises((OSError, ValueError, urllib.error.URLError, __import__("http").client.HTTPException)):
+            while response.read(1000):
+                pass
+        assert time.monotonic() - swapped > 0.9
+        terminal.expect("cut 1 stream of the old code")
+        with urllib.request.urlopen(f"{terminal.url}/double", timeout=60) as response:
+            assert response.read(3) == b"0, "
+
+
+@pytest.mark.long
+def test_a_process_that_dies_is_started_again(project: Path) -> None:
+    edit(project, 'return "text"', "os._exit(3)")
+    with DevTerminal(project) as terminal:
+        url = f"{terminal.url}/double"
+        assert call(url)[0] == 502
+        terminal.expect("the process ended: exited with code 3; starting another")
+        assert call(url, {"x": 1})[1]["y"] == 2
+
+
+@pytest.mark.long
+def test_a_changed_configuration_and_environment_take_effect(project: Path) -> None:
+    with DevTerminal(project) as terminal:
+        url = terminal.url
+        edit(project, "factor: 2", "factor: 7", "cortex.yaml")
+        terminal.expect("new process (the configuration of double changed)")
+        assert call(f"{url}/double", {"x": 1})[1]["y"] == 7
+        write(project, ".env", "COLOR=red\n")
+        terminal.expect("new process (environment variables changed)")
+        edit(project, 'return "text"', 'return os.environ["COLOR"]')
+        terminal.expect("swapped Handler.handle_get()")
+        assert call(f"{url}/double") == (200, "red")
+        (project / "cortex.yaml").write_text(CONFIG + CONFIG.replace("double", "other"))
+        terminal.expect("other  new process (added)")
+        assert call(f"{url}/other", {"x": 1})[1]["y"] == 2
+        write(project, "cortex.yaml", CONFIG)
+        terminal.expect("other  removed")
+        assert call(f"{url}/other", {"x": 1})[0] == 404
+
+
+@pytest.mark.long
+def test_the_response_to_a_sample_is_compared_after_each_change(project: Path) -> None:
+    write(project, "sample.json", '{"x": 3}')
+    with DevTerminal(project, ["--sample", str(project / "sample.json")]) as terminal:
+        terminal.expect('"y": 6')
+        edit(project, 'payload["x"] *', '1 + payload["x"] *')
+        terminal.expect('-  "y": 6')
+        terminal.expect('+  "y": 7')
+
+
+@pytest.mark.long
+def test_applications_jobs_and_splitters_are_served(tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    write(
+        folder,
+        "cortex.yaml",
+        """
+        - name: shop
+          kind: RealtimeAPI
+          handler: {type: asgi, path: app.py, app: app}
+        - name: sums
+          kind: BatchAPI
+          handler: {type: python, path: sums.py}
+        - name: words
+          kind: AsyncAPI
+          handler: {type: python, path: words.py}
+        - name: report
+          kind: TaskAPI
+          definition: {path: report.py}
+        - name: split
+          kind: TrafficSplitter
+          apis: [{name: shop, weight: 100}]
+    """,
+    )
+    write(
+        folder,
+        "app.py",
+        """
+        from fastapi import FastAPI, WebSocket
+        app = FastAPI()
+        @app.get("/items/{number}")
+        def item(number: int):
+            return number
+        @app.websocket("/echo")
+        async def echo(socket: WebSocket):
+            await socket.accept()
+            await socket.send_text(await socket.receive_text())
+    """,
+    )
+    write(
+        folder,
+        "sums.py",
+        """
+        class Handler:
+            def __init__(self, config): pass
+            def handle_batch(self, payload): return sum(payload)
+    """,
+    )
+    write(
+        folder,
+        "words.py",
+        """
+        class Handler:
+            def __init__(self, config): pass
+            def handle_async(self, payload): return {"words": len(payload)}
+    """,
+    )
+    write(folder, "report.py", "class Task:\n    def __call__(self, config): return 'a report'\n")
+    with DevTerminal(folder) as terminal:
+        url = terminal.url
+        assert call(f"{url}/shop/items/7") == (200, 7)
+        assert call(f"{url}/split/items/8") == (200, 8)
+        edit(folder, "return number", "return number + 1", "app.py")
+        terminal.expect("shop  app.py: swapped item()")
+        assert call(f"{url}/shop/items/7") == (200, 8)
+
+        _, job = call(f"{url}/sums", {"workers": 1, "item_list": {"items": [1, 2, 3], "batch_size": 2}})
+        wait_until(lambda: call(f"{url}/sums/{job['job_id']}")[1]["job_status"]["status"] == "succeeded")
+        assert call(f"{url}/sums?jobID={job['job_id']}")[1]["results"] == [3, 3]
+        terminal.expect("sums | job ")
+        assert call(f"{url}/sums", {"workers": 0})[0] == 400
+        _, workload = call(f"{url}/words", ["a", "b"])
+        assert call(f"{url}/words/{workload['id']}?wait=30")[1]["result"] == {"words": 2}
+        _, task = call(f"{url}/report", {})
+        wait_until(lambda: call(f"{url}/report/{task['job_id']}")[1].get("results") == ["a report"])
+        assert call(f"{url}/sums/openapi.json")[0] == 200
+        assert terminal.interrupt() == 0
+
+
+@pytest.mark.long
+def test_debuggers_of_several_apis_use_the_terminal_one_after_the_other(project: Path) -> None:
+    edit(project, 'return "text"', "breakpoint(); return os.environ['CORTEX_API_NAME']")
+    write(project, "cortex.yaml", CONFIG + CONFIG.replace("double", "other"))
+    with DevTerminal(project) as terminal:
+        url = terminal.url
+        answers: list[Any] = []
+        clients = [
+            threading.Thread(target=lambda n=n: answers.append(call(f"{url}/{n}")[1])) for n in ("double", "other")
+        ]
+        for client in clients:
+            client.start()
+        for number in range(2):
+            terminal.expect("(Pdb) ", count=number + 1)
+            terminal.type("c\n")
+        for client in clients:
+            client.join()
+        assert sorted(answers) == ["double", "other"]
