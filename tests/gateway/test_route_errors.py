@@ -50,6 +50,17 @@ def test_errors_of_the_gateway_have_openais_form_below_v1_only(home: Home) -> No
     run(scenario())
 
 
+def test_errors_of_a_command_have_openais_form_below_v1(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            command = backend("own", subpaths=("/",), replica_protocol=Protocol.COMMAND)
+            await w.gateway.startup(table(command))
+            assert (await ask(w.port, "/own/v1/models")).json()["error"]["type"] == "server_error"
+            assert isinstance((await ask(w.port, "/own/models")).json()["error"], str)
+
+    run(scenario())
+
+
 def test_a_missing_key_is_an_authentication_error(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:

@@ -71,6 +71,38 @@ def test_requests_reach_a_server_at_its_port_or_its_socket(command: tuple[str, .
         assert "o arguments" in replica.log()
 
 
+@pytest.mark.parametrize(("on_disconnect", "seen"), [("cancel", "closed"), ("finish", "open")])
+def test_a_server_notices_that_its_client_disconnected_unless_it_may_finish(on_disconnect: str, seen: str) -> None:
+    source = """
+        import socket, sys
+        listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+        while True:
+            sock = listener.accept()[0]
+            if not sock.recv(65536):
+                continue
+            print("begun", flush=True)
+            sock.settimeout(1)
+            try:
+                print("closed" if not sock.recv(1) else "more", flush=True)
+            except TimeoutError:
+                print("open", flush=True)
+            sock.close()
+    """
+    with running_command(source=source, on_disconnect=on_disconnect) as replica:
+        replica.wait_ready()
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(replica.spec.sockets[0])
+            sock.sendall(b"GET /own/x HTTP/1.1\r\nhost: a\r\nx-cortex-endpoint: /own\r\n\r\n")
+            wait_until(lambda: "o begun" in replica.log())
+        wait_until(lambda: f"o {seen}" in replica.log(), message=replica.log())
+
+
+def test_a_server_gets_requests_of_another_machine_without_the_secret_of_the_gateway() -> None:
+    with running_command(listen_host="127.0.0.1", gateway_secret="s3cret") as replica:
+        replica.wait_ready()
+        assert "s3cret" not in ask(replica, "/x").body.decode()
+
+
 def test_the_prefix_stays_if_the_server_wants_it() -> None:
     with running_command(strip_prefix=False) as replica:
         replica.wait_ready()
@@ -91,7 +123,9 @@ def test_requests_of_a_killed_command_get_the_cause_and_the_next_ones_another_pr
         assert ask(replica, "/x").json["pid"] != pid  # waits for the next process
         wait_until(lambda: not runs(child))
 
-        assert ask(replica, "/exit").json["error"].endswith("died: exited with code 3")
+        error = ask(replica, "/v1/exit").json["error"]
+        assert error["message"].endswith("died: exited with code 3")
+        assert error["type"] == "server_error"
         death = replica.wait_ready().processes[0].death
         assert death is not None
         assert death.cause is DeathCause.EXITED
@@ -160,6 +194,7 @@ def test_a_late_request_gets_504_and_the_server_continues() -> None:
         pid = replica.pid
         answer = ask(replica, "/sleep")
         assert (answer.status, answer.json["error"]) == (504, "timed out after 0.5 s")
+        assert ask(replica, "/v1/sleep").json["error"]["message"] == "timed out after 0.5 s"
         assert ask(replica, "/x").json["pid"] == pid
 
 

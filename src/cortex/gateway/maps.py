@@ -140,7 +140,7 @@ def fixed_maps(table: RoutingTable) -> Maps:
         OPENAI_MAP: {
             f"{entry.endpoint.rstrip('/')}{OPENAI_PATH}/": "1"
             for entry in entries
-            if Protocol.ROUTES in _protocols(table, entry)
+            if any(RULES[protocol].variables for protocol in _protocols(table, entry))
         },
     }
 
@@ -159,7 +159,7 @@ def _subpaths(table: RoutingTable, entry: ApiBackend | Split) -> list[str]:
 
 
 def _has_application(table: RoutingTable, entry: ApiBackend | Split) -> bool:
-    return Protocol.APPLICATION in _protocols(table, entry)
+    return not {Protocol.APPLICATION, Protocol.COMMAND}.isdisjoint(_protocols(table, entry))
 
 
 def _protocols(table: RoutingTable, entry: ApiBackend | Split) -> set[Protocol]:

@@ -18,7 +18,8 @@ class Protocol(StrEnum):
 
     CALLS = "calls"  #: one call of a method or model for each request, with a whole body
     ROUTES = "routes"  #: likewise, also for all paths below the endpoint
-    APPLICATION = "application"  #: an ASGI or WSGI application, or a server of the user's own
+    APPLICATION = "application"  #: an ASGI or WSGI application
+    COMMAND = "command"  #: a server of the user's own
     JOBS = "jobs"  #: requests to the operator, which runs the jobs of the API
 
 
@@ -90,6 +91,14 @@ RULES: Mapping[Protocol, ProtocolRules] = {
         forwards_client=True,
         answers_preflights=True,
         error=lambda status, message, kind: json_error(message),
+    ),
+    Protocol.COMMAND: ProtocolRules(
+        waits_for_body=False,
+        accepts_websockets=True,
+        forwards_client=True,
+        answers_preflights=True,
+        error=lambda status, message, kind: routes_error(status, message),
+        variables=_SET_OPENAI,
     ),
     Protocol.JOBS: ProtocolRules(
         waits_for_body=False,

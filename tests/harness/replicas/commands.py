@@ -46,7 +46,7 @@ SERVER = """
                     body += self.rfile.read(size)
                     self.rfile.readline()
                 self.rfile.readline()
-            path = self.path.partition("?")[0]
+            path = self.path.partition("?")[0].removeprefix("/v1")
             if path == "/health":
                 ready = not os.path.exists("unready")
                 self.answer(200 if ready else 503, b"")

@@ -180,4 +180,4 @@ def test_a_command_gets_every_path_below_its_endpoint_as_it_arrives() -> None:
     handler = {"interface": "handler", "type": "command", "command": ["node", "server.js"]}
     found = backend([], handler=handler)
     assert found.subpaths == ("/",)
-    assert found.protocol is Protocol.APPLICATION
+    assert found.protocol is Protocol.COMMAND

@@ -229,7 +229,7 @@ def _describe(services: Services, record: ApiRecord, metrics: dict[str, Json]) -
         "metrics": metrics.get(record.name, {}),
         "open_workloads": services.jobs.open_workloads(record.name),
         "endpoint": endpoint,
-        "docs": f"{endpoint}/docs" if record.spec.networking.docs else None,
+        "docs": f"{endpoint}/docs" if record.spec.networking.docs and not record.spec.runs_command else None,
         "deployment": record.deployment,
         "api_id": record.api_id,
         "revision": record.revision,

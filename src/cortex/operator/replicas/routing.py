@@ -167,8 +167,10 @@ def _backend(
 
 
 def _protocol(spec: Api, has_routes: bool) -> Protocol:
-    if spec.is_application or spec.runs_command:
+    if spec.is_application:
         return Protocol.APPLICATION
+    if spec.runs_command:
+        return Protocol.COMMAND
     return Protocol.ROUTES if has_routes else Protocol.CALLS
 
 

@@ -16,7 +16,7 @@ from httptools import HttpParserUpgrade, HttpResponseParser
 from cortex.replica.applications.connection import StreamingConnection
 from cortex.replica.commands.forwarding import request_head, response_headers, server_target, upgrade_head
 from cortex.replica.commands.upstream import UpstreamConnection, UpstreamPool
-from cortex.replica.requests.http import Header, close_frame
+from cortex.replica.requests.http import Header, close_frame, error_body
 
 #: One side is not read while more bytes than this wait for the other.
 MAX_UNSENT_BYTES = 256 * 1024
@@ -89,7 +89,7 @@ class CommandCall:
         connection = self._connection
         target, self._prefix = server_target(connection.url, connection.endpoint, self._settings.strips_prefix)
         method = self._method.encode("latin-1")
-        headers = connection.headers
+        headers = connection.headers if connection.span is None else connection.span.propagate(connection.headers)
         self._head = request_head(method, target, headers, self._prefix, self._is_upgrade)
         self._head += b"transfer-encoding: chunked\r\n\r\n" if self._is_chunked else b"\r\n"
         length = next((value for name, value in headers if name == b"content-length"), b"0")
@@ -275,7 +275,8 @@ class CommandCall:
         if self._connection.open and not self.status:
             self.status = status
             if self._is_upgrade:
-                self._connection.refuse_upgrade(status, (), message.encode())
+                body = error_body(message, self._connection.request_id.decode("latin-1"))
+                self._connection.refuse_upgrade(status, ((b"content-type", b"application/json"),), body)
             else:
                 self._connection.respond_error(status, message)
         else:

@@ -11,19 +11,56 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from cortex.replica.applications.connection import StreamingConnection
 from cortex.replica.commands.command_call import RESTART, CommandCall
 from cortex.replica.commands.command_process import CommandProcess
 from cortex.replica.commands.upstream import Address, UpstreamPool
 from cortex.replica.monitoring.metrics import MetricFile, RequestRecorder
-from cortex.replica.requests.http import READ_BYTES, Connection, ConnectionPool
+from cortex.replica.requests.http import READ_BYTES, Connection, ConnectionPool, Header
+from cortex.replica.requests.openai_errors import OPENAI_PATH, openai_error_body
 from cortex.replica.shared_state import SharedConnectionState
 from cortex.replica.spec import ReplicaSpec, RequestLimits
+
+if TYPE_CHECKING:
+    from cortex.replica.monitoring.spans import Tracing
 
 #: Data that a dying server has sent is read within this time.
 _FLUSH_S = 0.02
 _NS_PER_S = 1_000_000_000
+_NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
+
+
+class CommandConnection(StreamingConnection):
+    """A connection from the gateway for the requests of a command: errors below `/v1` have OpenAI's form."""
+
+    __slots__ = ()
+
+    @property
+    def has_openai_errors(self) -> bool:
+        """Return whether errors have OpenAI's form."""
+        if self.endpoint is None:
+            return False
+        path = self.url.partition(b"?")[0] + b"/"
+        return path.startswith(self.endpoint.rstrip(b"/") + OPENAI_PATH + b"/")
+
+    def begin(self, deadline_ns: int) -> None:
+        """Mark the request as running."""
+        super().begin(deadline_ns)
+        if self.has_openai_errors:
+            self._shared.set_openai_errors(self.index)
+
+    def respond_error(
+        self, status: int, message: str, headers: tuple[Header, ...] = (), fields: Mapping[str, Any] = _NO_FIELDS
+    ) -> None:
+        """Write a JSON error response."""
+        if not self.has_openai_errors:
+            super().respond_error(status, message, headers, fields)
+            return
+        body = openai_error_body(status, message, self.request_id.decode("latin-1"), fields)
+        self.respond(status, b"application/json", body, headers)
 
 
 class CommandServer:
@@ -37,16 +74,18 @@ class CommandServer:
         loop: asyncio.AbstractEventLoop,
         shared_state: SharedConnectionState,
         file: MetricFile | None,
+        tracing: Tracing | None,
     ) -> None:
-        """Create the proxy of a server that listens at `address`."""
+        """Create the proxy of a server that listens at `address`. Without `tracing`, it exports no spans."""
         self.connections = ConnectionPool(
-            loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes, StreamingConnection
+            loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes, CommandConnection
         )
         self.upstreams = UpstreamPool(loop, address, memoryview(bytearray(READ_BYTES)))
         self.strips_prefix = spec.strip_prefix
         self.answered_at = time.monotonic()  #: when the server last answered anything
         self.is_stopping = False
         self._process = process
+        self._tracing = tracing
         self._loop = loop
         self._running: set[CommandCall] = set()
         self.configure(spec.limits)
@@ -72,6 +111,8 @@ class CommandServer:
             connection.respond_error(504, f"timed out after {self.timeout_s:g} s, before it could run")
             return
         connection.started_ns = now_ns
+        if self._tracing is not None:
+            connection.span = self._tracing.start_request(connection, now_ns)
         call = CommandCall(self, connection, connection.arrived_ns + timeout_ns, self._running.discard)
         connection.call = call
         self._running.add(call)

@@ -21,6 +21,7 @@ from cortex.replica.commands.readiness_probe import PROBE_S, SILENCE_S, probe, w
 from cortex.replica.commands.server import CommandServer
 from cortex.replica.commands.upstream import Address
 from cortex.replica.monitoring.request_log import write_log
+from cortex.replica.monitoring.trace_export import open_tracing
 from cortex.replica.orphan import Inheritance, Orphan, outlive_supervisor
 from cortex.replica.request_worker import SupervisorChannel
 from cortex.replica.shared_state import SharedConnectionState
@@ -69,7 +70,8 @@ def _serve(
     shared_state: SharedConnectionState,
     inheritance: Inheritance,
 ) -> int:
-    server = CommandServer(spec, process, address, loop, shared_state, open_metrics(spec, index))
+    file, tracing = open_metrics(spec, index), open_tracing(spec, index)
+    server = CommandServer(spec, process, address, loop, shared_state, file, tracing)
     stop = partial(server.stop, loop.stop)
     orphan = Orphan(server, loop, inheritance, stop)
     supervisor = SupervisorChannel(server, loop, channel, lambda catalogue: None, stop, orphan.begin)
@@ -83,6 +85,8 @@ def _serve(
     process.signal(signal.SIGKILL)  # what the command has left behind
     with contextlib.suppress(OSError):  # the folder may be gone
         Path(process.socket_path).unlink(missing_ok=True)
+    if tracing is not None:
+        tracing.shutdown()
     orphan.finish()
     return 0 if server.is_stopping else 1
 
