@@ -18,6 +18,7 @@ TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACED = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
 HANDLER = """
     import asyncio, os, time
+    import cortex
     from opentelemetry import trace
 
     tracer = trace.get_tracer("of the user")
@@ -37,6 +38,10 @@ HANDLER = """
             await asyncio.sleep(60 if payload == "leave" else 0.01)
             with tracer.start_as_current_span(f"inside {payload}"):
                 return payload
+
+        @cortex.route("GET", "/items/{number}")
+        def item(self, number):
+            return number
 
         def handle_get(self):
             yield "a"
@@ -102,6 +107,9 @@ def test_each_hop_of_a_request_has_a_span_and_user_code_a_child(monkeypatch: pyt
             _, worker = hops(spans, "GET /iris")
             assert worker.attributes["http.route"] == "/iris"
             assert worker.attributes["url.path"] == "/iris/v2/models/unknown"
+            assert replica.request(method="GET", path="/iris/items/7", headers=below).body == b"7"
+            _, worker = hops(spans, "GET /iris/items/{number}")
+            assert worker.attributes["http.route"] == "/iris/items/{number}"
         assert "secret" not in repr(spans.spans)
         assert not [span for span in spans.spans if "silent" in span.name]
 

@@ -160,7 +160,7 @@ class RequestSpan:
         self._has_error = True
 
     def set_route(self, route: str) -> None:
-        """Name the spans by the route of an application that responds, with its endpoint."""
+        """Name the spans by the route that responds, of an application or a class, with its endpoint."""
         for span in (self._worker, self._gateway):
             span.update_name(f"{self._method} {route}")
             span.set_attribute("http.route", route)

@@ -97,6 +97,9 @@ class RouteRequests:
         if not isinstance(found, frozenset):
             bound, values = found
             connection.route = bound.route.template.plain
+            if connection.span is not None:
+                endpoint = (connection.endpoint or b"").rstrip(b"/").decode("latin-1")
+                connection.span.set_route(endpoint + connection.route)
             return bound.with_values(values)
         if found:
             allowed = ", ".join(sorted(found))
