@@ -69,3 +69,12 @@ def test_curl_trusts_the_certificates_of_the_environment(tmp_path: Path) -> None
 def test_a_key_is_sent_if_the_api_requires_one(tmp_path: Path) -> None:
     found = hint(tmp_path, "class Handler:\n def handle_get(self): ...", networking={"auth": "api_key"})
     assert found == [f'curl {URL} -H "X-API-Key: $CORTEX_API_KEY"']
+
+
+def test_routes_are_listed_and_the_sample_is_sent_only_if_a_method_answers_it(tmp_path: Path) -> None:
+    route = "import cortex\nclass Handler:\n @cortex.route('GET', '/items/{id}')\n def item(self, id): ...\n"
+    assert hint(tmp_path, route, ("sample.json",)) == [f"GET {URL}/items/{{id}}"]
+    both = hint(tmp_path, f"{route} def handle_post(self): ...")
+    assert both == [f"curl -X POST {URL}", f"GET {URL}/items/{{id}}"]
+    many = "".join(f" @cortex.route('GET', '/{n}')\n def a{n}(self): ...\n" for n in range(12))
+    assert hint(tmp_path, f"import cortex\nclass Handler:\n{many}")[9:] == [f"GET {URL}/9", "and 2 more routes"]

@@ -8,9 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cortex.predictor.interface import GENERATIONS
 from cortex.predictor.request_arguments import RequestArguments, request_arguments
+from cortex.predictor.routes import Route
+from cortex.predictor.source_checks import class_routes
 
 _SAMPLE_NAME = "sample.json"
+_MAX_ROUTES = 10
 #: Assumed if the user's method can't be read.
 _DEFAULT = RequestArguments("POST", ())
 
@@ -21,7 +25,18 @@ def sample_request(api: dict[str, Any], folder: Path, ca_file: str = "") -> list
     certificates = f" --cacert {shlex.quote(ca_file)}" if ca_file else ""
     key = ' -H "X-API-Key: $CORTEX_API_KEY"' if spec.get("networking", {}).get("auth") == "api_key" else ""
     url = f"{certificates} {shlex.quote(api['endpoint'])}{key}"
-    method, sample = _arguments(spec, folder), _sample(spec, folder)
+    text = _source(spec, folder)
+    routes, plain = _routes(spec, text), _arguments(spec, text)
+    shown = [f"{route.verb} {api['endpoint'].rstrip('/')}{route.template.text}" for route in routes[:_MAX_ROUTES]]
+    if len(routes) > _MAX_ROUTES:
+        shown.append(f"and {len(routes) - _MAX_ROUTES} more routes")
+    if routes and plain is None:  # nothing answers at the endpoint
+        return shown
+    return [*_endpoint_request(spec, folder, url, plain or _DEFAULT), *shown]
+
+
+def _endpoint_request(spec: dict[str, Any], folder: Path, url: str, method: RequestArguments) -> list[str]:
+    sample = _sample(spec, folder)
     if method.payload_keys is None and not method.query_keys:
         return [f"curl{_verb(method, default='GET')}{url}"]
     if sample is not None and not method.query_keys:
@@ -67,13 +82,35 @@ def _sample(spec: dict[str, Any], folder: Path) -> Path | None:
     )
 
 
-def _arguments(spec: dict[str, Any], folder: Path) -> RequestArguments:
+def _source(spec: dict[str, Any], folder: Path) -> str | None:
+    """Return the user's file; None without one: of a TrafficSplitter, say, or a model without code."""
     handler = spec.get("handler")
-    if handler is None or handler["path"] is None:  # a TrafficSplitter, or a model without code
-        return _DEFAULT
+    if handler is None or handler["path"] is None:
+        return None
     try:
-        text = (folder / handler["path"]).read_text(errors="replace")
+        text: str = (folder / handler["path"]).read_text(errors="replace")
     except OSError:
-        return _DEFAULT
-    has_models = handler.get("models") is not None
-    return request_arguments(text, handler["interface"], handler["type"], has_models, spec["kind"]) or _DEFAULT
+        return None
+    return text
+
+
+def _arguments(spec: dict[str, Any], text: str | None) -> RequestArguments | None:
+    if text is None:
+        return None
+    return request_arguments(text, *_row_key(spec))
+
+
+def _routes(spec: dict[str, Any], text: str | None) -> list[Route]:
+    """Return the routes of the class, as far as its source shows them."""
+    if text is None:
+        return []
+    interface, type_, has_models, kind = _row_key(spec)
+    row = GENERATIONS.get((kind, interface, type_, has_models))
+    if row is None or not row.takes_routes or row.class_name is None:
+        return []
+    return [each.route for each in class_routes(text, row.class_name) if each.route is not None]
+
+
+def _row_key(spec: dict[str, Any]) -> tuple[str, str, bool, str]:
+    handler = spec["handler"]
+    return handler["interface"], handler["type"], handler.get("models") is not None, spec["kind"]

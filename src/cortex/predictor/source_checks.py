@@ -66,14 +66,14 @@ def check_source(
     return sorted(found)
 
 
-def has_routes(text: str, class_name: str) -> bool:
-    """Return whether a class in a source file plainly has routes, its own or those of bases in the same file."""
+def class_routes(text: str, class_name: str) -> list[RouteDecorator]:
+    """Return the routes that a class in a source file plainly has: its own, and those of bases in the same file."""
     try:
         source = Source(text, "")
     except SyntaxError:
-        return False
+        return []
     node = source.scope.classes().get(class_name)
-    return node is not None and bool(RouteNames(source.scope).decorators(members_of(source.scope, node)[0]))
+    return [] if node is None else RouteNames(source.scope).decorators(members_of(source.scope, node)[0])
 
 
 class _Checker:

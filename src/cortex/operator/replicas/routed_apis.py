@@ -14,7 +14,7 @@ from cortex.lifecycle import ApiKind
 from cortex.operator.deploy.projects import ProjectFolders
 from cortex.operator.replicas.signatures import Signatures
 from cortex.predictor.interface import GENERATIONS
-from cortex.predictor.source_checks import has_routes
+from cortex.predictor.source_checks import class_routes
 from cortex.state.queries.apis import ApiRecord, Target
 
 
@@ -61,7 +61,7 @@ class RoutedApis:
             text = (self._projects.path(target.project_hash) / handler.path).read_text(errors="replace")
         except OSError:
             return False
-        return has_routes(text, row.class_name)
+        return bool(class_routes(text, row.class_name))
 
 
 def _key(target: Target) -> tuple[str, str]:
