@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from harness.installations.example_cases import (
+    APPLICATION_EXAMPLES,
     ASYNC_EXAMPLES,
     BATCH_EXAMPLES,
     COMMAND_EXAMPLES,
@@ -38,7 +39,7 @@ each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: 
 def test_every_folder_has_a_case() -> None:
     folders = {path.parent.name for path in EXAMPLES_DIR.glob("*/cortex.yaml")} - {"kubernetes"}  # a manifest
     named = {example.name for example in [*EXAMPLES, *MODEL_EXAMPLES, *BATCH_EXAMPLES, *ASYNC_EXAMPLES]}
-    assert folders == named | TASK_EXAMPLES | COMMAND_EXAMPLES | ROUTE_EXAMPLES
+    assert folders == named | TASK_EXAMPLES | COMMAND_EXAMPLES | ROUTE_EXAMPLES | APPLICATION_EXAMPLES
 
 
 @each_example

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cortex.errors import UserError
-from cortex.predictor.applications import class_application, module_application
+from cortex.operator.deploy.diagnose import diagnose
+from cortex.predictor.applications import class_application, imports_gradio, module_application
 
 
 class Framework:
@@ -83,3 +85,37 @@ def _find(found: Any, type_: str = "asgi") -> Any:
     module = ModuleType("app")
     module.app = found  # type: ignore[attr-defined]
     return module_application(module, "app", type_, "app.py", {})
+
+
+@pytest.mark.parametrize(
+    ("source", "is_sticky"),
+    [
+        ("import gradio as gr", True),
+        ("from gradio.routes import mount_gradio_app", True),
+        ("def app():\n    import gradio", True),
+        ("import gradio_client", False),
+        ("from .gradio import page", False),
+        ("import fastapi  # not gradio", False),
+        ("import gradio\ndef", False),
+    ],
+)
+def test_an_application_made_with_gradio_is_recognized_by_its_imports(source: str, is_sticky: bool) -> None:
+    assert imports_gradio(source) is is_sticky
+
+
+@pytest.mark.parametrize(
+    ("type_", "line", "is_sticky"), [("asgi", "", True), ("asgi", "sticky: false", False), ("python", "", False)]
+)
+def test_sessions_of_gradio_are_sticky_unless_the_configuration_says_otherwise(
+    type_: str, line: str, is_sticky: bool, tmp_path: Path
+) -> None:
+    app = ", app: app" if type_ == "asgi" else ""
+    config = (
+        f"- {{name: page, kind: RealtimeAPI, handler: {{type: {type_}, path: app.py{app}}}, networking: {{{line}}}}}"
+    )
+    (tmp_path / "cortex.yaml").write_text(config)
+    (tmp_path / "app.py").write_text(
+        "import gradio\napp = 1\nclass Handler:\n    def __init__(self, config): ...\n    def handle_post(self): ...\n"
+    )
+    (api,) = diagnose(tmp_path / "cortex.yaml", "cortex.yaml").apis
+    assert api.networking.sticky is is_sticky

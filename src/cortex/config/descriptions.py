@@ -109,7 +109,8 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         ),
         "networking.sticky": (
             "RealtimeAPI only: a cookie sends all requests of a client to the same process, for code that keeps "
-            "the state of a session in memory. Only in files of the current form"
+            "the state of a session in memory. On by itself for an application whose file imports `gradio`. "
+            "Only in files of the current form"
         ),
         "networking.access_log": "the gateway writes one JSON line per request to the access log",
         "networking.auth": (

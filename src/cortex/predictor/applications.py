@@ -6,6 +6,7 @@ WSGI applications with `environ` and `start_response`, and factories with `confi
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Awaitable, Callable, MutableMapping
 from types import ModuleType
@@ -50,6 +51,21 @@ def class_application(instance: object, type_: str, file: str) -> Any:
         fix = "set self.app in __init__, or define a method app(self) that returns the application"
         raise UserError(f"{file}: {owner} is not defined; {fix}")
     return _application(found, owner, type_, file, {})
+
+
+def imports_gradio(text: str) -> bool:
+    """Return whether a file imports Gradio, whose applications keep each session in the memory of one process."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):  # reported elsewhere
+        return False
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+        if any(name.partition(".")[0] == "gradio" for name in names):
+            return True
+    return False
 
 
 def as_asgi(app: Any, type_: str, threads: int) -> AsgiApp:

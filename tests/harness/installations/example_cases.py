@@ -161,6 +161,8 @@ TASK_EXAMPLES = {"task-disk-report"}
 COMMAND_EXAMPLES = {"own-server"}
 #: Tested in `tests/examples/test_llm_example.py`, and by its client in `tests/e2e/test_applications.py`.
 ROUTE_EXAMPLES = {"llm-chat"}
+#: They have no sample: each path is tested.
+APPLICATION_EXAMPLES = {"fastapi-app", "gradio-chat"}
 
 ASYNC_EXAMPLES = [
     AsyncExample(

@@ -17,6 +17,7 @@ from cortex.config.violations import Violation
 from cortex.errors import ConfigError, Diagnostic, SubmissionError
 from cortex.lifecycle import ApiKind
 from cortex.predictor.annotation_checks import check_annotations
+from cortex.predictor.applications import imports_gradio
 from cortex.predictor.source_checks import check_source
 from cortex.projects.dotenv import check_dotenv
 from cortex.projects.project import ProjectFiles
@@ -84,8 +85,19 @@ def diagnose_project(
         problems += conflicts
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
-    apis = tuple(with_model_packages(api, packages.get(api.name, {})) for api in checked.apis)
+    apis = tuple(
+        with_model_packages(_with_stickiness(api, project), packages.get(api.name, {})) for api in checked.apis
+    )
     return Diagnosis(apis, project, tuple(_warnings(project, apis)), dict(_installs(project, apis)))
+
+
+def _with_stickiness(api: Api, project: ProjectFiles) -> Api:
+    """Return the API with `networking.sticky` on if it is an application made with Gradio, unless its file sets it."""
+    networking = api.networking
+    if not api.is_application or "sticky" in networking.model_fields_set:
+        return api
+    is_sticky = any(imports_gradio(text) for _, _, text in _sources(project, [api]))
+    return api.model_copy(update={"networking": networking.model_copy(update={"sticky": is_sticky})})
 
 
 def _project_problems(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Diagnostic]:
