@@ -63,9 +63,12 @@ def test_a_request_for_a_websocket_asks_the_server_for_it() -> None:
         (b"login", True, b"login"),
         (b"//other.com/login", True, b"//other.com/login"),
         (b"https://other.com/login", True, b"https://other.com/login"),
+        (b"http://example.com:8888/login", True, b"http://example.com:8888/llm/login"),
+        (b"https://example.com:8888/llm/login", True, b"https://example.com:8888/llm/login"),
+        (b"http://example.com:88880/login", True, b"http://example.com:88880/login"),
         (b"/login", False, b"/login"),
     ],
 )
 def test_redirects_stay_below_the_endpoint(location: bytes, strips: bool, moved: bytes) -> None:
     headers = [(b"location", location), (b"content-length", b"0"), (b"date", b"now"), (b"keep-alive", b"timeout=5")]
-    assert response_headers(headers, b"/llm", strips) == ((b"location", moved),)
+    assert response_headers(headers, b"/llm", strips, b"example.com:8888") == ((b"location", moved),)

@@ -90,6 +90,7 @@ class CommandCall:
         target, self._prefix = server_target(connection.url, connection.endpoint, self._settings.strips_prefix)
         method = self._method.encode("latin-1")
         headers = connection.headers if connection.span is None else connection.span.propagate(connection.headers)
+        self._host = next((value for name, value in headers if name == b"host"), b"")
         self._head = request_head(method, target, headers, self._prefix, self._is_upgrade)
         self._head += b"transfer-encoding: chunked\r\n\r\n" if self._is_chunked else b"\r\n"
         length = next((value for name, value in headers if name == b"content-length"), b"0")
@@ -239,7 +240,7 @@ class CommandCall:
                 return
             self.status = self._parser.get_status_code()
             self._settings.answered()
-            headers = response_headers(self._headers, self._prefix, self._settings.strips_prefix)
+            headers = response_headers(self._headers, self._prefix, self._settings.strips_prefix, self._host)
             if self._is_upgrade:
                 self._release()
                 connection.refuse_upgrade(self.status, headers, body)

@@ -52,13 +52,13 @@ def request_head(method: bytes, target: bytes, headers: Sequence[Header], prefix
     return b"%b %b HTTP/1.1\r\n%b%b" % (method, target, b"".join(lines), _UPGRADE if is_upgrade else b"")
 
 
-def response_headers(headers: Sequence[Header], prefix: bytes, strips_prefix: bool) -> tuple[Header, ...]:
-    """Return the headers of a response for the client, without its length."""
+def response_headers(headers: Sequence[Header], prefix: bytes, strips_prefix: bool, host: bytes) -> tuple[Header, ...]:
+    """Return the headers of a response for the client, without its length; `host` is that of the request."""
     dropped = _RESPONSE_DROPPED | _nominated(headers)
     kept = (header for header in headers if header[0] not in dropped)
     if not strips_prefix:
         return tuple(kept)
-    return tuple((name, _below(value, prefix) if name == b"location" else value) for name, value in kept)
+    return tuple((name, _below(value, prefix, host) if name == b"location" else value) for name, value in kept)
 
 
 def upgrade_head(headers: Sequence[Header]) -> bytes:
@@ -73,8 +73,11 @@ def _nominated(headers: Sequence[Header]) -> set[bytes]:
     return {name.strip().lower() for value in values for name in value.split(b",")}
 
 
-def _below(location: bytes, prefix: bytes) -> bytes:
-    """Return a redirect's path below the endpoint; it may be there already, if the server knows its endpoint."""
+def _below(location: bytes, prefix: bytes, host: bytes) -> bytes:
+    """Return a redirect to a path below the endpoint; it may be there already, if the server knows its endpoint."""
+    for origin in (b"http://" + host, b"https://" + host) if host else ():
+        if location.startswith(origin + b"/"):
+            return origin + _below(location[len(origin) :], prefix, b"")
     is_path = location.startswith(b"/") and not location.startswith(b"//")
     is_below = location == prefix or location.startswith((prefix + b"/", prefix + b"?"))
     return prefix + location if is_path and not is_below else location
