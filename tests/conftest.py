@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -43,6 +45,8 @@ _STARTS_PROCESSES = (
     "harness.servers",
 )
 _SERVERS = {"postgres", "postgresql_url", "swift", "swift_server"}
+#: Modules with one of these words run in the same process of `make test`.
+_SLOW_TO_START = ("SwiftServer", "tensorflow_model(", "EmbeddedTensorFlow(")
 _PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}
 
 # Thousands of tests are collected, and none of them becomes garbage.
@@ -67,6 +71,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.processes)
     slow = {item.path for item in items if {"processes", "heavy"} & {mark.name for mark in item.iter_markers()}}
     items.sort(key=lambda item: (item.path not in slow, item.path.parent.name != "e2e"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """Give whole modules to the processes of `make test`; those that use Swift, or TensorFlow, share one process."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Modules(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return _process_of(config.rootpath / nodeid.partition("::")[0])
+
+    return Modules(config, log)
+
+
+@functools.cache
+def _process_of(module: Path) -> str:
+    text = module.read_text()
+    return next((name for name in _SLOW_TO_START if name in text), str(module))
 
 
 def _starts_processes(item: pytest.Item) -> bool:

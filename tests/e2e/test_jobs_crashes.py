@@ -76,6 +76,7 @@ def test_killed_operator_costs_no_batch_an_attempt(cortex: Installation, api: Ba
     assert len(api.noted(job, "constructed")) == 3
 
 
+@pytest.mark.long
 def test_operator_killed_again_and_again_while_it_accepts_and_completes_jobs(
     cortex: Installation, api: BatchApi
 ) -> None:
@@ -153,6 +154,7 @@ def test_completion_hook_whose_process_dies_runs_again(cortex: Installation, api
     assert status["failed_attempts"] == 0
 
 
+@pytest.mark.long
 def test_next_operator_completes_a_job_after_all_processes_are_killed(cortex: Installation, api: BatchApi) -> None:
     job = api.submit(slow_items(30), workers=1)
     progress(api, job, 2)

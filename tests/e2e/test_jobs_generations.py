@@ -90,8 +90,8 @@ V35_PYTHON = V20_PYTHON.replace("PythonPredictor", "Handler").replace("predict("
 OLDER = {"model_path": "models"}
 NEWER = {"models": {"path": "models"}}
 
-#: TensorFlow takes seconds to start; its newest form stands for the older ones.
-LONG = dict.fromkeys(("v18-tensorflow", "v20-tensorflow"), pytest.mark.long)
+#: TensorFlow takes seconds to start. Its clients in other kinds of APIs, and those of ONNX here, stand for these.
+LONG = dict.fromkeys(("v18-tensorflow", "v20-tensorflow", "v35-tensorflow"), pytest.mark.long)
 GENERATIONS = [
     Generation("v18-python", V18_PYTHON, "predictor", "python", {}),
     Generation("v20-python", V20_PYTHON, "predictor", "python", {}),

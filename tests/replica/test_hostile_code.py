@@ -190,6 +190,7 @@ def test_disconnects_during_a_call_leave_no_connections() -> None:
         assert replica.pid == worker
 
 
+@pytest.mark.long
 def test_disconnects_during_large_transfers_leak_no_memory() -> None:
     with running_replica(HANDLER) as replica:
         run_calls_on_threads(replica)
@@ -317,6 +318,7 @@ def test_a_connection_inherited_by_a_daemon_ends_with_the_worker() -> None:
             connection.getresponse().read()
 
 
+@pytest.mark.long
 def test_thousands_of_connections_to_a_blocked_worker_are_served() -> None:
     raise_descriptor_limit(5000)
     with running_replica(HANDLER, timeout_s=30.0) as replica, contextlib.ExitStack() as stack:

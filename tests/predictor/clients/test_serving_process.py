@@ -84,6 +84,7 @@ def test_a_failed_load_is_reported_and_leaves_other_models_loaded(
     assert len(iris.predict({"x": ROW})["scores"]) == 3
 
 
+@pytest.mark.long
 def test_a_server_that_is_killed_is_started_again_with_its_models(server: LocalServer, folder: Path) -> None:
     iris = TensorFlowLoader(server).load(request(folder, "iris"))
     expected = iris.predict({"x": ROW})
@@ -112,6 +113,7 @@ def test_reports_a_server_that_does_not_start(tmp_path: Path, folder: Path) -> N
     server.close()
 
 
+@pytest.mark.long
 def test_the_server_ends_with_the_process_that_started_it(executable: Path, folder: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", _LOAD_AND_WAIT, str(executable), str(folder)], stdout=subprocess.PIPE, text=True

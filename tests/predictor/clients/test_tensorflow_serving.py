@@ -92,6 +92,7 @@ def test_outputs_equal_those_of_calling_tensorflow_to_the_bit(address: str, fold
     check_outputs_are_those_of_tensorflow(OnServer(ServingChannel(address)), folder)
 
 
+@pytest.mark.long
 def test_our_messages_are_the_official_ones() -> None:
     """Compare names, numbers, types and cardinalities with the stubs' descriptors, in a process of its own."""
     checked = subprocess.run([sys.executable, "-c", _COMPARE], capture_output=True, text=True, timeout=100)
@@ -127,6 +128,7 @@ print(len(MESSAGES))
 """
 
 
+@pytest.mark.long
 def test_answers_are_those_of_protobufs_json_mapping(address: str) -> None:
     """Handlers of old were given `MessageToDict` of the official response: only floats are told more exactly now."""
     models = ExternalModels(address, DIR)
