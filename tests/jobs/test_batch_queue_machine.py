@@ -313,7 +313,7 @@ def test_the_batch_queue_in_postgresql(postgres: Postgres) -> None:
             return open_jobs(self.url)
 
         def remove(self) -> None:
-            postgres.drop_database(self.url)
+            postgres.return_database(self.url)
 
     fewer_examples = settings(QueueMachine.TestCase.settings, max_examples=4, stateful_step_count=20, database=None)
     run_state_machine_as_test(Machine, settings=fewer_examples)

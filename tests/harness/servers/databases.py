@@ -28,7 +28,7 @@ def postgresql_url(postgres: Postgres) -> Iterator[str]:
     """An empty database of the test's own."""
     url = postgres.new_database()
     yield url
-    postgres.drop_database(url)
+    postgres.return_database(url)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
