@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cortex.client.environments import Environments
 from cortex.lifecycle import JobStatus
-from harness.installations.command_line import cortex
+from harness.installations.command_line import environ
 from harness.jobs.job_data import JOB_ID, status
 from harness.jobs.job_operator import DONE, SUBMISSION, Operator
 
@@ -29,8 +30,9 @@ def operator() -> Iterator[Operator]:
 @pytest.fixture
 def home(operator: Operator, tmp_path: Path) -> Path:
     made = tmp_path / "home"
-    cortex(made, "env", "configure", "test", "--operator-endpoint", operator.url, "--token", "t")
-    cortex(made, "env", "default", "test")
+    environments = Environments.from_environ(environ(made))
+    environments.configure("test", operator.url, "t")
+    environments.set_default("test")
     return made
 
 

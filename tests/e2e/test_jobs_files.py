@@ -161,7 +161,11 @@ def moved(example: BatchExample, folder: Path) -> tuple[Path, dict[str, Any]]:
     return project, json.loads((project / "job.json").read_text())
 
 
-@pytest.mark.parametrize("example", BATCH_EXAMPLES, ids=lambda example: example.name)
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(each, marks=[pytest.mark.long] if "onnx" in each.name else []) for each in BATCH_EXAMPLES],
+    ids=lambda example: example.name,
+)
 def test_example_runs_as_its_readme_says(cortex: Installation, example: BatchExample, tmp_path: Path) -> None:
     project, _ = moved(example, tmp_path)
     if (project / "make_model.py").exists():

@@ -14,7 +14,7 @@ from harness.installations.example_cases import MODEL_EXAMPLES, ModelExample, ne
 from harness.installations.installation import Installation, installation
 from harness.servers.buckets import Bucket, RemoteBucket, variables
 from harness.servers.s3 import SwiftServer
-from harness.wait import wait_until
+from harness.wait import PATIENCE_S, SLACK, wait_until
 
 REGRESSION = next(example for example in MODEL_EXAMPLES if example.name == "sklearn-live-reload")
 #: What REGRESSION answers once its model is made again, of more patients.
@@ -35,7 +35,9 @@ def cortex(bucket: Bucket) -> Iterator[Installation]:
 
 def make_model(project: Path, cortex: Installation, *destination: str) -> None:
     command = [sys.executable, "make_model.py", *destination]
-    done = subprocess.run(command, cwd=project, env=cortex.environ, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        command, cwd=project, env=cortex.environ, capture_output=True, text=True, timeout=PATIENCE_S * SLACK
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -63,7 +65,13 @@ def check_answers(cortex: Installation, example: ModelExample) -> None:
 
 
 @pytest.mark.parametrize(
-    "example", [each for each in MODEL_EXAMPLES if each is not REGRESSION], ids=lambda example: example.name
+    "example",
+    [
+        pytest.param(each, marks=[pytest.mark.long] if each is TENSORFLOW else [])
+        for each in MODEL_EXAMPLES
+        if each is not REGRESSION
+    ],
+    ids=lambda example: example.name,
 )
 def test_example_is_deployed_from_a_clone_once_its_model_is_made(
     cortex: Installation, example: ModelExample, tmp_path: Path
@@ -77,6 +85,7 @@ def test_example_is_deployed_from_a_clone_once_its_model_is_made(
     cortex.cortex("delete", example.name, "-f")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "example", [each for each in MODEL_EXAMPLES if each is not TENSORFLOW], ids=lambda example: example.name
 )

@@ -92,7 +92,9 @@ def cortex(buckets: dict[str, Bucket]) -> Iterator[Installation]:
 @pytest.mark.parametrize(
     ("kind", "place"),
     [
-        pytest.param(kind, place, marks=[pytest.mark.long] if kind == "tensorflow" and place != "local" else [])
+        pytest.param(
+            kind, place, marks=[] if (kind, place) in (("python", "s3"), ("onnx", "local")) else [pytest.mark.long]
+        )
         for kind in PREDICTORS
         for place in ("s3", "gs", "local")
     ],

@@ -103,6 +103,7 @@ def test_the_batches_of_a_job_continue_the_trace_of_its_submission(cortex: Insta
         assert spans.wait_for(lambda span, batch=batch: span.parent_id == batch.span_id)[0].name == "during the batch"
 
 
+@pytest.mark.long
 def test_a_missing_library_is_a_warning_of_the_start(tmp_path: Path) -> None:
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
     with installation(variables) as made:

@@ -83,6 +83,7 @@ def test_an_address_is_kept_for_the_next_operator_until_flags_replace_it(cortex:
     assert f"gateway:  http://127.0.0.1:{cortex.gateway_port}\n" in said
 
 
+@pytest.mark.long
 def test_a_port_in_use_is_not_kept(cortex: Installation) -> None:
     cortex.up()
     cortex.down()

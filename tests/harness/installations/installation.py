@@ -130,7 +130,10 @@ class Installation:
 
     @contextlib.contextmanager
     def load(self, path: str, rate: float, connections: int = 16) -> Iterator[dict[str, Any]]:
-        """Send a constant load while the block runs; the dict is filled with its summary afterwards."""
+        """Send a constant load while the block runs; the dict is filled with its summary afterwards.
+
+        The block begins after the first response.
+        """
         command = [
             sys.executable,
             str(Path(__file__).with_name("load.py")),
@@ -141,6 +144,8 @@ class Installation:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         summary: dict[str, Any] = {}
         try:
+            assert process.stdout is not None
+            process.stdout.readline()
             yield summary
         finally:
             try:

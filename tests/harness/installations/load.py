@@ -1,6 +1,7 @@
 """A constant load in a process of its own: open loop, latencies counted from the time a request was due.
 
-Run as `python load.py URL RATE CONNECTIONS`; it ends when its standard input closes and prints one JSON object.
+Run as `python load.py URL RATE CONNECTIONS`: it prints an empty line after the first response. When its standard input
+closes, it prints one JSON object and ends.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class Load:
             if close and writer is not None:
                 writer.close()
                 reader = writer = None
+            if not self.latencies:
+                print(flush=True)
             self.latencies.append(time.monotonic() - due)
             self.statuses[status] += 1
             if status == "200" and (detail in self.answers or len(self.answers) < DISTINCT):
