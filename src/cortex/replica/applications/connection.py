@@ -11,14 +11,13 @@ from typing import Protocol
 
 from httptools import HttpParserUpgrade
 
-from cortex.replica.requests.http import CLIENT_CLOSED_REQUEST, Connection, Header, response_head
+from cortex.replica.requests.http import JOIN_BYTES, Connection, Header, response_head
 from cortex.replica.shared_state import ConnectionState
 
 #: The connection is not read while more bytes than this wait for the application.
 MAX_UNREAD_BYTES = 256 * 1024
 
 _BODILESS = frozenset({204, 304})
-_IDLE, _READING = ConnectionState.IDLE, ConnectionState.READING
 
 
 class ConnectionCall(Protocol):
@@ -62,8 +61,8 @@ class StreamingConnection(Connection):
     def on_headers_complete(self) -> None:
         """Pass the request to the application."""
         super().on_headers_complete()
-        upgrade = dict(self.headers).get(b"upgrade", b"")
-        self.is_upgrade = upgrade.lower() == b"websocket" and bool(self._parser.should_upgrade())
+        if self._parser.should_upgrade():
+            self.is_upgrade = dict(self.headers).get(b"upgrade", b"").lower() == b"websocket"
         self._handle(self)
 
     def on_body(self, data: bytes) -> None:
@@ -85,23 +84,9 @@ class StreamingConnection(Connection):
         if self.call is not None:
             self.call.wake()
 
-    def _on_readable(self) -> None:
-        is_new = self._state is _IDLE
-        if is_new:
-            self._set_state(_READING)  # before the read: if the process dies in between, the connection was not idle
-        try:
-            size = self._recv_into(self._buffer)
-        except (BlockingIOError, InterruptedError):
-            if is_new:
-                self._set_state(_IDLE)
-            return
-        except OSError:
-            size = 0
-        if not size:
-            if self._state is ConnectionState.RUNNING:
-                self._timing(CLIENT_CLOSED_REQUEST)
-            self.close()
-        elif self._refused:
+    def _receive_late(self, size: int) -> None:
+        """Handle bytes that arrive after the head: the rest of the body, or the other protocol."""
+        if self._refused:
             pass  # discard the rest of a refused request
         elif self._is_upgraded and self.call is not None:
             self.call.receive_data(bytes(self._buffer[:size]))
@@ -138,25 +123,41 @@ class StreamingConnection(Connection):
 
     # Writing.
 
-    def begin_response(self, status: int, headers: tuple[Header, ...], is_head: bool) -> None:
-        """Write the head of a response. Its body is sent in chunks, unless `headers` has its length."""
+    def begin_response(
+        self, status: int, headers: tuple[Header, ...], length: int | None, is_head: bool, body: bytes
+    ) -> None:
+        """Write the head of a response and the first part of its body, which is sent in chunks if `length` is None."""
         if not self.open:
             return
-        self._has_length = any(name == b"content-length" for name, _ in headers)
+        self._has_length = length is not None
         self._is_bodiless = is_head or status in _BODILESS
-        framing = b"\r\n" if self._has_length or self._is_bodiless else b"transfer-encoding: chunked\r\n\r\n"
         timing = self._timing(status)
         self._set_state(ConnectionState.ANSWERING)
-        self._send(response_head(status, None, headers) + timing + framing)
+        head = response_head(status, None, headers)
+        if length is not None:
+            start = b"%b%bcontent-length: %d\r\n\r\n" % (head, timing, length)
+        elif self._is_bodiless:
+            start = b"%b%b\r\n" % (head, timing)
+        else:
+            start = b"%b%btransfer-encoding: chunked\r\n\r\n" % (head, timing)
+        self._write(start, body)
 
     def write_body(self, data: bytes) -> None:
-        """Write a part of the body."""
+        """Write a further part of the body."""
+        self._write(b"", data)
+
+    def _write(self, start: bytes, data: bytes) -> None:
+        """Write `start` and a part of the body, together if the part is small."""
         if not data or self._is_bodiless:
-            return
-        if self._has_length:
+            data = b""
+        elif not self._has_length:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if len(data) < JOIN_BYTES:
+            start, data = start + data, b""
+        if start:
+            self._send(start)
+        if data:
             self._send(data)
-        else:
-            self.stream(data)
 
     def end_response(self) -> None:
         """End the body; the connection is then ready for the next request."""

@@ -124,37 +124,44 @@ class HttpCall:
         if status == 404 and self._may_redirect:
             query = self.scope["query_string"]
             location = self.scope["root_path"].encode("latin-1") + b"/" + (b"?" + query if query else b"")
-            status, kept = 307, ((b"location", location), (b"content-length", b"0"))
+            status, kept = 307, ((b"location", location),)
+            self._length = 0
             self._is_head = True  # drop the body
         elif status not in (204, 304):
             self._length = _declared_length(headers)
-            if self._length is not None:
-                kept = (*kept, (b"content-length", b"%d" % self._length))
         self._head = status, kept
 
     def _write(self, body: bytes, more: bool) -> None:
         assert self._head is not None
-        if not self.status:
+        connection, length = self._connection, self._length
+        self._sent_bytes += len(body)
+        if length is not None and not self._is_head:
+            self._check_length(length, more)
+        if self.status:
+            connection.write_body(body)
+        else:
             self.status, headers = self._head
-            if not more and self._length is None and not self._is_head and self.status not in (204, 304):
-                headers = (*headers, (b"content-length", b"%d" % len(body)))
-            name_span(self._connection.span, self.scope, self._endpoint)
-            self._connection.begin_response(self.status, headers, self._is_head)
+            if length is None and not (more or self._is_head or self.status in (204, 304)):
+                length = len(body)
+            name_span(connection.span, self.scope, self._endpoint)
+            connection.begin_response(self.status, headers, length, self._is_head, body)
             if self.status >= 500:
-                self._connection.span = None  # frameworks raise the exception after the response: see `_RunningCall`
-        if not self._is_head:
-            self._sent_bytes += len(body)
-            if self._length is not None and self._sent_bytes > self._length:
-                self._connection.close()
-                raise RuntimeError(f"the body is longer than its content-length, {self._length}")
-            self._connection.write_body(body)
-        self._on_progress()
-        if more or self.is_over:
+                connection.span = None  # frameworks raise the exception after the response: see `_RunningCall`
+        if more:
+            self._on_progress()
+        elif not self.is_over:
+            connection.end_response()
+
+    def _check_length(self, length: int, more: bool) -> None:
+        if self._sent_bytes > length:
+            problem = f"the body is longer than its content-length, {length}"
+        elif self._sent_bytes < length and not more:
+            problem = f"the body has {self._sent_bytes} bytes, but its content-length is {length}"
+        else:
             return
-        if self._length is not None and self._sent_bytes < self._length and not self._is_head:
+        if self.status:
             self._connection.close()
-            raise RuntimeError(f"the body has {self._sent_bytes} bytes, but its content-length is {self._length}")
-        self._connection.end_response()
+        raise RuntimeError(problem)
 
 
 def _declared_length(headers: tuple[Header, ...]) -> int | None:

@@ -40,9 +40,12 @@ if TYPE_CHECKING:
 _END_S = 0.7
 #: Interval at which WebSockets show that the event loop is not blocked.
 _TICK_S = 5.0
+#: Deadlines are moved by at least this much, and not for each part of a body.
+_PROGRESS_NS = 10_000_000
 #: The event loop counts as blocked if it misses a deadline by this much, or by the timeout if that is less.
 _BLOCKED_S = 5.0
 _NS_PER_S = 1_000_000_000
+_NEVER_NS = 1 << 62
 _RESTARTS = "the service restarts"
 #: Exceptions by which frameworks report that the client disconnected.
 _DISCONNECTED = frozenset({"ClientDisconnect", "WebSocketDisconnect"})
@@ -75,6 +78,8 @@ class ApplicationServer:
         self._routes = RouteRecorder(file)
         self._running: set[_RunningCall] = set()
         self._ticker: asyncio.TimerHandle | None = None
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._next_deadline_ns = _NEVER_NS  #: when the timer fires
 
     def configure(self, limits: RequestLimits) -> None:
         """Set the limits of subsequent requests."""
@@ -145,6 +150,25 @@ class ApplicationServer:
         """Return the end of the message of a failed request."""
         return logs_hint(self._api)
 
+    # Deadlines. One timer serves all calls, because nearly all end long before theirs.
+
+    def watch(self, deadline_ns: int) -> None:
+        """Check deadlines at `deadline_ns` (monotonic) at the latest."""
+        if deadline_ns < self._next_deadline_ns:
+            if self._deadline_timer is not None:
+                self._deadline_timer.cancel()
+            self._next_deadline_ns = deadline_ns
+            delay_s = max(0.0, (deadline_ns - time.monotonic_ns()) / _NS_PER_S)
+            self._deadline_timer = self.loop.call_later(delay_s, self._check_deadlines)
+
+    def _check_deadlines(self) -> None:
+        self._deadline_timer = None
+        self._next_deadline_ns = _NEVER_NS
+        now_ns = time.monotonic_ns()
+        for running in list(self._running):
+            running.check(now_ns)
+        self.watch(min((running.deadline_ns for running in self._running), default=_NEVER_NS))
+
     # WebSockets.
 
     def _tick_later(self) -> None:
@@ -172,27 +196,28 @@ class _RunningCall:
         self._log_id = connection.log_id
         self._span = connection.span
         self._arrived_ns = connection.arrived_ns
-        self._deadline_ns = deadline_ns
-        self._timer: asyncio.TimerHandle | None = None
+        self.deadline_ns = deadline_ns
         self._is_interrupted = False
 
     def start(self, call: Call, app: Any) -> None:
         """Call the application in a task of its own."""
         self.call = call
         self._root_path = call.scope["root_path"]
-        self._connection.begin(self._deadline_ns + self._server.grace_ns)
+        self._connection.begin(self.deadline_ns + self._server.grace_ns)
         self.task = self._server.loop.create_task(self._run(app))
-        if not self._server.is_wsgi:
-            self._check_later(time.monotonic_ns())
+        if self._server.is_wsgi:
+            self.deadline_ns = _NEVER_NS
+        else:
+            self._server.watch(self.deadline_ns)
 
     def extend(self) -> None:
         """Restart the idle timeout, because data has moved."""
-        now_ns = time.monotonic_ns()
-        deadline_ns = now_ns + self._silence_ns
-        is_earlier, self._deadline_ns = deadline_ns < self._deadline_ns, deadline_ns
-        if is_earlier and self._timer is not None:  # the limit of a WebSocket is shorter than that of its handshake
-            self._timer.cancel()
-            self._check_later(now_ns)
+        deadline_ns = time.monotonic_ns() + self._silence_ns
+        if 0 <= deadline_ns - self.deadline_ns < _PROGRESS_NS:
+            return
+        if not self._server.is_wsgi:
+            self.deadline_ns = deadline_ns
+            self._server.watch(deadline_ns)  # the limit of a WebSocket may be shorter than that of its handshake
         self._extend_shared()
 
     def tick(self, call: WebSocketCall, now: float) -> None:
@@ -233,21 +258,16 @@ class _RunningCall:
 
     # Deadline.
 
-    def _check_later(self, now_ns: int) -> None:
-        delay_s = max(0.0, (self._deadline_ns - now_ns) / _NS_PER_S)
-        self._timer = self._server.loop.call_later(delay_s, self._check)
-
-    def _check(self) -> None:
-        self._timer = None
-        now_ns = time.monotonic_ns()
-        if now_ns < self._deadline_ns:
-            self._check_later(now_ns)
-        elif isinstance(self.call, HttpCall):
+    def check(self, now_ns: int) -> None:
+        """End the call if its deadline has passed."""
+        if now_ns < self.deadline_ns:
+            return
+        self.deadline_ns = _NEVER_NS
+        if isinstance(self.call, HttpCall):
             self._time_out(self.call)
         elif self.call.is_accepted and not self.call.is_over:
             self.call.close(1001, f"no message for {self._server.websocket_idle_s:g} s")
-            self._deadline_ns = now_ns + self._server.timeout_ns
-            self._check_later(now_ns)
+            self.deadline_ns = now_ns + self._server.timeout_ns
         else:
             self.call.fail(504, f"timed out after {self._server.timeout_s:g} s")
             self.cancel()
@@ -309,8 +329,6 @@ class _RunningCall:
             self._connection.respond_error(500, message)
 
     def _end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         if self.call.was_closed:
             self._connection.call_over()
         if self._span is not None and not self._span.is_over:

@@ -41,7 +41,7 @@ SECRET_HEADER = b"x-cortex-gateway"
 READ_BYTES = 256 * 1024
 _LINGER_S = 2.0
 #: Larger bodies are sent separately from the head, smaller ones are copied behind it.
-_JOIN_BYTES = 64 * 1024
+JOIN_BYTES = 64 * 1024
 #: Status in metrics of a request whose client disconnected before the response. Nobody receives it.
 CLIENT_CLOSED_REQUEST = 499
 _CLOSE_REASON_BYTES = 123
@@ -166,6 +166,7 @@ class Connection:
         "_body",
         "_body_bytes",
         "_buffer",
+        "_clients",
         "_clock",
         "_close_after",
         "_fd",
@@ -225,6 +226,7 @@ class Connection:
         self._recorder = pool.recorder
         self._handle = pool.handle
         self._buffer = pool.buffer
+        self._clients = (self,)
         self._parser = HttpRequestParser(self)
         self._state = _IDLE
         self._backlog: deque[memoryview] = deque()
@@ -266,7 +268,7 @@ class Connection:
         On any thread.
         """
         REQUEST.set(self.log_id)
-        CLIENTS.set((self,))
+        CLIENTS.set(self._clients)
         span = self.span  # the event loop removes it when the client disconnects
         if span is not None:
             span.enter(function)
@@ -408,15 +410,17 @@ class Connection:
             if self._state in _WITHOUT_RESPONSE:
                 self._timing(CLIENT_CLOSED_REQUEST)
             self.close()
-            return
-        if self._refused:
-            return  # discard the rest of a refused request
-        if self._state is not _READING:
+        elif self._state is _READING and not self._refused:
+            if self._journal is not None:
+                self._journal.append(self.index, self._buffer[:size])
+            self._feed(size)
+        else:
+            self._receive_late(size)
+
+    def _receive_late(self, size: int) -> None:
+        """Handle bytes that arrive after the request was passed on or refused."""
+        if not self._refused:  # else discard the rest of the request
             self.close()  # the gateway never pipelines
-            return
-        if self._journal is not None:
-            self._journal.append(self.index, self._buffer[:size])
-        self._feed(size)
 
     def _feed(self, size: int) -> None:
         try:
@@ -496,7 +500,7 @@ class Connection:
             self._timing(status),
             len(body),
         )
-        if len(body) < _JOIN_BYTES:
+        if len(body) < JOIN_BYTES:
             self._send(start + body)
         else:
             self._send(start)
