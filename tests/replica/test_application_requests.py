@@ -206,6 +206,23 @@ def test_a_head_request_has_no_body() -> None:
             assert (answer.headers["content-length"], answer.read()) == ("4", b"body" if method == "GET" else b"")
 
 
+def test_a_body_of_another_length_than_declared_is_an_error_of_the_application() -> None:
+    source = """
+        async def app(scope, receive, send):
+            if scope["type"] != "http":
+                raise RuntimeError
+            declared = int(scope["query_string"])
+            headers = [(b"content-length", b"%d" % declared)]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b"body"})
+    """
+    with running_replica(source, type="asgi", app="app") as replica:
+        replica.wait_ready()
+        assert [ask(replica, f"/?{declared}").status for declared in (3, 4, 5)] == [500, 200, 500]
+        assert "the body is longer than its content-length, 3" in replica.log()
+        assert "the body has 4 bytes, but its content-length is 5" in replica.log()
+
+
 def test_background_tasks_do_not_occupy_the_connection() -> None:
     with running_replica(SOURCE, type="asgi", app="app") as replica:
         replica.wait_ready()

@@ -353,7 +353,8 @@ def _prefix_rule(table: RoutingTable) -> str:
     of_jobs = ""
     if any(backend.jobs_socket for backend in table.backends):
         of_jobs = f" ! {{ path,regsub('[^/]+$',''),map({JOBS_MAP}) -m found }}"
-    taken = f"! {{ path,map({ROUTES_MAP}) -m found }} ! {{ path,map({SPLITS_MAP}) -m found }}{of_jobs}"
+    of_splits = f" ! {{ path,map({SPLITS_MAP}) -m found }}" if table.splits else ""
+    taken = f"! {{ path,map({ROUTES_MAP}) -m found }}{of_splits}{of_jobs}"
     return f"  http-request set-var(txn.prefix) path,concat(/),map_beg({PREFIXES_MAP}) if {first}{taken}\n"
 
 

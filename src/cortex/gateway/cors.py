@@ -76,9 +76,10 @@ def _application_rules(table: RoutingTable) -> str:
     """Return the rules that recognize requests whose application decides about CORS; none without such applications."""
     if not answer_preflights(table):
         return ""
+    splits = (f"path,map({SPLITS_MAP})",) if table.splits else ()
     return "".join(
         f"  http-request set-var(txn.preflights) {found},map({PREFLIGHTS_MAP})\n"
-        for found in (f"path,map({ROUTES_MAP})", f"path,map({SPLITS_MAP})", "var(txn.prefix),field(1,|)")
+        for found in (f"path,map({ROUTES_MAP})", *splits, "var(txn.prefix),field(1,|)")
     )
 
 

@@ -7,6 +7,7 @@ those of `shared_state`, and mean the same to the supervisor.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from httptools import HttpParserUpgrade
@@ -205,3 +206,9 @@ class StreamingConnection(Connection):
         call, self.call = self.call, None
         if call is not None:
             call.wake()
+
+
+def declared_length(headers: Iterable[Header]) -> int | None:
+    """Return the valid `Content-Length` of a response; None without one."""
+    value = next((value for name, value in headers if name.lower() == b"content-length"), None)
+    return int(value) if value is not None and value.isdigit() else None

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cortex.replica.applications.application_scope import Scope
-from cortex.replica.applications.connection import StreamingConnection
+from cortex.replica.applications.connection import StreamingConnection, declared_length
 from cortex.replica.applications.route_metrics import name_span
 from cortex.replica.requests.http import Header
 from cortex.replica.requests.payload import validate_head
@@ -128,7 +128,7 @@ class HttpCall:
             self._length = 0
             self._is_head = True  # drop the body
         elif status not in (204, 304):
-            self._length = _declared_length(headers)
+            self._length = declared_length(headers)
         self._head = status, kept
 
     def _write(self, body: bytes, more: bool) -> None:
@@ -162,8 +162,3 @@ class HttpCall:
         if self.status:
             self._connection.close()
         raise RuntimeError(problem)
-
-
-def _declared_length(headers: tuple[Header, ...]) -> int | None:
-    value = next((value for name, value in headers if name.lower() == b"content-length"), None)
-    return int(value) if value is not None and value.isdigit() else None

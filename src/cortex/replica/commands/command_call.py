@@ -13,7 +13,7 @@ from typing import Protocol
 
 from httptools import HttpParserUpgrade, HttpResponseParser
 
-from cortex.replica.applications.connection import StreamingConnection
+from cortex.replica.applications.connection import StreamingConnection, declared_length
 from cortex.replica.commands.forwarding import request_head, response_headers, server_target, upgrade_head
 from cortex.replica.commands.upstream import UpstreamConnection, UpstreamPool
 from cortex.replica.requests.http import Header, close_frame, error_body
@@ -249,9 +249,8 @@ class CommandCall:
                 self._release()
                 connection.respond(self.status, None, body, headers)
                 return
-            headers += tuple(header for header in self._headers if header[0] == b"content-length")
-            connection.begin_response(self.status, headers, is_head)
-        if body:
+            connection.begin_response(self.status, headers, declared_length(self._headers), is_head, body)
+        elif body:
             connection.write_body(body)
         if self._is_complete:
             self._finish()
